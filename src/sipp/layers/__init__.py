@@ -1,0 +1,17 @@
+"""A prunable weight as F x K rows, and how its patches are made: one adapter per layer type, one registry.
+
+A layer type becomes prunable by one call, with a function that says what meets the weight in a forward pass:
+
+    from sipp.layers import Adapter, Use, by_point, register
+
+    def uses(module, args, kwargs, n_points):
+        yield Use("weight", *by_point(args[0], n_points))
+
+    register(MyLinear, Adapter(weights=lambda module: ("weight",), uses=uses))
+"""
+
+from sipp.layers.linear import by_point
+from sipp.layers.registry import Adapter, Selector, Site, find_sites, register, unwrap
+from sipp.records import Use
+
+__all__ = ["Adapter", "Selector", "Site", "Use", "by_point", "find_sites", "register", "unwrap"]

@@ -1,0 +1,69 @@
+"""Zero denominators, scales, dtypes and rounding directions: each decided once, here, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from sipp.errors import OptionError
+
+SCORE_DTYPE = torch.float32  # what patches, denominators and sensitivities are computed in
+BOUND_DTYPE = torch.float64  # what sums of sensitivities and every bound are computed in
+
+# A product of one weight and one activation below this (both scaled to a largest value near 1) could vanish in
+# float32 next to nothing else and turn a ratio of 1 into 0/0. Where that is possible, float64 takes over.
+UNDERFLOW_GUARD = 2.0**-100
+
+
+def inverse_or_zero(denominator: Tensor) -> Tensor:
+    """1 / denominator, and 0 where the denominator is 0: the convention 0/0 := 0 of T2 (numerators are 0 there)."""
+    return torch.where(
+        denominator > 0, denominator.reciprocal(), torch.zeros((), dtype=denominator.dtype).to(denominator)
+    )
+
+
+def scale_to_one(peak: float) -> float:
+    """The power of two that brings `peak` into [1, 2): exact to multiply by, so ratios keep every bit. 1 for 0."""
+    return math.ldexp(1.0, 1 - math.frexp(peak)[1]) if peak > 0 else 1.0
+
+
+def row_scales(weight_FK: Tensor) -> Tensor:
+    """A power of two for each row (F x 1, float64) that brings its largest magnitude into [1, 2)."""
+    peak = weight_FK.detach().to(BOUND_DTYPE).abs().amax(dim=1, keepdim=True)
+    _, exponent = torch.frexp(peak)
+    return torch.where(peak > 0, torch.ldexp(torch.ones_like(peak), 1 - exponent), torch.ones_like(peak))
+
+
+def smallest_positive(values: Tensor) -> float:
+    """The smallest value above 0, or infinity if there is none."""
+    positive = torch.where(values > 0, values, torch.full((), math.inf, dtype=values.dtype).to(values))
+    return float(positive.amin())
+
+
+def budget_of(keep: float, n_weights: int) -> int:
+    """The number of weights that the share `keep` means: the nearest whole number, refused when that is none."""
+    if not 0.0 < keep <= 1.0:
+        raise OptionError(
+            f"keep={keep!r} is not in (0, 1]: it is the share of prunable weights to keep (0.15 keeps 15 %)"
+        )
+    budget = math.floor(keep * n_weights + 0.5)
+    if budget == 0:
+        raise OptionError(
+            f"keep={keep!r} of {n_weights} prunable weights keeps none; ask for at least {1 / n_weights:.2g}"
+        )
+    return budget
+
+
+@contextmanager
+def exact_matmul() -> Iterator[None]:
+    """A context in which float32 products are float32: no TF32, no bfloat16, whatever the caller prefers elsewhere."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,105 @@
+"""Frozen records that travel between stages, and the legend of axis letters.
+
+Axis letters, used as suffixes of tensor names everywhere:
+    B points of a batch     P patches        F rows of a weight (parameter groups)    K fan-in of a row
+    G groups of a grouped convolution (1 elsewhere)      R rows of one group, F = G * R
+So `weight_FK` has one row per parameter group, `patches_GKP` holds P patches of fan-in K for each of G groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+Reduce = Literal["max", "mean"]
+NormStats = Literal["running", "batch"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One prunable parameter, seen as F rows of fan-in K."""
+
+    name: str  # canonical parameter name, without wrapper prefixes
+    aliases: tuple[str, ...]  # other names of the same tensor (tied weights)
+    layer_type: str  # class name of the layer that holds it
+    n_rows: int
+    fan_in: int
+    rows_last: bool  # stored K x F instead of F x K
+
+    @property
+    def n_weights(self) -> int:
+        return self.n_rows * self.fan_in
+
+
+def to_rows(weight: Weight, tensor: Tensor) -> Tensor:
+    """The parameter-shaped tensor as an F x K matrix (a view wherever the layout allows one)."""
+    return tensor.t() if weight.rows_last else tensor.reshape(weight.n_rows, weight.fan_in)
+
+
+def from_rows(weight: Weight, matrix_FK: Tensor, like: Tensor) -> Tensor:
+    """The F x K matrix in the shape of the parameter `like`."""
+    return matrix_FK.t().contiguous() if weight.rows_last else matrix_FK.reshape(like.shape)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One meeting of (some rows of) a weight with patches, as a layer adapter reports it.
+
+    `windows` is a view of shape (B, G, *positions, *fan_in): the positions are the patches of a point, the fan-in
+    dimensions are flattened in the order of the weight's own. Patches that are only padding must be all zero, and
+    `counts_B` then says how many of a point's patches are real.
+    """
+
+    parameter: str  # local name in the module: "weight", "weight_ih_l0", "out_proj.weight"
+    windows: Tensor
+    n_position_dims: int = 1
+    row_start: int = 0
+    n_rows: int | None = None  # None: all rows from row_start on
+    counts_B: Tensor | None = None
+    attributed: bool = True  # False: the patches could not be told apart by point, B is 1 for the whole batch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch ready for the model: `model(*args, **kwargs)`."""
+
+    index: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    labels: Any
+    n_points: int
+
+
+@dataclass(frozen=True)
+class LayerScores:
+    """What one pass over the calibration points says about one weight (T1-T3, T11, T12)."""
+
+    weight: Weight
+    sensitivity_FK: Tensor
+    order: int  # rank of the layer's first use in the forward pass: the l of T12
+    n_outputs: int  # eta_l: output scalars for one input
+    sign_complexity: float | None  # Delta_l; None where points could not be told apart
+    output_ratio: float | None  # max over S of ||Z_l(x)|| / ||f(x)||, the data part of kappa_l
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The sensitivities of a whole network and the circumstances they were computed in."""
+
+    layers: tuple[LayerScores, ...]  # in the order of the model's parameters
+    n_points: int
+    reduce: Reduce
+    norm_stats: NormStats
+    batch_dependent: bool  # a point's patches depend on its batch (batch statistics): T4-T12 speak of batches
+
+    @property
+    def n_outputs(self) -> int:
+        """eta of T4: output scalars of all layers for one input."""
+        return sum(layer.n_outputs for layer in self.layers)
+
+    @property
+    def max_fan_in(self) -> int:
+        """rho of T4: the largest fan-in."""
+        return max(layer.weight.fan_in for layer in self.layers)

@@ -1,0 +1,145 @@
+"""Empirical sensitivities of every prunable weight, and the norms the bounds need, from one pass over the data.
+
+T1-T3: for row i, weight j of sign s and activations of sign t,
+    s_ij = max over points and patches p of  w_ij a_pj^t / D_pi^{st},    D^{st} = W^s a^t,    0/0 := 0
+         = |w_ij| * max_p ( a_pj^t * 1/D_pi^{st} ):  a matrix product in the (max, x) semiring.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from sipp import kernels
+from sipp.batches import Data, batches_of
+from sipp.capture import capture, depends_on_batch, output_norms
+from sipp.errors import ModelError, OptionError
+from sipp.kernels import Kernel
+from sipp.layers import Selector, Site, find_sites, unwrap
+from sipp.records import Batch, NormStats, Reduce, Scores, Use, Weight, from_rows
+from sipp.tally import Tally
+
+DEFAULT_CHUNK_BYTES = 32 << 20
+
+
+def sensitivity(
+    model: nn.Module,
+    data: Data,
+    *,
+    reduce: Reduce = "max",
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    norm_stats: NormStats = "running",
+    n_points: int | None = None,
+    seed: int = 0,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    kernel: Kernel = "auto",
+) -> dict[str, Tensor]:
+    """The sensitivity of every prunable weight, {parameter name: float32 tensor of the parameter's shape}, in [0, 1].
+
+    Example:
+        >>> import sipp, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        >>> scores = sipp.sensitivity(model, torch.rand(8, 4))
+        >>> {name: tuple(score.shape) for name, score in scores.items()}
+        {'0.weight': (3, 4), '2.weight': (2, 3)}
+    """
+    model = unwrap(model)
+    scores = score(
+        model,
+        find_sites(model, include=include, exclude=exclude),
+        data,
+        reduce=reduce,
+        norm_stats=norm_stats,
+        n_points=n_points,
+        seed=seed,
+        chunk_bytes=chunk_bytes,
+        kernel=kernel,
+    )
+    return {
+        layer.weight.name: from_rows(layer.weight, layer.sensitivity_FK, model.get_parameter(layer.weight.name))
+        for layer in scores.layers
+    }
+
+
+def score(
+    model: nn.Module,
+    sites: tuple[Site, ...],
+    data: Data,
+    *,
+    reduce: Reduce = "max",
+    norm_stats: NormStats = "running",
+    n_points: int | None = None,
+    seed: int = 0,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    kernel: Kernel = "auto",
+    on_batch: Callable[[Batch], None] | None = None,
+) -> Scores:
+    """The scores of all weights of `sites` over the calibration points (T3), with the norms of T11 and T12."""
+    _check_options(reduce, norm_stats, chunk_bytes)
+    device = _device_of(model)
+    chosen = kernels.pick(kernel, device)
+    weights = {weight.name: weight for site in sites for weight in site.weights.values()}
+    tallies = {name: Tally(weight, model, chosen, reduce, chunk_bytes) for name, weight in weights.items()}
+    total_points = 0
+
+    def on_output(output: Any, batch: Batch) -> None:
+        norms_B = output_norms(output, batch.n_points)
+        for tally in tallies.values():
+            tally.close_batch(norms_B)
+
+    for batch in batches_of(data, device=device, n_points=n_points, seed=seed):
+        # A mean over a point's patches ends with its last use, so the uses are counted first, in a pass of their own.
+        n_uses = _count_uses(model, sites, batch, norm_stats) if reduce == "mean" else {}
+        n_seen = sum(tally.order is not None for tally in tallies.values())
+
+        def on_use(weight: Weight, use: Use, batch: Batch, n_uses: dict[str, int] = n_uses) -> None:
+            nonlocal n_seen
+            tally = tallies[weight.name]
+            if tally.order is None:
+                tally.order, n_seen = n_seen, n_seen + 1
+            tally.add(use, batch, n_uses.get(weight.name, 1))
+
+        capture(model, sites, [batch], on_use=on_use, on_output=on_output, norm_stats=norm_stats)
+        total_points += batch.n_points
+        if on_batch is not None:
+            on_batch(batch)
+    return Scores(
+        layers=tuple(tally.result() for tally in tallies.values()),
+        n_points=total_points,
+        reduce=reduce,
+        norm_stats=norm_stats,
+        batch_dependent=depends_on_batch(model, norm_stats),
+    )
+
+
+def _count_uses(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> dict[str, int]:
+    """How often each weight is used in the forward pass of this batch."""
+    counts: Counter[str] = Counter()
+
+    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+        counts[weight.name] += 1
+
+    capture(model, sites, [batch], on_use=on_use, on_output=lambda output, batch: None, norm_stats=norm_stats)
+    return dict(counts)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        raise ModelError(
+            f"the model's parameters lie on several devices ({', '.join(map(str, devices))}); move it to one"
+        )
+    return devices.pop()
+
+
+def _check_options(reduce: str, norm_stats: str, chunk_bytes: int) -> None:
+    for name, value, allowed in (("reduce", reduce, Reduce), ("norm_stats", norm_stats, NormStats)):
+        if value not in get_args(allowed):
+            raise OptionError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
+    if chunk_bytes < 1:
+        raise OptionError(f"chunk_bytes={chunk_bytes} must be a positive number of bytes")
