@@ -24,8 +24,8 @@ def batches_of(data: Data, *, device: torch.device, n_points: int | None = None,
     From a tensor or a Dataset the points are drawn uniformly without replacement with the given seed (T4); from any
     other iterable the first `n_points` are taken, cutting the last batch if need be.
     """
-    if n_points is not None and n_points < 1:
-        raise OptionError(f"n_points={n_points} must be at least 1")
+    if n_points is not None and (not isinstance(n_points, int) or n_points < 1):
+        raise OptionError(f"n_points={n_points!r} must be a whole number of at least 1")
     left = n_points
     index = -1
     for index, raw in enumerate(_source(data, n_points, seed)):
@@ -67,7 +67,8 @@ def _source(data: Data, n_points: int | None, seed: int) -> Iterable[Any]:
         if n_points is not None and n_points < n_all:
             chosen = torch.randperm(n_all, generator=torch.Generator().manual_seed(seed))[:n_points]
             data = Subset(data, chosen.tolist())
-        return DataLoader(data, batch_size=DEFAULT_BATCH_SIZE)
+        # a generator of its own: a DataLoader draws its base seed, and must not draw it from the global one
+        return DataLoader(data, batch_size=DEFAULT_BATCH_SIZE, generator=torch.Generator())
     if isinstance(data, str) or not isinstance(data, Iterable):
         raise DataError(
             f"data is a {type(data).__name__}: expected an iterable of batches, a tensor of points or a Dataset"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sipp.errors import OptionError
+from sipp.errors import ModelError, OptionError
 
 SCORE_DTYPE = torch.float32  # what patches, denominators and sensitivities are computed in
 BOUND_DTYPE = torch.float64  # what sums of sensitivities and every bound are computed in
@@ -67,3 +67,13 @@ def exact_matmul() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The one device that the model's parameters lie on."""
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) != 1:
+        raise ModelError(
+            f"the model's parameters lie on {', '.join(devices) or 'no device'}: move the model to one device"
+        )
+    return torch.device(devices[0])

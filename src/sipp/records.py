@@ -90,14 +90,21 @@ class Scores:
 
     layers: tuple[LayerScores, ...]  # in the order of the model's parameters
     n_points: int
+    n_batches: int
+    largest_batch: int
     reduce: Reduce
     norm_stats: NormStats
     batch_dependent: bool  # a point's patches depend on its batch (batch statistics): T4-T12 speak of batches
 
     @property
+    def n_draws(self) -> int:
+        """n of T4: the independent draws that the maxima were taken over, points or (batch_dependent) whole batches."""
+        return self.n_batches if self.batch_dependent else self.n_points
+
+    @property
     def n_outputs(self) -> int:
-        """eta of T4: output scalars of all layers for one input."""
-        return sum(layer.n_outputs for layer in self.layers)
+        """eta of T4: output scalars of all layers for one draw."""
+        return sum(layer.n_outputs for layer in self.layers) * (self.largest_batch if self.batch_dependent else 1)
 
     @property
     def max_fan_in(self) -> int:

@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, get_args
 
-import torch
 from torch import Tensor, nn
 
 from sipp import kernels
 from sipp.batches import Data, batches_of
 from sipp.capture import capture, depends_on_batch, output_norms
-from sipp.errors import ModelError, OptionError
+from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, Site, find_sites, unwrap
+from sipp.numerics import device_of
 from sipp.records import Batch, NormStats, Reduce, Scores, Use, Weight, from_rows
 from sipp.tally import Tally
 
@@ -81,11 +81,11 @@ def score(
 ) -> Scores:
     """The scores of all weights of `sites` over the calibration points (T3), with the norms of T11 and T12."""
     _check_options(reduce, norm_stats, chunk_bytes)
-    device = _device_of(model)
+    device = device_of(model)
     chosen = kernels.pick(kernel, device)
     weights = {weight.name: weight for site in sites for weight in site.weights.values()}
     tallies = {name: Tally(weight, model, chosen, reduce, chunk_bytes) for name, weight in weights.items()}
-    total_points = 0
+    total_points = n_batches = largest_batch = 0
 
     def on_output(output: Any, batch: Batch) -> None:
         norms_B = output_norms(output, batch.n_points)
@@ -105,12 +105,15 @@ def score(
             tally.add(use, batch, n_uses.get(weight.name, 1))
 
         capture(model, sites, [batch], on_use=on_use, on_output=on_output, norm_stats=norm_stats)
-        total_points += batch.n_points
+        total_points, n_batches = total_points + batch.n_points, n_batches + 1
+        largest_batch = max(largest_batch, batch.n_points)
         if on_batch is not None:
             on_batch(batch)
     return Scores(
         layers=tuple(tally.result() for tally in tallies.values()),
         n_points=total_points,
+        n_batches=n_batches,
+        largest_batch=largest_batch,
         reduce=reduce,
         norm_stats=norm_stats,
         batch_dependent=depends_on_batch(model, norm_stats),
@@ -126,15 +129,6 @@ def _count_uses(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_st
 
     capture(model, sites, [batch], on_use=on_use, on_output=lambda output, batch: None, norm_stats=norm_stats)
     return dict(counts)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) > 1:
-        raise ModelError(
-            f"the model's parameters lie on several devices ({', '.join(map(str, devices))}); move it to one"
-        )
-    return devices.pop()
 
 
 def _check_options(reduce: str, norm_stats: str, chunk_bytes: int) -> None:

@@ -22,7 +22,9 @@ State = tuple[Tensor, Tensor]  # hidden h and, for an LSTM only, cell c
 
 def recurrent_weights(module: nn.RNNBase) -> tuple[str, ...]:
     """The weight matrices of all layers and directions (biases are never pruned)."""
-    return tuple(name for name, _ in module.named_parameters() if name.startswith("weight_"))
+    kinds = ("weight_ih", "weight_hh", "weight_hr") if module.proj_size else ("weight_ih", "weight_hh")
+    directions = ("", "_reverse") if module.bidirectional else ("",)
+    return tuple(f"{k}_l{i}{d}" for i in range(module.num_layers) for d in directions for k in kinds)
 
 
 def recurrent_uses(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[Use]:

@@ -238,7 +238,10 @@ def _selection(
 def _patterns(selector: Selector | None) -> tuple[str | type[nn.Module], ...]:
     if selector is None:
         return ()
-    return (selector,) if isinstance(selector, str | type) else tuple(selector)
+    patterns = (selector,) if isinstance(selector, str | type) else selector
+    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str | type) for pattern in patterns):
+        raise OptionError(f"include and exclude take a name glob, a layer type or a list of these, not {selector!r}")
+    return tuple(patterns)
 
 
 def _matches(pattern: str | type[nn.Module], name: str, module: nn.Module) -> bool:

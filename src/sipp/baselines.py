@@ -1,0 +1,95 @@
+"""Scores that others prune by, with the signature of `sensitivity`: magnitude (WT), SNIP, random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sipp.batches import Data, batches_of
+from sipp.capture import scoring_mode
+from sipp.errors import DataError, ModelError
+from sipp.layers import Selector, find_sites, unwrap
+from sipp.numerics import SCORE_DTYPE, device_of
+from sipp.records import NormStats
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+def wt(
+    model: nn.Module, data: Data | None = None, *, include: Selector | None = None, exclude: Selector | None = None
+) -> dict[str, Tensor]:
+    """The magnitude of every prunable weight, {parameter name: tensor of its shape}; data is not looked at."""
+    return {
+        name: parameter.detach().to(SCORE_DTYPE).abs() for name, parameter in _chosen(model, include, exclude).items()
+    }
+
+
+def random(
+    model: nn.Module,
+    data: Data | None = None,
+    *,
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """A uniform random score for every prunable weight, {parameter name: tensor of its shape}."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.rand(parameter.shape, generator=generator).to(parameter.device)
+        for name, parameter in _chosen(model, include, exclude).items()
+    }
+
+
+def snip(
+    model: nn.Module,
+    data: Data,
+    *,
+    loss: Loss = F.cross_entropy,
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    norm_stats: NormStats = "running",
+    n_points: int | None = None,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """|w * dL/dw| of every prunable weight, L summed over all batches: {parameter name: tensor of its shape}.
+
+    The batches must carry labels. Gradients, flags and buffers of the model are left as they were.
+    """
+    model = unwrap(model)
+    chosen = _chosen(model, include, exclude)
+    parameters = list(chosen.values())
+    totals = [torch.zeros_like(parameter, dtype=SCORE_DTYPE) for parameter in parameters]
+    required = [parameter.requires_grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        with scoring_mode(model, norm_stats), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+            for batch in batches_of(data, device=device_of(model), n_points=n_points, seed=seed):
+                if batch.labels is None:
+                    raise DataError(f"batch {batch.index} has no labels, which snip needs: give (inputs, labels)")
+                value = loss(model(*batch.args, **batch.kwargs), batch.labels) * batch.n_points
+                for total, gradient in zip(totals, torch.autograd.grad(value, parameters, allow_unused=True)):
+                    if gradient is not None:
+                        total += gradient
+    finally:
+        for parameter, was_required in zip(parameters, required):
+            parameter.requires_grad_(was_required)
+    scores = {
+        name: (parameter.detach().to(SCORE_DTYPE) * total).abs()
+        for (name, parameter), total in zip(chosen.items(), totals)
+    }
+    for name, score in scores.items():
+        if not bool(torch.isfinite(score).all()):
+            raise ModelError(f"{name}: the gradients of the loss are NaN or infinite on this data")
+    return scores
+
+
+def _chosen(model: nn.Module, include: Selector | None, exclude: Selector | None) -> dict[str, nn.Parameter]:
+    model = unwrap(model)
+    sites = find_sites(model, include=include, exclude=exclude)
+    names = {weight.name: None for site in sites for weight in site.weights.values()}
+    return {name: model.get_parameter(name) for name in names}

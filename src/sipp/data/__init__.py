@@ -1,0 +1,27 @@
+"""Data sets: digits (embedded), CIFAR-10, ImageNet-style folders, and their splits."""
+
+from sipp.data.cifar10 import augment, load_cifar10, normalise
+from sipp.data.digits import digits_splits, load_digits
+from sipp.data.fetch import fetch_cifar10
+from sipp.data.imagefolder import FolderBatches, FolderIndex, index_folders
+from sipp.data.imageset import ImageSet, content_hash
+from sipp.data.splits import Splits, check_content, epoch_order, make_splits, split_images
+
+__all__ = [
+    "FolderBatches",
+    "FolderIndex",
+    "ImageSet",
+    "Splits",
+    "augment",
+    "check_content",
+    "content_hash",
+    "digits_splits",
+    "epoch_order",
+    "fetch_cifar10",
+    "index_folders",
+    "load_cifar10",
+    "load_digits",
+    "make_splits",
+    "normalise",
+    "split_images",
+]

@@ -1,0 +1,222 @@
+"""ImageNet-style folders (`train/CLASS/*.jpg`, `val/CLASS/*.jpg`) as batches, decoded in worker processes.
+
+What happens to an item depends on (seed, epoch, item number) alone, not on the number of workers or on the order.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from sipp.errors import DataError, OptionError
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
+FORMATS = ("JPEG", "PNG", "BMP")  # the only decoders that a file is shown to, whatever its name says
+PARTS = ("train", "val")
+SIDE = 224
+VAL_SHORT_SIDE = 256
+CROP_AREA = (0.08, 1.0)  # share of the image that a random crop covers
+CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
+CROP_TRIES = 10
+
+Mode = Literal["train", "val"]
+
+
+@dataclass(frozen=True, eq=False)
+class FolderIndex:
+    """Paths and labels of all images: `train/` first (items 0 .. n_train - 1), then `val/`, which is the test set.
+
+    `content` is a SHA-256 over names and sizes, not over the pixels (reading ImageNet takes hours).
+    """
+
+    root: Path
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    labels: Tensor
+    n_train: int
+    content: str
+
+
+def index_folders(root: Path | str) -> FolderIndex:
+    """The index of a folder that holds `train/` and `val/`, each with one folder per class, in sorted order."""
+    root = Path(root)
+    for part in PARTS:
+        if not (root / part).is_dir():
+            raise DataError(
+                f"{root / part} is not a folder: expected {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
+            )
+    classes = tuple(sorted(entry.name for entry in os.scandir(root / PARTS[0]) if entry.is_dir()))
+    extra = sorted({entry.name for entry in os.scandir(root / PARTS[1]) if entry.is_dir()} - set(classes))
+    if not classes:
+        raise DataError(f"{root / PARTS[0]} holds no class folders")
+    if extra:
+        raise DataError(f"{root / PARTS[1]} holds classes that train/ has not: {', '.join(extra[:5])}")
+    paths: list[str] = []
+    labels: list[int] = []
+    counts: list[int] = []
+    digest = hashlib.sha256()
+    for part in PARTS:
+        for label, name in enumerate(classes):
+            for file_name, size in _images_in(root / part / name):
+                paths.append(f"{part}/{name}/{file_name}")
+                labels.append(label)
+                digest.update(f"{paths[-1]}\0{size}\n".encode())
+        counts.append(len(paths))
+    return FolderIndex(root, classes, tuple(paths), torch.tensor(labels), counts[0], digest.hexdigest())
+
+
+def _images_in(folder: Path) -> list[tuple[str, int]]:
+    """Sorted (file name, size) of the images directly in a class folder; a class without images is refused."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is missing: every class needs a folder in train/ and in val/")
+    entries = [entry for entry in os.scandir(folder) if Path(entry.name).suffix.lower() in SUFFIXES]
+    if not entries:
+        raise DataError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))})")
+    return sorted((entry.name, entry.stat().st_size) for entry in entries)
+
+
+@dataclass(frozen=True, eq=False)
+class FolderBatches:
+    """Batches (uint8 N x 3 x 224 x 224, labels N) of the given items in the given order, for one epoch.
+
+    `mode="train"`: random resized crop and flip; `mode="val"`: shorter side to 256, centre crop of 224.
+    An image that cannot be decoded, or a worker that dies, raises DataError: no item is ever left out.
+    """
+
+    index: FolderIndex
+    items: Tensor
+    mode: Mode
+    batch_size: int
+    n_workers: int
+    seed: int
+    epoch: int
+
+    def __post_init__(self) -> None:
+        if self.mode not in PARTS:
+            raise OptionError(f"mode must be 'train' or 'val', not {self.mode!r}")
+        if self.batch_size < 1 or self.n_workers < 0:
+            raise OptionError(f"batch_size {self.batch_size} must be >= 1 and n_workers {self.n_workers} >= 0")
+        n_items = len(self.index.paths)
+        if self.items.numel() and not 0 <= int(self.items.min()) <= int(self.items.max()) < n_items:
+            raise DataError(f"item numbers must lie within 0 .. {n_items - 1}")
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.items) / self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        loader = DataLoader(
+            _Decoded(self.index, self.items, self.mode, self.seed, self.epoch),
+            batch_size=self.batch_size,
+            num_workers=self.n_workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+        batches = iter(loader)
+        for number in range(len(self)):
+            try:
+                batch = next(batches)
+            except (
+                RuntimeError,
+                OSError,
+                EOFError,
+            ) as error:  # what a dead worker shows as, by the moment of its death
+                first = number * self.batch_size
+                items = self.items[first : first + self.batch_size].tolist()
+                raise DataError(
+                    f"a worker process failed while batch {number} (items {items[0]} .. {items[-1]}) was awaited: "
+                    f"{error}; try fewer workers, or n_workers=0 to see the cause"
+                ) from error
+            yield batch[0], batch[1]
+
+
+class _Decoded(Dataset[tuple[Tensor, int]]):
+    """Item k is the decoded, cropped image number items[k], with its label."""
+
+    def __init__(self, index: FolderIndex, items: Tensor, mode: Mode, seed: int, epoch: int) -> None:
+        self.index, self.items, self.mode, self.seed, self.epoch = index, items, mode, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, position: int) -> tuple[Tensor, int]:
+        item = int(self.items[position])
+        image = _decode(self.index.root / self.index.paths[item], item)
+        if self.mode == "train":
+            key = hashlib.sha256(f"crop {self.seed} {self.epoch} {item}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big"))
+            cropped = see(image, draw_window(*image.size, generator))
+        else:
+            cropped = centre_crop(image)
+        pixels = torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
+        return pixels, int(self.index.labels[item])
+
+
+def _decode(path: Path, item: int) -> Image.Image:
+    """The whole image in RGB; anything a broken file can raise becomes a DataError that names file and item."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            return image.convert("RGB")
+    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, bomb errors, ...
+        raise DataError(
+            f"item {item}, {path}: cannot be decoded ({type(error).__name__}: {error}); replace the file, "
+            "or take it out of the folder and index again"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of an image, in pixels, and whether it is seen mirrored."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    mirrored: bool
+
+
+def draw_window(width: int, height: int, generator: torch.Generator) -> Window:
+    """A random part of a width x height image: 8 to 100 % of its area, ratio 3/4 to 4/3, mirrored half the time.
+
+    Area and log-ratio are uniform, then the place is. Ten tries at once, of which the first that fits is taken; if none
+    does, the largest central part with an allowed ratio.
+    """
+    draws = torch.rand(5, CROP_TRIES, generator=generator, dtype=torch.float64)
+    area = (CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * draws[0]) * (width * height)
+    low, high = math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])
+    ratio = torch.exp(low + (high - low) * draws[1])
+    widths, heights = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
+    mirrored = bool(draws[4, 0] < 0.5)
+    if not bool(fits.any()):
+        w = min(width, max(1, round(height * CROP_RATIO[1])))
+        h = min(height, max(1, round(width / CROP_RATIO[0])))
+        return Window((width - w) // 2, (height - h) // 2, w, h, mirrored)
+    k = int(fits.to(torch.int8).argmax())  # the first that fits
+    w, h = int(widths[k]), int(heights[k])
+    left, top = int(draws[2, k] * (width - w + 1)), int(draws[3, k] * (height - h + 1))
+    return Window(left, top, w, h, mirrored)
+
+
+def see(image: Image.Image, window: Window) -> Image.Image:
+    """The part of the image in the window, at 224 x 224."""
+    box = (window.left, window.top, window.left + window.width, window.top + window.height)
+    out = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box)
+    return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if window.mirrored else out
+
+
+def centre_crop(image: Image.Image) -> Image.Image:
+    """The central 224 x 224 pixels of the image with its shorter side brought to 256."""
+    width, height = image.size
+    short = min(width, height)
+    size = (width * VAL_SHORT_SIDE // short, height * VAL_SHORT_SIDE // short)  # whole numbers: exactly 256, never 255
+    resized = image.resize(size, Image.Resampling.BILINEAR)
+    left, top = (resized.width - SIDE) // 2, (resized.height - SIDE) // 2
+    return resized.crop((left, top, left + SIDE, top + SIDE))

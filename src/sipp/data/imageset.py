@@ -1,0 +1,47 @@
+"""A whole labelled image set in two tensors: training part first, test part behind it."""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sipp.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images N x C x H x W and labels N; items 0 .. n_train - 1 are the training part, the rest is the test set."""
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    n_train: int
+    n_classes: int
+
+    def __post_init__(self) -> None:
+        n_items = len(self.images)
+        if self.images.dim() != 4 or self.labels.shape != (n_items,) or self.labels.dtype != torch.int64:
+            raise DataError(
+                f"{self.name}: images must be N x C x H x W with N int64 labels, "
+                f"got {tuple(self.images.shape)} and {tuple(self.labels.shape)} {self.labels.dtype}"
+            )
+        if not 0 < self.n_train <= n_items:
+            raise DataError(f"{self.name}: n_train = {self.n_train} is not within 1 .. {n_items}")
+
+    @property
+    def n_test(self) -> int:
+        return len(self.images) - self.n_train
+
+    def to(self, device: torch.device | str) -> "ImageSet":
+        """The same set with both tensors on `device`."""
+        return ImageSet(self.name, self.images.to(device), self.labels.to(device), self.n_train, self.n_classes)
+
+
+def content_hash(data: ImageSet) -> str:
+    """SHA-256 over shapes, element types and all bytes of images and labels: the same on every device."""
+    digest = hashlib.sha256(f"{data.name} {data.n_train} {data.n_classes}".encode())
+    for tensor in (data.images, data.labels):
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,64 @@
+"""Tables a person wants to read, as plain text."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from sipp.prune import Pruned
+
+WIDTH = 118
+
+
+def pruned_table(pruned: Pruned) -> str:
+    """The layers of a pruned network, what each keeps and what is promised, and the statements below."""
+    names = sorted({name for layer in pruned.layers for name in layer.strategies})
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("weight", overflow="fold")
+    for column in ("rows", "fan-in", "kept", "keep", *names, "dead rows", "eps", "Delta", "eps*Delta", "kappa"):
+        table.add_column(column, justify="right")
+    for layer in pruned.layers:
+        table.add_row(
+            layer.name,
+            str(layer.n_rows),
+            str(layer.fan_in),
+            f"{layer.kept:,}",
+            f"{layer.keep:.2%}",
+            *(str(layer.strategies.get(name, 0)) for name in names),
+            str(len(layer.dead_rows) or ""),
+            *(_number(value) for value in (layer.eps, layer.sign_complexity, layer.bound, layer.kappa)),
+        )
+    lines = [
+        f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%})",
+        text_of(table),
+        f"rows and layers: {pruned.guarantee if pruned.guarantee is not None else 'no bound'}",
+        f"network:         {pruned.bound}",
+    ]
+    if pruned.kept < pruned.budget:
+        lines.insert(
+            1, f"asked for {pruned.budget:,}: only {pruned.kept:,} weights have a positive sensitivity to draw by"
+        )
+    dead = [layer for layer in pruned.layers if layer.dead_rows]
+    if dead:
+        n_rows = sum(len(layer.dead_rows) for layer in dead)
+        lines.append(
+            f"warning:         {n_rows} rows died, in {', '.join(layer.name for layer in dead[:6])}"
+            + (", ..." if len(dead) > 6 else "")
+        )
+    return "\n".join(lines)
+
+
+def text_of(table: Table) -> str:
+    """The table as plain text."""
+    buffer = StringIO()
+    Console(file=buffer, width=WIDTH, force_terminal=False).print(table)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines() if line.strip())
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"

@@ -1,0 +1,355 @@
+"""Masks that hold while a network trains: a pruned weight stays exactly zero until `release`.
+
+`masks` is {parameter name: bool tensor of the parameter's shape}, True = kept. Masks only zero: the values of the kept
+weights (SiPP-rand changes them, T8) live in the parameters. A name is canonical: as in `model.named_parameters()`,
+without the path parts that DDP, DataParallel and AveragedModel ("module") or torch.compile ("_orig_mod") put in.
+
+Four mechanisms, each closing one way back to life; all of them read the masks from the module they are called with, so
+a deepcopy of a held model holds its own masks and is released on its own:
+
+    way back                                        closed by
+    a gradient                                      a hook on the parameter
+    momentum, Adam state or decay from before hold  a post-step hook on the optimizer given to `hold`
+    load_state_dict, any other write                a pre-forward hook on the owner of the parameter and on the root
+    a save between such a write and a forward       a pre-state_dict hook on the owner
+
+What is guaranteed, and from when:
+- given the optimizer: exactly zero whenever `optimizer.step()` has returned, whatever state it had before;
+- not given: the same for an optimizer made after `hold`; with an older one, momentum shows until the next forward;
+- an EMA copy (AveragedModel) made after `hold` holds by itself and follows the masks of its source. One made before is
+  a copy of the dense network: call `hold(ema, masks)` as well, before the next `update_parameters` (torch pairs the
+  buffers of both and fails otherwise). The default average with use_buffers=True fails on bool masks;
+- a deepcopy holds with any new optimizer; one that takes over old momentum must be given to `hold(copy, ...)`.
+
+Limits: parameters that are renamed (torch.nn.utils.prune, parametrize, FSDP) need `release` before and `hold` after.
+DataParallel on several devices: hold the wrapper, since replicas are not masked. DDP sends the masks of rank 0 to all
+ranks before every forward, as it does all buffers: one byte per held weight, and the same masks everywhere.
+"""
+
+import difflib
+import functools
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter, is_lazy
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from sipp.errors import ModelError, OptionError
+
+WRAPPER_PARTS = frozenset({"module", "_orig_mod"})
+MASK_SUFFIX = "_mask"
+STATE = "_sipp_hold"  # key in a held module's __dict__
+N_NEAREST = 3  # names suggested for an unknown one
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What is held: canonical parameter names, their weights, those kept, and those this call turned to zero."""
+
+    names: tuple[str, ...]
+    n_weights: int
+    n_kept: int
+    n_zeroed: int
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One parameter (not one name: tied parameters are one), and every module that owns it under a local name."""
+
+    name: str
+    param: Parameter
+    owners: tuple[tuple[nn.Module, str], ...]
+
+
+class _State:
+    """Local names held at one module, and handles of hooks that sit outside of it: these do not follow a copy."""
+
+    def __init__(self, names: tuple[str, ...] = ()) -> None:
+        self.names = names
+        # Weak, with the parameter itself: load_state_dict(assign=True) replaces a parameter and so loses its hook.
+        self.grad_hooks: dict[str, tuple[weakref.ref[Parameter], RemovableHandle]] = {}
+        self.step_hooks: weakref.WeakKeyDictionary[Optimizer, RemovableHandle] = weakref.WeakKeyDictionary()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_State":
+        return _State(self.names)
+
+    def __reduce__(self) -> tuple[type["_State"], tuple[tuple[str, ...]]]:
+        return _State, (self.names,)
+
+
+def hold(
+    model: nn.Module, masks: Mapping[str, Tensor], *, optimizer: Optimizer | Iterable[Optimizer] | None = None
+) -> Hold:
+    """What is held, from now until `release`: weights outside the masks are zero, and stay zero in training.
+
+    Held again, a parameter's mask may only shrink, one that is not named keeps the mask it has, and optimizers given
+    earlier stay watched; to bring a weight back, `release` first. Nothing is changed if anything is refused.
+    """
+    checked = _checked_masks(model, masks)
+    optimizers = _checked_optimizers(model, optimizer)
+    n_zeroed = 0
+    for entry, mask in checked:
+        n_zeroed += int(torch.count_nonzero(entry.param.detach().masked_fill(mask, 0)))
+        for module, local in entry.owners:
+            _keep_mask(module, local, mask)
+        if entry.param.grad is not None:
+            entry.param.grad = _masked_grad(entry.param.grad, mask)
+    for root in _roots(model):
+        _add_hook(root._forward_pre_hooks, root.register_forward_pre_hook, _before_root_forward)
+    for one in optimizers:
+        watched = model.__dict__.setdefault(STATE, _State()).step_hooks
+        if one not in watched:
+            watched[one] = one.register_step_post_hook(functools.partial(_after_step, model))
+    _tend_below(model)
+    now = masks_of(model)
+    n_weights, n_kept = sum(m.numel() for m in now.values()), sum(int(m.sum()) for m in now.values())
+    return Hold(names=tuple(now), n_weights=n_weights, n_kept=n_kept, n_zeroed=n_zeroed)
+
+
+def release(model: nn.Module) -> None:
+    """Nothing; `model` is a plain module again, with its zeros in place, no hooks, no buffers, the same keys."""
+    for module in model.modules():
+        _drop_hooks(module._forward_pre_hooks, (_before_root_forward, _before_owner_forward))
+        _drop_hooks(module._state_dict_pre_hooks, (_before_state_dict,))
+        state = module.__dict__.get(STATE, _State())
+        for local in state.names:
+            if _is_intact(module, local):
+                _tend(module, local)
+            if local + MASK_SUFFIX in module._non_persistent_buffers_set:  # torch.nn.utils.prune's is persistent
+                delattr(module, local + MASK_SUFFIX)
+        for handle in [handle for _, handle in state.grad_hooks.values()] + list(state.step_hooks.values()):
+            handle.remove()
+        module.__dict__.pop(STATE, None)
+
+
+def masks_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the masks that are held, by canonical name; empty if none is (see `nonzero_of` for a plain model)."""
+    found = ((entry, _mask_of(entry)) for entry in _parameters(model))
+    return {entry.name: mask.clone() for entry, mask in found if mask is not None}
+
+
+def nonzero_of(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    """Masks of the weights that are not zero now, for the named parameters: what a plain pruned network can tell.
+
+    A kept weight that happens to be exactly zero is taken for a pruned one; where masks were saved, use those.
+    """
+    entries = _resolve(model, names)
+    return {entry.name: entry.param.detach() != 0 for entry in entries.values()}
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def _canonical(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS)
+
+
+def _parameters(model: nn.Module) -> list[_Held]:
+    """Every distinct parameter, under the canonical form of the first of its names."""
+    first: dict[Parameter, str] = {}
+    owners: dict[Parameter, dict[tuple[nn.Module, str], None]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for local, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            first.setdefault(param, f"{path}.{local}" if path else local)
+            owners.setdefault(param, {})[module, local] = None
+    counts: dict[str, int] = {}
+    for name in first.values():
+        counts[_canonical(name)] = counts.get(_canonical(name), 0) + 1
+    # A real child called "module" may make two parameters share a canonical name: these keep their full names.
+    names = {p: _canonical(name) if counts[_canonical(name)] == 1 else name for p, name in first.items()}
+    return [_Held(name=names[p], param=p, owners=tuple(owners[p])) for p in first]
+
+
+def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
+    """{given name: parameter}; a given name may be canonical, as in named_parameters(), or any name of a tied one."""
+    entries = _parameters(model)
+    known = {entry.name: entry for entry in entries}
+    by_param = {entry.param: entry for entry in entries}
+    for full, param in model.named_parameters(remove_duplicate=False):
+        known.setdefault(full, by_param[param])
+        known.setdefault(_canonical(full), by_param[param])
+    found = {name: known.get(name) or known.get(_canonical(name)) for name in names}
+    unknown = [name for name, entry in found.items() if entry is None]
+    if unknown:
+        near = {name: difflib.get_close_matches(name, known, n=N_NEAREST) for name in unknown}
+        lines = (f"{name!r} (nearest: {', '.join(close) or 'none'})" for name, close in near.items())
+        raise OptionError(f"the model has no parameter {'; '.join(lines)}: use names from model.named_parameters()")
+    return {name: entry for name, entry in found.items() if entry is not None}
+
+
+def _roots(model: nn.Module) -> list[nn.Module]:
+    """The model and, where it only wraps another one (DDP, torch.compile, AveragedModel), that one too."""
+    roots = [model]
+    while len(children := dict(roots[-1].named_children())) == 1 and children.keys() <= WRAPPER_PARTS:
+        roots.extend(children.values())
+    return roots
+
+
+# --- checks, all of them before anything is changed -----------------------------------------------------------------
+
+
+def _checked_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[_Held, Tensor]]:
+    """(parameter, its new mask on its device), one pair per parameter, every pair checked."""
+    found: dict[str, tuple[_Held, Tensor]] = {}
+    for given, entry in _resolve(model, masks).items():
+        mask = _checked_mask(entry, masks[given])
+        if entry.name in found and not torch.equal(found[entry.name][1], mask):
+            raise OptionError(f"{given!r} is tied to {entry.name!r} but has another mask: give one mask for both")
+        found[entry.name] = (entry, mask)
+    return list(found.values())
+
+
+def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
+    """The mask on the parameter's device; refuses what cannot be held."""
+    name, param = entry.name, entry.param
+    if is_lazy(param) or param.is_meta:
+        raise ModelError(f"parameter {name!r} has no values yet: run the model, or load weights, before hold()")
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise OptionError(f"the mask of {name!r} is {kind}: give a torch.bool tensor (True = kept)")
+    if mask.shape != param.shape:
+        raise OptionError(f"the mask of {name!r} has shape {tuple(mask.shape)}, the parameter {tuple(param.shape)}")
+    if not bool(torch.isfinite(param.detach()).all()):
+        raise ModelError(f"parameter {name!r} holds NaN or infinite values: load a sound checkpoint before hold()")
+    _refuse_sparse(param.grad, name)
+    for module, local in entry.owners:
+        taken = local + MASK_SUFFIX
+        if local not in _names(module) and hasattr(module, taken):
+            raise ModelError(f"the owner of {name!r} has its own {taken!r}: rename it, or undo torch's pruning")
+    mask = mask.detach().to(param.device)
+    old = _mask_of(entry)
+    n_revived = 0 if old is None else int((mask & ~old).sum())
+    if n_revived:
+        raise OptionError(f"the new mask of {name!r} revives {n_revived} weights, masks only shrink: release() first")
+    return mask
+
+
+def _refuse_sparse(grad: Tensor | None, name: str) -> None:
+    if grad is not None and grad.layout is not torch.strided:
+        raise ModelError(f"the gradient of {name!r} is sparse, a held parameter needs dense ones: set sparse=False")
+
+
+def _checked_optimizers(model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+    given = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    own = set(model.parameters())
+    for one in given:
+        if not isinstance(one, Optimizer):
+            raise OptionError(f"optimizer is a {type(one).__name__}: give the torch.optim.Optimizer inside it")
+        if not any(param in own for group in one.param_groups for param in group["params"]):
+            raise OptionError(f"the {type(one).__name__} holds no parameter of the model: make it from this model")
+    return given
+
+
+# --- masks beside their parameters ----------------------------------------------------------------------------------
+
+
+def _names(module: nn.Module) -> tuple[str, ...]:
+    state = module.__dict__.get(STATE)
+    return () if state is None else state.names
+
+
+def _mask_at(module: nn.Module, local: str) -> Tensor:
+    mask: Tensor = getattr(module, local + MASK_SUFFIX)
+    return mask.bool()  # Module.type() casts buffers too; no copy otherwise
+
+
+def _mask_of(entry: _Held) -> Tensor | None:
+    # A tie may cross the border of a part that was held alone: any owner may be the one that knows.
+    return next((_mask_at(module, local) for module, local in entry.owners if local in _names(module)), None)
+
+
+def _keep_mask(module: nn.Module, local: str, mask: Tensor) -> None:
+    # Through __dict__: nn.RNNBase and torch.compile's wrapper give setattr a meaning of their own.
+    state = module.__dict__.setdefault(STATE, _State())
+    if local not in state.names:
+        state.names = (*state.names, local)
+    module.register_buffer(local + MASK_SUFFIX, mask.clone(), persistent=False)
+    _add_hook(module._forward_pre_hooks, module.register_forward_pre_hook, _before_owner_forward)
+    _add_hook(module._state_dict_pre_hooks, module.register_state_dict_pre_hook, _before_state_dict)
+
+
+def _is_intact(module: nn.Module, local: str) -> bool:
+    return module._parameters.get(local) is not None and local + MASK_SUFFIX in module._buffers
+
+
+def _tend(module: nn.Module, local: str) -> None:
+    """Nothing; the held parameter is zero outside its mask, and its gradients will be."""
+    if getattr(module, "_is_replica", False):  # DataParallel on several devices: only the original is masked
+        return
+    if not _is_intact(module, local):
+        kind = type(module).__name__
+        raise ModelError(f"{local!r} of {kind} was renamed or removed while held: release(model), then hold anew")
+    param = module._parameters[local]
+    if not isinstance(param, Parameter):  # torch.func.functional_call runs the module on the caller's own tensors
+        return
+    # .data: zeros written over zeros must not count as a change of a weight that backward still needs, as when a
+    # module is called twice. masked_fill: 0 * NaN would stay NaN.
+    param.data.masked_fill_(_mask_at(module, local).logical_not(), 0)
+    if param.requires_grad and not torch.compiler.is_compiling():
+        _watch_gradient(module, local, param)
+
+
+def _tend_own(module: nn.Module) -> None:
+    for local in _names(module):
+        _tend(module, local)
+
+
+def _tend_below(root: nn.Module) -> None:
+    for module in root.modules():
+        _tend_own(module)
+
+
+def _watch_gradient(module: nn.Module, local: str, param: Parameter) -> None:
+    hooks = module.__dict__[STATE].grad_hooks
+    known = hooks.get(local)
+    if known is not None and known[0]() is param:
+        return
+    hook = functools.partial(_on_gradient, weakref.ref(module), local)
+    hooks[local] = (weakref.ref(param), param.register_hook(hook))
+
+
+def _masked_grad(grad: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, grad, 0)  # not a product: a masked place may hold inf or NaN
+
+
+# --- hooks: top-level functions that know only what they are called with, so copies and pickles keep them -----------
+
+
+def _add_hook(hooks: Mapping[int, Any], register: Any, hook: Any) -> None:
+    if not any(present is hook for present in hooks.values()):
+        register(hook)
+
+
+def _drop_hooks(hooks: dict[int, Any], ours: tuple[Any, ...]) -> None:
+    for key in [key for key, hook in hooks.items() if hook in ours]:
+        del hooks[key]
+
+
+def _before_owner_forward(module: nn.Module, args: Any) -> None:
+    _tend_own(module)
+
+
+def _before_root_forward(root: nn.Module, args: Any) -> None:
+    # Attention reads out_proj.weight without calling out_proj, so hooks on owners are not enough.
+    _tend_below(root)
+
+
+def _before_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    _tend_own(module)
+
+
+def _on_gradient(owner: "weakref.ref[nn.Module]", local: str, grad: Tensor) -> Tensor | None:
+    module = owner()
+    if module is None or local not in _names(module):
+        return None
+    _refuse_sparse(grad, local)
+    return _masked_grad(grad, _mask_at(module, local))
+
+
+def _after_step(model: nn.Module, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    _tend_below(model)

@@ -1,0 +1,16 @@
+"""The given network with He-initialised weights: the one rule all convolutional networks here share."""
+
+from torch import nn
+
+
+def he_init_(net: nn.Module) -> None:
+    """Nothing; every convolution and linear weight of `net` is redrawn from N(0, 2 / fan_in), biases are 0.
+
+    Draws come from torch's global generator, as in every torch constructor: `torch.manual_seed` fixes them.
+    Normalisation layers keep torch's own start (scale 1, shift 0).
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

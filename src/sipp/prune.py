@@ -1,0 +1,406 @@
+"""The whole way in one readable function: scores -> budget -> rows -> bounds -> a pruned copy of the model.
+
+`rank` does everything that does not depend on the budget, `cut` the rest, so one ranking serves any number of budgets.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from sipp import baselines
+from sipp.baselines import Loss
+from sipp.batches import Data, count_points
+from sipp.bounds import Guarantee, NetworkBound, layer_bound, no_bound, paper_bound, row_guarantee
+from sipp.budget import allocate, largest
+from sipp.display import pruned_table
+from sipp.errors import DataError, OptionError
+from sipp.kernels import Kernel
+from sipp.layers import Selector, find_sites, unwrap
+from sipp.numerics import budget_of
+from sipp.progress import progress_bar
+from sipp.records import NormStats, Reduce, Scores, Weight, from_rows, to_rows
+from sipp.sample_size import C_CONSTANT, K_CONSTANT, PRUNE_FACTOR, SIMPLE_FACTOR, check_delta, sample_size
+from sipp.sensitivity import DEFAULT_CHUNK_BYTES, score
+from sipp.sparsify import RAND, STRATEGIES, SparseRows, keep_masked, sparsify
+
+Method = Literal["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "wt", "snip", "random"]
+Draws = Literal["until", "fixed"]
+_ROW_METHODS: dict[str, Literal["det", "rand", "hybrid"]] = {
+    "sipp-det": "det",
+    "sipp-simple": "det",
+    "sipp-rand": "rand",
+    "sipp-hybrid": "hybrid",
+}
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """What became of one weight."""
+
+    name: str
+    layer_type: str
+    n_rows: int
+    fan_in: int
+    kept: int
+    strategies: dict[str, int]  # how many rows each strategy took; empty for a baseline
+    dead_rows: tuple[int, ...]  # rows that had weights and have none now
+    eps_F: Tensor | None  # the bound of each row (T5, T6, T9)
+    eps: float | None  # eps_l, the largest of them
+    sign_complexity: float | None  # Delta_l
+    bound: float | None  # eps_l Delta_l (T11)
+    kappa: float | None  # the layer condition number (T12)
+
+    @property
+    def n_weights(self) -> int:
+        return self.n_rows * self.fan_in
+
+    @property
+    def keep(self) -> float:
+        return self.kept / self.n_weights
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A pruned copy of a model, its masks, and what is promised about it. `print` it."""
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    layers: tuple[PrunedLayer, ...]
+    guarantee: Guarantee | None  # the statement about rows and layers (T5-T11); None for a baseline
+    bound: NetworkBound  # the statement about the network (T12)
+    method: Method
+    budget: int  # asked for
+    kept: int  # reached: less only where sampling had fewer weights to draw from
+    seed: int
+
+    @property
+    def n_weights(self) -> int:
+        return sum(layer.n_weights for layer in self.layers)
+
+    @property
+    def keep(self) -> float:
+        """The share of prunable weights that was kept."""
+        return self.kept / self.n_weights
+
+    def __str__(self) -> str:
+        return pruned_table(self)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Everything pruning knows before it is given a budget: cut it at any number of weights."""
+
+    model: nn.Module  # the dense network, untouched
+    weights: tuple[Weight, ...]
+    ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
+    scores: Scores | None  # None for a baseline: then nothing is promised
+    method: Method
+    draws: Draws
+    delta: float
+    c_constant: float
+    k_constant: float
+
+    @property
+    def n_weights(self) -> int:
+        return sum(weight.n_weights for weight in self.weights)
+
+
+def prune(
+    model: nn.Module,
+    data: Data | None,
+    *,
+    keep: float | None = None,
+    budget: int | None = None,
+    method: Method = "sipp-hybrid",
+    delta: float = 1e-16,
+    seed: int = 0,
+    draws: Draws = "until",
+    reduce: Reduce = "max",
+    norm_stats: NormStats = "running",
+    n_points: int | Literal["theory"] | None = None,
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    loss: Loss = F.cross_entropy,
+    c_constant: float = C_CONSTANT,
+    k_constant: float = K_CONSTANT,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    kernel: Kernel = "auto",
+    progress: bool = False,
+) -> Pruned:
+    """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
+
+    Example:
+        >>> import sipp, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(model, torch.rand(200, 8), keep=0.5)
+        >>> pruned.kept, pruned.n_weights
+        (96, 192)
+    """
+    n_weights = sum(weight.n_weights for weight in _weights(unwrap(model), include, exclude))
+    n_kept = _budget(keep, budget, n_weights)  # before the work: a wrong budget should not cost a pass over the data
+    ranking = rank(
+        model,
+        data,
+        method=method,
+        delta=delta,
+        seed=seed,
+        draws=draws,
+        reduce=reduce,
+        norm_stats=norm_stats,
+        n_points=n_points,
+        include=include,
+        exclude=exclude,
+        loss=loss,
+        c_constant=c_constant,
+        k_constant=k_constant,
+        chunk_bytes=chunk_bytes,
+        kernel=kernel,
+        progress=progress,
+    )
+    return cut(ranking, n_kept, seed=seed)
+
+
+def rank(
+    model: nn.Module,
+    data: Data | None,
+    *,
+    method: Method = "sipp-hybrid",
+    delta: float = 1e-16,
+    seed: int = 0,
+    draws: Draws = "until",
+    reduce: Reduce = "max",
+    norm_stats: NormStats = "running",
+    n_points: int | Literal["theory"] | None = None,
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    loss: Loss = F.cross_entropy,
+    c_constant: float = C_CONSTANT,
+    k_constant: float = K_CONSTANT,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    kernel: Kernel = "auto",
+    progress: bool = False,
+) -> Ranking:
+    """The scores of every prunable weight by `method`: all of pruning that does not depend on the budget."""
+    _check_options(method, draws, delta, c_constant, k_constant)
+    model = unwrap(model)
+    weights = _weights(model, include, exclude)
+    if data is None and method not in ("wt", "random"):
+        raise OptionError(f"method={method!r} needs data: an iterable of batches, a tensor of points or a Dataset")
+    scores = None
+    if method == "wt":
+        by_name = baselines.wt(model, include=include, exclude=exclude)
+    elif method == "random":
+        by_name = baselines.random(model, include=include, exclude=exclude, seed=seed)
+    else:
+        assert data is not None
+        n, data = _resolve_points(model, data, n_points, delta, k_constant, include, exclude)
+        if method == "snip":
+            by_name = baselines.snip(
+                model, data, loss=loss, include=include, exclude=exclude, norm_stats=norm_stats, n_points=n, seed=seed
+            )
+        else:
+            with progress_bar("scoring", n or count_points(data), shown=progress) as advance:
+                scores = score(
+                    model,
+                    find_sites(model, include=include, exclude=exclude),
+                    data,
+                    reduce=reduce,
+                    norm_stats=norm_stats,
+                    n_points=n,
+                    seed=seed,
+                    chunk_bytes=chunk_bytes,
+                    kernel=kernel,
+                    on_batch=lambda batch: advance(batch.n_points),
+                )
+    if scores is None:
+        ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in weights)
+    else:
+        ranks = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
+    return Ranking(model, weights, ranks, scores, method, draws, delta, c_constant, k_constant)
+
+
+def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
+    """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
+    dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
+    generator = torch.Generator().manual_seed(seed)
+    rows = _sparse_rows(ranking, dense, budget, generator)
+    pruned_model = copy.deepcopy(ranking.model)
+    masks = {}
+    with torch.no_grad():
+        for weight, row in zip(ranking.weights, rows):
+            parameter = pruned_model.get_parameter(weight.name)
+            parameter.copy_(from_rows(weight, row.values_FK.to(parameter.dtype), parameter))
+            masks[weight.name] = from_rows(weight, row.mask_FK, parameter).to(parameter.device)
+    has_bound = ranking.scores is not None and ranking.scores.reduce == "max"
+    guarantee, bound = _statements(ranking, rows, dense)
+    layers = tuple(_layer_record(ranking, i, row, dense[i], bound, has_bound=has_bound) for i, row in enumerate(rows))
+    _warn_of_dead(layers)
+    return Pruned(
+        model=pruned_model,
+        masks=masks,
+        layers=layers,
+        guarantee=guarantee,
+        bound=bound,
+        method=ranking.method,
+        budget=budget,
+        kept=sum(layer.kept for layer in layers),
+        seed=seed,
+    )
+
+
+def _sparse_rows(ranking: Ranking, dense: list[Tensor], budget: int, generator: torch.Generator) -> list[SparseRows]:
+    """Budget (T10), then rows (T5, T6, T8, T9). Without a method for rows: the largest scores, values unchanged."""
+    row_method = _ROW_METHODS.get(ranking.method)
+    if ranking.scores is None or row_method is None or budget == ranking.n_weights:
+        return [keep_masked(w, mask) for w, mask in zip(dense, largest(ranking.ranks, budget))]
+    eta = ranking.scores.n_outputs
+    if row_method == "det":
+        kept = [mask.sum(1) for mask in largest(ranking.ranks, budget)]
+    else:
+        kept = allocate(
+            ranking.ranks,
+            budget,
+            n_outputs=eta,
+            delta=ranking.delta,
+            c_constant=ranking.c_constant,
+            generator=generator,
+        )
+    return [
+        sparsify(
+            weight_FK,
+            rank_FK,
+            kept_F,
+            method=row_method,
+            draws=ranking.draws,
+            n_outputs=eta,
+            delta=ranking.delta,
+            c_constant=ranking.c_constant,
+            generator=generator,
+        )
+        for weight_FK, rank_FK, kept_F in zip(dense, ranking.ranks, kept)
+    ]
+
+
+def _statements(ranking: Ranking, rows: list[SparseRows], dense: list[Tensor]) -> tuple[Guarantee | None, NetworkBound]:
+    """What is promised for rows and layers, and for the network, with every reason against it."""
+    if ranking.scores is None:
+        return None, no_bound(f"{ranking.method} is a heuristic: the statements rest on sensitivities", ranking.delta)
+    is_sampled = any(bool((row.strategy_F == RAND).any()) for row in rows)
+    reasons = []
+    if is_sampled and ranking.draws == "until":
+        reasons.append("draws='until' makes the number of draws depend on the draws, T6 is proved for draws='fixed'")
+    conditions = row_guarantee(
+        ranking.scores,
+        delta=ranking.delta,
+        factor=SIMPLE_FACTOR if ranking.method == "sipp-simple" else PRUNE_FACTOR,
+        c_constant=ranking.c_constant,
+        k_constant=ranking.k_constant,
+        reasons=reasons,
+    )
+    bound = paper_bound(
+        ranking.model,
+        ranking.scores,
+        [float(row.eps_F.max()) for row in rows],
+        dense,
+        [row.values_FK for row in rows],
+        delta=ranking.delta,
+        is_sampled=is_sampled,
+        c_constant=ranking.c_constant,
+        k_constant=ranking.k_constant,
+        reasons=reasons,
+    )
+    return conditions, bound
+
+
+def _layer_record(
+    ranking: Ranking, i: int, rows: SparseRows, dense_FK: Tensor, bound: NetworkBound, *, has_bound: bool
+) -> PrunedLayer:
+    weight = ranking.weights[i]
+    complexity = ranking.scores.layers[i].sign_complexity if ranking.scores is not None else None
+    is_dead = (dense_FK != 0).any(1) & ~((rows.values_FK != 0).any(1))
+    names = {} if ranking.scores is None else STRATEGIES
+    return PrunedLayer(
+        name=weight.name,
+        layer_type=weight.layer_type,
+        n_rows=weight.n_rows,
+        fan_in=weight.fan_in,
+        kept=int(rows.mask_FK.sum()),
+        strategies={name: int((rows.strategy_F == code).sum()) for code, name in names.items()},
+        dead_rows=tuple(is_dead.nonzero().flatten().tolist()),
+        eps_F=rows.eps_F if has_bound else None,
+        eps=float(rows.eps_F.max()) if has_bound else None,
+        sign_complexity=complexity,
+        bound=layer_bound(rows.eps_F, complexity) if has_bound else None,
+        kappa=bound.kappas.get(weight.name) if has_bound else None,
+    )
+
+
+def _warn_of_dead(layers: tuple[PrunedLayer, ...]) -> None:
+    for layer in layers:
+        if layer.kept == 0:
+            warnings.warn(f"{layer.name}: the whole layer died, none of its weights was kept", stacklevel=4)
+        elif layer.dead_rows:
+            n_dead = len(layer.dead_rows)
+            warnings.warn(
+                f"{layer.name}: {n_dead} of {layer.n_rows} rows died, no weight of theirs was kept", stacklevel=4
+            )
+
+
+def _weights(model: nn.Module, include: Selector | None, exclude: Selector | None) -> tuple[Weight, ...]:
+    sites = find_sites(model, include=include, exclude=exclude)
+    return tuple({weight.name: weight for site in sites for weight in site.weights.values()}.values())
+
+
+def _budget(keep: float | None, budget: int | None, n_weights: int) -> int:
+    if (keep is None) == (budget is None):
+        raise OptionError("give exactly one of keep (a share in (0, 1]) and budget (a number of weights)")
+    if keep is not None:
+        return budget_of(keep, n_weights)
+    if not isinstance(budget, int) or not 1 <= budget <= n_weights:
+        raise OptionError(f"budget={budget!r} is not a whole number between 1 and {n_weights}, the prunable weights")
+    return budget
+
+
+def _resolve_points(
+    model: nn.Module,
+    data: Data,
+    n_points: int | Literal["theory"] | None,
+    delta: float,
+    k_constant: float,
+    include: Selector | None,
+    exclude: Selector | None,
+) -> tuple[int | None, Data]:
+    """The number of points to use, and the data, whose first batch "theory" looks at without losing it."""
+    if n_points != "theory":
+        return n_points, data
+    example: Any
+    if isinstance(data, Tensor):
+        example = data[:1]
+    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        example = default_collate([data[0]])
+    else:
+        batches = iter(data)
+        example = next(batches, None)
+        if example is None:
+            raise DataError("the data holds no batch: at least one batch with one point is needed")
+        data = itertools.chain([example], batches)
+    return sample_size(model, example, delta, k_constant=k_constant, include=include, exclude=exclude), data
+
+
+def _check_options(method: str, draws: str, delta: float, c_constant: float, k_constant: float) -> None:
+    for name, value, allowed in (("method", method, Method), ("draws", draws, Draws)):
+        if value not in get_args(allowed):
+            raise OptionError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
+    check_delta(delta)
+    for name, constant in (("c_constant", c_constant), ("k_constant", k_constant)):
+        if not constant > 0:
+            raise OptionError(f"{name}={constant!r} must be positive")
