@@ -10,8 +10,9 @@ A model and a few data points go in; a sparse model and a statement of what was 
 """
 
 from sipp.masking import hold, release
+from sipp.prune import Pruned, prune
 from sipp.sample_size import sample_size
 from sipp.sensitivity import sensitivity
 
 __version__ = "0.1.0"
-__all__ = ["hold", "release", "sample_size", "sensitivity"]
+__all__ = ["Pruned", "hold", "prune", "release", "sample_size", "sensitivity"]

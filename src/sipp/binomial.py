@@ -1,4 +1,4 @@
-"""What counts on a holdout prove, and the records that say so: the binomial rules of T14, T15 and T16.
+"""What counts on a holdout prove: the binomial rules of T14, T15 and T16.
 
 Plain statistics, no network in sight: counts and relative errors come in, limits and statements come out.
 `n` points, `k` of them violations, `beta` = 1 - confidence, `delta` = the share of violations a claim allows,
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from decimal import ROUND_CEILING, Context, Decimal
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,8 +22,6 @@ DKW_SIDES = 2
 DKW_EXPONENT = 2
 # Up to here ln beta / ln(1 - delta) is within one of the true quotient in float64, and exact correction is cheap.
 EXACT_POINTS = 2**40
-SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
-PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
 
 
 def check_share(name: str, value: float) -> float:
@@ -188,171 +184,3 @@ def epsilon_curve(ratios: np.ndarray | torch.Tensor, confidence: float = 0.95) -
         n=int(n),
         confidence=float(confidence),
     )
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence, or why not (T14).
-
-    The verdict and everything else that follows from the counts is computed from them, so it cannot contradict them.
-    """
-
-    fixed: Literal["delta", "epsilon"]  # which of the two the caller gave; the other was measured
-    epsilon: float  # +inf: no finite epsilon is proved
-    delta: float  # the share of inputs that may be further off
-    confidence: float
-    violations: int  # holdout points not within epsilon; an output that is not finite counts as one
-    n: int
-    n_duplicates: int  # points that are exact copies of an earlier one
-    data_hash: str  # of the set of points, whatever their order and batches
-    dense_hash: str
-    pruned_hash: str
-    dtype: str  # of the outputs compared
-    output: int | str | None  # which part of the models' output was compared
-    calibration_checked: bool  # the calibration points were compared with the holdout, none is shared
-    ledger_kept: bool
-    prior_uses: int  # earlier claims on the same points in the ledger
-
-    @property
-    def k_allowed(self) -> int | None:
-        """k* of T14, None where n is too small for any claim."""
-        return k_allowed(self.n, self.delta, 1.0 - self.confidence)
-
-    @property
-    def verdict(self) -> str:
-        """'certified', 'not certified' or 'refused: needs n >= ..'."""
-        if self.k_allowed is None:
-            return f"refused: needs n >= {points_needed(self.delta, 1.0 - self.confidence)}"
-        return "certified" if self.violations <= self.k_allowed else "not certified"
-
-    @property
-    def delta_hat(self) -> float:
-        """The proved limit of P(not within epsilon): Clopper-Pearson where epsilon was fixed, else delta or 1."""
-        if self.fixed == "epsilon":
-            return upper_limit(self.violations, self.n, 1.0 - self.confidence)
-        # epsilon was chosen on these points, so only the delta fixed in advance may be claimed for it
-        return self.delta if self.verdict == "certified" else 1.0
-
-    @property
-    def marked(self) -> bool:
-        """Whether these points had served an earlier claim, so that this one is no first look."""
-        return self.prior_uses > 0
-
-    @property
-    def sentence(self) -> str:
-        """The certificate in plain words, numbers rounded so that they claim less, never more."""
-        return _claim_in_words(self) + _caveats(self)
-
-    def __str__(self) -> str:
-        return _sheet(self.verdict, self, ("k_allowed", "delta_hat"))
-
-
-@dataclass(frozen=True)
-class AccuracyCertificate:
-    """accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16), from labels or without any."""
-
-    mode: Literal["labels", "label-free"]
-    confidence: float
-    n_lost: int  # b: dense right, pruned wrong; 0 in mode label-free
-    n_gained: int  # c: dense wrong, pruned right; 0 in mode label-free
-    n_differ: int  # D: the two choose different classes, or an output is not finite
-    n: int
-    n_duplicates: int
-    data_hash: str
-    dense_hash: str
-    pruned_hash: str
-    dtype: str
-    output: int | str | None
-    calibration_checked: bool
-    ledger_kept: bool
-    prior_uses: int
-
-    @property
-    def drop_upper(self) -> float:
-        """The proved limit of the accuracy drop: U(b; beta/2) - L(c; beta/2), or U(D; beta) without labels."""
-        beta = 1.0 - self.confidence
-        if self.mode == "labels":
-            return drop_limit(self.n_lost, self.n_gained, self.n, beta)
-        return upper_limit(self.n_differ, self.n, beta)
-
-    @property
-    def marked(self) -> bool:
-        """Whether these points had served an earlier claim, so that this one is no first look."""
-        return self.prior_uses > 0
-
-    @property
-    def sentence(self) -> str:
-        """The certificate in plain words, numbers rounded so that they claim less, never more."""
-        limit, start = percent_up(self.drop_upper), f"With {percent(self.confidence)} confidence, "
-        points = f"by at most {limit.removesuffix(' %')} percentage points"
-        if self.mode == "labels":
-            claim = f"pruning lowers the accuracy {points}: of {self.n:,} labelled points, {self.n_lost:,} were right "
-            claim += f"before and wrong after, {self.n_gained:,} the other way round."
-        else:
-            claim = f"pruning changes the chosen class of at most {limit} of inputs, so whatever the labels are, it "
-            claim += f"lowers the accuracy {points} ({self.n_differ:,} of {self.n:,} points changed)."
-        return start + claim + _caveats(self)
-
-    def __str__(self) -> str:
-        return _sheet(f"accuracy drop <= {percent_up(self.drop_upper)} ({self.mode})", self, ("drop_upper",))
-
-
-def _claim_in_words(cert: Certificate) -> str:
-    """What a T14 certificate says, before its caveats."""
-    delta, confidence = percent(cert.delta), percent(cert.confidence)
-    if cert.verdict.startswith("refused"):
-        needed = points_needed(cert.delta, 1.0 - cert.confidence)
-        text = f"No claim: {cert.n:,} holdout points are too few to say anything about all but {delta} of inputs with "
-        text += f"{confidence} confidence; at least {needed:,} are needed."
-        if cert.fixed == "epsilon":
-            text += f" What they show is that at most {percent_up(cert.delta_hat)} of inputs are further off than "
-            text += f"{percent(cert.epsilon)}."
-        return text
-    counts = f"{cert.violations:,} of {cert.n:,} holdout points were further off, {cert.k_allowed:,} were allowed"
-    if cert.verdict == "certified":
-        epsilon = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
-        return (
-            f"With {confidence} confidence, for all but at most {delta} of inputs the pruned network's output differs "
-            f"from the dense network's by at most {epsilon} of its length ({counts})."
-        )
-    if cert.fixed == "delta":
-        return f"Not certified: too many outputs are not finite or not comparable for any error limit ({counts})."
-    return (
-        f"Not certified at {percent(cert.epsilon)} error ({counts}); with {confidence} confidence, at most "
-        f"{percent_up(cert.delta_hat)} of inputs are further off, more than the {delta} asked for."
-    )
-
-
-def _caveats(cert: Certificate | AccuracyCertificate) -> str:
-    """What the reader must know beside the claim: the source of inputs, copies among the points, an earlier use."""
-    text = " Any claim here is about inputs drawn like the holdout points, which must be new to both networks."
-    if cert.n_duplicates:
-        text += f" {cert.n_duplicates:,} of the points are exact copies of others, yet count as independent here."
-    if cert.marked:
-        times = "once" if cert.prior_uses == 1 else f"{cert.prior_uses:,} times"
-        text += f" These points were used {times} before, so this is no longer a first look: the confidence holds for"
-        text += " this claim alone, not for the best of several."
-    return text
-
-
-def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tuple[str, ...]) -> str:
-    """Headline, sentence and one aligned line per field and derived number, for a terminal."""
-    rows = [(name, getattr(cert, name)) for name in (*(field.name for field in fields(cert)), *derived)]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join([headline, cert.sentence, *(f"  {name:<{width}}  {value}" for name, value in rows)])
-
-
-def percent(share: float) -> str:
-    """A number the caller chose, as a percentage with all its digits: 0.05 -> '5 %'."""
-    if not math.isfinite(share):
-        return "unlimited"
-    value = (Decimal(repr(float(share))) * 100).normalize()
-    plain = value == 0 or PLAIN_RANGE[0] <= abs(value) < PLAIN_RANGE[1]
-    return f"{value:{'f' if plain else 'e'}} %"
-
-
-def percent_up(share: float) -> str:
-    """A measured number as a percentage of few digits, rounded up: 0.12341 -> '12.4 %'."""
-    if not math.isfinite(share):
-        return "unlimited"
-    return percent(float(Context(prec=SENTENCE_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(float(share)))))

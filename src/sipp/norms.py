@@ -197,14 +197,10 @@ def _zero_padded_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: S
     taps = MapNorm(math.sqrt(math.prod(covers)) * _sigma(weight_GFCT.flatten(2)), "taps")
     if input_size is None or math.prod(covers) == 1:
         return taps
-    # On a circle this long the padding reads only zeros and no two windows coincide, so the map is a part of the
-    # circular convolution. T13's n + p for stride 1, extended to strides, dilations and any padding.
-    grid = []
-    for n, n_windows, s, (left, right) in zip(
-        input_size, geometry.n_out(input_size), geometry.stride, geometry.padding
-    ):
-        length = max(n + max(left, right), (n_windows - 1) * s + 1)
-        grid.append(-(-length // s) * s)
+    # On a circle this long the padding reads only zeros, and windows that coincide on it read only zeros: the map is
+    # a part of the circular convolution. T13's n + p for stride 1, extended to strides, dilations and any padding.
+    lengths = [n + max(sides) for n, sides in zip(input_size, geometry.padding)]
+    grid = [-(-length // s) * s for length, s in zip(lengths, geometry.stride)]
     transfer = _transfer_norm(weight_GFCT, geometry, grid, geometry.stride)
     return taps if transfer is None or taps.value <= transfer else MapNorm(transfer, "transfer")
 

@@ -1,14 +1,56 @@
-"""Cuts the windows of a use into pieces of bounded size and lays each out as patches_GKP."""
+"""Windows of a use: their range of values point by point, their pieces of bounded size, their layout as patches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, scale_to_one
 from sipp.records import Use
+
+Extremes = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Values:
+    """The range of the activations of each point (B on the CPU, float64): all that scaling and guards need."""
+
+    peak_B: Tensor  # the largest magnitude; NaN or infinite where any activation is
+    smallest_B: Tensor  # the smallest magnitude above 0; infinite where there is none
+    has_positive_B: Tensor
+    has_negative_B: Tensor
+
+    @property
+    def scale_B(self) -> Tensor:
+        """Powers of two that bring each point's peak into [1, 2): a point's ratios do not depend on its batch."""
+        return torch.tensor([scale_to_one(peak) for peak in self.peak_B.tolist()], dtype=BOUND_DTYPE)
+
+    def occurs(self, points: slice) -> tuple[bool, bool]:
+        """Whether any of these points has positive, and negative, activations."""
+        return bool(self.has_positive_B[points].any()), bool(self.has_negative_B[points].any())
+
+
+def values_of(windows: Tensor, extremes: Extremes) -> Values:
+    """The range of the values that the windows show, read from the memory they view and not 9 times for a 3 x 3.
+
+    `extremes` is the kernel of that name: lowest, highest and smallest non-zero magnitude of each line.
+    """
+    table = torch.stack(extremes(_distinct(windows))).to("cpu", BOUND_DTYPE)  # a GPU is waited for only here
+    lowest, highest, smallest = table
+    return Values(torch.maximum(highest, -lowest), smallest, highest > 0, lowest < 0)
+
+
+def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
+    """The windows in float32, each point multiplied by its scale, viewing a copy no larger than the values seen."""
+    scale_B = scale_B.to(windows.device, BOUND_DTYPE if windows.dtype == BOUND_DTYPE else SCORE_DTYPE)
+    if _overlaps(windows):
+        copy_BN = (_distinct(windows) * scale_B[:, None]).to(SCORE_DTYPE)
+        return copy_BN.as_strided(windows.shape, (copy_BN.stride(0), *windows.stride()[1:]))
+    shaped = scale_B.view(-1, *[1] * (windows.ndim - 1))
+    return (windows * shaped).to(SCORE_DTYPE)
 
 
 def split_windows(
@@ -27,8 +69,8 @@ def split_windows(
             yield slice(start, start + len(piece)), part
 
 
-def patches_of(windows: Tensor, n_position_dims: int) -> Tensor:
-    """The windows (B, G, *positions, *fan_in) as patches_GKP, P running over points and then positions: a fresh copy.
+def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor) -> Tensor:
+    """The windows (B, G, *positions, *fan_in), scaled, as patches_GKP, P over points and then positions: a fresh copy.
 
     Values are float32 (float64 for a float64 model, whose range may be wider).
     """
@@ -36,9 +78,35 @@ def patches_of(windows: Tensor, n_position_dims: int) -> Tensor:
     fan_dims = range(2 + n_position_dims, windows.ndim)
     ordered = windows.permute(1, *fan_dims, 0, *position_dims)
     dtype = BOUND_DTYPE if windows.dtype == BOUND_DTYPE else SCORE_DTYPE
-    patches = torch.empty(ordered.shape, dtype=dtype, device=windows.device).copy_(ordered)
+    scale = scale_B.to(windows.device, dtype).view(-1, *[1] * n_position_dims)
+    patches = torch.empty(ordered.shape, dtype=dtype, device=windows.device)
+    if windows.dtype == dtype:
+        torch.mul(ordered, scale, out=patches)
+    else:
+        patches.copy_(ordered).mul_(scale)
     n_patches = windows.shape[0] * windows.shape[2 : 2 + n_position_dims].numel()
     return patches.view(windows.shape[1], windows.shape[2 + n_position_dims :].numel(), n_patches)
+
+
+def _span(windows: Tensor) -> int:
+    """Elements of memory from the first to the last that one point's windows show."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(windows.shape[1:], windows.stride()[1:]))
+
+
+def _overlaps(windows: Tensor) -> bool:
+    """Whether a point's windows show more elements than there are in the memory they view."""
+    return _span(windows) < windows[0].numel()
+
+
+def _distinct(windows: Tensor) -> Tensor:
+    """B x N: the values behind the windows of each point (a convolution's padded input), not one for each window.
+
+    Where windows overlap, this is all the memory between their first and last element: a superset by values that a
+    stride jumps over, which are inputs of the layer all the same.
+    """
+    if _overlaps(windows):
+        return windows.as_strided((len(windows), _span(windows)), (windows.stride(0), 1))
+    return windows.reshape(len(windows), -1)
 
 
 def _n_patches(windows: Tensor, n_position_dims: int) -> int:

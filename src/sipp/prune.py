@@ -230,16 +230,14 @@ def rank(
 
 def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
-    dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
-    generator = torch.Generator().manual_seed(seed)
-    rows = _sparse_rows(ranking, dense, budget, generator)
+    dense = dense_rows(ranking)
+    rows = sparse_rows(ranking, dense, budget, seed=seed)
     pruned_model = copy.deepcopy(ranking.model)
+    write_rows(pruned_model, ranking, rows)
     masks = {}
-    with torch.no_grad():
-        for weight, row in zip(ranking.weights, rows):
-            parameter = pruned_model.get_parameter(weight.name)
-            parameter.copy_(from_rows(weight, row.values_FK.to(parameter.dtype), parameter))
-            masks[weight.name] = from_rows(weight, row.mask_FK, parameter).to(parameter.device)
+    for weight, row in zip(ranking.weights, rows):
+        parameter = pruned_model.get_parameter(weight.name)
+        masks[weight.name] = from_rows(weight, row.mask_FK, parameter).to(parameter.device)
     has_bound = ranking.scores is not None and ranking.scores.reduce == "max"
     guarantee, bound = _statements(ranking, rows, dense)
     layers = tuple(_layer_record(ranking, i, row, dense[i], bound, has_bound=has_bound) for i, row in enumerate(rows))
@@ -257,8 +255,22 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     )
 
 
-def _sparse_rows(ranking: Ranking, dense: list[Tensor], budget: int, generator: torch.Generator) -> list[SparseRows]:
+def dense_rows(ranking: Ranking) -> list[Tensor]:
+    """The weights before pruning, F x K on the CPU."""
+    return [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
+
+
+def write_rows(model: nn.Module, ranking: Ranking, rows: list[SparseRows]) -> None:
+    """Nothing; puts the rows' values into the parameters of a copy of the ranked model."""
+    with torch.no_grad():
+        for weight, row in zip(ranking.weights, rows):
+            parameter = model.get_parameter(weight.name)
+            parameter.copy_(from_rows(weight, row.values_FK.to(parameter.dtype), parameter))
+
+
+def sparse_rows(ranking: Ranking, dense: list[Tensor], budget: int, *, seed: int) -> list[SparseRows]:
     """Budget (T10), then rows (T5, T6, T8, T9). Without a method for rows: the largest scores, values unchanged."""
+    generator = torch.Generator().manual_seed(seed)
     row_method = _ROW_METHODS.get(ranking.method)
     if ranking.scores is None or row_method is None or budget == ranking.n_weights:
         return [keep_masked(w, mask) for w, mask in zip(dense, largest(ranking.ranks, budget))]

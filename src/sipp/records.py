@@ -66,6 +66,7 @@ class Batch:
     """One batch ready for the model: `model(*args, **kwargs)`."""
 
     index: int
+    where: str  # its name in errors: "holdout batch 3"
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     labels: Any

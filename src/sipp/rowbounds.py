@@ -1,6 +1,7 @@
-"""Sensitivities and a number kept (or drawn) per row in, the row's relative error bound out (T5, T6).
+"""Sensitivities and a number kept or drawn per row in, the row's relative error bound out (T5, T6, T7).
 
 Both bounds speak of one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
+T7 stands here because it is what turns a number kept into a number drawn.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def expected_kept(sensitivity_FK: Tensor, n_draws_F: Tensor) -> Tensor:
     never_ends = torch.isinf(n_draws_F.to(sensitivity_FK.device))
     finite = n_draws_F.to(never_ends.device, BOUND_DTYPE).masked_fill(never_ends, 0.0)
     kept = [curve(sensitivity_FK[rows], finite[rows])[0] for rows in row_chunks(sensitivity_FK)]
-    return torch.where(never_ends, (sensitivity_FK > 0).sum(1).to(BOUND_DTYPE), torch.cat(kept))
+    return torch.where(never_ends, (sensitivity_FK > 0).sum(1).to(BOUND_DTYPE), torch.cat([finite[:0], *kept]))
 
 
 def draws_for(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ def draws_for(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
     check_kept(kept_F, sensitivity_FK)
     kept = kept_F.to(sensitivity_FK.device, BOUND_DTYPE)
     draws = [_invert(sensitivity_FK[rows], kept[rows]) for rows in row_chunks(sensitivity_FK)]
-    return torch.cat(draws) if draws else kept
+    return torch.cat([kept[:0], *draws])
 
 
 def rates(sensitivity_FK: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ def _invert(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
         lack = (kept - reached) / (ceiling - kept)
         step = torch.where(solvable, (ceiling - reached) / gain * torch.log1p(lack), 0.0)
         draws = (draws * (1.0 + step)).clamp(max=MAX_DRAWS)
-        if bool((step.abs() <= _NEWTON_TOLERANCE).all()):
+        if bool(((step.abs() <= _NEWTON_TOLERANCE) | (draws == MAX_DRAWS)).all()):
             break
     return torch.where(solvable, draws, torch.where(kept_F > 0, math.inf, 0.0))
 
@@ -133,7 +134,7 @@ def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
         sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill_(mask_FK[rows], 0.0).sum(1)
         for rows in row_chunks(sensitivity_FK)
     ]
-    return torch.cat(tails) if tails else torch.zeros(0, dtype=BOUND_DTYPE, device=sensitivity_FK.device)
+    return torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=sensitivity_FK.device), *tails])
 
 
 def row_chunks(matrix_FK: Tensor, n_rows: int | None = None) -> Iterator[slice]:
@@ -146,9 +147,9 @@ def row_chunks(matrix_FK: Tensor, n_rows: int | None = None) -> Iterator[slice]:
 
 def check_sensitivity(sensitivity_FK: Tensor, where: str = "sensitivity") -> None:
     """Nothing comes back; a DataError if the tensor is not F x K, finite and non-negative."""
-    if sensitivity_FK.ndim != 2 or not sensitivity_FK.is_floating_point():
+    if sensitivity_FK.ndim != 2 or sensitivity_FK.dtype not in (torch.float32, torch.float64):
         raise DataError(
-            f"{where} must be a floating point matrix of F rows and K columns, "
+            f"{where} must be a float32 or float64 matrix of F rows and K columns, "
             f"got {sensitivity_FK.dtype} of shape {tuple(sensitivity_FK.shape)}"
         )
     if sensitivity_FK.numel():
@@ -185,5 +186,5 @@ def check_constants(*, c_constant: float, n_outputs: int = 1, delta: float = 0.5
 def _ascending(values: Tensor) -> Tensor:
     """Each row sorted; NumPy's vectorised sort is many times faster than torch's on a CPU."""
     if values.device.type == "cpu":
-        return torch.from_numpy(np.sort(values.numpy(), axis=1))
+        return torch.from_numpy(np.sort(values.detach().numpy(), axis=1))
     return values.sort(dim=1).values

@@ -1,14 +1,16 @@
 """What has been seen of one weight so far: its running sensitivities, and the norms of its outputs.
 
-For a chunk of patches and each sign t of the activations: D^{st} = W^s a^t for both signs s of the weights (ordinary
-products), their reciprocals, and the (max, x) product of T2, or for `mean` the ordinary product of T3. The same D
-are the quadrants Z^{st} of T11, so the sign complexity costs no further product.
+A kernel turns windows into the largest ratios of each weight (T2, T3) and the norms of T11; here they are gathered,
+in pieces that fit the memory, in the precision they need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 from types import ModuleType
 
 import torch
@@ -16,28 +18,21 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
 from sipp.kernels import reference
-from sipp.numerics import (
-    BOUND_DTYPE,
-    SCORE_DTYPE,
-    UNDERFLOW_GUARD,
-    exact_matmul,
-    inverse_or_zero,
-    row_scales,
-    scale_to_one,
-    smallest_positive,
-)
-from sipp.patches import patches_of, split_windows
+from sipp.kernels.chunked import TOTAL, max_chunk, sum_chunk
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, row_scales, smallest_positive
+from sipp.patches import Values, patches_of, split_windows, to_score_dtype, values_of
 from sipp.records import Batch, LayerScores, Reduce, Use, Weight, to_rows
 
-POSITIVE, NEGATIVE = 0, 1  # index of a sign, for weights and for activations
-TOTAL = 4  # index of ||Z||^2, after the four quadrants 2 * t + s
 FLOAT_BYTES = 4
+
+_log = logging.getLogger("sipp")
 
 
 class Tally:
     """The running state of one weight: `add` every use, `close_batch` after every batch, then take the `result`.
 
-    The weight is used scaled by powers of two, each row's largest magnitude near 1: ratios do not notice.
+    The weight is used scaled by powers of two, each row's largest magnitude near 1, and so is each point: ratios do
+    not notice, and a point's ratios do not depend on the points beside it.
     """
 
     def __init__(self, weight: Weight, model: nn.Module, kernel: ModuleType, reduce: Reduce, chunk_bytes: int) -> None:
@@ -64,13 +59,18 @@ class Tally:
         n_rows = use.n_rows or self.weight.n_rows - use.row_start
         rows = slice(use.row_start, use.row_start + n_rows)
         self._count(use, rows, batch)
+        values = values_of(use.windows, self.kernel.extremes)
+        if not bool(torch.isfinite(values.peak_B).all()):
+            raise DataError(
+                f"batch {batch.index}: the inputs that reach {self.weight.name} are NaN or infinite, although the "
+                "batch itself is finite: the model overflows on it; use a wider dtype, or drop the batch"
+            )
         with exact_matmul():
             if self.reduce == "max":
-                for points, chunk_GKP, scale in self._chunks(use, rows, batch):
-                    best_FK = self._max_over(chunk_GKP, rows, points, scale)
-                    torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
+                for points, is_wide in self._runs(use, rows, values):
+                    self._add_max(use, rows, points, values, is_wide)
             else:
-                self._add_mean(use, rows, batch, n_uses)
+                self._add_mean(use, rows, values, batch, n_uses)
 
     def close_batch(self, output_norms_B: Tensor | None) -> None:
         """Nothing; ends a batch: the points' means and norms are complete now."""
@@ -116,117 +116,175 @@ class Tally:
         counts_B = torch.full((len(use.windows),), n_patches) if use.counts_B is None else use.counts_B
         self.counts_BF[:, rows] += counts_B.to(self.counts_BF)[:, None]
 
-    def _chunks(self, use: Use, rows: slice, batch: Batch, offset: int = 0) -> Iterator[tuple[slice, Tensor, float]]:
-        """The patches of a use in pieces of bounded memory: points, patches_GKP scaled to a peak near 1, the scale."""
-        n_rows_per_group = (rows.stop - rows.start) // use.windows.shape[1]
-        per_patch = FLOAT_BYTES * (2 * self.weight.fan_in + 5 * n_rows_per_group)
-        for points, windows in split_windows(use, bytes_per_patch=per_patch, chunk_bytes=self.chunk_bytes):
-            chunk_GKP = patches_of(windows, use.n_position_dims)
-            peak = float(torch.stack(torch.aminmax(chunk_GKP)).abs().amax())
-            if not peak < float("inf"):
-                raise DataError(
-                    f"batch {batch.index}: the inputs that reach {self.weight.name} are NaN or infinite, although the "
-                    "batch itself is finite: the model overflows on it; use a wider dtype, or drop the batch"
-                )
-            if peak > 0:  # an all-zero chunk has no ratio but 0/0 := 0, and Z = 0
-                scale = scale_to_one(peak)
-                yield slice(points.start + offset, points.stop + offset), chunk_GKP.mul_(scale), scale
+    def _add_max(self, use: Use, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
+        """Takes the largest ratios of these points into the running maximum."""
+        part = replace(use, windows=use.windows[points])
+        if self.kernel.FUSED and not is_wide:
+            while not self._attempt(part, rows, partial(self._fused, part, rows, points, values)):
+                pass
+            return
 
-    def _max_over(self, chunk_GKP: Tensor, rows: slice, points: slice, scale: float) -> Tensor:
-        """The largest ratio of each weight over the chunk, F x K."""
-        kernel, weight_GRK, chunk_GKP = self._precision(chunk_GKP, rows)
-        best_GRK: Tensor | None = None
-        for _, patches_GKP, inverse_SGRP in self._quadrants(kernel, weight_GRK, chunk_GKP, rows, points, scale):
-            product = kernel.max_times(patches_GKP, inverse_SGRP, weight_GRK > 0)
-            best_GRK = product if best_GRK is None else torch.maximum(best_GRK, product)
-        assert best_GRK is not None  # the peak is positive, so one of the signs occurs
-        return (best_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
+        def take(piece: slice, windows: Tensor) -> None:
+            at = slice(points.start + piece.start, points.start + piece.stop)
+            scale_B, occurs = values.scale_B[at], values.occurs(at)
+            kernel, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], is_wide)
+            chunk_GKP = patches_of(windows, use.n_position_dims, scale_B).to(weight_GRK.dtype)
+            best_GRK, squares_QB = max_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
+            self._take_max(best_GRK, weight_GRK, rows)
+            self._take_squares(squares_QB / scale_B.to(squares_QB.device).square(), at)
 
-    def _add_mean(self, use: Use, rows: slice, batch: Batch, n_uses: int) -> None:
+        self._piecewise(part, rows, take)
+
+    def _fused(self, use: Use, rows: slice, points: slice, values: Values) -> None:
+        """The same by a kernel that does all of it in one go, for the windows of these points."""
+        scale_B, applied_B, windows = values.scale_B[points], values.scale_B[points], use.windows
+        if windows.dtype != SCORE_DTYPE:
+            windows, applied_B = to_score_dtype(windows, scale_B), torch.ones_like(scale_B)
+        _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
+        occurs_TB = torch.stack((values.has_positive_B[points], values.has_negative_B[points]))
+        best_GRK, squares_QB = self.kernel.max_ratios(
+            windows,
+            use.n_position_dims,
+            weight_GRK,
+            factors_TB=(torch.stack((applied_B, -applied_B)) * occurs_TB).to(SCORE_DTYPE),
+            row_factors_GR=factors_GR,
+            chunk_bytes=self.chunk_bytes,
+        )
+        self._take_max(best_GRK, weight_GRK, rows)
+        self._take_squares(squares_QB * (applied_B / scale_B).square(), points)
+
+    def _take_max(self, best_GRK: Tensor, weight_GRK: Tensor, rows: slice) -> None:
+        best_FK = (best_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
+        torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
+
+    def _take_squares(self, squares_QB: Tensor, points: slice) -> None:
+        """Adds the squared norms of these points' outputs, in the units of the model (T11)."""
+        if self.attributed and self.squares_QB is not None:
+            self.squares_QB[:, points] += squares_QB
+
+    def _add_mean(self, use: Use, rows: slice, values: Values, batch: Batch, n_uses: int) -> None:
         """Adds one use to the sums over patches, a block of points at a time."""
         if not self.attributed:
             raise DataError(
                 f"batch {batch.index}: reduce='mean' needs the points of a batch told apart, but the inputs of "
                 f"{self.weight.name} do not show them; use reduce='max', or batches of one point"
             )
-        n_points, n_rows = len(use.windows), rows.stop - rows.start
         if n_uses > 1 and self.sums_TBFK is None:
-            self.sums_TBFK = torch.zeros(2, n_points, *self.scaled_FK.shape, device=self.scale_F.device)
-        block = max(1, self.chunk_bytes // (4 * FLOAT_BYTES * n_rows * self.weight.fan_in))
-        for start in range(0, n_points, block):
-            part = replace(use, windows=use.windows[start : start + block])
-            sums_TBFK = torch.zeros(2, len(part.windows), n_rows, self.weight.fan_in, device=self.scale_F.device)
-            for points, chunk_GKP, scale in self._chunks(part, rows, batch, offset=start):
-                within = slice(points.start - start, points.stop - start)
-                self._sum_over(chunk_GKP, rows, points, scale, sums_TBFK[:, within])
-            if self.sums_TBFK is not None:
-                self.sums_TBFK[:, start : start + block, rows] += sums_TBFK
-            elif self.counts_BF is not None:
-                self._fold(sums_TBFK, self.counts_BF[start : start + block, rows], rows)
+            self.sums_TBFK = torch.zeros(2, len(use.windows), *self.scaled_FK.shape, device=self.scale_F.device)
+        for run, is_wide in self._runs(use, rows, values):
+            start = run.start
+            while start < run.stop:
+                block = max(1, self.chunk_bytes // (4 * FLOAT_BYTES * (rows.stop - rows.start) * self.weight.fan_in))
+                points = slice(start, min(start + block, run.stop))
+                if self._attempt(use, rows, partial(self._mean_block, use, rows, points, values, is_wide)):
+                    start = points.stop
 
-    def _sum_over(self, chunk_GKP: Tensor, rows: slice, points: slice, scale: float, sums_TBFK: Tensor) -> None:
-        kernel, weight_GRK, chunk_GKP = self._precision(chunk_GKP, rows)
-        n_points = points.stop - points.start
-        for t, patches_GKP, inverse_SGRP in self._quadrants(kernel, weight_GRK, chunk_GKP, rows, points, scale):
-            by_point = patches_GKP.unflatten(-1, (n_points, -1)), inverse_SGRP.unflatten(-1, (n_points, -1))
-            product_BGRK = kernel.sum_times(*by_point, weight_GRK > 0) * weight_GRK.abs()
-            sums_TBFK[t] += product_BGRK.flatten(1, 2).to(SCORE_DTYPE)
-
-    def _quadrants(
-        self, kernel: ModuleType, weight_GRK: Tensor, chunk_GKP: Tensor, rows: slice, points: slice, scale: float
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """For each sign t that the activations have: t, patches a^t, and 1/D^{st} for both signs s of the weights.
-
-        On the way it adds the norms of the quadrants Z^{st} = D^{st}, and of Z, to those of the points.
-        """
-        lowest, highest = (float(x) for x in torch.aminmax(chunk_GKP))
-        z_GRP: Tensor | None = None
-        for t, occurs in ((POSITIVE, highest > 0), (NEGATIVE, lowest < 0)):
-            if not occurs:
-                continue
-            is_pure = lowest >= 0 if t == POSITIVE else False
-            patches_GKP = chunk_GKP if is_pure else (chunk_GKP if t == POSITIVE else -chunk_GKP).clamp_min(0)
-            sums_SGRP = kernel.quadrant_sums(weight_GRK, patches_GKP)
-            signed = sums_SGRP[POSITIVE] - sums_SGRP[NEGATIVE]
-            z_GRP = (signed if t == POSITIVE else -signed) if z_GRP is None else z_GRP - signed
-            for s in (POSITIVE, NEGATIVE):
-                self._add_squares(2 * t + s, sums_SGRP[s], rows, points, scale)
-            yield t, patches_GKP, inverse_or_zero(sums_SGRP)
-        if z_GRP is not None:
-            self._add_squares(TOTAL, z_GRP, rows, points, scale)
-
-    def _add_squares(self, index: int, values_GRP: Tensor, rows: slice, points: slice, scale: float) -> None:
-        """Adds the squared norms of these outputs, in the units of the model, to their points (T11)."""
-        if not self.attributed or self.squares_QB is None:
-            return
-        norms_FB = values_GRP.unflatten(-1, (points.stop - points.start, -1)).flatten(0, 1).norm(dim=-1)
-        factors_F1 = 1 / (self.scale_F[rows, None] * scale)
-        self.squares_QB[index, points] += (norms_FB.to(BOUND_DTYPE) * factors_F1).square().sum(0)
-
-    def _precision(self, chunk_GKP: Tensor, rows: slice) -> tuple[ModuleType, Tensor, Tensor]:
-        """The kernel, the scaled weights (G x R x K) and the chunk in float32; float64 where float32 might underflow.
-
-        Underflow needs a weight and an activation of the same column whose product is below the guard.
-        """
-        weight_FK = self.scaled_FK[rows]
-        n_groups = len(chunk_GKP)
-        if smallest_positive(chunk_GKP.abs()) * self.smallest_weight < UNDERFLOW_GUARD:
-            wide_FK = self._scaled_rows(rows)
-            magnitude = chunk_GKP.to(BOUND_DTYPE).abs()
-            smallest_GK = torch.where(magnitude > 0, magnitude, torch.inf).amin(-1)
-            products = wide_FK.unflatten(0, (n_groups, -1)).abs() * smallest_GK[:, None]
-            if bool(((products > 0) & (products < UNDERFLOW_GUARD)).any()):
-                return reference, wide_FK.unflatten(0, (n_groups, -1)), chunk_GKP.to(BOUND_DTYPE)
-        return self.kernel, weight_FK.unflatten(0, (n_groups, -1)), chunk_GKP.to(SCORE_DTYPE)
-
-    def _scaled_rows(self, rows: slice) -> Tensor:
-        return self.rows_FK[rows].to(BOUND_DTYPE) * self.scale_F[rows, None]
+    def _mean_block(self, use: Use, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
+        """Adds the ratios of these points; nothing is taken before all of it is known."""
+        part = replace(use, windows=use.windows[points])
+        kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
+        shape = (2, len(part.windows), *weight_GRK.flatten(0, 1).shape)
+        sums_TBFK = torch.zeros(shape, device=self.scale_F.device)
+        squares_QB = torch.zeros(TOTAL + 1, len(part.windows), dtype=BOUND_DTYPE, device=self.scale_F.device)
+        for piece, windows in split_windows(part, **self._piece_sizes(use, rows)):
+            at = slice(points.start + piece.start, points.start + piece.stop)
+            scale_B, occurs = values.scale_B[at], values.occurs(at)
+            chunk_GKP = patches_of(windows, use.n_position_dims, scale_B).to(weight_GRK.dtype)
+            ratios, squares = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
+            sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
+            squares_QB[:, piece] += squares / scale_B.to(squares.device).square()
+        self._take_squares(squares_QB, points)
+        if self.sums_TBFK is not None:
+            self.sums_TBFK[:, points, rows] += sums_TBFK
+        elif self.counts_BF is not None:
+            self._fold(sums_TBFK, self.counts_BF[points, rows], rows)
 
     def _fold(self, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
         """Takes complete sums into the running maximum: mean over patches, max over quadrants, max over points (T3)."""
         means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
         best_FK = means_BFK.amax(0).clamp_(max=1)
         torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
+
+    def _runs(self, use: Use, rows: slice, values: Values) -> Iterator[tuple[slice, bool]]:
+        """Stretches of points that have anything to say, and whether they need float64 because float32 might underflow.
+
+        A point without activations has no ratio but 0/0 := 0, and Z = 0.
+        """
+        # Patches are divided by their sum at most, which is below fan-in x peak.
+        ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
+        is_wide = [bool(flag) for flag in ratio_B * self.smallest_weight < UNDERFLOW_GUARD]
+        kinds = [
+            None if peak == 0 else wide and self._underflows(use, rows, point, float(values.scale_B[point]))
+            for point, (peak, wide) in enumerate(zip(values.peak_B.tolist(), is_wide))
+        ]
+        start = 0
+        for kind, group in groupby(kinds):
+            stop = start + len(list(group))
+            if kind is not None:
+                yield slice(start, stop), kind
+            start = stop
+
+    def _underflows(self, use: Use, rows: slice, point: int, scale: float) -> bool:
+        """Whether a weight and an activation of the same column of this point have a product below the guard."""
+        one = replace(use, windows=use.windows[point : point + 1])
+        smallest_GK: Tensor | None = None
+        for _, windows in split_windows(one, **self._piece_sizes(use, rows)):
+            patches = patches_of(windows, use.n_position_dims, torch.tensor([scale])).to(BOUND_DTYPE).abs()
+            sums_GP = patches.sum(1, keepdim=True)
+            least = torch.where(patches > 0, patches / sums_GP, torch.inf).amin(-1)
+            smallest_GK = least if smallest_GK is None else torch.minimum(smallest_GK, least)
+        assert smallest_GK is not None  # every point has patches
+        products = self._scaled_rows(rows).unflatten(0, (len(smallest_GK), -1)).abs() * smallest_GK[:, None]
+        return bool(((products > 0) & (products < UNDERFLOW_GUARD)).any())
+
+    def _operands(self, rows: slice, n_groups: int, is_wide: bool) -> tuple[ModuleType, Tensor, Tensor]:
+        """The kernel, the scaled weights (G x R x K), and the factors (G x R) that take their scale out again."""
+        weight_FK = self._scaled_rows(rows) if is_wide else self.scaled_FK[rows]
+        factors_F = 1 / self.scale_F[rows]
+        kernel = reference if is_wide else self.kernel
+        return kernel, weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
+
+    def _scaled_rows(self, rows: slice) -> Tensor:
+        return self.rows_FK[rows].to(BOUND_DTYPE) * self.scale_F[rows, None]
+
+    def _piece_sizes(self, use: Use, rows: slice) -> dict[str, int]:
+        """How the windows of a use are cut: patches, a signed part of them, and five lines for each row."""
+        n_rows_per_group = (rows.stop - rows.start) // use.windows.shape[1]
+        per_patch = FLOAT_BYTES * use.windows.shape[1] * (2 * self.weight.fan_in + 5 * n_rows_per_group)
+        return {"bytes_per_patch": per_patch, "chunk_bytes": self.chunk_bytes}
+
+    def _piecewise(self, use: Use, rows: slice, take: Callable[[slice, Tensor], None]) -> None:
+        """Calls `take` for pieces that fit the memory; a piece that does not is cut further, the others follow."""
+        for points, windows in split_windows(use, **self._piece_sizes(use, rows)):
+            if not self._attempt(use, rows, partial(take, points, windows)):
+
+                def take_within(piece: slice, part: Tensor, start: int = points.start) -> None:
+                    take(slice(start + piece.start, start + piece.stop), part)
+
+                self._piecewise(replace(use, windows=windows), rows, take_within)
+
+    def _attempt(self, use: Use, rows: slice, work: Callable[[], None]) -> bool:
+        """Whether `work` ran; if memory did not suffice, chunk_bytes is half of what it was, or an error is raised."""
+        try:
+            work()
+            return True
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+        least = self._piece_sizes(use, rows)["bytes_per_patch"]
+        if self.chunk_bytes <= least:
+            raise ModelError(
+                f"out of memory at {self.weight.name} even one patch at a time ({least} bytes); free memory, use "
+                f"smaller batches, or leave the weight as it is with exclude={self.weight.name!r}"
+            )
+        self.chunk_bytes //= 2
+        _log.warning("out of memory at %s: going on with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
+        return False
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """torch reports a full CPU as a plain RuntimeError, a full GPU as its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def _ratio(above_B: Tensor, below_B: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Image folders: order and labels, the two crops, worker processes, and files that are broken."""
 
+import multiprocessing
 import os
 import signal
 from dataclasses import replace
@@ -128,7 +129,22 @@ def test_a_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "_decode", die)  # worker processes are forked, so they see it
     if torch.multiprocessing.get_start_method() != "fork":
         pytest.skip("needs forked workers")
+    before = set(multiprocessing.active_children())  # an earlier test's worker may still be on its way out
     with pytest.raises(DataError, match=r"worker process failed while batch \d \(items"):
+        list(batches(index, torch.arange(6), n_workers=1))
+    assert set(multiprocessing.active_children()) <= before  # buried: no late signal of its death can come
+
+
+@pytest.mark.parametrize("error", [RuntimeError("gone"), ConnectionResetError("gone"), EOFError("gone")])
+def test_every_face_of_a_dead_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    index = index_folders(make_folders(tmp_path))
+
+    def first_batch_then_death(*args: object, **kwargs: object):
+        yield [torch.zeros(2), torch.zeros(2)]
+        raise error
+
+    monkeypatch.setattr(module, "DataLoader", first_batch_then_death)
+    with pytest.raises(DataError, match=r"batch 1 \(items 2 .. 3\) was awaited: .*gone"):
         list(batches(index, torch.arange(6), n_workers=1))
 
 

@@ -118,8 +118,15 @@ def test_memory_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "remain" in refused(tmp_path, b"\x80\x03B" + huge + b"abc.")  # bytes longer than the file
     assert "remain" in refused(tmp_path, b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"abc.")
     assert "remain" in refused(tmp_path, b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"abc.")
-    big = python2_batch(b"abcd", 2).replace(b"K\x02M\x02\x00\x86", b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86")
-    assert "do not fit together" in refused(tmp_path, big)  # an array of 2^62 elements
+    good = python2_batch(b"abcd", 2)
+    shape = b"K\x02M\x02\x00\x86"
+    assert shape in good
+    for wrong, reason in (
+        (b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", "reshape"),  # 2^62 elements out of four bytes
+        (b"K\x02K\x03\x86", "reshape"),
+        (b"K\x02J\xff\xff\xff\xff\x86", "do not fit together"),  # -1, which numpy would fill in
+    ):
+        assert reason in refused(tmp_path, good.replace(shape, wrong))
     monkeypatch.setattr(safepickle, "MAX_BYTES", 10)
     assert "was not opened" in refused(tmp_path, pickle.dumps({"data": 1}))
 

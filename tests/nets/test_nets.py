@@ -178,7 +178,7 @@ def test_digits_cnn_learns_digits() -> None:
     data = load_digits()
     splits = digits_splits(data)
     net = seeded("digits-cnn")
-    n_epochs, peak = 12, 0.05
+    n_epochs, peak = 10, 0.05
     optimiser = torch.optim.SGD(net.parameters(), lr=peak, momentum=0.9, nesterov=True, weight_decay=1e-4)
     for epoch in range(n_epochs):
         optimiser.param_groups[0]["lr"] = peak * (1 - epoch / n_epochs)

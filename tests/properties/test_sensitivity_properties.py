@@ -155,7 +155,7 @@ def test_batches_chunks_and_kernels_do_not_matter(
 @pytest.mark.parametrize("kernel", ["auto", "reference", "cpu"])
 def test_chunks_on_a_layer_larger_than_a_chunk(kernel: str, reduce: str) -> None:
     """Many chunks in one batch, in one point and in one row's fan-in."""
-    weight, x = values((70, 130), "normal", 1), values((5, 90, 130), "sparse", 2)
+    weight, x = values((120, 280), "normal", 1), values((3, 167, 280), "sparse", 2)
     whole = scored(weight, [x], reduce, kernel, chunk_bytes=2**28)
     for chunk_bytes in (2**10, 2**14, 2**17):
         close(scored(weight, [x], reduce, kernel, chunk_bytes), whole, TIGHT)

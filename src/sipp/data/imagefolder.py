@@ -28,6 +28,8 @@ CROP_AREA = (0.08, 1.0)  # share of the image that a random crop covers
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
 CROP_TRIES = 10
 
+DEAD_WORKER = (RuntimeError, OSError, EOFError)  # what a dead worker shows as, by the moment of its death
+
 Mode = Literal["train", "val"]
 
 
@@ -119,22 +121,29 @@ class FolderBatches:
             num_workers=self.n_workers,
             pin_memory=torch.cuda.is_available(),
         )
-        batches = iter(loader)
+        batches: Iterator[list[Tensor]] | None = iter(loader)
         for number in range(len(self)):
+            batch, failure = None, ""
             try:
-                batch = next(batches)
-            except (
-                RuntimeError,
-                OSError,
-                EOFError,
-            ) as error:  # what a dead worker shows as, by the moment of its death
-                first = number * self.batch_size
-                items = self.items[first : first + self.batch_size].tolist()
-                raise DataError(
-                    f"a worker process failed while batch {number} (items {items[0]} .. {items[-1]}) was awaited: "
-                    f"{error}; try fewer workers, or n_workers=0 to see the cause"
-                ) from error
+                assert batches is not None
+                try:
+                    batch = next(batches)
+                except DEAD_WORKER as error:
+                    failure = f"{type(error).__name__}: {error}"
+                if batch is None:
+                    batches = None  # here, so that torch buries the worker now
+            except RuntimeError as error:  # torch tells of a death by a signal too, which may come at any line above
+                failure = failure or str(error)
+            if batch is None:
+                raise DataError(self._failed(number, failure))
             yield batch[0], batch[1]
+
+    def _failed(self, number: int, failure: str) -> str:
+        items = self.items[number * self.batch_size :][: self.batch_size].tolist()
+        return (
+            f"a worker process failed while batch {number} (items {items[0]} .. {items[-1]}) was awaited: {failure}; "
+            "try fewer workers, or n_workers=0 to see the cause"
+        )
 
 
 class _Decoded(Dataset[tuple[Tensor, int]]):

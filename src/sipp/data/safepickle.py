@@ -6,7 +6,6 @@ inert stand-ins and nothing else: numpy itself is not reachable from inside the 
 """
 
 import io
-import math
 import pickle
 import pickletools
 from collections.abc import Callable
@@ -65,9 +64,9 @@ class _Array:
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, raw = state
-        sizes_fit = all(type(n) is int and 0 <= n <= MAX_BYTES for n in shape)
-        if type(dtype) is not _Dtype or type(raw) is not bytes or not sizes_fit or math.prod(shape) != len(raw):
+        if type(dtype) is not _Dtype or type(raw) is not bytes or not all(type(n) is int and n >= 0 for n in shape):
             raise pickle.UnpicklingError("an array whose shape, element type and bytes do not fit together")
+        # A view: it takes no memory, and a shape that does not fit the bytes is an error here.
         self.value = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 

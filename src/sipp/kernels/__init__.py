@@ -1,7 +1,9 @@
-"""`max_times` and its relatives: a definition (reference), the CPU version (Numba), and the choice between them."""
+"""`max_times` and its relatives: a definition (reference), CPU (Numba), GPU (Triton), and the choice between them."""
 
 from __future__ import annotations
 
+import functools
+import logging
 from types import ModuleType
 from typing import Literal
 
@@ -10,18 +12,47 @@ import torch
 from sipp.errors import OptionError
 from sipp.kernels import reference
 
-Kernel = Literal["auto", "reference", "cpu"]
-KERNELS: tuple[Kernel, ...] = ("auto", "reference", "cpu")
+Kernel = Literal["auto", "reference", "cpu", "gpu"]
+KERNELS: tuple[Kernel, ...] = ("auto", "reference", "cpu", "gpu")
+
+_log = logging.getLogger("sipp")
 
 
 def pick(kernel: Kernel, device: torch.device) -> ModuleType:
     """The module whose functions run on `device`; an impossible choice raises."""
     if kernel not in KERNELS:
         raise OptionError(f"kernel={kernel!r} is not one of {', '.join(KERNELS)}")
-    if kernel == "reference" or (kernel == "auto" and device.type != "cpu"):
+    if kernel == "reference":
         return reference
-    if device.type != "cpu":
-        raise OptionError(f"kernel='cpu' cannot run on {device}: move the model to the CPU or use kernel='auto'")
-    from sipp.kernels import cpu
+    if kernel == "auto":
+        return _automatic(device.type)
+    if kernel == "cpu":
+        if device.type != "cpu":
+            raise OptionError(f"kernel='cpu' cannot run on {device}: move the model to the CPU or use kernel='auto'")
+        return _automatic("cpu")
+    if device.type != "cuda":
+        raise OptionError(f"kernel='gpu' cannot run on {device}: move the model to a CUDA device or use kernel='auto'")
+    try:
+        from sipp.kernels import gpu
+    except ImportError as error:
+        raise OptionError(f"kernel='gpu' needs Triton, which cannot be imported ({error}); use kernel='auto'") from None
+    return gpu
 
-    return cpu
+
+@functools.cache
+def _automatic(device_type: str) -> ModuleType:
+    """The fastest module for a type of device; a slower substitute is announced once."""
+    if device_type == "cpu":
+        from sipp.kernels import cpu
+
+        return cpu
+    if device_type == "cuda":
+        try:
+            from sipp.kernels import gpu
+
+            return gpu
+        except ImportError as error:
+            _log.warning("Triton cannot be imported (%s): the float64 reference runs on the GPU, slower", error)
+            return reference
+    _log.warning("no kernel is written for %s devices: the float64 reference runs there, slower", device_type)
+    return reference

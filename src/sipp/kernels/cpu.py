@@ -1,25 +1,72 @@
-"""The kernels on the CPU: float32, the (max, x) product in Numba, the ordinary products in torch."""
+"""The kernels on the CPU: float32, in loops compiled by Numba (`simd.py`) and run on as many threads as torch uses.
+
+`max_ratios` goes over the windows of a layer tile by tile: a tile of patches is unfolded in the cache, its
+denominators, their reciprocals, the norms and the maxima follow at once, and nothing of the unfolded size ever
+reaches memory. A patch's ratios do not change when the patch is scaled (T2), so each is divided by its sum: then the
+largest activation and the largest reciprocal of a block bound its products well, and most blocks can be skipped.
+
+Threads are plain ones over compiled code that holds no lock, each with a fixed stretch of patches and maxima of its
+own, so results are the same bits in every run, and Numba's own thread pool, which is not safe to share, is not used.
+"""
 
 from __future__ import annotations
 
-import numba
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, reduce
+from itertools import pairwise
+from typing import TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.kernels import reference, simd
+
+FUSED = True  # has `max_ratios`
+MOST_BLOCKS = 4  # blocks of a tile: more would not stay in the second-level cache
+N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
+
+_SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
+_Result = TypeVar("_Result")
+_log = logging.getLogger("sipp")
+
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
-    """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
-    n_groups, n_rows, _ = weight_GRK.shape
-    both = torch.cat((weight_GRK.clamp(min=0), (-weight_GRK).clamp(min=0)), dim=1)
-    return torch.bmm(both, patches_GKP).view(n_groups, 2, n_rows, -1).transpose(0, 1)
+    """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights.
+
+    Each is summed in the same order whatever stands beside it: the same bits for any chunk and any batch.
+    """
+    _announce()
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    n_patches = patches_GKP.shape[-1]
+    weights, patches = _panels(weight_GRK), _array(patches_GKP)
+    result = torch.empty(2, n_groups, n_rows, n_patches)
+
+    def work(stretch: tuple[int, int]) -> None:
+        a, d = torch.zeros(fan_in, simd.BLOCK), torch.zeros(2 * n_rows, simd.BLOCK)
+        simd.sums(patches, weights, stretch, a.numpy(), d.numpy(), result.numpy())
+
+    _run(work, _stretches(n_patches))
+    return result
 
 
-def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
-    """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
-    best = torch.zeros(positive_GRK.shape, dtype=torch.float32)
-    _max_times(patches_GKP.numpy(), inverse_SGRP.numpy(), positive_GRK.numpy(), best.numpy())
-    return best
+def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *, skip: bool = True) -> Tensor:
+    """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K.
+
+    With `skip=False` every product is computed; the result is the same, bit for bit.
+    """
+    _announce()
+    n_groups, n_rows, fan_in = positive_GRK.shape
+    patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
+
+    def work(stretch: tuple[int, int]) -> Tensor:
+        best = _best(n_groups, n_rows, fan_in)
+        simd.product(patches, inverse, signs, stretch, _scratch(n_rows, fan_in, MOST_BLOCKS), best.numpy(), skip)
+        return best
+
+    return _largest(_run(work, _stretches(patches.shape[-1])))[:, :n_rows, :fan_in].contiguous()
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
@@ -28,17 +75,147 @@ def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor)
     return torch.where(positive_GRK, total[0], total[1])
 
 
-@numba.njit(parallel=True, cache=True, fastmath={"nnan", "nsz", "reassoc"})
-def _max_times(patches: np.ndarray, inverse: np.ndarray, positive: np.ndarray, best: np.ndarray) -> None:
-    n_groups, n_rows, fan_in = positive.shape
-    n_patches = patches.shape[2]
-    for i in numba.prange(n_groups * n_rows):
-        g = i // n_rows
-        r = i - g * n_rows
-        for k in range(fan_in):
-            s = 0 if positive[g, r, k] else 1
-            top = np.float32(0.0)
-            for p in range(n_patches):
-                value = patches[g, k, p] * inverse[s, g, r, p]
-                top = value if value > top else top
-            best[g, r, k] = top
+def max_ratios(
+    windows: Tensor,
+    n_position_dims: int,
+    weight_GRK: Tensor,
+    *,
+    factors_TB: Tensor,
+    row_factors_GR: Tensor,
+    chunk_bytes: int,
+) -> tuple[Tensor, Tensor]:
+    """(max over patches of a_kp / D_rp, G x R x K;  ||Z^{st}(x)||^2 and ||Z(x)||^2 of each point, Q x B float64).
+
+    `windows` is a float32 view (B, G, *positions, *fan_in); factors_TB[t, b] is the scale that brings point b to a
+    peak near 1, with the sign of t, or 0 where the point has no activation of that sign; row_factors_GR take the
+    scale of the weights out of the norms again.
+    """
+    _announce()
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    n_points, n_positions = len(windows), windows.shape[2 : 2 + n_position_dims].numel()
+    source, strides = _flat(windows), (windows.stride(0), windows.stride(1))
+    positions = _offsets(windows, range(2, 2 + n_position_dims))
+    fan = _offsets(windows, range(2 + n_position_dims, windows.ndim))
+    weights, signs = _panels(weight_GRK), _signs(weight_GRK > 0)
+    squares_QP = torch.zeros(N_SQUARES, n_points * n_positions, dtype=torch.float64)
+    n_blocks = blocks_within(chunk_bytes, n_rows, fan_in)
+
+    def work(stretch: tuple[int, int]) -> Tensor:
+        best = _best(n_groups, n_rows, fan_in)
+        scratch = _scratch(n_rows, fan_in, n_blocks)
+        operands = factors_TB.numpy(), weights, signs, row_factors_GR.numpy()
+        simd.scan(source, strides, positions, fan, *operands, stretch, scratch, best.numpy(), squares_QP.numpy())
+        return best
+
+    best = _largest(_run(work, _stretches(n_points * n_positions)))[:, :n_rows, :fan_in]
+    scale_B = factors_TB.abs().amax(0).double()
+    squares_QB = squares_QP.view(N_SQUARES, n_points, n_positions).sum(-1)
+    return best, torch.where(scale_B > 0, squares_QB / scale_B.square(), torch.zeros(()).double())
+
+
+def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(lowest up to 0, highest from 0, smallest magnitude above 0 or infinity) of each line, in one reading.
+
+    A NaN makes the highest (or, with its sign bit set, the lowest) NaN. Other dtypes than float32 go the slow way.
+    """
+    if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
+        return reference.extremes(values_BN)
+    _announce()
+    found = torch.zeros(len(values_BN), 3, dtype=torch.int64)
+
+    def work(stretch: tuple[int, int]) -> None:
+        lines = slice(*stretch)
+        simd.extremes(values_BN[lines].detach().numpy().view(np.int32), found[lines].numpy())
+
+    _run(work, _cuts(len(values_BN), torch.get_num_threads()))
+    signed, unsigned, below = found.unbind(1)
+    highest = torch.where(signed > 0, signed, 0).to(torch.int32).view(torch.float32)
+    lowest = torch.where(unsigned > _SIGN_BIT, unsigned - 2 * _SIGN_BIT, 0).to(torch.int32).view(torch.float32)
+    smallest = (below + 1).clamp(max=_INFINITY_BITS).to(torch.int32).view(torch.float32)
+    return lowest, highest, smallest
+
+
+def blocks_within(chunk_bytes: int, n_rows: int, fan_in: int) -> int:
+    """How many blocks of patches a tile has so that the scratch of all threads fits `chunk_bytes`, at least one."""
+    one = sum(part.nbytes for part in _scratch(n_rows, fan_in, 1)) * torch.get_num_threads()
+    return max(1, min(MOST_BLOCKS, chunk_bytes // one))
+
+
+@cache
+def _announce() -> None:
+    _log.info("preparing the CPU kernels; the first time on a machine they are compiled, which takes half a minute")
+
+
+def _run(work: Callable[[tuple[int, int]], _Result], stretches: list[tuple[int, int]]) -> list[_Result]:
+    """The result of `work` for each stretch, one thread each."""
+    if len(stretches) == 1:
+        return [work(stretches[0])]
+    with ThreadPoolExecutor(len(stretches)) as pool:
+        return list(pool.map(work, stretches))
+
+
+def _cuts(n: int, n_parts: int) -> list[tuple[int, int]]:
+    """0..n cut into at most n_parts stretches of nearly the same length."""
+    cuts = [n * i // n_parts for i in range(n_parts + 1)]
+    return [(first, last) for first, last in pairwise(cuts) if last > first]
+
+
+def _stretches(n_patches: int) -> list[tuple[int, int]]:
+    """The patches cut into one stretch of whole blocks for each of torch's threads."""
+    cuts = _cuts(-(-n_patches // simd.BLOCK), torch.get_num_threads())
+    return [(first * simd.BLOCK, min(last * simd.BLOCK, n_patches)) for first, last in cuts]
+
+
+def _largest(results: list[Tensor]) -> Tensor:
+    return reduce(torch.maximum, results)
+
+
+def _padded(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _best(n_groups: int, n_rows: int, fan_in: int) -> Tensor:
+    return torch.zeros(n_groups, _padded(n_rows, simd.QUAD), _padded(fan_in, simd.COLUMNS))
+
+
+def _scratch(n_rows: int, fan_in: int, n_blocks: int) -> tuple[np.ndarray, ...]:
+    """a, d, z, peaks of a, peaks of d, spill of `simd`: torch's memory, because its lines are aligned, zeroed."""
+    lines, columns = 2 * _padded(n_rows, simd.QUAD), _padded(fan_in, simd.COLUMNS)
+    shapes = (columns, simd.BLOCK), (lines, simd.BLOCK), (n_rows, simd.BLOCK), (columns,), (lines,)
+    dtypes = torch.float32, torch.float32, torch.float64, torch.float32, torch.float32
+    arrays = [torch.zeros(n_blocks, *shape, dtype=dtype).numpy() for shape, dtype in zip(shapes, dtypes)]
+    return (*arrays, torch.zeros(simd.QUAD * simd.COLUMNS * simd.LANES).numpy())
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.to(torch.float32).contiguous().numpy()
+
+
+def _flat(windows: Tensor) -> np.ndarray:
+    """The memory that the windows view, as one line."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
+    return windows.detach().as_strided((span,), (1,)).numpy()
+
+
+def _offsets(windows: Tensor, dims: range) -> np.ndarray:
+    """Where the elements along these dimensions lie, in memory, after the first; the last dimension runs fastest."""
+    total = torch.zeros((), dtype=torch.int64)
+    for dim in dims:
+        total = total[..., None] + torch.arange(windows.shape[dim]) * windows.stride(dim)
+    return total.flatten().numpy()
+
+
+def _signs(positive_GRK: Tensor) -> np.ndarray:
+    """64 bits for every QUAD rows x COLUMNS columns, set where the weight is positive: G x rows / QUAD x columns."""
+    _, n_rows, fan_in = positive_GRK.shape
+    missing = (0, -fan_in % simd.COLUMNS, 0, -n_rows % simd.QUAD)
+    bits = torch.nn.functional.pad(positive_GRK, missing).unflatten(2, (-1, simd.COLUMNS))
+    bits = bits.unflatten(1, (-1, simd.QUAD)).transpose(2, 3).flatten(3)
+    return np.packbits(bits.contiguous().numpy(), axis=-1, bitorder="little").view(np.int64)[..., 0].copy()
+
+
+def _panels(weight_GRK: Tensor) -> np.ndarray:
+    """The weights as `simd.denominators` reads them: lines r+, r- of each row, PANEL lines at a time, term by term."""
+    lines_GLK = torch.stack((weight_GRK.clamp(min=0), (-weight_GRK).clamp(min=0)), dim=2).flatten(1, 2)
+    panels = [part.transpose(1, 2).flatten(1) for part in lines_GLK.to(torch.float32).split(simd.PANEL, dim=1)]
+    return torch.cat(panels, dim=1).numpy()

@@ -1,8 +1,8 @@
 """The definition of every kernel: float64 torch, slow and obvious.
 
-The same names and signatures stand in `cpu.py`. Shapes: patches_GKP are non-negative (one sign of the activations),
-inverse_SGRP holds 1/D for the two signs S of the weights (0: positive, 1: negative), positive_GRK says which sign a
-weight has.
+The same names and signatures stand in `cpu.py` and `gpu.py`. Shapes: patches_GKP are non-negative (one sign of the
+activations), inverse_SGRP holds 1/D for the two signs S of the weights (0: positive, 1: negative), positive_GRK says
+which sign a weight has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FUSED = False  # no `max_ratios` of its own: the caller goes chunk by chunk through the functions below
 _BLOCK = 1 << 24  # elements of one broadcast product
 
 
@@ -36,3 +37,10 @@ def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor)
     """sum over the N patches of each point of the same products: B x G x R x K. An ordinary matrix product (T3)."""
     total = torch.einsum("gkbn,sgrbn->sbgrk", patches_GKBN.double(), inverse_SGRBN.double())
     return torch.where(positive_GRK, total[0], total[1])
+
+
+def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(lowest, highest, smallest magnitude above 0 or infinity) of each line, NaN where a line has one."""
+    lowest, highest = torch.aminmax(values_BN, dim=1)
+    magnitude_BN = values_BN.abs()
+    return lowest, highest, magnitude_BN.masked_fill_(magnitude_BN == 0, torch.inf).amin(1)

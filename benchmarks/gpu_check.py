@@ -1,0 +1,202 @@
+"""Prints whether the GPU kernels agree with the float64 reference, then how fast they are. Run on a CUDA machine:
+
+PYTHONPATH=src python3 benchmarks/gpu_check.py [--skip-networks]
+
+Nothing that disagrees is timed. Each line is printed as it is measured, and a failing line does not stop the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+import torch
+
+import sipp
+from sipp.kernels import gpu, reference
+from sipp.nets.registry import NETS
+
+SHAPE = (256, 2304, 16384)  # rows, fan-in, patches: the issue's shape
+AGREEMENT = 1e-5
+AGREEMENT_SHAPES = (
+    (1, 64, 128, 4096),
+    (1, 5, 7, 33),
+    (3, 17, 27, 1001),
+    (1, 130, 300, 999),
+    (64, 1, 9, 784),
+    (1, 16, 147, 5000),
+)
+N_IMAGES, BATCH, SIDE = 256, 32, 224
+CHUNK_BYTES = 1 << 30
+NETWORK_TARGETS = {"resnet18": 0.5, "resnet101": 2.0}  # seconds
+
+
+def operands(groups: int, rows: int, fan_in: int, patches: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Non-negative patches, reciprocals of real denominators, signs: on the GPU."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    a = torch.rand(groups, fan_in, patches, generator=generator, device="cuda")
+    a = (a - 0.5).clamp(min=0)  # half of the activations are zero, as behind a ReLU
+    weight = torch.randn(groups, rows, fan_in, generator=generator, device="cuda")
+    sums = gpu.quadrant_sums(weight, a)
+    inverse = torch.where(sums > 0, sums.reciprocal(), torch.zeros_like(sums)).contiguous()
+    return a, inverse, weight > 0, weight
+
+
+def worst(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest relative disagreement; infinite where only one of both is zero or something is not finite."""
+    if not bool(torch.isfinite(got).all()) or bool(((got == 0) != (expected == 0)).any()):
+        return float("inf")
+    return float(((got - expected).abs() / expected.abs().clamp(min=1e-300)).max())
+
+
+def seconds(function: Callable[[], object], repeats: int = 10) -> float:
+    """Best of several runs, after one to warm up, measured by events on the GPU."""
+    function()
+    best = float("inf")
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        function()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end) / 1e3)
+    return best
+
+
+def variants() -> dict[str, Callable[..., torch.Tensor]]:
+    """Every form of max_times that exists here, by name."""
+    named: dict[str, Callable[..., torch.Tensor]] = {"plain": gpu.plain_max_times}
+    try:
+        from sipp.kernels import gpu_tiles as tiles
+    except ImportError as error:
+        print(f"gpu_tiles cannot be imported: {error}")
+        return named
+    named["auto"] = gpu.max_times
+    extra = [
+        tiles.Tile(4, 8, 8, 4, 2, 2),
+        tiles.Tile(4, 8, 8, 4, 2, 4, 16, 4),
+        tiles.Tile(4, 8, 8, 4, 2, 4, 16, 3),
+        tiles.Tile(4, 8, 8, 4, 4, 2),
+        tiles.Tile(8, 4, 4, 8, 2, 2, 16, 4),
+        tiles.Tile(4, 4, 8, 4, 2, 4),
+        tiles.Tile(8, 4, 8, 4, 2, 4, 16, 3),
+    ]
+    for tile in dict.fromkeys((*tiles.TILES, *extra)):
+        shape = ",".join(str(getattr(tile, field)) for field in tile.__dataclass_fields__)
+        named[f"tile {shape}"] = lambda a, i, p, tile=tile: tiles.max_times(a, i, p, tile=tile)
+    return named
+
+
+def check(name: str, function: Callable[..., torch.Tensor]) -> bool:
+    """Whether a form agrees with the reference at every shape, for float32, float16 and bfloat16 operands."""
+    try:
+        for shape in AGREEMENT_SHAPES:
+            a, inverse, positive, _ = operands(*shape)
+            for dtype in (torch.float32, torch.float16, torch.bfloat16):
+                low = (a.to(dtype), inverse.to(dtype).clamp(max=6e4), positive)
+                error = worst(function(*low).double(), reference.max_times(*low))
+                if not error <= AGREEMENT:
+                    print(f"{name:38s} DISAGREES at {shape} {dtype}: {error:.2e}", flush=True)
+                    return False
+    except Exception as error:
+        print(f"{name:38s} FAILS: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        return False
+    return True
+
+
+def check_others() -> None:
+    """Agreement of the ordinary products."""
+    a, inverse, positive, weight = operands(2, 33, 300, 1000)
+    sums = worst(gpu.quadrant_sums(weight, a).double(), reference.quadrant_sums(weight, a))
+    by_point = a.unflatten(-1, (10, 100)), inverse.unflatten(-1, (10, 100))
+    means = worst(gpu.sum_times(*by_point, positive).double(), reference.sum_times(*by_point, positive))
+    print(f"quadrant_sums worst {sums:.1e}, sum_times worst {means:.1e} (at most {AGREEMENT:.0e} wanted)", flush=True)
+
+
+def kernel_table() -> None:
+    rows, fan_in, patches = SHAPE
+    a, inverse, positive, weight = operands(1, *SHAPE)
+    both = torch.cat((weight.clamp(min=0), (-weight).clamp(min=0)), 1)
+    matmul = seconds(lambda: torch.bmm(weight, a))
+    print(f"\nmax_times at {rows} x {fan_in} x {patches}; torch float32 matmul (no TF32) ", end="")
+    print(f"{rows * fan_in * patches / matmul / 1e12:.2f} T multiply-adds/s; both quadrants {both.shape[1]} rows")
+    for name, function in variants().items():
+        if not check(name, function):
+            continue
+        try:
+            rate = rows * fan_in * patches / seconds(lambda f=function: f(a, inverse, positive)) / 1e12
+            print(f"{name:38s} {rate:7.2f} T pairs/s   {rate / 10:5.2f} x target", flush=True)
+        except Exception as error:
+            print(f"{name:38s} FAILS: {type(error).__name__}: {str(error)[:300]}", flush=True)
+
+
+def network_line(name: str) -> None:
+    """Sensitivities of a network over all images, against its forward pass, after a warm-up on one batch."""
+    torch.manual_seed(0)
+    model = NETS[name].builder(NETS[name].n_classes).cuda().eval()
+    images = torch.rand(N_IMAGES, 3, SIDE, SIDE, device="cuda") * 2 - 1
+    batches = list(images.split(BATCH))
+    start = time.perf_counter()
+    sipp.sensitivity(model, batches[:2], chunk_bytes=CHUNK_BYTES)
+    torch.cuda.synchronize()
+    warm = time.perf_counter() - start
+    best, forward = float("inf"), float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        sipp.sensitivity(model, batches, chunk_bytes=CHUNK_BYTES)
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+        start = time.perf_counter()
+        with torch.no_grad():
+            for batch in batches:
+                model(batch)
+        torch.cuda.synchronize()
+        forward = min(forward, time.perf_counter() - start)
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    print(
+        f"{name:10s} {N_IMAGES} images: {best:6.3f} s (target {NETWORK_TARGETS[name]} s), forward {forward:.3f} s, "
+        f"ratio {best / forward:.1f}, warm-up {warm:.1f} s, peak {peak:.1f} GiB",
+        flush=True,
+    )
+
+
+def network_agreement() -> None:
+    """The scores of a small network on the GPU against the reference kernel on the same GPU."""
+    torch.manual_seed(0)
+    model = NETS["resnet20"].builder(10).cuda().eval()
+    images = torch.rand(8, 3, 32, 32, device="cuda") * 2 - 1
+    fast = sipp.sensitivity(model, [images])
+    slow = sipp.sensitivity(model, [images], kernel="reference")
+    error = max(float((fast[n] - slow[n]).abs().max()) for n in fast)
+    print(f"\nresnet20 scores, largest difference from the reference kernel: {error:.1e}", flush=True)
+    if not error <= AGREEMENT:
+        raise SystemExit("the network's scores disagree: not timed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--skip-networks", action="store_true")
+    options = parser.parse_args()
+    import triton
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    print(
+        torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__, sys.version.split()[0]
+    )
+    steps: list[Callable[[], None]] = [check_others, kernel_table]
+    if not options.skip_networks:
+        steps += [network_agreement, *((lambda n=name: network_line(n)) for name in NETWORK_TARGETS)]
+    for step in steps:
+        start = time.perf_counter()
+        try:
+            step()
+        except (Exception, SystemExit):
+            traceback.print_exc()
+        print(f"   ({time.perf_counter() - start:.1f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""Scores of all rows and a budget in, which or how many weights each row keeps out (T7, T10).
+
+`largest` is the optimum for SiPP-det (and for every baseline that ranks weights); `allocate` is OptAlloc for SiPP-rand
+and SiPP-hybrid. Lists hold one tensor per layer; rows of different layers may differ in fan-in.
+"""
+
+from sipp.budget.allocation import Relaxed, allocate, relax
+from sipp.budget.ranking import largest
+from sipp.rowbounds import draws_for, expected_kept
+
+__all__ = ["Relaxed", "allocate", "draws_for", "expected_kept", "largest", "relax"]

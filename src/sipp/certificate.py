@@ -1,0 +1,294 @@
+"""What a certificate says: the records of T14 and T16, in numbers, in words and as JSON.
+
+Everything that follows from the counts is computed from them, so that a record cannot contradict itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any, Literal
+
+from sipp.binomial import drop_limit, k_allowed, points_needed, upper_limit
+from sipp.errors import DataError
+
+SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
+PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
+SCHEMA = "sipp-certificate/1"
+DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
+FLOATS = {"epsilon", "delta", "confidence", "delta_hat", "drop_upper"}
+DERIVED_RTOL = 1e-9  # a limit recomputed by another version of the statistics library
+MAX_COUNT = 2**53  # larger counts are not exact in float64
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence, or why not (T14).
+
+    The verdict and everything else that follows from the counts is computed from them, so it cannot contradict them.
+    """
+
+    fixed: Literal["delta", "epsilon"]  # which of the two the caller gave; the other was measured
+    epsilon: float  # +inf: no finite epsilon is proved
+    delta: float  # the share of inputs that may be further off
+    confidence: float
+    violations: int  # holdout points not within epsilon; an output that is not finite counts as one
+    n: int
+    n_duplicates: int  # points that are exact copies of an earlier one
+    data_hash: str  # of the set of points, whatever their order and batches
+    dense_hash: str
+    pruned_hash: str
+    dtype: str  # of the outputs compared
+    output: int | str | None  # which part of the models' output was compared
+    calibration_checked: bool  # the calibration points were compared with the holdout, none is shared
+    ledger_kept: bool
+    prior_uses: int  # earlier claims on the same points in the ledger
+
+    @property
+    def k_allowed(self) -> int | None:
+        """k* of T14, None where n is too small for any claim."""
+        return k_allowed(self.n, self.delta, 1.0 - self.confidence)
+
+    @property
+    def verdict(self) -> str:
+        """'certified', 'not certified' or 'refused: needs n >= ..'."""
+        if self.k_allowed is None:
+            return f"refused: needs n >= {points_needed(self.delta, 1.0 - self.confidence)}"
+        return "certified" if self.violations <= self.k_allowed else "not certified"
+
+    @property
+    def delta_hat(self) -> float:
+        """The proved limit of P(not within epsilon): Clopper-Pearson where epsilon was fixed, else delta or 1."""
+        if self.fixed == "epsilon":
+            return upper_limit(self.violations, self.n, 1.0 - self.confidence)
+        # epsilon was chosen on these points, so only the delta fixed in advance may be claimed for it
+        return self.delta if self.verdict == "certified" else 1.0
+
+    @property
+    def marked(self) -> bool:
+        """Whether these points had served an earlier claim, so that this one is no first look."""
+        return self.prior_uses > 0
+
+    @property
+    def sentence(self) -> str:
+        """The certificate in plain words, numbers rounded so that they claim less, never more."""
+        return _claim_in_words(self) + _caveats(self)
+
+    def __str__(self) -> str:
+        return _sheet(self.verdict, self, ("k_allowed", "delta_hat"))
+
+
+@dataclass(frozen=True)
+class AccuracyCertificate:
+    """accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16), from labels or without any."""
+
+    mode: Literal["labels", "label-free"]
+    confidence: float
+    n_lost: int  # b: dense right, pruned wrong; 0 in mode label-free
+    n_gained: int  # c: dense wrong, pruned right; 0 in mode label-free
+    n_differ: int  # D: the two choose different classes, or an output is not finite
+    n: int
+    n_duplicates: int
+    data_hash: str
+    dense_hash: str
+    pruned_hash: str
+    dtype: str
+    output: int | str | None
+    calibration_checked: bool
+    ledger_kept: bool
+    prior_uses: int
+
+    @property
+    def drop_upper(self) -> float:
+        """The proved limit of the accuracy drop: U(b; beta/2) - L(c; beta/2), or U(D; beta) without labels."""
+        beta = 1.0 - self.confidence
+        if self.mode == "labels":
+            return drop_limit(self.n_lost, self.n_gained, self.n, beta)
+        return upper_limit(self.n_differ, self.n, beta)
+
+    @property
+    def marked(self) -> bool:
+        """Whether these points had served an earlier claim, so that this one is no first look."""
+        return self.prior_uses > 0
+
+    @property
+    def sentence(self) -> str:
+        """The certificate in plain words, numbers rounded so that they claim less, never more."""
+        limit, start = percent_up(self.drop_upper), f"With {percent(self.confidence)} confidence, "
+        points = f"by at most {limit.removesuffix(' %')} percentage points"
+        if self.mode == "labels":
+            claim = f"pruning lowers the accuracy {points}: of {self.n:,} labelled points, {self.n_lost:,} were right "
+            claim += f"before and wrong after, {self.n_gained:,} the other way round."
+        else:
+            claim = f"pruning changes the chosen class of at most {limit} of inputs, so whatever the labels are, it "
+            claim += f"lowers the accuracy {points} ({self.n_differ:,} of {self.n:,} points changed)."
+        return start + claim + _caveats(self)
+
+    def __str__(self) -> str:
+        return _sheet(f"accuracy drop <= {percent_up(self.drop_upper)} ({self.mode})", self, ("drop_upper",))
+
+
+def _claim_in_words(cert: Certificate) -> str:
+    """What a T14 certificate says, before its caveats."""
+    delta, confidence = percent(cert.delta), percent(cert.confidence)
+    if cert.verdict.startswith("refused"):
+        needed = points_needed(cert.delta, 1.0 - cert.confidence)
+        text = f"No claim: {cert.n:,} holdout points are too few to say anything about all but {delta} of inputs with "
+        text += f"{confidence} confidence; at least {needed:,} are needed."
+        if cert.fixed == "epsilon":
+            text += f" What they show is that at most {percent_up(cert.delta_hat)} of inputs are further off than "
+            text += f"{percent(cert.epsilon)}."
+        return text
+    counts = f"{cert.violations:,} of {cert.n:,} holdout points were further off, {cert.k_allowed:,} were allowed"
+    if cert.verdict == "certified":
+        epsilon = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
+        return (
+            f"With {confidence} confidence, for all but at most {delta} of inputs the pruned network's output differs "
+            f"from the dense network's by at most {epsilon} of its length ({counts})."
+        )
+    if cert.fixed == "delta":
+        return f"Not certified: too many outputs are not finite or not comparable for any error limit ({counts})."
+    return (
+        f"Not certified at {percent(cert.epsilon)} error ({counts}); with {confidence} confidence, at most "
+        f"{percent_up(cert.delta_hat)} of inputs are further off, more than the {delta} asked for."
+    )
+
+
+def _caveats(cert: Certificate | AccuracyCertificate) -> str:
+    """What the reader must know beside the claim: the source of inputs, copies among the points, an earlier use."""
+    text = " Any claim here is about inputs drawn like the holdout points, which must be new to both networks."
+    if cert.n_duplicates:
+        text += f" {cert.n_duplicates:,} of the points are exact copies of others, yet count as independent here."
+    if cert.marked:
+        times = "once" if cert.prior_uses == 1 else f"{cert.prior_uses:,} times"
+        text += f" These points were used {times} before, so this is no longer a first look: the confidence holds for"
+        text += " this claim alone, not for the best of several."
+    return text
+
+
+def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tuple[str, ...]) -> str:
+    """Headline, sentence and one aligned line per field and derived number, for a terminal."""
+    rows = [(name, getattr(cert, name)) for name in (*(field.name for field in fields(cert)), *derived)]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([headline, cert.sentence, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+
+def percent(share: float) -> str:
+    """A number the caller chose, as a percentage with all its digits: 0.05 -> '5 %'."""
+    if not math.isfinite(share):
+        return "unlimited"
+    value = (Decimal(repr(float(share))) * 100).normalize()
+    plain = value == 0 or PLAIN_RANGE[0] <= abs(value) < PLAIN_RANGE[1]
+    return f"{value:{'f' if plain else 'e'}} %"
+
+
+def percent_up(share: float) -> str:
+    """A measured number as a percentage of few digits, rounded up: 0.12341 -> '12.4 %'."""
+    if not math.isfinite(share):
+        return "unlimited"
+    return percent(float(Context(prec=SENTENCE_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(float(share)))))
+
+
+AnyCertificate = Certificate | AccuracyCertificate
+KINDS: dict[str, type[AnyCertificate]] = {"output": Certificate, "accuracy": AccuracyCertificate}
+
+
+def is_hash(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) is float and 0.0 < value < 1.0
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "fixed": lambda value: value in ("delta", "epsilon"),
+    "mode": lambda value: value in ("labels", "label-free"),
+    "epsilon": lambda value: type(value) is float and value >= 0.0,
+    "delta": _is_share,
+    "confidence": _is_share,
+    **dict.fromkeys(("violations", "n_lost", "n_gained", "n_differ", "n", "n_duplicates", "prior_uses"), _is_count),
+    **dict.fromkeys(("data_hash", "dense_hash", "pruned_hash"), is_hash),
+    "dtype": lambda value: isinstance(value, str),
+    "output": lambda value: value is None or type(value) in (int, str),
+    "calibration_checked": _is_flag,
+    "ledger_kept": _is_flag,
+}
+
+
+def to_json(cert: AnyCertificate) -> str:
+    """The certificate as JSON: its fields, what follows from them, its sentence. An infinite epsilon reads "inf"."""
+    kind = next(name for name, record in KINDS.items() if isinstance(cert, record))
+    content: dict[str, Any] = {"schema": SCHEMA, "kind": kind, "sentence": cert.sentence}
+    for name in (*(field.name for field in fields(cert)), *DERIVED[kind]):
+        value = getattr(cert, name)
+        content[name] = repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def from_json(text: str) -> AnyCertificate:
+    """The certificate that `to_json` wrote; DataError naming the key where the text is anything else."""
+    try:
+        pairs = json.loads(text, object_pairs_hook=list, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the certificate is not valid JSON: {error}") from error
+    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
+        raise DataError("the certificate is not a JSON object")
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise DataError("the certificate holds a key twice")
+    if content.get("schema") != SCHEMA or content.get("kind") not in (*KINDS,):
+        raise DataError(f"schema must be {SCHEMA!r} and kind one of {[*KINDS]}; got {content.get('schema')!r}")
+    kind = content["kind"]
+    names = [field.name for field in fields(KINDS[kind])]
+    expected = {"schema", "kind", "sentence", *names, *DERIVED[kind]}
+    if set(content) != expected:
+        raise DataError(
+            f"unknown keys {sorted(set(content) - expected)}, missing keys {sorted(expected - set(content))}"
+        )
+    if content.get("epsilon") == "inf":
+        content["epsilon"] = math.inf
+    for name in FLOATS & expected:
+        if _is_count(content[name]):  # other programs write 1.0 as 1
+            content[name] = float(content[name])
+    for name in names:
+        if not FIELD_CHECKS[name](content[name]):
+            raise DataError(f"certificate key {name!r} holds {content[name]!r:.80}, which it cannot")
+    cert = KINDS[kind](**{name: content[name] for name in names})
+    _check_consistent(cert, {name: content[name] for name in DERIVED[kind]})
+    return cert
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _check_consistent(cert: AnyCertificate, derived: dict[str, Any]) -> None:
+    """Nothing; DataError where counts contradict each other or a written conclusion does not follow from the counts."""
+    if isinstance(cert, Certificate):
+        counted = cert.violations
+        possible = math.isfinite(cert.epsilon) or (cert.fixed == "delta" and cert.verdict != "certified")
+    else:
+        counted = cert.n_lost + cert.n_gained
+        possible = counted <= cert.n_differ <= cert.n and (cert.mode == "labels" or counted == 0)
+    if not (possible and cert.n >= 1 and counted <= cert.n and cert.n_duplicates < cert.n):
+        raise DataError("the certificate's counts contradict each other")
+    if cert.prior_uses and not cert.ledger_kept:
+        raise DataError("the certificate counts prior uses without a ledger")
+    for name, written in derived.items():
+        true = getattr(cert, name)
+        close = type(written) is float and isinstance(true, float) and math.isclose(written, true, rel_tol=DERIVED_RTOL)
+        if not close and (type(written) is not type(true) or written != true):
+            raise DataError(f"certificate key {name!r} says {written!r:.80}, its counts say {true!r}")

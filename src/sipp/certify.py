@@ -1,0 +1,224 @@
+"""Held-out certificates: two networks and fresh points in, a frozen statement of what the pruning costs out (T14, T16).
+
+A certificate needs no assumption on the networks, only that the holdout points are independent draws from the source of
+future inputs and were used neither for training nor for calibration. What can be checked of that is checked by content
+hash; what was not checked is recorded as not checked. A point is one index of dimension 0 of every input tensor.
+
+Data (holdout, calibration): one tensor of points, a torch Dataset, or an iterable of batches; a batch is a tensor,
+(inputs, labels), or a dict of tensors passed as keywords, and inputs may itself be a tuple or a dict of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sipp.binomial import certified_epsilon, check_share, n_violations
+from sipp.certificate import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.holdout import CALLABLE, Output, look, model_hash
+from sipp.ledger import ledger_lines, record_use
+from sipp.records import Batch
+
+__all__ = [
+    "AccuracyCertificate",
+    "Certificate",
+    "certify",
+    "certify_accuracy",
+    "from_json",
+    "model_hash",
+    "point_ratios",
+    "relative_errors",
+    "to_json",
+    "verify",
+]
+
+VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by rounding
+
+
+def certify(
+    dense: nn.Module,
+    pruned: nn.Module,
+    holdout: Any,
+    *,
+    delta: float = 0.05,
+    confidence: float = 0.95,
+    epsilon: float | None = None,
+    output: Output = None,
+    calibration: Any = None,
+    ledger: str | os.PathLike[str] | None = None,
+) -> Certificate:
+    """A certificate of P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence (T14).
+
+    Without `epsilon` the smallest provable one is reported; with it, whether it holds, and the provable delta_hat.
+    `output` picks from tuple or dict outputs: an index, a key, or a function of the output. `calibration`: points that
+    must not be in the holdout. `ledger`: a JSON-lines file in which every use of this exact set of points is recorded.
+    """
+    beta = 1.0 - check_share("confidence", confidence)
+    check_share("delta", delta)
+    if epsilon is not None and not 0.0 <= epsilon < math.inf:
+        raise OptionError(
+            f"epsilon = {epsilon!r} must be a finite number >= 0, such as 0.1; None asks for the smallest"
+        )
+    if ledger is not None:
+        ledger_lines(ledger)
+    ratios, evidence = look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, calibration)
+    reached = float(certified_epsilon(ratios, delta, beta)) if epsilon is None else float(epsilon)
+    return Certificate(
+        fixed="delta" if epsilon is None else "epsilon",
+        epsilon=reached,
+        delta=float(delta),
+        confidence=float(confidence),
+        violations=int(n_violations(ratios, reached)),
+        **evidence,
+        **record_use(ledger, evidence, "output"),
+    )
+
+
+def certify_accuracy(
+    dense: nn.Module,
+    pruned: nn.Module,
+    holdout: Any,
+    *,
+    confidence: float = 0.95,
+    labels: Literal["auto", "use", "ignore"] = "auto",
+    output: Output = None,
+    calibration: Any = None,
+    ledger: str | os.PathLike[str] | None = None,
+) -> AccuracyCertificate:
+    """A certificate of accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16).
+
+    `labels="auto"` uses labels where the batches carry them (the record's `mode` says which); outputs are n x classes.
+    """
+    check_share("confidence", confidence)
+    if labels not in ("auto", "use", "ignore"):
+        raise OptionError(f"labels = {labels!r} must be 'auto', 'use' or 'ignore'")
+    if ledger is not None:
+        ledger_lines(ledger)
+    outcomes, evidence = look(
+        dense, pruned, holdout, lambda f, g, batch: outcomes_of(f, g, batch, labels), output, calibration
+    )
+    lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
+    if labelled not in (0, evidence["n"]) or (labels == "use" and labelled == 0):
+        raise DataError(
+            f"{labelled} of {evidence['n']} holdout points have labels; give (inputs, labels) batches throughout, "
+            "or labels='ignore' for the bound that needs none"
+        )
+    return AccuracyCertificate(
+        mode="labels" if labelled else "label-free",
+        confidence=float(confidence),
+        n_lost=lost,
+        n_gained=gained,
+        n_differ=differ,
+        **evidence,
+        **record_use(ledger, evidence, "accuracy"),
+    )
+
+
+def relative_errors(dense: nn.Module, pruned: nn.Module, holdout: Any, *, output: Output = None) -> Tensor:
+    """The n ratios ||f^(x) - f(x)|| / ||f(x)|| in float64, +inf where undefined: what `epsilon_curve` takes."""
+    return look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, None)[0]
+
+
+def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
+    """||f^ - f|| / ||f|| per point (n x ... -> n, float64), such that ratio > epsilon is the violation Z of T14.
+
+    0 where f^ = f, also for f = 0; +inf for f = 0 != f^ and for anything not finite. Rounded up to the next float64
+    where ratio * ||f|| < ||f^ - f||, so that the reported epsilon always satisfies the inequality it stands for.
+    """
+    n = dense_out.shape[0]
+    f, g = dense_out.double().reshape(n, -1), pruned_out.double().reshape(n, -1)
+    error, size = _norms(g - f), _norms(f)
+    ratio = torch.where(error == 0, torch.zeros_like(error), error / size)
+    ratio = torch.where(ratio * size < error, torch.nextafter(ratio, torch.full_like(ratio, math.inf)), ratio)
+    # An overflowing norm would make the quotient 0: it counts as not finite, like the outputs themselves.
+    finite = f.isfinite().all(dim=1) & g.isfinite().all(dim=1) & error.isfinite() & size.isfinite()
+    return torch.where(finite, ratio, torch.full_like(ratio, math.inf))
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """L2 norm of each row, scaled by its largest entry so that squares neither overflow nor vanish."""
+    largest = rows.abs().amax(dim=1)
+    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return scale * torch.linalg.vector_norm(rows / scale[:, None], dim=1)
+
+
+def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
+    """n x 4 counts per point: dense right and pruned wrong, the reverse, classes differ, has a label (T16).
+
+    Not finite: the pruned network counts as wrong and the dense one as right, which can only raise the limit.
+    """
+    if f.dim() != 2 or f.shape[1] < 2:
+        raise ModelError(
+            f"{batch.where}: outputs are {tuple(f.shape)}, accuracy needs n x classes; select with output="
+        )
+    f_fine, g_fine = f.isfinite().all(dim=1), g.isfinite().all(dim=1)
+    f_class, g_class = f.argmax(dim=1), g.argmax(dim=1)
+    differ = (f_class != g_class) | ~f_fine | ~g_fine
+    if batch.labels is None or labels == "ignore":
+        none = torch.zeros_like(differ)
+        return torch.stack([none, none, differ, none], dim=1).long()
+    truth = torch.as_tensor(batch.labels).cpu()
+    if truth.shape != f_class.shape or truth.is_floating_point() or truth.is_complex():
+        raise DataError(
+            f"{batch.where}: labels are {truth.dtype} {tuple(truth.shape)}, not {len(f_class)} class numbers"
+        )
+    if ((truth < 0) | (truth >= f.shape[1])).any():
+        raise DataError(
+            f"{batch.where}: a label lies outside 0 .. {f.shape[1] - 1}; drop such points or map them first"
+        )
+    f_right, g_right = (f_class == truth) | ~f_fine, (g_class == truth) & g_fine
+    return torch.stack([f_right & ~g_right, ~f_right & g_right, differ, torch.ones_like(differ)], dim=1).long()
+
+
+def verify(
+    cert: AnyCertificate,
+    dense: nn.Module,
+    pruned: nn.Module,
+    holdout: Any,
+    *,
+    output: Output = None,
+    tolerance: float = VERIFY_TOLERANCE,
+) -> tuple[bool, tuple[str, ...]]:
+    """(True, ()) if the same networks on the same points give this certificate again, else (False, what differs).
+
+    `output` is needed only where the certificate was made with a function. Ratios may differ by tolerance * max(1,
+    epsilon), hashes and counts not at all. Whether the points were new cannot be checked again, only believed.
+    """
+    if output is None:
+        if isinstance(cert.output, str) and cert.output.startswith(CALLABLE):
+            raise OptionError(f"the certificate compared the output of {cert.output!r}: pass that function as output=")
+        output = cert.output
+    if isinstance(cert, Certificate):
+        ratios, evidence = look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, None)
+        reasons = _compare_ratios(cert, ratios, tolerance)
+    else:
+        labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
+        again = certify_accuracy(dense, pruned, holdout, confidence=cert.confidence, labels=labels, output=output)
+        evidence = {field.name: getattr(again, field.name) for field in fields(again)}
+        reasons = []
+    for name, value in evidence.items():
+        written = getattr(cert, name)
+        if name not in ("calibration_checked", "ledger_kept", "prior_uses") and written != value:
+            reasons.append(f"{name}: the certificate says {written!r}, now it is {value!r}")
+    return not reasons, tuple(reasons)
+
+
+def _compare_ratios(cert: Certificate, ratios: Tensor, tolerance: float) -> list[str]:
+    """The reasons, if any, why these ratios do not give the certificate's epsilon and violations."""
+    slack = tolerance * max(1.0, cert.epsilon) if math.isfinite(cert.epsilon) else 0.0
+    reasons = []
+    if cert.fixed == "delta":
+        epsilon = float(certified_epsilon(ratios, cert.delta, 1.0 - cert.confidence))
+        if epsilon != cert.epsilon and not abs(epsilon - cert.epsilon) <= slack:
+            reasons.append(f"epsilon: the certificate says {cert.epsilon!r}, now it is {epsilon!r}")
+    # Points within rounding of epsilon may fall on either side of it.
+    fewest, most = (int(n_violations(ratios, cert.epsilon + side)) for side in (slack, -slack))
+    if not fewest <= cert.violations <= most:
+        reasons.append(f"violations: the certificate says {cert.violations}, now {fewest} to {most}")
+    return reasons

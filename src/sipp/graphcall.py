@@ -1,0 +1,252 @@
+"""A node of a traced network as a call with a known name and named arguments, whichever way the model spelled it.
+
+`nn.ReLU()`, `F.relu(x)`, `torch.relu(x)`, `x.relu_()` and `aten.relu` all come out as op "relu" of "input". A call that
+is not known here keeps its own name, and no table of bounds will have it.
+"""
+
+import builtins
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.nn.utils import parametrize
+
+
+class NoBound(Exception):
+    """Why an operation has no bound, without its name and place."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor that does not depend on the input: as the dense and as the pruned network hold it."""
+
+    dense: Tensor
+    pruned: Tensor
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A value of the dense network, one sample per entry of its first axis, and a bound on the pruned one's distance.
+
+    `affine` is set on the output of a linear map whose error is left to the BatchNorm that follows; its own error is
+    then infinite, so that nothing else can use it by mistake.
+    """
+
+    value: Tensor
+    error_B: Tensor
+    affine: "Call | None" = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation met on the way: its name, arguments by name, result, and how to run it on another input."""
+
+    op: str
+    options: dict[str, Any]
+    value: Any
+    rerun: Callable[[Tensor], Any]
+
+    @property
+    def flow(self) -> Flow:
+        """The network value the operation acts on."""
+        flow = self.options.get("input")
+        if not isinstance(flow, Flow):
+            raise NoBound("its first argument is not a network value")
+        return flow
+
+
+# Operations that only move, copy or leave out values, or fill in constants; their arguments need no names.
+MOVEMENTS = frozenset(
+    (
+        *("flatten", "unflatten", "reshape", "view", "permute", "transpose", "swapaxes", "movedim", "squeeze"),
+        *("unsqueeze", "contiguous", "clone", "alias", "detach", "getitem", "select", "slice", "narrow", "chunk"),
+        *("split", "expand", "repeat", "flip", "pad", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+    )
+)
+_AUGMENTED = {operator.iadd: "add", operator.isub: "sub", operator.imul: "mul", operator.itruediv: "div"}
+# Where a function's name is trusted: a user's own function called "relu" is not one.
+_NAMESPACES = (F, torch, operator, builtins, torch._C._nn, math)
+_ALIASES = {
+    "concat": "cat",
+    "concatenate": "cat",
+    "truediv": "div",
+    "divide": "div",
+    "true_divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "negative": "neg",
+    "clip": "clamp",
+}
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_MAX_POOL = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+_AVG_POOL = (
+    *("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"),
+    "divisor_override",  # not in one dimension
+)
+_ADAPTIVE = ("input", "output_size", "return_indices")
+_DROPOUT = ("input", "p", "training", "inplace")
+_REDUCE = ("input", "dim", "keepdim", "dtype")
+# Positional arguments in PyTorch's order; anything not listed takes ("input", "inplace").
+_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "linear": ("input", "weight", "bias"),
+    **{f"conv{rank}d": _CONV for rank in (1, 2, 3)},
+    "batch_norm": ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    "prelu": ("input", "weight"),
+    **{f"max_pool{rank}d": _MAX_POOL for rank in (1, 2, 3)},
+    "avg_pool1d": _AVG_POOL[:-1],
+    "avg_pool2d": _AVG_POOL,
+    "avg_pool3d": _AVG_POOL,
+    **{f"adaptive_{kind}_pool{rank}d": _ADAPTIVE for kind in ("avg", "max") for rank in (1, 2, 3)},
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), _DROPOUT),
+    **dict.fromkeys(("alpha_dropout", "feature_alpha_dropout"), _DROPOUT),
+    **dict.fromkeys(("mean", "sum"), _REDUCE),
+    "softmax": ("input", "dim", "_stacklevel", "dtype"),
+    "log_softmax": ("input", "dim", "_stacklevel", "dtype"),
+    **dict.fromkeys(("add", "sub"), ("input", "other", "alpha")),
+    "mul": ("input", "other"),
+    "div": ("input", "other", "rounding_mode"),
+    **dict.fromkeys(("cat", "stack"), ("tensors", "dim")),
+    "clamp": ("input", "min", "max"),
+    "hardtanh": ("input", "min_val", "max_val", "inplace"),
+    "leaky_relu": ("input", "negative_slope", "inplace"),
+    **dict.fromkeys(("elu", "celu"), ("input", "alpha", "inplace")),
+    "gelu": ("input", "approximate"),
+}
+_SCHEMA_NAMES = {"self": "input", "train": "training"}
+
+_NORM_ATTRIBUTES = ("running_mean", "running_var", "weight", "bias", "eps")
+# A module as the function it applies: the op, and the attributes that are its arguments.
+_MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
+    nn.Linear: ("linear", ("weight", "bias")),
+    **{
+        kind: (f"conv{rank}d", (*_CONV[1:], "padding_mode"))
+        for rank, kind in ((1, nn.Conv1d), (2, nn.Conv2d), (3, nn.Conv3d))
+    },
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), ("batch_norm", _NORM_ATTRIBUTES)),
+    nn.PReLU: ("prelu", ("weight",)),
+    **{
+        kind: (f"max_pool{rank}d", _MAX_POOL[1:])
+        for rank, kind in ((1, nn.MaxPool1d), (2, nn.MaxPool2d), (3, nn.MaxPool3d))
+    },
+    nn.AvgPool1d: ("avg_pool1d", _AVG_POOL[1:-1]),
+    nn.AvgPool2d: ("avg_pool2d", _AVG_POOL[1:]),
+    nn.AvgPool3d: ("avg_pool3d", _AVG_POOL[1:]),
+    **{
+        getattr(nn, f"Adaptive{kind.capitalize()}Pool{rank}d"): (f"adaptive_{kind}_pool{rank}d", ("output_size",))
+        for kind in ("avg", "max")
+        for rank in (1, 2, 3)
+    },
+    **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), ("identity", ())),
+    **dict.fromkeys((nn.AlphaDropout, nn.FeatureAlphaDropout), ("identity", ())),
+    nn.Flatten: ("flatten", ()),
+    nn.Unflatten: ("unflatten", ()),
+    **{
+        getattr(nn, f"{kind}Pad{rank}d"): ("pad", ())
+        for kind in ("Zero", "Constant", "Reflection", "Replication", "Circular")
+        for rank in (1, 2, 3)
+    },
+    nn.PixelShuffle: ("pixel_shuffle", ()),
+    nn.PixelUnshuffle: ("pixel_unshuffle", ()),
+    nn.ChannelShuffle: ("channel_shuffle", ()),
+    **{
+        kind: (kind.__name__.lower(), ())
+        for kind in (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh, nn.Softsign, nn.LogSigmoid, nn.Sigmoid, nn.GELU, nn.SiLU)
+    },
+    **{kind: (kind.__name__.lower(), ()) for kind in (nn.Mish, nn.SELU, nn.Hardsigmoid, nn.Hardswish)},
+    nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
+    nn.ELU: ("elu", ("alpha",)),
+    nn.CELU: ("celu", ("alpha",)),
+    nn.Softmax: ("softmax", ("dim",)),
+    nn.LogSoftmax: ("log_softmax", ("dim",)),
+}
+
+
+def op_name(node: Node, root: GraphModule) -> str:
+    """The name of a node's operation: as in the tables if it is known, else as the model spells it."""
+    if node.op == "call_module":
+        kind = parametrize.type_before_parametrizations(root.get_submodule(str(node.target)))
+        return _MODULES[kind][0] if kind in _MODULES else kind.__name__
+    if node.target in _AUGMENTED:
+        return _AUGMENTED[node.target]
+    name = _function_name(node.target)
+    bare = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    return _ALIASES.get(bare, bare)
+
+
+def in_place(node: Node, root: GraphModule, options: Mapping[str, Any]) -> bool:
+    """Whether a node overwrites its first argument."""
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        return bool(getattr(module, "inplace", False)) and op_name(node, root) != "identity"
+    name = _function_name(node.target)
+    augmented = (
+        name.startswith("i") and getattr(operator, name, None) is node.target and op_name(node, root) == name[1:]
+    )
+    return augmented or (name.endswith("_") and not name.endswith("__")) or bool(options.get("inplace", False))
+
+
+def named_options(
+    node: Node, dense: GraphModule, pruned: GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A node's arguments by name; a parameter or buffer as the Pair of what the two networks hold."""
+    op = op_name(node, dense)
+    if node.op == "call_module":
+        if len(args) + len(kwargs) != 1:
+            raise NoBound("it is called with more than one argument")
+        options = {"input": args[0] if args else next(iter(kwargs.values()))}
+        path = str(node.target)
+        kind = parametrize.type_before_parametrizations(dense.get_submodule(path))
+        for attribute in _MODULES[kind][1] if kind in _MODULES else ():
+            values = (getattr(dense.get_submodule(path), attribute), getattr(pruned.get_submodule(path), attribute))
+            options[attribute] = Pair(*values) if isinstance(values[0], Tensor) else values[0]
+        return options
+    if op in MOVEMENTS:
+        return {"input": args[0] if args else kwargs.get("input")}
+    if isinstance(node.target, torch._ops.OpOverload):
+        schema = [argument.name for argument in node.target._schema.arguments]
+        names = tuple(_SCHEMA_NAMES.get(name, name) for name in schema)
+    else:
+        names = _PARAMETERS.get(op, ("input", "inplace"))
+        if op == "batch_norm" and node.target is not F.batch_norm:
+            raise NoBound("its arguments are not in the order of nn.functional.batch_norm")
+    return _bind(names, args, kwargs)
+
+
+def module_of(node: Node) -> str:
+    """The path of the module a node belongs to, as in `model.named_modules()`."""
+    if node.op == "call_module":
+        return str(node.target)
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values()]
+    return str(paths[-1]) if paths and paths[-1] else "the model itself"
+
+
+def _bind(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    if len(args) > len(names):
+        raise NoBound(f"it is called with {len(args)} arguments")
+    options = dict(zip(names, args))
+    for key, value in kwargs.items():
+        name = _SCHEMA_NAMES.get(key, key)
+        if name in options or name not in names:
+            raise NoBound(f"argument {key!r} is not known")
+        options[name] = value
+    return options
+
+
+def _function_name(target: Any) -> str:
+    """The bare name of a function of PyTorch or Python, or of a tensor method; with its module for any other."""
+    if isinstance(target, str):
+        return target
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, name = target._schema.name.split("::")
+        return name if namespace == "aten" else f"{namespace}::{name}"
+    name = str(getattr(target, "__name__", target))
+    if any(getattr(space, name, None) is target for space in _NAMESPACES):
+        return name
+    return f"{getattr(target, '__module__', '?')}.{name}"

@@ -1,0 +1,56 @@
+"""Earlier uses of a holdout: a JSON-lines file in which every claim on a set of points leaves a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from sipp.certificate import is_hash
+from sipp.errors import DataError
+
+
+def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[dict[str, Any]]:
+    """The ledger's entries in its first `end` bytes; made if absent. DataError if unusable, before any work is lost."""
+    try:
+        with open(path, "a+b") as file:
+            file.seek(0)
+            content = file.read() if end is None else file.read(end)
+    except OSError as error:
+        raise DataError(f"ledger {os.fspath(path)!r} cannot be opened for reading and appending: {error}") from error
+    lines = content.split(b"\n")
+    entries = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            entries.append(None)
+        if not isinstance(entries[-1], dict) or not is_hash(entries[-1].get("data_hash")):
+            raise DataError(f"ledger {os.fspath(path)!r}, line {number} is no entry; repair it, uses must not be lost")
+    if lines[-1]:
+        raise DataError(f"ledger {os.fspath(path)!r} ends in the middle of line {len(lines)}; repair it first")
+    return entries
+
+
+def record_use(ledger: str | os.PathLike[str] | None, evidence: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The fields ledger_kept and prior_uses, after this use was appended to the ledger.
+
+    Append first, then count what lies before the own line: two processes at once cannot both be the first. Only the
+    exact same set of points is recognised, not a part of it.
+    """
+    if ledger is None:
+        return {"ledger_kept": False, "prior_uses": 0}
+    entry = {"claim": kind, **{name: evidence[name] for name in ("data_hash", "dense_hash", "pruned_hash", "n")}}
+    line = json.dumps(entry).encode() + b"\n"
+    try:
+        with open(ledger, "ab", buffering=0) as file:
+            written = file.write(line)
+            start = file.tell() - written
+            if written != len(line):
+                file.truncate(start)
+                raise OSError("the disk took only a part of the line")
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise DataError(f"ledger {os.fspath(ledger)!r} could not be written, so no claim is made: {error}") from error
+    earlier = [use for use in ledger_lines(ledger, start) if use["data_hash"] == evidence["data_hash"]]
+    return {"ledger_kept": True, "prior_uses": len(earlier)}

@@ -1,0 +1,284 @@
+"""The sparsest network within a tolerance: fixed-sequence testing on a holdout (T15).
+
+The levels, dense to sparse, are fixed before the holdout is looked at. Each is tested at the full confidence, in
+order; the first failure ends the walk, and the last level that passed is the answer. Where the walk starts may be
+chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor, nn
+
+from sipp.batches import Data
+from sipp.binomial import check_share, drop_limit, first_failure, k_allowed, n_violations, points_needed, upper_limit
+from sipp.capture import scoring_mode
+from sipp.certificate import AnyCertificate
+from sipp.certify import certify, certify_accuracy, outcomes_of, point_ratios
+from sipp.display import text_of
+from sipp.errors import DataError, OptionError
+from sipp.holdout import Output, check_model, holdout_batches, refuse_overlap, run_model
+from sipp.layers import Selector
+from sipp.numerics import budget_of
+from sipp.progress import progress_bar
+from sipp.prune import Method, Pruned, Ranking, cut, dense_rows, rank, sparse_rows, write_rows
+from sipp.records import Batch, NormStats, Reduce
+
+N_LEVELS = 30
+SPARSEST = 0.02
+# The walk starts this many levels before the sparsest one that passes on the calibration data, where a network looks
+# better than it is: its own points chose its weights.
+START_MARGIN = 3
+
+
+def default_levels() -> tuple[float, ...]:
+    """The values of `keep` that are tested: 30, from 1 to 0.02, each the same share of the one before."""
+    return tuple(SPARSEST ** (i / (N_LEVELS - 1)) for i in range(N_LEVELS))
+
+
+@dataclass(frozen=True)
+class Level:
+    """One test of the walk: `count` bad points of `n`, and whether the claim is proved at this level."""
+
+    keep: float
+    budget: int
+    count: int  # violations, or points that lost their right class (their class, without labels)
+    limit: float  # the proved limit of their share, or of the accuracy drop
+    passed: bool
+
+
+@dataclass(frozen=True)
+class PrunedTo:
+    """The sparsest certified network, its certificate, and the path of all tests. `print` it."""
+
+    model: nn.Module  # the sparsest that passed, or the dense network
+    pruned: Pruned | None  # None: no level passed
+    certificate: AnyCertificate | None
+    path: tuple[Level, ...]
+    levels: tuple[float, ...]  # the whole grid, as fixed in advance
+    start: int  # where the walk began, chosen on the calibration data
+    verdict: str
+
+    @property
+    def keep(self) -> float:
+        return self.pruned.keep if self.pruned is not None else 1.0
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in ("keep", "weights", "bad points", "proved limit", "test"):
+            table.add_column(column, justify="right")
+        for level in self.path:
+            word = "passed" if level.passed else "failed"
+            table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", str(level.count), f"{level.limit:.4f}", word)
+        lines = [self.verdict]
+        if self.path:
+            lines.append(text_of(table))
+        if self.certificate is not None:
+            lines.append(self.certificate.sentence)
+        return "\n".join(lines)
+
+
+def prune_to(
+    model: nn.Module,
+    data: Data,
+    holdout: Any,
+    *,
+    epsilon: float | None = None,
+    max_accuracy_drop: float | None = None,
+    delta: float = 0.05,
+    confidence: float = 0.95,
+    method: Method = "sipp-hybrid",
+    levels: Sequence[float] | None = None,
+    seed: int = 0,
+    reduce: Reduce = "max",
+    norm_stats: NormStats = "running",
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    output: Output = None,
+    ledger: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+) -> PrunedTo:
+    """The sparsest network on the grid whose claim is certified on the holdout (T15), or the dense one, clearly said.
+
+    The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
+    `max_accuracy_drop`; both at the given confidence.
+    """
+    claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
+    grid = _checked_levels(levels)
+    _require_reusable(holdout)
+    check_model("dense", model)
+    is_reusable = iter_is_new(data)
+    if is_reusable:
+        refuse_overlap(holdout, data)
+    ranking = rank(
+        model,
+        data,
+        method=method,
+        seed=seed,
+        reduce=reduce,
+        norm_stats=norm_stats,
+        include=include,
+        exclude=exclude,
+        progress=progress,
+    )
+    walker = _Walker(ranking, output, seed)
+    start = _start(walker, data, grid, claim) if is_reusable else 0
+    n_holdout = sum(batch.n_points for batch in holdout_batches(holdout))
+    if claim.n_needed > n_holdout:
+        return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {n_holdout}")
+    path: list[Level] = []
+    with progress_bar("walking the levels", len(grid) - start, shown=progress) as advance:
+
+        def tests() -> Iterator[bool]:
+            for keep in grid[start:]:
+                path.append(walker.test(holdout, keep, claim))
+                advance(1)
+                yield path[-1].passed
+
+        n_passed = first_failure(tests())
+    if n_passed == 0:
+        return _none(ranking, grid, start, tuple(path), f"not certified: no level passes; {claim.words}")
+    pruned = cut(ranking, path[n_passed - 1].budget, seed=seed)
+    calibration = data if is_reusable else None
+    certificate: AnyCertificate
+    if epsilon is not None:
+        certificate = certify(
+            ranking.model,
+            pruned.model,
+            holdout,
+            delta=delta,
+            confidence=confidence,
+            epsilon=epsilon,
+            output=output,
+            calibration=calibration,
+            ledger=ledger,
+        )
+    else:
+        certificate = certify_accuracy(
+            ranking.model,
+            pruned.model,
+            holdout,
+            confidence=confidence,
+            output=output,
+            calibration=calibration,
+            ledger=ledger,
+        )
+    verdict = f"certified at keep {pruned.keep:.2%}: {claim.words}"
+    return PrunedTo(pruned.model, pruned, certificate, tuple(path), grid, start, verdict)
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """How a level is judged: what is measured of each point, and what the counts prove."""
+
+    measure: Callable[[Tensor, Tensor, Batch], Tensor]  # n x ... of a batch
+    judge: Callable[[Tensor], tuple[int, float, bool]]  # count, proved limit, passed
+    n_needed: int
+    words: str
+
+
+def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: float) -> _Claim:
+    if (epsilon is None) == (max_drop is None):
+        raise OptionError("give exactly one of epsilon (relative error of the output) and max_accuracy_drop")
+    if epsilon is not None:
+        check_share("delta", delta)
+        if not 0 <= epsilon < math.inf:
+            raise OptionError(f"epsilon={epsilon!r} must be a finite number of at least 0, such as 0.1")
+        tolerance = float(epsilon)
+
+        def judge_errors(ratios: Tensor) -> tuple[int, float, bool]:
+            count, n = int(n_violations(ratios, tolerance)), len(ratios)
+            allowed = k_allowed(n, delta, beta)
+            return count, upper_limit(count, n, beta), allowed is not None and count <= allowed
+
+        words = f"relative output error <= {epsilon:g} for all but {delta:.2%} of inputs, confidence {1 - beta:.2%}"
+        return _Claim(lambda f, g, _: point_ratios(f, g), judge_errors, points_needed(delta, beta), words)
+    assert max_drop is not None
+    check_share("max_accuracy_drop", max_drop)
+    most = float(max_drop)
+
+    def judge_drop(outcomes: Tensor) -> tuple[int, float, bool]:
+        lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
+        n = len(outcomes)
+        if labelled not in (0, n):
+            raise DataError(f"{labelled} of {n} holdout points have labels; give labels throughout, or none")
+        count = lost if labelled else differ
+        limit = drop_limit(lost, gained, n, beta) if labelled else upper_limit(differ, n, beta)
+        return count, limit, limit <= most
+
+    words = f"accuracy drop <= {max_drop:.2%}, confidence {1 - beta:.2%}"
+    return _Claim(lambda f, g, batch: outcomes_of(f, g, batch, "auto"), judge_drop, 1, words)
+
+
+class _Walker:
+    """One copy of the network whose weights are set level by level; the dense outputs are computed once."""
+
+    def __init__(self, ranking: Ranking, output: Output, seed: int) -> None:
+        self.ranking, self.output, self.seed = ranking, output, seed
+        self.rows = dense_rows(ranking)
+        self.sparse = copy.deepcopy(ranking.model)
+        self.dense_outputs: dict[int, list[Tensor]] = {}  # by identity of the data
+
+    def test(self, data: Any, keep: float, claim: _Claim) -> Level:
+        """The verdict on one level."""
+        budget = budget_of(keep, self.ranking.n_weights)
+        write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.rows, budget, seed=self.seed))
+        known = self.dense_outputs.get(id(data))
+        dense = known or []
+        measured = []
+        with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
+            for i, batch in enumerate(holdout_batches(data)):
+                if known is None:
+                    dense.append(run_model(self.ranking.model, batch, self.output))
+                measured.append(claim.measure(dense[i], run_model(self.sparse, batch, self.output), batch))
+        self.dense_outputs[id(data)] = dense
+        count, limit, passed = claim.judge(torch.cat(measured))
+        return Level(keep, budget, count, limit, passed)
+
+
+def _start(walker: _Walker, data: Any, grid: tuple[float, ...], claim: _Claim) -> int:
+    """The level to start from: by bisection on the calibration data, some levels before the sparsest that passes.
+
+    The holdout is not looked at, so a bad start costs sparsity, never validity. With too few calibration points for a
+    test the walk starts at the first level.
+    """
+    low, high = 0, len(grid)  # level `low` passes (level 0 keeps everything), level `high` does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if walker.test(data, grid[middle], claim).passed else (low, middle)
+    return max(0, low - START_MARGIN)
+
+
+def _none(ranking: Ranking, grid: tuple[float, ...], start: int, path: tuple[Level, ...], verdict: str) -> PrunedTo:
+    return PrunedTo(ranking.model, None, None, path, grid, start, f"{verdict}; the dense network is returned")
+
+
+def _checked_levels(levels: Sequence[float] | None) -> tuple[float, ...]:
+    grid = default_levels() if levels is None else tuple(float(level) for level in levels)
+    if not grid or any(not 0 < keep <= 1 for keep in grid) or any(a <= b for a, b in itertools.pairwise(grid)):
+        raise OptionError(
+            "levels must be values of keep in (0, 1], falling from dense to sparse, such as (0.5, 0.25, 0.1)"
+        )
+    return grid
+
+
+def iter_is_new(data: Any) -> bool:
+    """Whether the data can be read more than once: a list, a loader, a tensor or a Dataset, not an iterator."""
+    return isinstance(data, Tensor) or not hasattr(data, "__next__")
+
+
+def _require_reusable(holdout: Any) -> None:
+    if not iter_is_new(holdout):
+        raise DataError(
+            "the holdout is an iterator, but is read once for every level: give a list, a loader or a tensor"
+        )
