@@ -11,6 +11,7 @@ from oracles import binomial as oracle
 from scipy import stats
 
 from sipp import binomial
+from sipp import certificate as records
 from sipp.errors import DataError, OptionError
 
 shares = st.floats(0.001, 0.999)
@@ -170,7 +171,7 @@ def test_first_failure_stops_at_the_first_failure():
 
 
 def certificate(**changes):
-    base = binomial.Certificate(
+    base = records.Certificate(
         fixed="delta", epsilon=0.12341, delta=0.05, confidence=0.95, violations=38, n=1000, n_duplicates=0,
         data_hash=HASH, dense_hash=HASH, pruned_hash=HASH, dtype="float32", output=None, calibration_checked=True,
         ledger_kept=True, prior_uses=0,
@@ -209,12 +210,12 @@ def test_sentences_say_the_numbers_and_never_more():
 @settings(derandomize=True, deadline=None)
 @given(share=st.floats(0, 1e6))
 def test_measured_numbers_are_rounded_up_by_little(share):
-    shown = float(binomial.percent_up(share).removesuffix(" %")) / 100
+    shown = float(records.percent_up(share).removesuffix(" %")) / 100
     assert share * (1 - 1e-12) <= shown <= share * 1.0101 + 1e-300
 
 
 def test_percent_shows_what_was_asked_for():
-    assert [binomial.percent(v) for v in (0.05, 0.95, 0.1, 0.9999, 2.0, 1e-16, math.inf)] == [
+    assert [records.percent(v) for v in (0.05, 0.95, 0.1, 0.9999, 2.0, 1e-16, math.inf)] == [
         "5 %", "95 %", "10 %", "99.99 %", "200 %", "1e-14 %", "unlimited",
     ]  # fmt: skip
 

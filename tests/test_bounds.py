@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.bounds import chain_obstacle
 from sipp.errors import OptionError
-from sipp.prune import Pruned
+from sipp.pruned import Pruned
 from sipp.sample_size import points_needed
 
 N_TRIALS = 25

@@ -12,7 +12,7 @@ import torch
 from oracles import sensitivity as oracle
 from scipy import stats
 from torch import Tensor, nn
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrizations, prune
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sipp
@@ -365,16 +365,11 @@ def test_a_bad_weight_is_named(make: Callable[[], nn.Module], name: str, value: 
         sipp.sensitivity(model, [randn(2, 3, 4, dtype=torch.float32)])
 
 
-def parametrised(module: nn.Module, name: str) -> nn.Module:
-    parametrize.register_parametrization(module, name, nn.Identity())
-    return module
-
-
 ODD: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "transposed": (lambda: nn.ConvTranspose1d(3, 3, 1), "exclude"),
-    "parametrised": (lambda: parametrised(nn.Linear(4, 4), "weight"), "remove_parametrizations"),
-    "parametrised-gru": (lambda: parametrised(nn.GRU(4, 4, batch_first=True), "weight_hh_l0"), "remove_param"),
-    "spectral-norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), "remove_parametrizations"),
+    "parametrised": (lambda: parametrizations.orthogonal(nn.Linear(4, 4)), "remove_parametrizations"),
+    "parametrised-gru": (lambda: parametrizations.orthogonal(nn.GRU(4, 4), "weight_hh_l0"), "remove_parametrizations"),
+    "spectral-norm": (lambda: parametrizations.spectral_norm(nn.Linear(4, 4)), "remove_parametrizations"),
     "weight-norm": (lambda: nn.utils.weight_norm(nn.Linear(4, 4)), "exclude"),
     "torch-prune": (lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), r"prune\.remove"),
     "quantised": (lambda: pytest.importorskip("torch.ao.nn.quantized.dynamic").Linear(4, 4), "exclude"),

@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.prune import Method, cut, rank
+from sipp.prune import cut, rank
+from sipp.pruned import Method
 
 SIPP_METHODS = ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple"]
 METHODS = [*SIPP_METHODS, "wt", "snip", "random"]

@@ -9,10 +9,25 @@ A model and a few data points go in; a sparse model and a statement of what was 
     print(pruned)
 """
 
+from sipp.certify import certify, certify_accuracy
+from sipp.graphbound import sound_bound
 from sipp.masking import hold, release
-from sipp.prune import Pruned, prune
+from sipp.prune import prune
+from sipp.prune_to import prune_to
+from sipp.pruned import Pruned
 from sipp.sample_size import sample_size
 from sipp.sensitivity import sensitivity
 
 __version__ = "0.1.0"
-__all__ = ["Pruned", "hold", "prune", "release", "sample_size", "sensitivity"]
+__all__ = [
+    "Pruned",
+    "certify",
+    "certify_accuracy",
+    "hold",
+    "prune",
+    "prune_to",
+    "release",
+    "sample_size",
+    "sensitivity",
+    "sound_bound",
+]

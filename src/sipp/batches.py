@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,6 +56,8 @@ def batches_of(
                 return
     if n_seen == 0:
         raise DataError(f"{role} holds no points; a used-up iterator looks like this too, give a list or a loader")
+    if left:
+        warnings.warn(f"asked for {n_points} points, {role} has only {n_seen}", stacklevel=2)
 
 
 def count_points(data: Data) -> int | None:

@@ -18,7 +18,8 @@ from sipp.data import digits_splits, epoch_order, load_digits
 from sipp.masking import hold, release
 from sipp.nets import build
 from sipp.progress import progress_bar
-from sipp.prune import Method, cut, rank
+from sipp.prune import cut, rank
+from sipp.pruned import Method
 
 KEEPS = (0.5, 0.2, 0.1, 0.05, 0.03, 0.02)
 BATCH_SIZE = 64

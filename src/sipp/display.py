@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from sipp.prune import Pruned
+    from sipp.pruned import Pruned
 
 WIDTH = 118
 

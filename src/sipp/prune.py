@@ -6,112 +6,35 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from sipp import baselines
 from sipp.baselines import Loss
 from sipp.batches import Data, count_points
 from sipp.bounds import Guarantee, NetworkBound, layer_bound, no_bound, paper_bound, row_guarantee
 from sipp.budget import allocate, largest
-from sipp.display import pruned_table
-from sipp.errors import DataError, OptionError
+from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, find_sites, unwrap
 from sipp.numerics import budget_of
 from sipp.progress import progress_bar
-from sipp.records import NormStats, Reduce, Scores, Weight, from_rows, to_rows
-from sipp.sample_size import C_CONSTANT, K_CONSTANT, PRUNE_FACTOR, SIMPLE_FACTOR, check_delta, sample_size
+from sipp.pruned import Draws, Method, Pruned, PrunedLayer, Ranking
+from sipp.records import NormStats, Reduce, Weight, from_rows, to_rows
+from sipp.sample_size import C_CONSTANT, K_CONSTANT, PRUNE_FACTOR, SIMPLE_FACTOR, check_delta, resolve_points
 from sipp.sensitivity import DEFAULT_CHUNK_BYTES, score
 from sipp.sparsify import RAND, STRATEGIES, SparseRows, keep_masked, sparsify
 
-Method = Literal["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "wt", "snip", "random"]
-Draws = Literal["until", "fixed"]
 _ROW_METHODS: dict[str, Literal["det", "rand", "hybrid"]] = {
     "sipp-det": "det",
     "sipp-simple": "det",
     "sipp-rand": "rand",
     "sipp-hybrid": "hybrid",
 }
-
-
-@dataclass(frozen=True)
-class PrunedLayer:
-    """What became of one weight."""
-
-    name: str
-    layer_type: str
-    n_rows: int
-    fan_in: int
-    kept: int
-    strategies: dict[str, int]  # how many rows each strategy took; empty for a baseline
-    dead_rows: tuple[int, ...]  # rows that had weights and have none now
-    eps_F: Tensor | None  # the bound of each row (T5, T6, T9)
-    eps: float | None  # eps_l, the largest of them
-    sign_complexity: float | None  # Delta_l
-    bound: float | None  # eps_l Delta_l (T11)
-    kappa: float | None  # the layer condition number (T12)
-
-    @property
-    def n_weights(self) -> int:
-        return self.n_rows * self.fan_in
-
-    @property
-    def keep(self) -> float:
-        return self.kept / self.n_weights
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """A pruned copy of a model, its masks, and what is promised about it. `print` it."""
-
-    model: nn.Module
-    masks: dict[str, Tensor]
-    layers: tuple[PrunedLayer, ...]
-    guarantee: Guarantee | None  # the statement about rows and layers (T5-T11); None for a baseline
-    bound: NetworkBound  # the statement about the network (T12)
-    method: Method
-    budget: int  # asked for
-    kept: int  # reached: less only where sampling had fewer weights to draw from
-    seed: int
-
-    @property
-    def n_weights(self) -> int:
-        return sum(layer.n_weights for layer in self.layers)
-
-    @property
-    def keep(self) -> float:
-        """The share of prunable weights that was kept."""
-        return self.kept / self.n_weights
-
-    def __str__(self) -> str:
-        return pruned_table(self)
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Everything pruning knows before it is given a budget: cut it at any number of weights."""
-
-    model: nn.Module  # the dense network, untouched
-    weights: tuple[Weight, ...]
-    ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
-    scores: Scores | None  # None for a baseline: then nothing is promised
-    method: Method
-    draws: Draws
-    delta: float
-    c_constant: float
-    k_constant: float
-
-    @property
-    def n_weights(self) -> int:
-        return sum(weight.n_weights for weight in self.weights)
 
 
 def prune(
@@ -202,7 +125,7 @@ def rank(
         by_name = baselines.random(model, include=include, exclude=exclude, seed=seed)
     else:
         assert data is not None
-        n, data = _resolve_points(model, data, n_points, delta, k_constant, include, exclude)
+        n, data = resolve_points(model, data, n_points, delta, k_constant=k_constant, include=include, exclude=exclude)
         if method == "snip":
             by_name = baselines.snip(
                 model, data, loss=loss, include=include, exclude=exclude, norm_stats=norm_stats, n_points=n, seed=seed
@@ -380,32 +303,6 @@ def _budget(keep: float | None, budget: int | None, n_weights: int) -> int:
     if not isinstance(budget, int) or not 1 <= budget <= n_weights:
         raise OptionError(f"budget={budget!r} is not a whole number between 1 and {n_weights}, the prunable weights")
     return budget
-
-
-def _resolve_points(
-    model: nn.Module,
-    data: Data,
-    n_points: int | Literal["theory"] | None,
-    delta: float,
-    k_constant: float,
-    include: Selector | None,
-    exclude: Selector | None,
-) -> tuple[int | None, Data]:
-    """The number of points to use, and the data, whose first batch "theory" looks at without losing it."""
-    if n_points != "theory":
-        return n_points, data
-    example: Any
-    if isinstance(data, Tensor):
-        example = data[:1]
-    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        example = default_collate([data[0]])
-    else:
-        batches = iter(data)
-        example = next(batches, None)
-        if example is None:
-            raise DataError("the data holds no batch: at least one batch with one point is needed")
-        data = itertools.chain([example], batches)
-    return sample_size(model, example, delta, k_constant=k_constant, include=include, exclude=exclude), data
 
 
 def _check_options(method: str, draws: str, delta: float, c_constant: float, k_constant: float) -> None:

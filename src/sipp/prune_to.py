@@ -31,7 +31,8 @@ from sipp.holdout import Output, check_model, holdout_batches, refuse_overlap, r
 from sipp.layers import Selector
 from sipp.numerics import budget_of
 from sipp.progress import progress_bar
-from sipp.prune import Method, Pruned, Ranking, cut, dense_rows, rank, sparse_rows, write_rows
+from sipp.prune import cut, dense_rows, rank, sparse_rows, write_rows
+from sipp.pruned import Method, Pruned, Ranking
 from sipp.records import Batch, NormStats, Reduce
 
 N_LEVELS = 30

@@ -131,7 +131,7 @@ def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:
 def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
     """F float64: the sum of what the mask leaves out of each row, added up itself, not as a difference of sums."""
     tails = [
-        sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill_(mask_FK[rows], 0.0).sum(1)
+        sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0).sum(1)
         for rows in row_chunks(sensitivity_FK)
     ]
     return torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=sensitivity_FK.device), *tails])

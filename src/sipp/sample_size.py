@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from sipp.batches import batches_of
+from sipp.batches import Data, batches_of
 from sipp.capture import capture
-from sipp.errors import OptionError
+from sipp.errors import DataError, OptionError
 from sipp.layers import Selector, find_sites, unwrap
 from sipp.numerics import device_of
 from sipp.records import Batch, Use, Weight
@@ -67,3 +69,30 @@ def check_delta(delta: float) -> None:
     """Nothing; raises unless delta is a probability strictly between 0 and 1."""
     if not 0 < delta < 1:
         raise OptionError(f"delta={delta!r} is not in (0, 1): it is the probability that the statement fails")
+
+
+def resolve_points(
+    model: nn.Module,
+    data: Data,
+    n_points: int | Literal["theory"] | None,
+    delta: float,
+    *,
+    k_constant: float = K_CONSTANT,
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+) -> tuple[int | None, Data]:
+    """The number of points to use, and the data, whose first batch "theory" looks at without losing it."""
+    if n_points != "theory":
+        return n_points, data
+    example: Any
+    if isinstance(data, Tensor):
+        example = data[:1]
+    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        example = default_collate([data[0]])
+    else:
+        batches = iter(data)
+        example = next(batches, None)
+        if example is None:
+            raise DataError("the data holds no batch: at least one batch with one point is needed")
+        data = itertools.chain([example], batches)
+    return sample_size(model, example, delta, k_constant=k_constant, include=include, exclude=exclude), data

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from sipp.kernels import Kernel
 from sipp.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import device_of
 from sipp.records import Batch, NormStats, Reduce, Scores, Use, Weight, from_rows
+from sipp.sample_size import resolve_points
 from sipp.tally import Tally
 
 DEFAULT_CHUNK_BYTES = 32 << 20
@@ -34,12 +35,16 @@ def sensitivity(
     include: Selector | None = None,
     exclude: Selector | None = None,
     norm_stats: NormStats = "running",
-    n_points: int | None = None,
+    n_points: int | Literal["theory"] | None = None,
+    delta: float = 1e-16,
     seed: int = 0,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     kernel: Kernel = "auto",
 ) -> dict[str, Tensor]:
     """The sensitivity of every prunable weight, {parameter name: float32 tensor of the parameter's shape}, in [0, 1].
+
+    All points are used unless `n_points` says how many; "theory" takes what T4 asks for at `delta`, which serves
+    nothing else here.
 
     Example:
         >>> import sipp, torch
@@ -49,13 +54,14 @@ def sensitivity(
         {'0.weight': (3, 4), '2.weight': (2, 3)}
     """
     model = unwrap(model)
+    n, data = resolve_points(model, data, n_points, delta, include=include, exclude=exclude)
     scores = score(
         model,
         find_sites(model, include=include, exclude=exclude),
         data,
         reduce=reduce,
         norm_stats=norm_stats,
-        n_points=n_points,
+        n_points=n,
         seed=seed,
         chunk_bytes=chunk_bytes,
         kernel=kernel,

@@ -42,6 +42,7 @@ class Tally:
         self.scaled_FK = self._scaled_rows(slice(None)).to(SCORE_DTYPE)
         self.smallest_weight = smallest_positive(self._scaled_rows(slice(None)).abs())
         self.sensitivity_FK = torch.zeros_like(self.scaled_FK)
+        self.best_FK = torch.zeros_like(self.scaled_FK)  # largest a / D so far, for a kernel that skips by it
         self.order: int | None = None
         self.n_outputs = 0
         self.sign_complexity: float | None = 0.0
@@ -148,8 +149,10 @@ class Tally:
             weight_GRK,
             factors_TB=(torch.stack((applied_B, -applied_B)) * occurs_TB).to(SCORE_DTYPE),
             row_factors_GR=factors_GR,
+            best_GRK=self.best_FK[rows].view_as(weight_GRK),
             chunk_bytes=self.chunk_bytes,
         )
+        self.best_FK[rows] = best_GRK.flatten(0, 1)
         self._take_max(best_GRK, weight_GRK, rows)
         self._take_squares(squares_QB * (applied_B / scale_B).square(), points)
 

@@ -26,8 +26,8 @@ def expected_kept(row: Row, n_draws: float) -> float:
     row = row[row > 0].astype(np.float64)
     if n_draws == 0 or len(row) == 0:
         return 0.0
-    if len(row) == 1:
-        return 1.0
+    if len(row) == 1 or math.isinf(n_draws):
+        return float(len(row))
     return float(sum(-math.expm1(n_draws * math.log1p(-s / row.sum())) for s in row))
 
 
@@ -69,13 +69,18 @@ def eps_kept(row: Row, kept: float, n_outputs: int, delta: float, c_constant: fl
     return eps_rand(float(row.astype(np.float64).sum()), draws_for(row, kept), n_outputs, delta, c_constant)
 
 
-def best_whole_numbers(rows: Sequence[Row], budget: int, cost: list[list[float]]) -> tuple[float, tuple[int, ...]]:
+def best_by_enumeration(cost: Sequence[Sequence[float]], budget: int) -> float:
     """The least sum of cost[i][m_i] over all whole numbers m with sum <= budget, by trying every one."""
-    best = (math.inf, (0,) * len(rows))
-    for kept in itertools.product(*(range(int((row > 0).sum()) + 1) for row in rows)):
-        if sum(kept) <= budget:
-            best = min(best, (sum(c[m] for c, m in zip(cost, kept)), kept))
-    return best
+    choices = itertools.product(*(range(len(row)) for row in cost))
+    return min(sum(row[m] for row, m in zip(cost, kept)) for kept in choices if sum(kept) <= budget)
+
+
+def best_by_row(cost: Sequence[Sequence[float]], budget: int) -> float:
+    """The same, one row after the other: best[b] is the least cost of the rows so far with at most b weights."""
+    best = [0.0] * (budget + 1)
+    for row in cost:
+        best = [min(best[b - m] + row[m] for m in range(min(b, len(row) - 1) + 1)) for b in range(budget + 1)]
+    return best[budget]
 
 
 def dual_bound(

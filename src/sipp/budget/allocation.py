@@ -54,7 +54,7 @@ def allocate(
         return []
     flat = torch.cat([layer.cpu() for layer in relaxed])
     target = min(budget, sum(int((layer > 0).sum()) for layer in sensitivities))
-    rounded = _round(flat, target, generator).split([len(layer) for layer in relaxed])
+    rounded = round_to_sum(flat, target, generator).split([len(layer) for layer in relaxed])
     return [kept.to(layer.device) for kept, layer in zip(rounded, relaxed)]
 
 
@@ -100,7 +100,7 @@ def relax(
     return Relaxed(kept=kept, objective=objective, multiplier=multiplier)
 
 
-def _round(relaxed_R: Tensor, target: int, generator: torch.Generator) -> Tensor:
+def round_to_sum(relaxed_R: Tensor, target: int, generator: torch.Generator) -> Tensor:
     """Whole numbers with the exact sum `target`, each its relaxed number rounded up or down, right in expectation.
 
     Systematic sampling: the fractions are laid end to end in random order and one random comb of spacing 1 picks those

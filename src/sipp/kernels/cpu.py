@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sipp.kernels import reference, simd
+from sipp.kernels.vectors import BLOCK, COLUMNS, LANES, PANEL, QUAD
 
 FUSED = True  # has `max_ratios`
 MOST_BLOCKS = 4  # blocks of a tile: more would not stay in the second-level cache
@@ -45,7 +46,7 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     result = torch.empty(2, n_groups, n_rows, n_patches)
 
     def work(stretch: tuple[int, int]) -> None:
-        a, d = torch.zeros(fan_in, simd.BLOCK), torch.zeros(2 * n_rows, simd.BLOCK)
+        a, d = torch.zeros(fan_in, BLOCK), torch.zeros(2 * n_rows, BLOCK)
         simd.sums(patches, weights, stretch, a.numpy(), d.numpy(), result.numpy())
 
     _run(work, _stretches(n_patches))
@@ -82,13 +83,14 @@ def max_ratios(
     *,
     factors_TB: Tensor,
     row_factors_GR: Tensor,
+    best_GRK: Tensor,
     chunk_bytes: int,
 ) -> tuple[Tensor, Tensor]:
-    """(max over patches of a_kp / D_rp, G x R x K;  ||Z^{st}(x)||^2 and ||Z(x)||^2 of each point, Q x B float64).
+    """(max over patches of a_kp / D_rp and best, G x R x K;  ||Z^{st}(x)||^2, ||Z(x)||^2 of each point, Q x B float64).
 
     `windows` is a float32 view (B, G, *positions, *fan_in); factors_TB[t, b] is the scale that brings point b to a
     peak near 1, with the sign of t, or 0 where the point has no activation of that sign; row_factors_GR take the
-    scale of the weights out of the norms again.
+    scale of the weights out of the norms again; best_GRK holds the maxima so far: the better, the more is skipped.
     """
     _announce()
     n_groups, n_rows, fan_in = weight_GRK.shape
@@ -102,6 +104,7 @@ def max_ratios(
 
     def work(stretch: tuple[int, int]) -> Tensor:
         best = _best(n_groups, n_rows, fan_in)
+        best[:, :n_rows, :fan_in] = best_GRK
         scratch = _scratch(n_rows, fan_in, n_blocks)
         operands = factors_TB.numpy(), weights, signs, row_factors_GR.numpy()
         simd.scan(source, strides, positions, fan, *operands, stretch, scratch, best.numpy(), squares_QP.numpy())
@@ -147,11 +150,13 @@ def _announce() -> None:
 
 
 def _run(work: Callable[[tuple[int, int]], _Result], stretches: list[tuple[int, int]]) -> list[_Result]:
-    """The result of `work` for each stretch, one thread each."""
-    if len(stretches) == 1:
-        return [work(stretches[0])]
-    with ThreadPoolExecutor(len(stretches)) as pool:
-        return list(pool.map(work, stretches))
+    """The result of `work` for each stretch, a thread each; the first is the caller's own, which would only wait."""
+    first, *others = stretches
+    if not others:
+        return [work(first)]
+    with ThreadPoolExecutor(len(others)) as pool:
+        waiting = [pool.submit(work, stretch) for stretch in others]
+        return [work(first), *(future.result() for future in waiting)]
 
 
 def _cuts(n: int, n_parts: int) -> list[tuple[int, int]]:
@@ -162,8 +167,8 @@ def _cuts(n: int, n_parts: int) -> list[tuple[int, int]]:
 
 def _stretches(n_patches: int) -> list[tuple[int, int]]:
     """The patches cut into one stretch of whole blocks for each of torch's threads."""
-    cuts = _cuts(-(-n_patches // simd.BLOCK), torch.get_num_threads())
-    return [(first * simd.BLOCK, min(last * simd.BLOCK, n_patches)) for first, last in cuts]
+    cuts = _cuts(-(-n_patches // BLOCK), torch.get_num_threads())
+    return [(first * BLOCK, min(last * BLOCK, n_patches)) for first, last in cuts]
 
 
 def _largest(results: list[Tensor]) -> Tensor:
@@ -175,16 +180,16 @@ def _padded(n: int, multiple: int) -> int:
 
 
 def _best(n_groups: int, n_rows: int, fan_in: int) -> Tensor:
-    return torch.zeros(n_groups, _padded(n_rows, simd.QUAD), _padded(fan_in, simd.COLUMNS))
+    return torch.zeros(n_groups, _padded(n_rows, QUAD), _padded(fan_in, COLUMNS))
 
 
 def _scratch(n_rows: int, fan_in: int, n_blocks: int) -> tuple[np.ndarray, ...]:
     """a, d, z, peaks of a, peaks of d, spill of `simd`: torch's memory, because its lines are aligned, zeroed."""
-    lines, columns = 2 * _padded(n_rows, simd.QUAD), _padded(fan_in, simd.COLUMNS)
-    shapes = (columns, simd.BLOCK), (lines, simd.BLOCK), (n_rows, simd.BLOCK), (columns,), (lines,)
+    lines, columns = 2 * _padded(n_rows, QUAD), _padded(fan_in, COLUMNS)
+    shapes = (columns, BLOCK), (lines, BLOCK), (n_rows, BLOCK), (columns,), (lines,)
     dtypes = torch.float32, torch.float32, torch.float64, torch.float32, torch.float32
     arrays = [torch.zeros(n_blocks, *shape, dtype=dtype).numpy() for shape, dtype in zip(shapes, dtypes)]
-    return (*arrays, torch.zeros(simd.QUAD * simd.COLUMNS * simd.LANES).numpy())
+    return (*arrays, torch.zeros(QUAD * COLUMNS * LANES).numpy())
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -208,14 +213,14 @@ def _offsets(windows: Tensor, dims: range) -> np.ndarray:
 def _signs(positive_GRK: Tensor) -> np.ndarray:
     """64 bits for every QUAD rows x COLUMNS columns, set where the weight is positive: G x rows / QUAD x columns."""
     _, n_rows, fan_in = positive_GRK.shape
-    missing = (0, -fan_in % simd.COLUMNS, 0, -n_rows % simd.QUAD)
-    bits = torch.nn.functional.pad(positive_GRK, missing).unflatten(2, (-1, simd.COLUMNS))
-    bits = bits.unflatten(1, (-1, simd.QUAD)).transpose(2, 3).flatten(3)
+    missing = (0, -fan_in % COLUMNS, 0, -n_rows % QUAD)
+    bits = torch.nn.functional.pad(positive_GRK, missing).unflatten(2, (-1, COLUMNS))
+    bits = bits.unflatten(1, (-1, QUAD)).transpose(2, 3).flatten(3)
     return np.packbits(bits.contiguous().numpy(), axis=-1, bitorder="little").view(np.int64)[..., 0].copy()
 
 
 def _panels(weight_GRK: Tensor) -> np.ndarray:
     """The weights as `simd.denominators` reads them: lines r+, r- of each row, PANEL lines at a time, term by term."""
     lines_GLK = torch.stack((weight_GRK.clamp(min=0), (-weight_GRK).clamp(min=0)), dim=2).flatten(1, 2)
-    panels = [part.transpose(1, 2).flatten(1) for part in lines_GLK.to(torch.float32).split(simd.PANEL, dim=1)]
+    panels = [part.transpose(1, 2).flatten(1) for part in lines_GLK.to(torch.float32).split(PANEL, dim=1)]
     return torch.cat(panels, dim=1).numpy()

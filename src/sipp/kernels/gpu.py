@@ -20,7 +20,7 @@ from sipp.numerics import exact_matmul
 
 FUSED = False  # no `max_ratios` of its own: the caller goes chunk by chunk through the functions below
 ROWS, COLUMNS, PATCHES = 16, 32, 32  # one step of the plain kernel: a cube of products
-STRETCH = 2048  # patches of one program
+STRETCH = 2048  # patches of one program, a power of two
 AMPERE = 8  # first compute capability with asynchronous copies to shared memory
 
 _log = logging.getLogger("sipp")
@@ -57,7 +57,8 @@ def plain_max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Ten
     patches, inverse = patches_GKP.contiguous(), inverse_SGRP.contiguous()
     best = torch.zeros(positive_GRK.shape, dtype=torch.float32, device=patches.device)
     row_tiles = triton.cdiv(n_rows, ROWS)
-    grid = (triton.cdiv(fan_in, COLUMNS), n_groups * row_tiles, triton.cdiv(n_patches, STRETCH))
+    stretch = max(PATCHES, min(STRETCH, triton.next_power_of_2(n_patches)))
+    grid = (triton.cdiv(fan_in, COLUMNS), n_groups * row_tiles, triton.cdiv(n_patches, stretch))
     _plain_max_times[grid](
         patches,
         inverse,
@@ -68,7 +69,7 @@ def plain_max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Ten
         row_tiles,
         n_patches,
         n_groups * n_rows * n_patches,
-        STRETCH=STRETCH,
+        STRETCH=stretch,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         PATCHES=PATCHES,

@@ -1,0 +1,87 @@
+"""What pruning gives back: a sparse copy of the model, its masks, its layers, and what is promised about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from sipp.bounds import Guarantee, NetworkBound
+from sipp.display import pruned_table
+from sipp.records import Scores, Weight
+
+Method = Literal["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "wt", "snip", "random"]
+Draws = Literal["until", "fixed"]
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """What became of one weight."""
+
+    name: str
+    layer_type: str
+    n_rows: int
+    fan_in: int
+    kept: int
+    strategies: dict[str, int]  # how many rows each strategy took; empty for a baseline
+    dead_rows: tuple[int, ...]  # rows that had weights and have none now
+    eps_F: Tensor | None  # the bound of each row (T5, T6, T9)
+    eps: float | None  # eps_l, the largest of them
+    sign_complexity: float | None  # Delta_l
+    bound: float | None  # eps_l Delta_l (T11)
+    kappa: float | None  # the layer condition number (T12)
+
+    @property
+    def n_weights(self) -> int:
+        return self.n_rows * self.fan_in
+
+    @property
+    def keep(self) -> float:
+        return self.kept / self.n_weights
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A pruned copy of a model, its masks, and what is promised about it. `print` it."""
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    layers: tuple[PrunedLayer, ...]
+    guarantee: Guarantee | None  # the statement about rows and layers (T5-T11); None for a baseline
+    bound: NetworkBound  # the statement about the network (T12)
+    method: Method
+    budget: int  # asked for
+    kept: int  # reached: less only where sampling had fewer weights to draw from
+    seed: int
+
+    @property
+    def n_weights(self) -> int:
+        return sum(layer.n_weights for layer in self.layers)
+
+    @property
+    def keep(self) -> float:
+        """The share of prunable weights that was kept."""
+        return self.kept / self.n_weights
+
+    def __str__(self) -> str:
+        return pruned_table(self)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Everything pruning knows before it is given a budget: cut it at any number of weights."""
+
+    model: nn.Module  # the dense network, untouched
+    weights: tuple[Weight, ...]
+    ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
+    scores: Scores | None  # None for a baseline: then nothing is promised
+    method: Method
+    draws: Draws
+    delta: float
+    c_constant: float
+    k_constant: float
+
+    @property
+    def n_weights(self) -> int:
+        return sum(weight.n_weights for weight in self.weights)

@@ -1,0 +1,273 @@
+"""The CPU kernels against the float64 definitions; skipping, threads, chunks and batches change no bit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sipp
+from sipp.kernels import chunked, cpu, reference, simd
+
+AGREEMENT = 1e-5
+SHAPES = [
+    (1, 1, 1, 1),
+    (1, 5, 7, 33),
+    (3, 2, 9, 100),
+    (8, 1, 9, 257),
+    (1, 17, 40, 1000),
+    (2, 6, 33, 64),
+    (1, 4, 600, 130),
+]
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def operands(shape: tuple[int, int, int, int], seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(patches with zeros, reciprocals, signs, weights)."""
+    groups, rows, fan_in, patches = shape
+    a = (rand(groups, fan_in, patches, seed=seed) - 0.3).clamp(min=0)
+    weight = rand(groups, rows, fan_in, seed=seed + 1) - 0.5
+    sums = reference.quadrant_sums(weight, a)
+    return a, torch.where(sums > 0, 1 / sums, 0).float(), weight > 0, weight
+
+
+def agree(got: Tensor, expected: Tensor) -> bool:
+    return bool(torch.isfinite(got).all()) and torch.allclose(got.double(), expected, rtol=AGREEMENT, atol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_products_agree_with_the_reference(shape: tuple[int, int, int, int]) -> None:
+    a, inverse, positive, weight = operands(shape)
+    assert agree(cpu.quadrant_sums(weight, a), reference.quadrant_sums(weight, a))
+    best = cpu.max_times(a, inverse, positive)
+    assert agree(best, reference.max_times(a, inverse, positive))
+    by_point = a.unflatten(-1, (1, -1)), inverse.unflatten(-1, (1, -1))
+    assert agree(cpu.sum_times(*by_point, positive), reference.sum_times(*by_point, positive))
+    assert not agree(best, reference.max_times(a, inverse, ~positive)) or shape == (1, 1, 1, 1)  # the sign matters
+
+
+def test_long_sums_stay_accurate() -> None:
+    a, weight = rand(1, 9000, 65), rand(1, 2, 9000, seed=1) - 0.5
+    assert agree(cpu.quadrant_sums(weight, a), reference.quadrant_sums(weight, a))
+
+
+# --- Skipping ---------------------------------------------------------------------------------------------------------
+
+
+def smooth(rows: int, fan_in: int, patches: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Operands like those of a convolution behind a ReLU: neighbours alike, so that most blocks are skipped."""
+    a = F.avg_pool1d(rand(1, fan_in, patches + 31, seed=2) - 0.45, 32, 1).clamp(min=0)
+    weight = rand(1, rows, fan_in, seed=3) - 0.5
+    sums = reference.quadrant_sums(weight, a)
+    return a, torch.where(sums > 0, 1 / sums, 0).float(), weight > 0
+
+
+def hard_cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    a, inverse, positive, _ = operands((1, 13, 50, 700))
+    signs = positive
+    return {
+        "random": (a, inverse, signs),
+        "smooth": smooth(13, 50, 4000),
+        "ties": (torch.ones(1, 20, 300), torch.ones(2, 1, 5, 300), torch.rand(1, 5, 20) > 0.5),
+        "growing": (a.sort(dim=-1).values, inverse.sort(dim=-1).values, signs),
+        "falling": (a.sort(dim=-1, descending=True).values, inverse, signs),
+        "zeros": (a * (rand(1, 50, 700, seed=9) > 0.95), inverse, signs),
+        "tiny and huge": (a * 1e-30, inverse * 1e30, signs),
+        "subnormal": (a * 1e-38, inverse, signs),
+    }
+
+
+@pytest.mark.parametrize("case", hard_cases())
+def test_skipping_changes_no_bit(case: str) -> None:
+    a, inverse, positive = hard_cases()[case]
+    skipped, brute = cpu.max_times(a, inverse, positive), cpu.max_times(a, inverse, positive, skip=False)
+    assert torch.equal(skipped, brute)
+    assert agree(brute, reference.max_times(a, inverse, positive)) or case == "subnormal"
+
+
+def raise_best(understate: float, skip: bool = True) -> tuple[Tensor, int]:
+    """(maxima, triples computed) of smooth operands when the peaks of the columns are multiplied by `understate`."""
+    a, inverse, positive = smooth(8, 32, 64 * 40)
+    best = cpu._best(1, 8, 32)
+    n_computed = 0
+    for start in range(0, a.shape[-1], 64):
+        block, rows, _, peaks, row_peaks, spill = cpu._scratch(8, 32, 1)
+        block[0] = a[0, :, start : start + 64].numpy()
+        rows[0, 0::2], rows[0, 1::2] = (inverse[s, 0, :, start : start + 64].numpy() for s in (0, 1))
+        peaks[0], row_peaks[0] = block[0].max(-1) * understate, rows[0].max(-1)
+        at = [x.ctypes.data for x in (block, rows, peaks, row_peaks)]
+        n_computed += simd.raise_best(*at, cpu._signs(positive)[0], best.data_ptr(), spill.ctypes.data, 1, skip, False)
+    return best, n_computed
+
+
+def test_a_bound_that_is_too_low_would_be_seen() -> None:
+    brute, n_all = raise_best(1.0, skip=False)
+    exact, n_computed = raise_best(1.0)
+    assert torch.equal(exact, brute)
+    assert n_all == 8 * 32 * 40 and 0 < n_computed < n_all / 2  # it does skip
+    assert not torch.equal(raise_best(0.9)[0], brute)
+
+
+# --- Repeatable -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads() -> object:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_threads_change_no_bit_and_torchs_number_is_kept(threads: Callable[[int], None]) -> None:
+    a, inverse, positive, weight = operands((2, 9, 37, 1500))
+    results = []
+    for n in (1, 2, 3, 2):
+        threads(n)
+        results.append((cpu.quadrant_sums(weight, a), cpu.max_times(a, inverse, positive)))
+        assert torch.get_num_threads() == n
+    for sums, best in results[1:]:
+        assert torch.equal(sums, results[0][0]) and torch.equal(best, results[0][1])
+
+
+def test_several_callers_at_once() -> None:
+    a, inverse, positive, _ = operands((1, 9, 37, 1500))
+    expected = cpu.max_times(a, inverse, positive)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(r, expected) for r in pool.map(lambda _: cpu.max_times(a, inverse, positive), range(8)))
+
+
+class Net(nn.Module):
+    """Convolutions of several geometries and a Linear, with signed and with non-negative inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2, groups=8)
+        self.c, self.d = nn.Conv2d(8, 6, 3, padding=2, dilation=2, groups=2), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(torch.tanh(self.c(F.relu(self.b(F.relu(self.a(x)))))).mean((2, 3)))
+
+
+def scores(reduce: str, batches: list[Tensor], chunk_bytes: int) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return sipp.sensitivity(Net(), batches, reduce=reduce, chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+def test_chunks_and_threads_change_no_score(reduce: str, threads: Callable[[int], None]) -> None:
+    x = rand(5, 3, 13, 11) - 0.5
+    expected = scores(reduce, [x], 32 << 20)
+    for chunk_bytes in (1, 5_000, 60_000):
+        got = scores(reduce, [x], chunk_bytes)
+        for name, score in expected.items():
+            # `mean` cuts a point's sum where the point does not fit: the order of the terms is another then
+            assert torch.equal(got[name], score) if reduce == "max" else torch.allclose(got[name], score, rtol=1e-6)
+    threads(1)
+    got = scores(reduce, [x], 32 << 20)
+    assert all(torch.equal(got[name], expected[name]) for name in expected) or reduce == "mean"
+
+
+def test_a_point_is_scored_the_same_in_any_batch() -> None:
+    """The layer's own input is given, so that the forward pass of the model cannot differ."""
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(4, 7, 3, padding=1), rand(6, 4, 9, 8) - 0.5
+    x[2] *= 1e-6  # other points' scales must not matter
+    whole = sipp.sensitivity(model, [x])["weight"]
+    assert torch.equal(whole, sipp.sensitivity(model, list(x.split(1)))["weight"])
+    assert torch.equal(whole, sipp.sensitivity(model, [x[:4], x[4:]])["weight"])
+
+
+# --- Windows ----------------------------------------------------------------------------------------------------------
+
+
+def windows_of(x: Tensor, groups: int, kernel: int, stride: int, dilation: int) -> Tensor:
+    """(B, G, oh, ow, C / G, kh, kw) by unfold alone."""
+    reach = dilation * (kernel - 1) + 1
+    view = x.unfold(2, reach, stride).unfold(3, reach, stride)[..., ::dilation, ::dilation]
+    return view.unflatten(1, (groups, -1)).permute(0, 1, 3, 4, 2, 5, 6)
+
+
+@pytest.mark.parametrize("sign", ["both", "positive", "negative", "mixed points"])
+@pytest.mark.parametrize(
+    ("channels", "groups", "rows", "kernel", "stride", "dilation", "width"),
+    [
+        (5, 1, 7, 3, 1, 1, 20),
+        (8, 8, 1, 3, 1, 1, 9),
+        (6, 2, 3, 3, 2, 1, 9),
+        (3, 1, 4, 2, 1, 3, 12),
+        (70, 1, 3, 1, 1, 1, 5),
+    ],
+)
+def test_max_ratios_against_the_definition(
+    channels: int, groups: int, rows: int, kernel: int, stride: int, dilation: int, width: int, sign: str
+) -> None:
+    x = rand(3, channels, 9, width) - 0.5
+    if sign == "mixed points":
+        x[0], x[1] = x[0].abs(), -x[1].abs()
+    elif sign != "both":
+        x = x.clamp(min=0) if sign == "positive" else -x.clamp(min=0)
+    windows = windows_of(x, groups, kernel, stride, dilation)
+    weight = rand(groups, rows, windows.shape[4:].numel(), seed=4) - 0.5
+    row_factors = torch.arange(1.0, groups * rows + 1).view(groups, rows).double()
+    occurs = torch.stack(((x > 0).flatten(1).any(1), (x < 0).flatten(1).any(1)))
+    scale = torch.tensor([1.0, 0.5, 4.0])
+    best, squares = cpu.max_ratios(
+        windows,
+        2,
+        weight,
+        factors_TB=torch.stack((scale, -scale)) * occurs,
+        row_factors_GR=row_factors,
+        best_GRK=torch.zeros_like(weight),
+        chunk_bytes=1 << 20,
+    )
+    patches = windows.permute(1, 4, 5, 6, 0, 2, 3).reshape(groups, weight.shape[2], -1).double()
+    both = bool(occurs[0].any()), bool(occurs[1].any())
+    expected, expected_squares = chunked.max_chunk(reference, patches, 3, weight.double(), row_factors, both)
+    assert agree(best, expected)
+    torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
+
+
+def test_extremes() -> None:
+    x = rand(6, 1000) - 0.5
+    x[1], x[2], x[3], x[0, :5] = x[1].abs(), -x[2].abs(), 0.0, -0.0
+    lowest, highest, smallest = cpu.extremes(x)
+    expected = reference.extremes(x)
+    assert torch.equal(lowest, expected[0].clamp(max=0)) and torch.equal(highest, expected[1].clamp(min=0))
+    assert torch.equal(smallest, expected[2])
+    for bad in (torch.nan, -torch.nan, torch.inf, -torch.inf):
+        x[5, 77] = bad
+        lowest, highest, _ = cpu.extremes(x)
+        assert not torch.isfinite(torch.maximum(highest, -lowest))[5]
+        assert torch.isfinite(torch.maximum(highest, -lowest))[:5].all()
+    assert torch.equal(cpu.extremes(x[:5].double())[2], expected[2][:5].double())
+
+
+# --- Compiling --------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    real = numba.njit
+
+    def no_folder(*args: object, cache: bool = False, **options: object) -> object:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(*args, **options)
+
+    def double(x: np.ndarray) -> float:
+        return x.sum() * 2
+
+    monkeypatch.setattr(numba, "njit", no_folder)
+    with caplog.at_level(logging.INFO, "sipp"):
+        function = simd.compiled(double)
+    assert function(np.ones(3)) == 6
+    assert "cache" in caplog.text and len(caplog.records) == 1

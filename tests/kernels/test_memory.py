@@ -1,0 +1,96 @@
+"""Out of memory: a smaller chunk and the same result, or a typed error with a way out (faked, by counting bytes)."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.errors import ModelError
+from sipp.kernels import cpu, reference
+
+ERRORS = [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 1")]
+
+
+def model_and_data() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3)), torch.randn(4, 3, 9, 9)
+
+
+def limited(kernel: ModuleType, most_patches: int, error: BaseException) -> SimpleNamespace:
+    """The kernel with room for `most_patches` patches at once."""
+
+    def guard(patches: Tensor) -> None:
+        if patches.shape[2:].numel() > most_patches:
+            raise error
+
+    def max_times(patches: Tensor, *rest: Tensor) -> Tensor:
+        guard(patches)
+        return kernel.max_times(patches, *rest)
+
+    def sum_times(patches: Tensor, *rest: Tensor) -> Tensor:
+        guard(patches)
+        return kernel.sum_times(patches, *rest)
+
+    names = {name: getattr(kernel, name) for name in ("quadrant_sums", "extremes")}
+    return SimpleNamespace(FUSED=False, max_times=max_times, sum_times=sum_times, **names)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, kernel: object, reduce: str) -> sipp.sensitivity:
+    monkeypatch.setattr("sipp.kernels.pick", lambda name, device: kernel)
+    model, data = model_and_data()
+    return sipp.sensitivity(model, [data], reduce=reduce)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+def test_a_smaller_chunk_and_the_same_result(
+    error: BaseException, reduce: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = run(monkeypatch, limited(reference, 10**9, error), reduce)
+    assert not caplog.records
+    got = run(monkeypatch, limited(reference, 20, error), reduce)
+    assert "chunk_bytes" in caplog.text
+    for name, score in expected.items():
+        assert torch.allclose(got[name], score, rtol=1e-6)
+        assert reduce == "mean" or torch.equal(got[name], score)
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+def test_nothing_helps(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match=r"0\.weight.*bytes"):
+        run(monkeypatch, limited(reference, 0, ERRORS[0]), reduce)
+
+
+def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        run(monkeypatch, limited(reference, 0, RuntimeError("mat1 and mat2 shapes cannot be multiplied")), "max")
+
+
+def test_the_fused_kernel_takes_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = model_and_data()
+    expected = sipp.sensitivity(model, [data])
+    real, asked = cpu.max_ratios, []
+
+    def tight(*args: object, chunk_bytes: int, **rest: object) -> tuple[Tensor, Tensor]:
+        asked.append(chunk_bytes)
+        if chunk_bytes > 1 << 20:
+            raise MemoryError
+        return real(*args, chunk_bytes=chunk_bytes, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cpu, "max_ratios", tight)
+    got = sipp.sensitivity(model, [data])
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+    assert asked[0] == 32 << 20 and asked[5] == 1 << 20
+    monkeypatch.setattr("sipp.tally.FLOAT_BYTES", 1 << 20)
+    with pytest.raises(ModelError, match="out of memory"):
+        sipp.sensitivity(model, [data])
+
+
+def test_scratch_follows_the_chunk() -> None:
+    assert cpu.blocks_within(1, 64, 576) == 1
+    assert cpu.blocks_within(1 << 40, 64, 576) == cpu.MOST_BLOCKS
+    assert cpu.blocks_within(1 << 40, 64, 576) >= cpu.blocks_within(1 << 20, 64, 576) >= 1

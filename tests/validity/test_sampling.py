@@ -1,0 +1,222 @@
+"""By simulation: T6 holds at its probability, the estimate is unbiased, T8a draws like drawing one by one.
+
+Each claim is a function that says whether it holds for a way of sampling: it holds for ours and fails for broken ones.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from oracles import budget as oracle
+from scipy.stats import chi2_contingency
+from torch import Tensor
+
+from sipp.rowbounds import draws_for, eps_rand, largest_in_rows
+from sipp.sparsify import draw_fixed, draw_until, reweighted, sparsify
+
+Reweighting = Callable[[Tensor, Tensor, Tensor], Tensor]  # weights, counts, shares -> new weights
+Sampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # shares, kept, generator -> counts
+
+
+def without_shares(weight: Tensor, counts: Tensor, share: Tensor) -> Tensor:
+    return weight * counts / counts.sum(1, keepdim=True)
+
+
+def without_counts(weight: Tensor, counts: Tensor, share: Tensor) -> Tensor:
+    return weight * (counts > 0)
+
+
+def by_presence(weight: Tensor, counts: Tensor, share: Tensor) -> Tensor:
+    return weight * (counts > 0) / (counts.sum(1, keepdim=True) * share)
+
+
+# ------------------------------------------------------------------------------------------------------------------ T6
+
+N_RUNS, DELTA, N_PATCHES, KEPT = 4000, 0.05, 5, 80
+
+
+def positive_problem() -> tuple[Tensor, Tensor, Tensor]:
+    """Weights (K), patches (P x K) and sensitivities (K) for which the ES inequality holds there with C = 1."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.rand(120, dtype=torch.float64, generator=generator) ** 2
+    patches = torch.rand(N_PATCHES, 120, dtype=torch.float64, generator=generator) + 0.2
+    terms = weight * patches
+    return weight, patches, (terms / terms.sum(1, keepdim=True)).amax(0)
+
+
+def violations(reweighting: Reweighting) -> tuple[int, float]:
+    """In how many of the runs any patch errs by more than T6 allows, and what T6 allows."""
+    weight, patches, sensitivity = positive_problem()
+    share = (sensitivity / sensitivity.sum()).expand(N_RUNS, -1)
+    n_draws = draws_for(sensitivity[None], torch.tensor([KEPT])).ceil()
+    eps = eps_rand(sensitivity.sum()[None], n_draws, n_outputs=N_PATCHES, delta=DELTA, c_constant=1.0)
+    counts = draw_fixed(share, n_draws.expand(N_RUNS), torch.Generator().manual_seed(1))
+    exact, estimate = patches @ weight, reweighting(weight.expand(N_RUNS, -1), counts, share) @ patches.T
+    return int(((estimate - exact).abs() > eps * exact).any(1).sum()), float(eps)
+
+
+def holds_at_its_probability(n_violations: int) -> bool:
+    return n_violations <= N_RUNS * DELTA + 3 * math.sqrt(N_RUNS * DELTA * (1 - DELTA))
+
+
+def test_t6_holds_at_its_probability() -> None:
+    n_violations, eps = violations(reweighted)
+    assert eps < 0.75  # the statement says something
+    assert holds_at_its_probability(n_violations)
+    assert not holds_at_its_probability(violations(without_shares)[0])
+    assert not holds_at_its_probability(violations(lambda *given: 1.8 * reweighted(*given))[0])
+
+
+def test_the_error_of_a_sample_is_of_the_size_that_t6_speaks_of() -> None:
+    """A bound that could be ten times smaller would not notice a mistake: the errors reach a tenth of it."""
+    weight, patches, sensitivity = positive_problem()
+    share = (sensitivity / sensitivity.sum()).expand(N_RUNS, -1)
+    n_draws = draws_for(sensitivity[None], torch.tensor([KEPT])).ceil()
+    eps = eps_rand(sensitivity.sum()[None], n_draws, n_outputs=N_PATCHES, delta=DELTA, c_constant=1.0)
+    counts = draw_fixed(share, n_draws.expand(N_RUNS), torch.Generator().manual_seed(1))
+    relative = (reweighted(weight.expand(N_RUNS, -1), counts, share) @ patches.T) / (patches @ weight) - 1
+    assert 0.1 * eps.item() < relative.abs().max().item() < eps.item()
+
+
+def test_the_claim_of_sparsify_is_the_one_that_holds() -> None:
+    """The same through the front door, with all rows the same: the eps of each row bounds its error often enough."""
+    weight, patches, sensitivity = positive_problem()
+    result = sparsify(
+        weight.expand(N_RUNS, -1),
+        sensitivity.expand(N_RUNS, -1),
+        torch.full((N_RUNS,), KEPT),
+        method="rand",
+        draws="fixed",
+        n_outputs=N_PATCHES,
+        delta=DELTA,
+        c_constant=1.0,
+        generator=torch.Generator().manual_seed(2),
+    )
+    exact, estimate = patches @ weight, result.values_FK @ patches.T
+    wrong = ((estimate - exact).abs() > result.eps_F[:, None] * exact).any(1)
+    assert holds_at_its_probability(int(wrong.sum()))
+    too_bold = ((estimate - exact).abs() > 0.1 * result.eps_F[:, None] * exact).any(1)
+    assert not holds_at_its_probability(int(too_bold.sum()))
+
+
+# ------------------------------------------------------------------------------------------------------------ unbiased
+
+
+def is_unbiased(reweighting: Reweighting) -> bool:
+    """Whether the mean over many samples is the weight itself, for each weight (|z| < 4.5)."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(12, dtype=torch.float64, generator=generator)
+    share = torch.rand(12, dtype=torch.float64, generator=generator) ** 2
+    share = (share / share.sum()).expand(20_000, -1)
+    counts = draw_fixed(share, torch.full((20_000,), 9.0, dtype=torch.float64), generator)
+    values = reweighting(weight.expand(20_000, -1), counts, share)
+    z = (values.mean(0) - weight) / (values.std(0) / math.sqrt(20_000))
+    return bool((z.abs() < 4.5).all())
+
+
+def test_the_estimate_is_unbiased() -> None:
+    assert is_unbiased(reweighted)
+    assert not is_unbiased(without_shares)
+    assert not is_unbiased(without_counts)
+    assert not is_unbiased(by_presence)
+
+
+# -------------------------------------------------------------------------------------------------- laws of the counts
+
+
+def same_law(first: np.ndarray, second: np.ndarray) -> float:
+    """The smallest p-value of chi-square tests that two samples of counts (runs x K) have the same law.
+
+    Compared are the number of draws, each column's count, and which columns were hit.
+    """
+    pattern = 2 ** np.arange(first.shape[1])
+    statistics = [lambda c: c.sum(1), lambda c: (c > 0) @ pattern]
+    statistics += [lambda c, j=j: c[:, j] for j in range(first.shape[1])]
+    return min(_chi_square(statistic(first), statistic(second)) for statistic in statistics)
+
+
+def _chi_square(first: np.ndarray, second: np.ndarray, least: int = 12) -> float:
+    values, index = np.unique(np.concatenate([first, second]), return_inverse=True)
+    table = np.zeros((2, len(values)))
+    np.add.at(table, (np.repeat([0, 1], [len(first), len(second)]), index.ravel()), 1)
+    common = table.sum(0) >= least
+    table = np.column_stack([table[:, common], table[:, ~common].sum(1)])
+    table = table[:, table.sum(0) > 0]
+    return float(chi2_contingency(table).pvalue) if table.shape[1] > 1 else 1.0
+
+
+SHARES = np.array([0.45, 0.3, 0.15, 0.07, 0.03, 0.0])
+UNTIL_RUNS = 8000
+
+
+def counts_of(sampler: Sampler, kept: int) -> np.ndarray:
+    share = torch.from_numpy(SHARES).expand(UNTIL_RUNS, -1)
+    return sampler(share, torch.full((UNTIL_RUNS,), kept), torch.Generator().manual_seed(4)).numpy()
+
+
+def arrivals_until(more: Callable[[Tensor, Tensor, Tensor], Tensor], first: float = 1.0) -> Sampler:
+    """T8a written out with another mean for the counts after the first one: what a mistake would look like."""
+
+    def sampler(share: Tensor, kept: Tensor, generator: torch.Generator) -> Tensor:
+        arrival = torch.empty_like(share).exponential_(generator=generator) / share
+        arrival = torch.where(share > 0, arrival, math.inf)
+        mask = largest_in_rows(-arrival, kept)
+        tau = torch.where(mask, arrival, 0.0).amax(1, keepdim=True)
+        rate = torch.where(mask, more(share, tau, arrival), 0.0)
+        return mask * (first + torch.poisson(rate.clamp(min=0.0), generator=generator))
+
+    return sampler
+
+
+def test_until_draws_as_one_by_one() -> None:
+    rng = np.random.default_rng(5)
+    for kept in (1, 3, 4):
+        one_by_one = np.array([oracle.draw_one_by_one(SHARES, kept, rng) for _ in range(UNTIL_RUNS)])
+        assert same_law(counts_of(draw_until, kept), one_by_one) > 1e-3
+        if kept > 1:
+            whole_time = arrivals_until(lambda share, tau, arrival: share * tau)  # forgets that the first hit came late
+            assert same_law(counts_of(whole_time, kept), one_by_one) < 1e-6
+            rest_only = arrivals_until(lambda share, tau, arrival: tau - arrival)  # forgets the share
+            assert same_law(counts_of(rest_only, kept), one_by_one) < 1e-6
+            no_repeats = arrivals_until(lambda share, tau, arrival: 0.0 * share)  # each weight once
+            assert same_law(counts_of(no_repeats, kept), one_by_one) < 1e-6
+    right = arrivals_until(lambda share, tau, arrival: share * (tau - arrival))
+    assert same_law(counts_of(right, 4), one_by_one) > 1e-3  # the broken ones fail for what is broken in them
+
+
+def test_fixed_draws_are_multinomial() -> None:
+    rng = np.random.default_rng(6)
+    for n_draws in (1, 4, 60):
+        reference = rng.multinomial(n_draws, SHARES, size=UNTIL_RUNS)
+
+        def fixed(share: Tensor, kept: Tensor, generator: torch.Generator) -> Tensor:
+            return draw_fixed(share, kept.double(), generator)
+
+        def independent(share: Tensor, kept: Tensor, generator: torch.Generator) -> Tensor:
+            return torch.poisson(share * kept[:, None], generator=generator)  # the right mean, no fixed sum
+
+        def flattened(share: Tensor, kept: Tensor, generator: torch.Generator) -> Tensor:
+            return draw_fixed(share.sqrt(), kept.double(), generator)
+
+        assert same_law(counts_of(fixed, n_draws), reference) > 1e-3
+        assert same_law(counts_of(independent, n_draws), reference) < 1e-6
+        assert same_law(counts_of(flattened, n_draws), reference) < 1e-6
+
+
+def test_many_draws_have_the_right_mean_and_spread() -> None:
+    share = torch.from_numpy(SHARES).expand(4000, -1)
+    n_draws = 10.0**9
+    counts = draw_fixed(share, torch.full((4000,), n_draws, dtype=torch.float64), torch.Generator().manual_seed(7))
+    mean, spread = n_draws * SHARES[:5], np.sqrt(n_draws * SHARES[:5] * (1 - SHARES[:5]))
+    z = (counts.mean(0)[:5].numpy() - mean) / (spread / math.sqrt(4000))
+    assert (np.abs(z) < 4.5).all()
+    assert (np.abs(counts.std(0)[:5].numpy() / spread - 1) < 0.06).all()
+    assert (counts[:, 5] == 0).all()
+
+
+def test_until_makes_about_as_many_draws_as_expected() -> None:
+    """N(m) inverts an expectation, so it is near the mean number of draws without being it: within a quarter here."""
+    for kept in (2, 3, 4):
+        made = counts_of(draw_until, kept).sum(1).mean()
+        assert 0.75 < made / oracle.draws_for(SHARES, kept) < 1.35
