@@ -211,3 +211,56 @@ def test_until_draws_are_not_claimed_to_meet_t6() -> None:
     assert sum(layer.strategies["rand"] for layer in until.layers) > 0
     assert not until.guarantee.met and "fixed" in until.guarantee.reason
     assert fixed.guarantee.met and fixed.bound.met
+
+
+def small_conv_net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 25, 6)
+    ).eval()
+
+
+def test_sound_mode_bounds_what_the_papers_formula_cannot() -> None:
+    model, points = small_conv_net(), torch.rand(120, 1, 5, 5)
+    pruned = sipp.prune(model, points, keep=0.5, method="sipp-det", delta=0.1, bound="sound")
+    assert pruned.bound.mode == "sound" and pruned.bound.met, pruned.bound.reason
+    with torch.no_grad():
+        dense, sparse = model(points).double(), pruned.model(points).double()
+    errors = (sparse - dense).norm(dim=1) / dense.norm(dim=1)
+    assert float(errors.max()) <= pruned.bound.epsilon
+
+
+def test_sound_mode_names_the_operation_it_cannot_bound() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2))
+    pruned = sipp.prune(model, torch.rand(50, 4), keep=0.5, bound="sound")
+    assert pruned.bound.epsilon is None and not pruned.bound.met
+    assert "LayerNorm" in pruned.bound.reason
+
+
+def test_sound_mode_needs_data_that_can_be_read_twice() -> None:
+    with pytest.raises(OptionError, match="twice"):
+        sipp.prune(small_conv_net(), iter([torch.rand(9, 1, 5, 5)]), keep=0.5, bound="sound")
+    with pytest.raises(OptionError, match="paper"):
+        sipp.prune(small_conv_net(), torch.rand(9, 1, 5, 5), keep=0.5, bound="fast")
+
+
+@pytest.mark.parametrize("method", ["sipp-det", "sipp-rand"])
+def test_network_allocation_minimises_the_weighted_sum(method: str) -> None:
+    """The weighted objective of T10's last line is lower with allocation="network" than with the plain one."""
+    model = mlp([10, 30, 5], seed=2)
+    points = torch.rand(60, 10, generator=torch.Generator().manual_seed(3))
+    objectives = {}
+    for allocation in ("rows", "network"):
+        pruned = sipp.prune(model, points, keep=0.5, method=method, allocation=allocation, draws="fixed", delta=0.1)
+        dense = sipp.prune(model, points, keep=1.0, method=method)  # kappa of the dense network
+        weights = [layer.kappa * layer.sign_complexity for layer in dense.layers]
+        objectives[allocation] = sum(weight * float(layer.eps_F.sum()) for weight, layer in zip(weights, pruned.layers))
+    assert objectives["network"] < objectives["rows"]
+
+
+def test_network_allocation_says_when_its_weights_are_unknown() -> None:
+    model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU(), nn.Linear(3, 2, bias=False))
+    with torch.no_grad():
+        model[0].weight.abs_().neg_()  # positive inputs: every unit is dead, the output is zero
+    with pytest.raises(OptionError, match="allocation"):
+        sipp.prune(model, torch.rand(9, 4) + 0.1, keep=0.5, allocation="network")

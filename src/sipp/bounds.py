@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from sipp.errors import OptionError
 from sipp.numerics import BOUND_DTYPE
 from sipp.records import LayerScores, Scores
 from sipp.sample_size import NETWORK_FACTOR, PRUNE_FACTOR, points_needed
 
-Mode = Literal["paper"]
+Mode = Literal["paper", "sound"]
 
 # Modules and functions that keep ||difference|| from growing, coordinate by coordinate or by moving it around.
 _ONE_LIPSCHITZ = (
@@ -86,9 +87,9 @@ class NetworkBound:
         return f"epsilon = {self.epsilon:.4g} ({self.mode}); {self.guarantee}"
 
 
-def no_bound(reason: str, delta: float) -> NetworkBound:
+def no_bound(reason: str, delta: float, *, mode: Mode = "paper") -> NetworkBound:
     """The absence of a network statement, and why."""
-    return NetworkBound(mode="paper", epsilon=None, delta=delta, guarantee=None, reason=reason, kappas={})
+    return NetworkBound(mode=mode, epsilon=None, delta=delta, guarantee=None, reason=reason, kappas={})
 
 
 def row_guarantee(
@@ -148,6 +149,22 @@ def network_epsilon(
             total += kappa * layer.sign_complexity * eps[i]
         lipschitz_after *= max(float(w.to(BOUND_DTYPE).norm()) for w in (dense[i], pruned[i]))
     return (total if not math.isnan(total) else math.inf), dict(reversed(kappas.items()))
+
+
+def layer_weights(layers: Sequence[LayerScores], dense: Sequence[Tensor]) -> list[float]:
+    """kappa_l Delta_l of every layer, the largest scaled to 1: what a row's error costs the network (T10, T12).
+
+    kappa is that of the dense network: the pruned norms are not known before the budget is.
+    """
+    _, kappas = network_epsilon(layers, [0.0] * len(layers), dense, dense)
+    weights = [kappas.get(layer.weight.name, math.nan) * (layer.sign_complexity or math.nan) for layer in layers]
+    largest = max(weights)
+    if not all(0 <= weight < math.inf for weight in weights) or largest == 0:
+        raise OptionError(
+            "allocation='network' needs kappa and Delta of every layer, finite: some are unknown or infinite here "
+            "(an output of zero, or points that cannot be told apart); use allocation='rows'"
+        )
+    return [weight / largest for weight in weights]
 
 
 def paper_bound(

@@ -127,7 +127,9 @@ def _check_same_operations(dense: fx.GraphModule, pruned: fx.GraphModule) -> Non
     if len(nodes[0]) != len(nodes[1]):
         raise ModelError(f"the models differ in more than weights: {len(nodes[0])} and {len(nodes[1])} operations")
     for pair in zip(*nodes):
-        spelled: list[tuple[Any, ...]] = [(node.op, str(node.target), str(node.args), str(node.kwargs)) for node in pair]
+        spelled: list[tuple[Any, ...]] = [
+            (node.op, str(node.target), str(node.args), str(node.kwargs)) for node in pair
+        ]
         if pair[0].op == "call_module" and spelled[0] == spelled[1]:
             modules = [graph.get_submodule(str(pair[0].target)) for graph in (dense, pruned)]
             spelled = [(parametrize.type_before_parametrizations(m), m.extra_repr()) for m in modules]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -16,17 +17,27 @@ from torch import Tensor, nn
 from sipp import baselines
 from sipp.baselines import Loss
 from sipp.batches import Data, count_points
-from sipp.bounds import Guarantee, NetworkBound, layer_bound, no_bound, paper_bound, row_guarantee
+from sipp.bounds import (
+    Guarantee,
+    Mode,
+    NetworkBound,
+    layer_bound,
+    layer_weights,
+    no_bound,
+    paper_bound,
+    row_guarantee,
+)
 from sipp.budget import allocate, largest
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, find_sites, unwrap
 from sipp.numerics import budget_of
 from sipp.progress import progress_bar
-from sipp.pruned import Draws, Method, Pruned, PrunedLayer, Ranking
+from sipp.pruned import Allocation, Draws, Method, Pruned, PrunedLayer, Ranking
 from sipp.records import NormStats, Reduce, Weight, from_rows, to_rows
 from sipp.sample_size import C_CONSTANT, K_CONSTANT, PRUNE_FACTOR, SIMPLE_FACTOR, check_delta, resolve_points
 from sipp.sensitivity import DEFAULT_CHUNK_BYTES, score
+from sipp.sound import sound_network_bound
 from sipp.sparsify import RAND, STRATEGIES, SparseRows, keep_masked, sparsify
 
 _ROW_METHODS: dict[str, Literal["det", "rand", "hybrid"]] = {
@@ -47,6 +58,7 @@ def prune(
     delta: float = 1e-16,
     seed: int = 0,
     draws: Draws = "until",
+    allocation: Allocation = "rows",
     reduce: Reduce = "max",
     norm_stats: NormStats = "running",
     n_points: int | Literal["theory"] | None = None,
@@ -57,9 +69,13 @@ def prune(
     k_constant: float = K_CONSTANT,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     kernel: Kernel = "auto",
+    bound: Mode = "paper",
     progress: bool = False,
 ) -> Pruned:
     """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
+
+    `allocation="network"` weighs a row's error by what it costs the network (kappa_l Delta_l), `bound` chooses how the
+    network statement is computed: the paper's formula, or operator norms on the graph of the model.
 
     Example:
         >>> import sipp, torch
@@ -68,6 +84,10 @@ def prune(
         >>> pruned.kept, pruned.n_weights
         (96, 192)
     """
+    if bound not in get_args(Mode):
+        raise OptionError(f"bound={bound!r} is not one of {', '.join(get_args(Mode))}")
+    if bound == "sound" and hasattr(data, "__next__"):
+        raise OptionError("bound='sound' reads the data twice: give a list, a loader or a tensor, not an iterator")
     n_weights = sum(weight.n_weights for weight in _weights(unwrap(model), include, exclude))
     n_kept = _budget(keep, budget, n_weights)  # before the work: a wrong budget should not cost a pass over the data
     ranking = rank(
@@ -77,6 +97,7 @@ def prune(
         delta=delta,
         seed=seed,
         draws=draws,
+        allocation=allocation,
         reduce=reduce,
         norm_stats=norm_stats,
         n_points=n_points,
@@ -89,7 +110,12 @@ def prune(
         kernel=kernel,
         progress=progress,
     )
-    return cut(ranking, n_kept, seed=seed)
+    pruned = cut(ranking, n_kept, seed=seed)
+    if bound == "sound" and ranking.scores is not None and data is not None:
+        constants = {"delta": delta, "c_constant": c_constant, "k_constant": k_constant}
+        statement = sound_network_bound(ranking.model, pruned.model, data, ranking.scores, seed=seed, **constants)
+        pruned = replace(pruned, bound=statement)
+    return pruned
 
 
 def rank(
@@ -100,6 +126,7 @@ def rank(
     delta: float = 1e-16,
     seed: int = 0,
     draws: Draws = "until",
+    allocation: Allocation = "rows",
     reduce: Reduce = "max",
     norm_stats: NormStats = "running",
     n_points: int | Literal["theory"] | None = None,
@@ -113,7 +140,7 @@ def rank(
     progress: bool = False,
 ) -> Ranking:
     """The scores of every prunable weight by `method`: all of pruning that does not depend on the budget."""
-    _check_options(method, draws, delta, c_constant, k_constant)
+    _check_options(method, draws, allocation, delta, c_constant, k_constant)
     model = unwrap(model)
     weights = _weights(model, include, exclude)
     if data is None and method not in ("wt", "random"):
@@ -148,7 +175,7 @@ def rank(
         ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in weights)
     else:
         ranks = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
-    return Ranking(model, weights, ranks, scores, method, draws, delta, c_constant, k_constant)
+    return Ranking(model, weights, ranks, scores, method, draws, allocation, delta, c_constant, k_constant)
 
 
 def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
@@ -198,8 +225,10 @@ def sparse_rows(ranking: Ranking, dense: list[Tensor], budget: int, *, seed: int
     if ranking.scores is None or row_method is None or budget == ranking.n_weights:
         return [keep_masked(w, mask) for w, mask in zip(dense, largest(ranking.ranks, budget))]
     eta = ranking.scores.n_outputs
+    weights = layer_weights(ranking.scores.layers, dense) if ranking.allocation == "network" else None
     if row_method == "det":
-        kept = [mask.sum(1) for mask in largest(ranking.ranks, budget)]
+        ranks = ranking.ranks if weights is None else [rank.double() * w for rank, w in zip(ranking.ranks, weights)]
+        kept = [mask.sum(1) for mask in largest(ranks, budget)]
     else:
         kept = allocate(
             ranking.ranks,
@@ -208,6 +237,7 @@ def sparse_rows(ranking: Ranking, dense: list[Tensor], budget: int, *, seed: int
             delta=ranking.delta,
             c_constant=ranking.c_constant,
             generator=generator,
+            layer_weights=weights,
         )
     return [
         sparsify(
@@ -305,8 +335,11 @@ def _budget(keep: float | None, budget: int | None, n_weights: int) -> int:
     return budget
 
 
-def _check_options(method: str, draws: str, delta: float, c_constant: float, k_constant: float) -> None:
-    for name, value, allowed in (("method", method, Method), ("draws", draws, Draws)):
+def _check_options(
+    method: str, draws: str, allocation: str, delta: float, c_constant: float, k_constant: float
+) -> None:
+    chosen = (("method", method, Method), ("draws", draws, Draws), ("allocation", allocation, Allocation))
+    for name, value, allowed in chosen:
         if value not in get_args(allowed):
             raise OptionError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
     check_delta(delta)

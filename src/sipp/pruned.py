@@ -13,6 +13,7 @@ from sipp.records import Scores, Weight
 
 Method = Literal["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "wt", "snip", "random"]
 Draws = Literal["until", "fixed"]
+Allocation = Literal["rows", "network"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Ranking:
     scores: Scores | None  # None for a baseline: then nothing is promised
     method: Method
     draws: Draws
+    allocation: Allocation
     delta: float
     c_constant: float
     k_constant: float

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def forward(weights: list[np.ndarray], biases: list[np.ndarray], x: np.ndarray) -> tuple[list, list, np.ndarray]:
-    """The inputs a_l and products Z_l = W_l a_l of every layer, and the output (ReLU between layers, none at the end)."""
+    """The inputs a_l and products Z_l = W_l a_l of every layer, and the output (ReLU between layers only)."""
     inputs, products = [], []
     a = x
     for i, (w, b) in enumerate(zip(weights, biases)):

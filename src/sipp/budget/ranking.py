@@ -35,7 +35,7 @@ def largest(scores: Sequence[Tensor], budget: int) -> list[Tensor]:
             tied = keys == threshold
             n_tied = int(tied.sum())
             if n_tied > n_ties:
-                tied &= tied.flip(0).cumsum(0).flip(0) <= n_ties
+                tied &= tied.cumsum(0) <= n_ties
             n_ties -= min(n_tied, n_ties)
             mask[part] = (keys > threshold) | tied
         masks.append(mask.view(layer.shape))

@@ -365,9 +365,8 @@ def product(
                     d_peaks[block, line] = line_peak(d[block, line].ctypes.data)
             addresses = a.ctypes.data, d.ctypes.data, a_peaks.ctypes.data, d_peaks.ctypes.data
             best = best_GRK[g].ctypes.data
-            n_computed += raise_best(
-                *addresses, signs_GQK[g], best, spill.ctypes.data, n_blocks, skip, skip and tile == first
-            )
+            fresh = skip and tile == first
+            n_computed += raise_best(*addresses, signs_GQK[g], best, spill.ctypes.data, n_blocks, skip, fresh)
     return n_computed
 
 

@@ -1,0 +1,72 @@
+"""YAML text in, plain dictionaries, lists, numbers and text out; everything else YAML can do is refused.
+
+Tags (which make objects), anchors and aliases (which make bombs), merge keys, repeated keys, dates and anything very
+large or deep have no use in a recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from sipp.errors import OptionError
+
+MAX_CHARACTERS = 65_536
+MAX_DEPTH = 16
+MAX_NODES = 4_096
+_PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null")}
+
+
+def read_yaml(text: str, *, where: str) -> Any:
+    """The value of one YAML document; `where` names it in errors."""
+    if len(text) > MAX_CHARACTERS:
+        raise OptionError(f"{where}: {len(text)} characters are too many for a recipe (at most {MAX_CHARACTERS})")
+    try:
+        _refuse_features(text, where)
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            return None if node is None else _value(loader, node, where)
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise OptionError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, OptionError):
+            raise
+        raise OptionError(f"{where}: a value cannot be read: {error}") from error
+
+
+def _refuse_features(text: str, where: str) -> None:
+    """Nothing, or an error, from the stream of events alone: nothing has been built yet, so nothing can grow."""
+    depth = n_nodes = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        at = f"{where}, line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise OptionError(f"{at}: anchors and aliases are not allowed; derive recipes with 'base:'")
+        if getattr(event, "tag", None) is not None:
+            raise OptionError(f"{at}: the tag {event.tag!r} is not allowed; give plain values")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        n_nodes += isinstance(event, yaml.NodeEvent)
+        if depth > MAX_DEPTH or n_nodes > MAX_NODES:
+            raise OptionError(f"{at}: nested too deeply or too long for a recipe")
+
+
+def _value(loader: Any, node: Any, where: str) -> Any:
+    at = f"{where}, line {node.start_mark.line + 1}"
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(loader, item, where) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if not isinstance(key, str) or key_node.tag != "tag:yaml.org,2002:str":
+                raise OptionError(f"{at}: the key {key!r} is not plain text")
+            if key in found:
+                raise OptionError(f"{where}, line {key_node.start_mark.line + 1}: the key {key!r} is given twice")
+            found[key] = _value(loader, value_node, where)
+        return found
+    if node.tag not in _PLAIN:
+        raise OptionError(f"{at}: {node.value!r} is not a number, text, true, false or null")
+    return loader.construct_object(node)
