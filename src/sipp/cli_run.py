@@ -1,0 +1,136 @@
+"""The commands `sipp run` and `sipp runs`: a recipe's experiments, stopped and resumed at will."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from sipp.train.files import Values
+    from sipp.train.run import Progress
+
+DEFAULT_OUT = Path("runs")
+
+
+def run(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `sipp runs --recipes`) or a .yaml file.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value: train.epochs=10.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder that holds one folder per run.")] = DEFAULT_OUT,
+    data: Annotated[Path, typer.Option(help="Folder with cifar-10-batches-bin/ or imagenet/.")] = Path("data"),
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to train.")] = "auto",
+    workers: Annotated[int, typer.Option(help="Processes that decode image files.", min=0)] = 0,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Resume although data, code or device changed.")
+    ] = False,
+) -> None:
+    """Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way."""
+    from sipp.recipes import load_recipe
+    from sipp.train.run import run as run_recipe
+    from sipp.train.signals import Interrupted
+
+    console = Console()
+    chosen = load_recipe(recipe, settings=settings or ())
+    try:
+        with _display(console) as on_progress:
+            done = run_recipe(
+                chosen,
+                out=out,
+                data_root=data,
+                device=device,
+                n_workers=workers,
+                accept_changes=accept_changes,
+                on_progress=on_progress,
+            )
+    except Interrupted as stop:
+        typer.echo(str(stop), err=True)
+        raise typer.Exit(stop.exit_status) from None
+    console.print(records_table(done.records))
+    made = f"{done.n_made} networks made now" if done.n_made else "nothing left to do"
+    console.print(f"{made}; records: {done.folder / 'records.jsonl'}", soft_wrap=True)
+
+
+def runs(
+    out: Annotated[Path, typer.Option(help="Folder that holds one folder per run.")] = DEFAULT_OUT,
+    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes there are instead.")] = False,
+) -> None:
+    """List the runs in a folder, and how far each is."""
+    from sipp.recipes import load_recipe, recipe_names
+    from sipp.train.run import list_runs
+
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD)
+    if recipes:
+        table.add_column("recipe", no_wrap=True)
+        table.add_column("what it does")
+        for name in recipe_names():
+            table.add_row(name, load_recipe(name).description)
+        console.print(table)
+        return
+    for column in ("run", "pipeline", "networks", "state"):
+        table.add_column(column, overflow="fold")
+    for one in list_runs(out):
+        note = "" if one.n_origins == 1 else f", {one.n_origins} origins (resumed with changes)"
+        table.add_row(one.folder.name, one.pipeline, f"{one.n_done} of {one.n_stages}", one.state + note)
+    console.print(table if table.row_count else f"no runs in {out}")
+
+
+def records_table(records: list[Values]) -> Table:
+    """Test accuracy before -> after training, one line per method and keep, repetitions in columns."""
+    seeds = sorted({record["seed"] for record in records})
+    table = Table(box=box.SIMPLE_HEAD, title="test accuracy, pruned -> trained")
+    for column in ("method", "keep", *(f"seed {seed}" for seed in seeds), "dead rows"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    lines: dict[tuple[str, int], dict[int, Values]] = {}
+    for record in records:
+        lines.setdefault((record["method"] or "dense", record["level"]), {})[record["seed"]] = record
+    for (method, _), by_seed in lines.items():
+        first = next(iter(by_seed.values()))
+        cells = [_cell(by_seed.get(seed)) for seed in seeds]
+        dead = ", ".join(str(record.get("dead_rows", 0)) for record in by_seed.values())
+        table.add_row(method, f"{first.get('keep', 1.0):.2%}", *cells, dead)
+    return table
+
+
+def _cell(record: Values | None) -> str:
+    if record is None:
+        return ""
+    before = f"{record['before']['top1']:.2%} -> " if "before" in record else ""
+    return f"{before}{record['after']['top1']:.2%}"
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """A function that shows how far the run is: one live line on a terminal, one line per network elsewhere."""
+    if not console.is_terminal:
+        yield lambda progress: _plain_line(console, progress)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
+    with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
+        task = bars.add_task("preparing", total=None)
+
+        def show(progress: Progress) -> None:
+            epoch = 0 if progress.epoch is None else progress.epoch.epoch
+            test = None if progress.epoch is None else progress.epoch.test
+            text = f"{progress.stage}  {progress.n_done}/{progress.n_stages} networks"
+            text += f"  epoch {epoch}/{progress.n_epochs}" if epoch else ""
+            text += f"  test {test.top1:.2%}" if test is not None else ""
+            total = progress.n_stages * progress.n_epochs
+            bars.update(task, description=text, total=total, completed=progress.n_done * progress.n_epochs + epoch)
+
+        yield show
+
+
+def _plain_line(console: Console, progress: Progress) -> None:
+    if progress.epoch is None:
+        console.print(f"{progress.stage}: {progress.n_done} of {progress.n_stages} networks done", highlight=False)
