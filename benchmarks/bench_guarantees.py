@@ -12,9 +12,10 @@ import argparse
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.binomial import upper_limit
@@ -22,8 +23,16 @@ from sipp.certify import relative_errors
 from sipp.data import load_cifar10, normalise
 from sipp.nets import build
 from sipp.prune import cut, rank
+from sipp.pruned import Method
 
-METHODS = ("wt", "sipp-det", "sipp-hybrid")
+METHODS: tuple[Method, ...] = ("wt", "sipp-det", "sipp-hybrid")
+PARTS = ("calibration", "holdout", "fresh")
+RANKINGS: tuple[tuple[str, Method, dict[str, Any]], ...] = (
+    *((method, method, {}) for method in METHODS),
+    ("sipp-det, reduce=mean", "sipp-det", {"reduce": "mean"}),
+    ("sipp-det, allocation=network", "sipp-det", {"allocation": "network"}),
+    ("sipp-hybrid, allocation=network", "sipp-hybrid", {"allocation": "network"}),
+)
 KEEPS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 EPSILONS = (0.1, 0.2, 0.5)
 DELTA, CONFIDENCE = 0.05, 0.95
@@ -36,24 +45,35 @@ SOUND_KEEPS = (0.9, 0.3)  # slow, and far from useful here: two rows show it
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder of CIFAR-10, or a file written by --pack")
+    parser.add_argument("--pack", type=Path, help="only write the images needed into one file, for another machine")
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     net = build("resnet20")
     net.load_state_dict(load_file(args.weights))
     net.eval()
-    images = load_cifar10(args.data)
-    n_points = sipp.sample_size(net, normalise(images.images[:1]), delta=PRUNE_DELTA)
-    generator = torch.Generator().manual_seed(0)
-    train = torch.randperm(images.n_train, generator=generator)[:n_points]
-    test = images.n_train + torch.randperm(images.n_test, generator=generator)
-    calibration = normalise(images.images[train])
-    holdout, fresh = (normalise(images.images[half]) for half in test.chunk(2))
+    n_points = sipp.sample_size(net, torch.zeros(1, 3, 32, 32), delta=PRUNE_DELTA)
+    images = load_file(args.data) if args.data.is_file() else chosen_images(args.data, n_points)
+    if args.pack:
+        save_file(images, args.pack)
+        return
+    net = net.to(args.device)
+    calibration, holdout, fresh = (normalise(images[part]).to(args.device) for part in PARTS)
     print(f"ResNet20, {n_points} calibration points (T4 at delta {PRUNE_DELTA:g}), {len(holdout)} holdout points")
-    rankings = {method: rank(net, calibration, method=method) for method in METHODS}
+    rankings = {name: rank(net, calibration, method=method, **options) for name, method, options in RANKINGS}
     side_by_side(net, rankings, calibration, holdout, fresh)
     tolerance(net, calibration, holdout, fresh)
     cost_of_a_walk(net, calibration, holdout)
+
+
+def chosen_images(folder: Path, n_points: int) -> dict[str, torch.Tensor]:
+    """Calibration points from the training images, and two halves of the test images."""
+    data = load_cifar10(folder)
+    generator = torch.Generator().manual_seed(0)
+    train = torch.randperm(data.n_train, generator=generator)[:n_points]
+    test = data.n_train + torch.randperm(data.n_test, generator=generator)
+    return {name: data.images[items] for name, items in zip(PARTS, (train, *test.chunk(2)))}
 
 
 def side_by_side(net, rankings, calibration, holdout, fresh) -> None:  # type: ignore[no-untyped-def]
@@ -64,12 +84,20 @@ def side_by_side(net, rankings, calibration, holdout, fresh) -> None:  # type: i
         for keep in KEEPS:
             pruned = cut(ranking, round(keep * ranking.n_weights))
             has_sound = method == "sipp-det" and keep in SOUND_KEEPS
-            sound = sipp.sound_bound(net, pruned.model, calibration[:N_SOUND]).epsilon if has_sound else None
+            sound = sound_epsilon(net, pruned.model, calibration[:N_SOUND]) if has_sound else None
             sound_text = "" if sound is None else f"{sound:.1e}"
             cert = sipp.certify(net, pruned.model, holdout, delta=DELTA, confidence=CONFIDENCE, calibration=calibration)
             beyond = float((relative_errors(net, pruned.model, fresh) > cert.epsilon).double().mean())
             paper = "none" if pruned.bound.epsilon is None else f"{pruned.bound.epsilon:.1e}"
             print(f"| {method} | {keep} | {paper} | {sound_text} | {cert.epsilon:.4f} | {beyond:.2%} |", flush=True)
+
+
+def sound_epsilon(dense, pruned, points) -> float | None:  # type: ignore[no-untyped-def]
+    """The bound of T13, on the CPU: many small decompositions in float64."""
+    import copy
+
+    models = (copy.deepcopy(model).cpu() for model in (dense, pruned))
+    return sipp.sound_bound(*models, points.cpu()).epsilon
 
 
 def tolerance(net, calibration, holdout, fresh) -> None:  # type: ignore[no-untyped-def]
@@ -101,7 +129,7 @@ def cost_of_a_walk(net, calibration, holdout) -> None:  # type: ignore[no-untype
         cut(ranking, ranking.n_weights // 2)
         once = time.perf_counter() - start
         walked = time.perf_counter()
-        rows, sparse = dense_rows(ranking), build("resnet20")
+        rows, sparse = dense_rows(ranking), build("resnet20").to(calibration.device)
         for level in range(1, N_LEVELS + 1):
             write_rows(sparse, ranking, sparse_rows(ranking, rows, ranking.n_weights * level // (N_LEVELS + 1), seed=0))
         walk = (scored - start) + time.perf_counter() - walked

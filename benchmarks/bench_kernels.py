@@ -1,6 +1,6 @@
 """Prints the rate of the CPU's max_times against torch's float32 matmul of the same shape, in one run.
 
-python benchmarks/bench_kernels.py
+python benchmarks/bench_kernels.py [--busy]
 
 Pairs per second over multiply-adds per second. A kernel that disagrees with the float64 reference, or whose skipping
 changes a bit, is not timed. "real-like": activations behind a ReLU with neighbours alike, as a network has them;
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from common import alternate, table
+from common import alternate, clock_from_arguments, table
 from torch import Tensor
 
 from sipp.kernels import cpu, reference
@@ -44,6 +44,7 @@ def check(a: Tensor, inverse: Tensor, positive: Tensor) -> None:
 
 
 def main() -> None:
+    clock = clock_from_arguments(__doc__)
     rows = []
     for (n_rows, fan_in, n_patches), target in SHAPES.items():
         pairs = n_rows * fan_in * n_patches
@@ -56,6 +57,7 @@ def main() -> None:
                 lambda a=a, i=inverse, p=positive: cpu.max_times(a, i, p),
                 lambda w=weight, a=a: cpu.quadrant_sums(w, a),
                 repeats=15,
+                clock=clock,
             )
             rates = [pairs / t / 1e9 for t in (matmul, brute, skip)]
             cells = [f"{rate:.1f}" for rate in rates]

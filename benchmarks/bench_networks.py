@@ -1,6 +1,6 @@
 """Prints how many forward passes a network's max-sensitivities take on the same images, and the memory they need.
 
-python benchmarks/bench_networks.py
+python benchmarks/bench_networks.py [--busy]
 
 The networks are untrained, with BatchNorm statistics of the images (so that activations are like a trained one's);
 images are smooth noise. Scores are compared with the float64 reference kernel on a few images before anything is timed.
@@ -9,7 +9,7 @@ images are smooth noise. Scores are compared with the float64 reference kernel o
 from __future__ import annotations
 
 import torch
-from common import alternate, peak_extra_bytes, smooth_images, table
+from common import alternate, clock_from_arguments, peak_extra_bytes, smooth_images, table
 from torch import Tensor, nn
 
 import sipp
@@ -40,6 +40,7 @@ def check(model: nn.Module, images: Tensor) -> None:
 
 
 def main() -> None:
+    clock = clock_from_arguments(__doc__)
     rows = []
     for name, n_images, side, repeats in CASES:
         images = smooth_images(n_images, side)
@@ -47,7 +48,10 @@ def main() -> None:
         check(model, smooth_images(4, 32, seed=1))
         with torch.no_grad():
             forward, score = alternate(
-                lambda m=model, x=images: m(x), lambda m=model, x=images: sipp.sensitivity(m, [x]), repeats=repeats
+                lambda m=model, x=images: m(x),
+                lambda m=model, x=images: sipp.sensitivity(m, [x]),
+                repeats=repeats,
+                clock=clock,
             )
         rows.append(
             [name, n_images, f"{forward * 1e3:.0f}", f"{score * 1e3:.0f}", f"{score / forward:.2f}", TARGET_RATIO]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import time
@@ -15,17 +16,29 @@ from torch import Tensor
 REPEATS = 7
 
 
-def alternate(*functions: Callable[[], object], repeats: int = REPEATS) -> list[float]:
+def alternate(
+    *functions: Callable[[], object], repeats: int = REPEATS, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """The best time of each function, in seconds; they take turns, so that a noisy moment meets all of them."""
     best = [float("inf")] * len(functions)
     for function in functions:
         function()
     for _ in range(repeats):
         for i, function in enumerate(functions):
-            start = time.perf_counter()
+            start = clock()
             function()
-            best[i] = min(best[i], time.perf_counter() - start)
+            best[i] = min(best[i], clock() - start)
     return best
+
+
+def clock_from_arguments(description: str | None) -> Callable[[], float]:
+    """Wall time, or with --busy the CPU time of one thread, which other programs on the machine disturb less."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--busy", action="store_true", help="one thread, measured in CPU time")
+    if not parser.parse_args().busy:
+        return time.perf_counter
+    torch.set_num_threads(1)
+    return time.process_time
 
 
 def peak_extra_bytes(function: Callable[[], object]) -> int:

@@ -29,7 +29,7 @@ AGREEMENT_SHAPES = (
     (64, 1, 9, 784),
     (1, 16, 147, 5000),
 )
-N_IMAGES, BATCH, SIDE = 256, 32, 224
+N_IMAGES, BATCH, SIDE = 256, 128, 224
 CHUNK_BYTES = 1 << 30
 NETWORK_TARGETS = {"resnet18": 0.5, "resnet101": 2.0}  # seconds
 
@@ -76,13 +76,13 @@ def variants() -> dict[str, Callable[..., torch.Tensor]]:
         return named
     named["auto"] = gpu.max_times
     extra = [
-        tiles.Tile(4, 8, 8, 4, 2, 2),
-        tiles.Tile(4, 8, 8, 4, 2, 4, 16, 4),
-        tiles.Tile(4, 8, 8, 4, 2, 4, 16, 3),
-        tiles.Tile(4, 8, 8, 4, 4, 2),
+        tiles.Tile(4, 8, 8, 4, 2, 4),
         tiles.Tile(8, 4, 4, 8, 2, 2, 16, 4),
-        tiles.Tile(4, 4, 8, 4, 2, 4),
-        tiles.Tile(8, 4, 8, 4, 2, 4, 16, 3),
+        tiles.Tile(4, 4, 8, 4, 2, 2),
+        tiles.Tile(4, 4, 8, 4, 2, 4, 32, 2),
+        tiles.Tile(4, 4, 4, 8, 2, 2, 32, 4),
+        tiles.Tile(4, 4, 4, 8, 2, 2, 16, 4),
+        tiles.Tile(4, 4, 4, 8, 2, 4),
     ]
     for tile in dict.fromkeys((*tiles.TILES, *extra)):
         shape = ",".join(str(getattr(tile, field)) for field in tile.__dataclass_fields__)

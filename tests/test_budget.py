@@ -148,6 +148,21 @@ def test_no_allocation_is_better_by_duality(kind: str) -> None:
         assert oracle.dual_bound(rows, [1.0] * len(rows), 1.05 * relaxed.multiplier, budget, **OPTIONS) < below
 
 
+@pytest.mark.parametrize(
+    ("layers", "budget"),
+    [
+        (some_layers(1017, "steps", n_layers=2, n_rows=1, largest_fan_in=120), 86),  # a curve with two valleys in play
+        (some_layers(30, "plain", n_layers=5, n_rows=10), 2),  # far more rows than weights to keep
+        ([torch.linspace(0.01, 1, 40).double()[:, None], torch.linspace(0.01, 1, 30).double()[None]], 5),
+    ],
+)
+def test_duality_in_corners(layers: list[Tensor], budget: int) -> None:
+    relaxed, rows = relax(layers, budget, **OPTIONS), rows_of(layers)
+    assert float(torch.cat(relaxed.kept).sum()) == pytest.approx(budget, rel=1e-12)
+    below = oracle.dual_bound(rows, [1.0] * len(rows), relaxed.multiplier, budget, **OPTIONS)
+    assert relaxed.objective == pytest.approx(below, rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_relaxed_objective_is_never_above_a_general_solver(kind: str) -> None:
     layers = some_layers(7, kind)
@@ -186,7 +201,7 @@ def test_layer_weights_shift_the_budget_and_are_optimal() -> None:
 
 
 def test_layers_without_weight_share_what_the_others_cannot_use() -> None:
-    layers = [torch.rand(2, 5) + 0.1, torch.rand(3, 4) + 0.1]
+    layers = [torch.linspace(0.1, 1, 10).view(2, 5), torch.linspace(0.1, 1, 12).view(3, 4)]
     kept = relax(layers, 17, layer_weights=[1.0, 0.0], **OPTIONS).kept
     assert kept[0].tolist() == [5, 5]
     assert kept[1].tolist() == [4, 3, 0]
@@ -272,6 +287,12 @@ def test_rounding_keeps_the_sum_and_the_expectation() -> None:
     assert not in_expectation(no_order, relaxed, target)
 
 
+def test_rounding_can_choose_any_two_of_four() -> None:
+    halves = torch.full((4,), 0.5, dtype=torch.float64)
+    chosen = {tuple(round_to_sum(halves, 2, torch.Generator().manual_seed(s)).tolist()) for s in range(100)}
+    assert len(chosen) == 6  # in a fixed order, neighbours could never be rounded up together
+
+
 def test_rounding_absorbs_noise_and_leaves_whole_numbers_alone() -> None:
     noise = torch.tensor([2.0 + 1e-11, 3.0 - 1e-11, 1.5 + 2e-8, 0.5, 0.0], dtype=torch.float64)
     for seed in range(50):
@@ -324,7 +345,7 @@ def test_more_budget_never_raises_the_objective() -> None:
 
 
 def test_rows_of_one_weight_can_outnumber_the_budget() -> None:
-    layers = [torch.rand(30, 1) + 0.5]
+    layers = [torch.linspace(0.5, 1.5, 30)[:, None]]
     kept = allocate(layers, 7, generator=torch.Generator().manual_seed(0), **OPTIONS)[0]
     assert sorted(kept.tolist()) == [0] * 23 + [1] * 7
 

@@ -379,3 +379,17 @@ def test_ties_keep_exact_counts_in_a_stable_order() -> None:
     for method, budget in itertools.product(("sipp-det", "wt"), (1, 7, 8, 9, 47)):
         pruned = quiet_prune(model, torch.ones(3, 8), budget=budget, method=method)
         assert pruned.masks["weight"].flatten().tolist() == [i < budget for i in range(48)]
+
+
+def test_the_assumption_is_in_the_record_and_in_print_when_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    calibration, holdout = torch.rand(20, 3), torch.rand(10, 3)
+    pruned = sipp.prune(model, calibration, keep=0.9, looks_at_assumption=True, holdout=holdout)
+    alone = sipp.check_assumption(model, calibration, holdout)
+    assert pruned.assumption == alone
+    assert alone.verdict in str(pruned) and alone.es_verdict in str(pruned)
+    assert sipp.prune(model, calibration, keep=0.9).assumption is None
+    with pytest.raises(OptionError, match="looks_at_assumption"):
+        sipp.prune(model, calibration, keep=0.9, holdout=holdout)
+    with pytest.raises(OptionError, match="twice"):
+        sipp.prune(model, iter([calibration]), keep=0.9, looks_at_assumption=True)

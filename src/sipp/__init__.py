@@ -9,6 +9,7 @@ A model and a few data points go in; a sparse model and a statement of what was 
     print(pruned)
 """
 
+from sipp.assumption import check_assumption
 from sipp.certify import certify, certify_accuracy
 from sipp.graphbound import sound_bound
 from sipp.masking import hold, release
@@ -23,6 +24,7 @@ __all__ = [
     "Pruned",
     "certify",
     "certify_accuracy",
+    "check_assumption",
     "hold",
     "prune",
     "prune_to",

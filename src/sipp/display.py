@@ -43,6 +43,8 @@ def pruned_table(pruned: Pruned) -> str:
         lines.insert(
             1, f"asked for {pruned.budget:,}: only {pruned.kept:,} weights have a positive sensitivity to draw by"
         )
+    if pruned.assumption is not None:
+        lines.append(f"assumption:      {pruned.assumption.verdict} {pruned.assumption.es_verdict}")
     dead = [layer for layer in pruned.layers if layer.dead_rows]
     if dead:
         n_rows = sum(len(layer.dead_rows) for layer in dead)

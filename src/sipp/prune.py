@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp import baselines
+from sipp.assumption import check_assumption
 from sipp.baselines import Loss
 from sipp.batches import Data, count_points
 from sipp.bounds import (
@@ -70,12 +71,15 @@ def prune(
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     kernel: Kernel = "auto",
     bound: Mode = "paper",
+    looks_at_assumption: bool = False,
+    holdout: Data | None = None,
     progress: bool = False,
 ) -> Pruned:
     """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
     `allocation="network"` weighs a row's error by what it costs the network (kappa_l Delta_l), `bound` chooses how the
     network statement is computed: the paper's formula, or operator norms on the graph of the model.
+    `looks_at_assumption` adds what the data (and a `holdout`, which serves nothing else here) says of T4's assumption.
 
     Example:
         >>> import sipp, torch
@@ -86,8 +90,12 @@ def prune(
     """
     if bound not in get_args(Mode):
         raise OptionError(f"bound={bound!r} is not one of {', '.join(get_args(Mode))}")
-    if bound == "sound" and hasattr(data, "__next__"):
-        raise OptionError("bound='sound' reads the data twice: give a list, a loader or a tensor, not an iterator")
+    if (bound == "sound" or looks_at_assumption) and hasattr(data, "__next__"):
+        raise OptionError(
+            "bound='sound' and looks_at_assumption read the data twice: give a list, a loader or a tensor"
+        )
+    if holdout is not None and not looks_at_assumption:
+        raise OptionError("holdout is only looked at with looks_at_assumption=True; to certify, use sipp.certify")
     n_weights = sum(weight.n_weights for weight in _weights(unwrap(model), include, exclude))
     n_kept = _budget(keep, budget, n_weights)  # before the work: a wrong budget should not cost a pass over the data
     ranking = rank(
@@ -115,6 +123,20 @@ def prune(
         constants = {"delta": delta, "c_constant": c_constant, "k_constant": k_constant}
         statement = sound_network_bound(ranking.model, pruned.model, data, ranking.scores, seed=seed, **constants)
         pruned = replace(pruned, bound=statement)
+    if looks_at_assumption and data is not None and ranking.scores is not None:
+        found = check_assumption(
+            ranking.model,
+            data,
+            holdout,
+            c_constant=c_constant,
+            k_constant=k_constant,
+            include=include,
+            exclude=exclude,
+            norm_stats=norm_stats,
+            n_points=ranking.scores.n_points,
+            seed=seed,
+        )
+        pruned = replace(pruned, assumption=found)
     return pruned
 
 

@@ -37,14 +37,15 @@ from sipp.records import Batch, NormStats, Reduce
 
 N_LEVELS = 30
 SPARSEST = 0.02
+DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first level below 1
 # The walk starts this many levels before the sparsest one that passes on the calibration data, where a network looks
 # better than it is: its own points chose its weights.
 START_MARGIN = 3
 
 
 def default_levels() -> tuple[float, ...]:
-    """The values of `keep` that are tested: 30, from 1 to 0.02, each the same share of the one before."""
-    return tuple(SPARSEST ** (i / (N_LEVELS - 1)) for i in range(N_LEVELS))
+    """The values of `keep` that are tested: 30, from 1 to 0.02, on a log scale that is finer at the dense end."""
+    return tuple(SPARSEST ** ((i / (N_LEVELS - 1)) ** DENSE_END) for i in range(N_LEVELS))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from sipp.assumption import Assumption
 from sipp.bounds import Guarantee, NetworkBound
 from sipp.display import pruned_table
 from sipp.records import Scores, Weight
@@ -55,6 +56,7 @@ class Pruned:
     budget: int  # asked for
     kept: int  # reached: less only where sampling had fewer weights to draw from
     seed: int
+    assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
 
     @property
     def n_weights(self) -> int:

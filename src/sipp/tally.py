@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError
 from sipp.kernels import reference
 from sipp.kernels.chunked import TOTAL, max_chunk, sum_chunk
-from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, row_scales, smallest_positive
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, row_scales
 from sipp.patches import Values, patches_of, split_windows, to_score_dtype, values_of
 from sipp.records import Batch, LayerScores, Reduce, Use, Weight, to_rows
 
@@ -38,9 +38,10 @@ class Tally:
     def __init__(self, weight: Weight, model: nn.Module, kernel: ModuleType, reduce: Reduce, chunk_bytes: int) -> None:
         self.weight, self.kernel, self.reduce, self.chunk_bytes = weight, kernel, reduce, chunk_bytes
         self.rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
-        self.scale_F = row_scales(self.rows_FK)[:, 0]
-        self.scaled_FK = self._scaled_rows(slice(None)).to(SCORE_DTYPE)
-        self.smallest_weight = smallest_positive(self._scaled_rows(slice(None)).abs())
+        lowest_F, highest_F, smallest_F = kernel.extremes(self.rows_FK)
+        self.scale_F = row_scales(torch.maximum(highest_F, -lowest_F)[:, None])[:, 0]
+        self.smallest_weight = float((smallest_F.to(BOUND_DTYPE) * self.scale_F).amin())
+        self.scaled_FK = _times_powers_of_two(self.rows_FK, self.scale_F)
         self.sensitivity_FK = torch.zeros_like(self.scaled_FK)
         self.best_FK = torch.zeros_like(self.scaled_FK)  # largest a / D so far, for a kernel that skips by it
         self.order: int | None = None
@@ -283,6 +284,14 @@ class Tally:
         self.chunk_bytes //= 2
         _log.warning("out of memory at %s: going on with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
         return False
+
+
+def _times_powers_of_two(rows_FK: Tensor, scale_F: Tensor) -> Tensor:
+    """The rows times their scales in float32, rounded once."""
+    narrow_F = scale_F.to(SCORE_DTYPE)
+    if rows_FK.dtype == SCORE_DTYPE and bool((torch.isfinite(narrow_F) & (narrow_F > 0)).all()):
+        return rows_FK * narrow_F[:, None]
+    return (rows_FK.to(BOUND_DTYPE) * scale_F[:, None]).to(SCORE_DTYPE)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

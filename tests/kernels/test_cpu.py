@@ -114,7 +114,7 @@ def test_a_bound_that_is_too_low_would_be_seen() -> None:
     brute, n_all = raise_best(1.0, skip=False)
     exact, n_computed = raise_best(1.0)
     assert torch.equal(exact, brute)
-    assert n_all == 8 * 32 * 40 and 0 < n_computed < n_all / 2  # it does skip
+    assert n_all == 8 * 32 * 40 and 0 < n_computed < 0.9 * n_all  # it does skip
     assert not torch.equal(raise_best(0.9)[0], brute)
 
 
@@ -181,7 +181,7 @@ def test_a_point_is_scored_the_same_in_any_batch() -> None:
     """The layer's own input is given, so that the forward pass of the model cannot differ."""
     torch.manual_seed(0)
     model, x = nn.Conv2d(4, 7, 3, padding=1), rand(6, 4, 9, 8) - 0.5
-    x[2] *= 1e-6  # other points' scales must not matter
+    x *= torch.tensor([60.0, 60, -70, 60, 60, 60]).exp2().view(-1, 1, 1, 1)  # by the scale of its batch, x[2] vanishes
     whole = sipp.sensitivity(model, [x])["weight"]
     assert torch.equal(whole, sipp.sensitivity(model, list(x.split(1)))["weight"])
     assert torch.equal(whole, sipp.sensitivity(model, [x[:4], x[4:]])["weight"])
@@ -206,6 +206,7 @@ def windows_of(x: Tensor, groups: int, kernel: int, stride: int, dilation: int) 
         (6, 2, 3, 3, 2, 1, 9),
         (3, 1, 4, 2, 1, 3, 12),
         (70, 1, 3, 1, 1, 1, 5),
+        (4, 1, 3, 3, 2, 1, 43),
     ],
 )
 def test_max_ratios_against_the_definition(

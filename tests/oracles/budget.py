@@ -38,7 +38,7 @@ def draws_for(row: Row, kept: float) -> float:
     if kept >= (row > 0).sum():
         return math.inf
     low, high = -60.0, 690.0
-    for _ in range(200):
+    for _ in range(70):
         middle = (low + high) / 2
         if expected_kept(row, math.exp(middle)) < kept:
             low = middle

@@ -23,7 +23,7 @@ class Relaxed:
     """The relaxed optimum of T10: real numbers kept, their sum of bounds on the convex envelope, the multiplier."""
 
     kept: list[Tensor]  # one float64 tensor of F numbers a layer
-    objective: float  # a lower bound on what any whole numbers can reach
+    objective: float  # no whole numbers cost less
     multiplier: float
 
 
@@ -40,7 +40,7 @@ def allocate(
     """One int64 tensor of F numbers a layer: how many weights each row keeps under OptAlloc for rand and hybrid (T10).
 
     The numbers add up to exactly min(budget, weights of positive sensitivity). Each is the relaxed optimum, rounded up
-    or down at random so that its expectation is the relaxed optimum.
+    or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing.
     """
     relaxed = relax(
         sensitivities,
@@ -70,11 +70,10 @@ def relax(
     """The real numbers m_i that minimise sum_i w_l eps_rand(N_i(m_i)) with sum m_i <= budget, 0 <= m_i <= cap (T10).
 
     A row's cap is its number of weights of positive sensitivity; there it is kept whole and its bound is 0. The bound
-    is convex in m at first but falls to 0 at the cap with infinite slope, so it is replaced by its convex envelope: for
-    one multiplier every row takes the lowest point of bound + multiplier * m, on its curve or at its cap, and at most
-    one row lies between two such points. Known points (columns) are added to each curve where the multiplier asks for
-    them until nothing moves. Deviates: the paper calls the problem convex; the envelope's optimum is never above that
-    of the problem itself.
+    is convex in m at first but falls to 0 at the cap with infinite slope, so its convex envelope takes its place: all
+    rows but one lie on their curve or at their cap, where the two agree. `objective` is that of the envelope, at most
+    1e-6 (relative) above its least value. Deviates: the paper calls the problem convex; no guarantee depends on it,
+    since a bound holds for whatever number of weights a row is given.
     """
     _check_allocation(sensitivities, budget, layer_weights)
     check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)

@@ -153,7 +153,7 @@ def _valleys(table: _Points, log_multiplier: float) -> Tensor:
     edge = torch.full_like(value[:, :1], math.inf)
     before, after = torch.cat([edge, value[:, :-1]], dim=1), torch.cat([value[:, 1:], edge], dim=1)
     valley = torch.where((value < before) & (value <= after), value, math.inf)
-    lowest = torch.cat([valley, edge], dim=1).topk(2, dim=1, largest=False); lowest.values[:, 1] = math.inf
+    lowest = torch.cat([valley, edge], dim=1).topk(2, dim=1, largest=False)
     return torch.where(lowest.values < math.inf, 1 + lowest.indices, 0)
 
 

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.kernels import reference, simd
-from sipp.kernels.vectors import BLOCK, COLUMNS, LANES, PANEL, QUAD
+from sipp.kernels import packing, reference, simd
+from sipp.kernels.vectors import BLOCK, COLUMNS, LANES, QUAD
 
 FUSED = True  # has `max_ratios`
 MOST_BLOCKS = 4  # blocks of a tile: more would not stay in the second-level cache
@@ -42,7 +42,7 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     _announce()
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_patches = patches_GKP.shape[-1]
-    weights, patches = _panels(weight_GRK), _array(patches_GKP)
+    weights, patches = _packed(weight_GRK)[0], _array(patches_GKP)
     result = torch.empty(2, n_groups, n_rows, n_patches)
 
     def work(stretch: tuple[int, int]) -> None:
@@ -98,7 +98,7 @@ def max_ratios(
     source, strides = _flat(windows), (windows.stride(0), windows.stride(1))
     positions = _offsets(windows, range(2, 2 + n_position_dims))
     fan = _offsets(windows, range(2 + n_position_dims, windows.ndim))
-    weights, signs = _panels(weight_GRK), _signs(weight_GRK > 0)
+    weights, signs = _packed(weight_GRK)
     squares_QP = torch.zeros(N_SQUARES, n_points * n_positions, dtype=torch.float64)
     n_blocks = blocks_within(chunk_bytes, n_rows, fan_in)
 
@@ -128,7 +128,7 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     def work(stretch: tuple[int, int]) -> None:
         lines = slice(*stretch)
-        simd.extremes(values_BN[lines].detach().numpy().view(np.int32), found[lines].numpy())
+        packing.extremes(values_BN[lines].detach().numpy().view(np.int32), found[lines].numpy())
 
     _run(work, _cuts(len(values_BN), torch.get_num_threads()))
     signed, unsigned, below = found.unbind(1)
@@ -212,15 +212,14 @@ def _offsets(windows: Tensor, dims: range) -> np.ndarray:
 
 def _signs(positive_GRK: Tensor) -> np.ndarray:
     """64 bits for every QUAD rows x COLUMNS columns, set where the weight is positive: G x rows / QUAD x columns."""
-    _, n_rows, fan_in = positive_GRK.shape
-    missing = (0, -fan_in % COLUMNS, 0, -n_rows % QUAD)
-    bits = torch.nn.functional.pad(positive_GRK, missing).unflatten(2, (-1, COLUMNS))
-    bits = bits.unflatten(1, (-1, QUAD)).transpose(2, 3).flatten(3)
-    return np.packbits(bits.contiguous().numpy(), axis=-1, bitorder="little").view(np.int64)[..., 0].copy()
+    return _packed(positive_GRK.to(torch.float32))[1]
 
 
-def _panels(weight_GRK: Tensor) -> np.ndarray:
-    """The weights as `simd.denominators` reads them: lines r+, r- of each row, PANEL lines at a time, term by term."""
-    lines_GLK = torch.stack((weight_GRK.clamp(min=0), (-weight_GRK).clamp(min=0)), dim=2).flatten(1, 2)
-    panels = [part.transpose(1, 2).flatten(1) for part in lines_GLK.to(torch.float32).split(PANEL, dim=1)]
-    return torch.cat(panels, dim=1).numpy()
+def _packed(weight_GRK: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """(the weights as `simd.denominators` reads them, their signs as `simd.raise_best` does)."""
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    panels = torch.empty(n_groups, 2 * n_rows * fan_in)
+    shape = n_groups, _padded(n_rows, QUAD) // QUAD, _padded(fan_in, COLUMNS) // COLUMNS
+    signs = torch.zeros(shape, dtype=torch.int64)
+    packing.pack(_array(weight_GRK), panels.numpy(), signs.numpy())
+    return panels.numpy(), signs.numpy()

@@ -45,14 +45,14 @@ class Tile:
         return self.warp_rows * self.warp_columns
 
 
-# Tiles and their speed relative to the first when they are full: operands read per product decide it.
+# Tiles and their speed on an H200, relative to the first, when they are full (docs/performance.md). Larger tiles of a
+# thread read fewer operands but leave room for fewer warps, and were slower.
 TILES: dict[Tile, float] = {
-    Tile(4, 8, 8, 4, 2, 4): 1.0,  # 64 x 128
-    Tile(4, 8, 4, 8, 1, 4): 0.9,  # 16 x 256
-    Tile(4, 4, 4, 8, 1, 4): 0.8,  # 16 x 128
-    Tile(4, 4, 4, 8, 2, 2): 0.8,  # 32 x 64
-    Tile(2, 2, 4, 8, 2, 2): 0.35,  # 16 x 32
-    Tile(1, 1, 2, 16, 2, 1): 0.12,  # 4 x 16: depthwise convolutions
+    Tile(4, 4, 8, 4, 2, 4): 1.0,  # 64 x 64
+    Tile(4, 4, 4, 8, 2, 2): 1.0,  # 32 x 64
+    Tile(4, 4, 4, 8, 1, 4): 0.98,  # 16 x 128
+    Tile(2, 2, 4, 8, 2, 2): 0.85,  # 16 x 32
+    Tile(1, 1, 2, 16, 2, 1): 0.43,  # 4 x 16: depthwise convolutions
 }
 PROGRAMS_WANTED = 132 * 8  # several programs for each multiprocessor of an H200
 SHORTEST_STRETCH = 256  # patches: below this a program is mostly start and end

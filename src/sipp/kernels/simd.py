@@ -27,9 +27,9 @@ from sipp.kernels.vectors import (
     copy_4,
     copy_8,
     copy_even,
+    copy_line,
     first_quad,
     invert_line,
-    line_peak,
     lowest_bit,
     next_quad,
     panel_2,
@@ -43,7 +43,7 @@ from sipp.kernels.vectors import (
 
 SUM_BLOCK = 512  # terms summed before they join the total: bounds the rounding error of long sums (fixed: same bits)
 L1_GROUPS = 8  # groups of COLUMNS x blocks of patches that stay in the first-level cache while rows pass: 32 KB
-QUAD_DENSE = 30  # survivors among QUAD x COLUMNS from which on all are computed: measured break-even
+QUAD_DENSE = 16  # survivors among QUAD x COLUMNS from which on all are computed: measured break-even
 
 _STAMP = zlib.crc32(Path(vectors.__file__).read_bytes())
 _log = logging.getLogger("sipp")
@@ -327,14 +327,20 @@ def scan(
 
 
 @compiled
-def _copy_lines(source: np.ndarray, start: int, last: int, block: np.ndarray, first_line: int, step: int) -> None:
+def _copy_lines(
+    source: np.ndarray, start: int, last: int, block: np.ndarray, first_line: int, step: int, peaks: np.ndarray
+) -> None:
     """Nothing; copies patches start.. of every line of `source` into every `step`-th line of the block, zeros after."""
     n_patches = min(BLOCK, last - start)
     for k in range(len(source)):
-        line = block[first_line + k * step]
-        for p in range(n_patches):
-            line[p] = source[k, start + p]
-        line[n_patches:] = 0.0
+        line = first_line + k * step
+        at = block[line].ctypes.data
+        if n_patches == BLOCK:
+            peaks[line] = copy_line(source[k].ctypes.data + start * FLOAT, at)
+        else:
+            block[line, :n_patches] = source[k, start:last]
+            block[line, n_patches:] = 0.0
+            peaks[line] = copy_line(at, at)
 
 
 @compiled
@@ -356,13 +362,9 @@ def product(
         for g in range(len(patches_GKP)):
             for block in range(n_blocks):
                 start = tile + block * BLOCK
-                _copy_lines(patches_GKP[g], start, last, a[block], 0, 1)
+                _copy_lines(patches_GKP[g], start, last, a[block], 0, 1, a_peaks[block])
                 for s in range(2):
-                    _copy_lines(inverse_SGRP[s, g], start, last, d[block], s, 2)
-                for k in range(a.shape[1]):
-                    a_peaks[block, k] = line_peak(a[block, k].ctypes.data)
-                for line in range(d.shape[1]):
-                    d_peaks[block, line] = line_peak(d[block, line].ctypes.data)
+                    _copy_lines(inverse_SGRP[s, g], start, last, d[block], s, 2, d_peaks[block])
             addresses = a.ctypes.data, d.ctypes.data, a_peaks.ctypes.data, d_peaks.ctypes.data
             best = best_GRK[g].ctypes.data
             fresh = skip and tile == first
@@ -381,27 +383,11 @@ def sums(
 ) -> None:
     """Nothing; fills a stretch of the denominators."""
     first, last = stretch
+    peaks = np.empty(len(a), np.float32)
     for start in range(first, last, BLOCK):
         n_patches = min(BLOCK, last - start)
         for g in range(len(patches_GKP)):
-            _copy_lines(patches_GKP[g], start, last, a, 0, 1)
+            _copy_lines(patches_GKP[g], start, last, a, 0, 1, peaks)
             denominators(a.ctypes.data, weights_GX[g].ctypes.data, d, patches_GKP.shape[1])
             for line in range(len(d)):
-                for p in range(n_patches):
-                    sums_SGRP[line & 1, g, line >> 1, start + p] = d[line, p]
-
-
-@compiled
-def extremes(bits_BN: np.ndarray, found_BX: np.ndarray) -> None:
-    """Nothing; for each line of float32 bit patterns (int32): largest as int32, largest as uint32, and the smallest
-    magnitude above 0 less one (uint32), so that 0 wraps around to the largest. Integers, because NaN has an order too.
-    """
-    for b in range(len(bits_BN)):
-        line = bits_BN[b]
-        highest, wrapped, smallest = np.int32(-(2**31)), np.uint32(0), np.uint32(2**32 - 1)
-        for i in range(len(line)):
-            bits = np.uint32(line[i])
-            highest = max(highest, line[i])
-            wrapped = max(wrapped, bits)
-            smallest = min(smallest, np.uint32((bits & np.uint32(0x7FFFFFFF)) - np.uint32(1)))
-        found_BX[b, 0], found_BX[b, 1], found_BX[b, 2] = highest, wrapped, smallest
+                sums_SGRP[line & 1, g, line >> 1, start : start + n_patches] = d[line, :n_patches]

@@ -206,11 +206,12 @@ def copy_even(b: Any, source: Any, factor: Any, target: Any) -> None:
     store(b, larger(b, value, ir.Constant(kind, [0.0] * 8)), target)
 
 
-@primitive(types.float32, types.int64)
-def line_peak(b: Any, line: Any) -> Any:
-    """The largest value of a line."""
+@primitive(types.float32, types.int64, types.int64)
+def copy_line(b: Any, source: Any, target: Any) -> Any:
+    """The largest of a line's values, copied from any address."""
     best = ZERO
-    for value in _line(b, line):
+    for v, value in enumerate(_line(b, source)):
+        store(b, value, target, v * VECTOR)
         best = larger(b, value, best)
     return across(b, best)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import json
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sipp.errors import OptionError
 from sipp.nets import net_spec
-from sipp.prune import Draws, Method
+from sipp.pruned import Draws, Method
 from sipp.records import Reduce
 
 Pipeline = Literal["iterative", "at-init"]
@@ -51,7 +52,7 @@ class Decay(_Part):
         if (self.milestones is None) == (self.every is None):
             raise ValueError("give exactly one of milestones (a list of epochs) and every (a number of epochs)")
         rising = self.milestones or ()
-        if any(b <= a for a, b in zip(rising, rising[1:])):
+        if any(b <= a for a, b in itertools.pairwise(rising)):
             raise ValueError("milestones must rise")
         return self
 
@@ -184,6 +185,3 @@ def _problem(error: dict[str, Any]) -> str:
         hint = " (this is text to YAML: no quotes, and 1e-3 is written 1.0e-3)"
     shown = f" (given: {given!r})" if not isinstance(given, dict) else ""
     return f"{key!r}: {error['msg'].removeprefix('Value error, ')}{shown}{hint}"
-
-
-METHODS: tuple[str, ...] = get_args(Method)

@@ -43,7 +43,7 @@ def _refuse_features(text: str, where: str) -> None:
     depth = n_nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         at = f"{where}, line {event.start_mark.line + 1}"
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+        if getattr(event, "anchor", None) is not None:  # aliases have one too
             raise OptionError(f"{at}: anchors and aliases are not allowed; derive recipes with 'base:'")
         if getattr(event, "tag", None) is not None:
             raise OptionError(f"{at}: the tag {event.tag!r} is not allowed; give plain values")

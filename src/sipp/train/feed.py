@@ -10,17 +10,20 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sipp.data import FolderBatches, FolderIndex, ImageSet, Splits, augment, epoch_order, normalise
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 
 Batch = tuple[Tensor, Tensor]
+Share = tuple[int, int]  # number of a process, number of processes
 
 EVAL_BATCH = 1000  # images at once where no gradient is kept; for image files 256, they are 49 times larger
 FOLDER_EVAL_BATCH = 256
+NO_LABEL = -100  # torch's own ignore_index
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,25 +49,55 @@ def n_steps(feed: Feed, batch_size: int) -> int:
 
 
 def train_batches(
-    feed: Feed, *, seed: int, epoch: int, batch_size: int, start: int = 0, augmented: bool
+    feed: Feed, *, seed: int, epoch: int, batch_size: int, start: int = 0, augmented: bool, share: Share = (0, 1)
 ) -> Iterator[tuple[int, Batch]]:
-    """(step, batch) of one epoch from step `start` on, in the order of (seed, epoch)."""
+    """(step, batch) of one epoch from step `start` on, in the order of (seed, epoch).
+
+    With share (i, n): every n-th item of each batch, from item i on. Where that is none (a short last batch), one item
+    labelled `NO_LABEL`, which a loss leaves out, so that n processes make the same number of steps.
+    """
     if not len(feed.splits.train):
         raise DataError("there is nothing to train on: the training split is empty")
     order = epoch_order(feed.splits.train, seed=seed, epoch=epoch)[start * batch_size :]
     if isinstance(feed.source, FolderIndex):
-        # Cropping and flipping happen while decoding; without augmentation the centre is taken, as for the test set.
-        mode = "train" if augmented else "val"
-        loaded = FolderBatches(feed.source, order, mode, batch_size, feed.n_workers, seed, epoch)  # type: ignore[arg-type]
-        for offset, (images, labels) in enumerate(loaded):
-            yield start + offset, _ready(feed, images, labels)
+        yield from _folder_batches(feed, feed.source, order, seed, epoch, batch_size, start, augmented, share)
         return
     for offset, items in enumerate(order.to(feed.source.images.device).split(batch_size)):
         images = feed.source.images[items]
         if augmented:
             generator = torch.Generator().manual_seed(step_seed(seed, epoch, start + offset))
-            images = augment(images, generator)
-        yield start + offset, _ready(feed, images, feed.source.labels[items])
+            images = augment(images, generator)  # the whole batch: an item looks the same in any number of processes
+        yield start + offset, _ready(feed, *_shared(images, feed.source.labels[items], share))
+
+
+def _shared(images: Tensor, labels: Tensor, share: Share) -> Batch:
+    index, count = share
+    if index < len(labels):
+        return images[index::count], labels[index::count]
+    return images[:1], torch.full_like(labels[:1], NO_LABEL)
+
+
+def _folder_batches(
+    feed: Feed,
+    source: FolderIndex,
+    order: Tensor,
+    seed: int,
+    epoch: int,
+    batch_size: int,
+    start: int,
+    augmented: bool,
+    share: Share,
+) -> Iterator[tuple[int, Batch]]:
+    index, count = share
+    if batch_size % count:
+        raise OptionError(f"batch_size={batch_size} cannot be shared out evenly among {count} processes")
+    parts = [chunk[index::count] if index < len(chunk) else chunk[:1] for chunk in order.split(batch_size)]
+    # Cropping and flipping happen while decoding; without augmentation the centre is taken, as for the test set.
+    mode: Literal["train", "val"] = "train" if augmented else "val"
+    loaded = FolderBatches(source, torch.cat(parts), mode, batch_size // count, feed.n_workers, seed, epoch)
+    for offset, (images, labels) in enumerate(loaded):
+        is_padding = index >= len(order) - offset * batch_size
+        yield start + offset, _ready(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
 
 
 def plain_batches(feed: Feed, items: Tensor, *, batch_size: int | None = None) -> Iterator[Batch]:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.masking import hold
-from sipp.train.feed import Feed, n_steps, plain_batches, step_seed, train_batches
+from sipp.train.feed import NO_LABEL, Feed, n_steps, plain_batches, step_seed, train_batches
 from sipp.train.schedule import Schedule, rate
+from sipp.train.team import ALONE, Team, add_gradients, add_up, share_buffers
 
 OptimizerName = Literal["sgd", "adam"]
 Precision = Literal["float32", "bfloat16"]
@@ -124,18 +125,21 @@ def make_optimizer(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
     )
 
 
-def train(state: TrainState, feed: Feed, hyper: Hyper, *, seed: int, on_step: OnStep | None = None) -> TrainState:
+def train(
+    state: TrainState, feed: Feed, hyper: Hyper, *, seed: int, on_step: OnStep | None = None, team: Team = ALONE
+) -> TrainState:
     """The state after the last epoch; `on_step` sees it after every step and may stop training by raising.
 
-    torch's global generator (dropout) is seeded for every step and given back as it was.
+    A team shares out every batch and adds up its gradients: the same step as one process makes, but for rounding and
+    for BatchNorm, which sees a process's own share (the leader's statistics are kept). torch's global generator (dropout) is seeded for every step and given back as it was.
     """
     with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
         while state.epoch < hyper.epochs:
-            _train_epoch(state, feed, hyper, seed=seed, on_step=on_step)
+            _train_epoch(state, feed, hyper, seed=seed, on_step=on_step, team=team)
     return state
 
 
-def _train_epoch(state: TrainState, feed: Feed, hyper: Hyper, *, seed: int, on_step: OnStep | None) -> None:
+def _train_epoch(state: TrainState, feed: Feed, hyper: Hyper, *, seed: int, on_step: OnStep | None, team: Team) -> None:
     n_all = n_steps(feed, hyper.batch_size)
     if state.step < n_all:
         state.model.train()
@@ -146,30 +150,40 @@ def _train_epoch(state: TrainState, feed: Feed, hyper: Hyper, *, seed: int, on_s
             batch_size=hyper.batch_size,
             start=state.step,
             augmented=hyper.augment,
+            share=(team.index, team.count),
         )
         for step, (images, labels) in batches:
             lr = rate(hyper.schedule, state.epoch + step / n_all)
             torch.manual_seed(step_seed(seed, state.epoch, step))
-            _train_step(state, images, labels, lr, hyper.precision)
+            n_items = min(hyper.batch_size, len(feed.splits.train) - step * hyper.batch_size)
+            _train_step(state, images, labels, lr, hyper.precision, n_items, team)
             state.step = step + 1
             if state.step < n_all and on_step is not None:
                 on_step(state)
-    _end_epoch(state, feed, hyper, n_all)
+    _end_epoch(state, feed, hyper, n_all, team)
     if on_step is not None:
         on_step(state)
 
 
-def _train_step(state: TrainState, images: Tensor, labels: Tensor, lr: float, precision: Precision) -> None:
+def _train_step(
+    state: TrainState, images: Tensor, labels: Tensor, lr: float, precision: Precision, n_items: int, team: Team
+) -> None:
+    """Nothing; one step on a batch of `n_items`, of which `images` are this process's share."""
     for group in state.optimizer.param_groups:
         group["lr"] = lr
     state.optimizer.zero_grad(set_to_none=True)
     logits = _logits(state.model, images, precision)
-    loss = F.cross_entropy(logits, labels)
+    if team.count == 1:
+        loss = F.cross_entropy(logits, labels)
+    else:
+        loss = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum") / n_items
     loss.backward()
+    add_gradients(team, state.model)
     state.optimizer.step()
     with torch.no_grad():  # on the device, without waiting for it
         n_right = (logits.argmax(1) == labels).sum()
-        state.sums += torch.stack([loss.double() * len(labels), n_right.double(), n_right.new_tensor(len(labels))])
+        n_own = (labels != NO_LABEL).sum()
+        state.sums += torch.stack([loss.double() * n_items, n_right.double(), n_own.double()])
 
 
 def _logits(model: nn.Module, images: Tensor, precision: Precision) -> Tensor:
@@ -178,9 +192,10 @@ def _logits(model: nn.Module, images: Tensor, precision: Precision) -> Tensor:
     return logits.float()  # the loss is always computed in float32
 
 
-def _end_epoch(state: TrainState, feed: Feed, hyper: Hyper, n_all: int) -> None:
+def _end_epoch(state: TrainState, feed: Feed, hyper: Hyper, n_all: int, team: Team) -> None:
     """Nothing; appends the epoch's row and starts the next one."""
-    loss, n_right, n_items = state.sums.tolist()
+    share_buffers(team, state.model)
+    loss, n_right, n_items = add_up(team, state.sums).tolist()
     number = state.epoch + 1
     if not math.isfinite(loss):
         raise ModelError(

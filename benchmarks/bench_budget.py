@@ -1,0 +1,122 @@
+"""Prints what allocating a budget costs: time and memory for the shapes of ResNet20 and ResNet101, and against cvxpy.
+
+    python benchmarks/bench_budget.py            # ours alone
+    python benchmarks/bench_budget.py --cvxpy    # beside the relaxed problem in cvxpy, where that is installed
+
+In cvxpy the bound of each row enters as the largest of the tangents of its convex part, so that the problem is a
+linear program; the same rows, the same budget. Agreement of both optima is checked before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import torch
+from torch import Tensor, nn
+
+from sipp.budget import allocate, largest, relax
+from sipp.nets import build
+from sipp.rowbounds import draws_for, eps_rand
+
+N_OUTPUTS, DELTA, C_CONSTANT = 200_000, 1e-16, 3.0
+KEEP = 0.2
+N_TANGENTS = 40
+REPEATS = 5
+AGREEMENT = 0.02  # tangents lie below the curve: the linear program's optimum is a little lower
+
+
+def sensitivities(name: str) -> list[Tensor]:
+    """Rows like those of a trained network: heavy tails, a largest value near 1, some weights without any."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for module in build(name).modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            shape = (module.weight.shape[0], module.weight[0].numel())
+            values = torch.exp(1.5 * torch.randn(shape, generator=generator))
+            values[torch.rand(shape, generator=generator) < 0.02] = 0
+            rows.append(values / values.amax(1, keepdim=True))
+    return rows
+
+
+def options() -> dict[str, float]:
+    return {"n_outputs": N_OUTPUTS, "delta": DELTA, "c_constant": C_CONSTANT}
+
+
+def ours(name: str) -> tuple[list[Tensor], int, float]:
+    """Prints time and memory of both ways to spend a budget; the rows, the budget and the best time of `allocate`."""
+    rows = sensitivities(name)
+    n_weights = sum(layer.numel() for layer in rows)
+    budget = round(KEEP * n_weights)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    best = {"allocate (hybrid)": float("inf"), "largest (det)": float("inf")}
+    for _ in range(REPEATS if n_weights < 10**6 else 1):
+        start = time.perf_counter()
+        kept = allocate(rows, budget, generator=torch.Generator().manual_seed(0), **options())
+        best["allocate (hybrid)"] = min(best["allocate (hybrid)"], time.perf_counter() - start)
+        start = time.perf_counter()
+        masks = largest(rows, budget)
+        best["largest (det)"] = min(best["largest (det)"], time.perf_counter() - start)
+        if sum(int(k.sum()) for k in kept) != budget or sum(int(m.sum()) for m in masks) != budget:
+            raise SystemExit("the budget is not met exactly: nothing is timed")
+    extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    n_rows = sum(len(layer) for layer in rows)
+    for what, seconds in best.items():
+        print(
+            f"| {name} | {n_rows:,} rows, {n_weights:,} weights | {what} | {seconds:.3f} s | {extra:.2f} GiB |",
+            flush=True,
+        )
+    return rows, budget, best["allocate (hybrid)"]
+
+
+def tangents(layer: Tensor) -> tuple[Tensor, Tensor]:
+    """Slopes and offsets of lines below eps(m), rows x N_TANGENTS, from its values at numbers of kept weights."""
+    caps = (layer > 0).sum(1)
+    shares = torch.linspace(0.02, 0.8, N_TANGENTS + 1, dtype=torch.float64)
+    kept = caps[:, None] * shares
+    points = []
+    for j in range(kept.shape[1]):
+        draws = draws_for(layer, kept[:, j])
+        points.append(eps_rand(layer.double().sum(1), draws, **options()))
+    values = torch.stack(points, 1)
+    slopes = (values[:, 1:] - values[:, :-1]) / (kept[:, 1:] - kept[:, :-1])
+    return slopes, values[:, :-1] - slopes * kept[:, :-1]
+
+
+def beside_cvxpy(rows: list[Tensor], budget: int, seconds: float) -> None:
+    import cvxpy
+
+    lines = [tangents(layer) for layer in rows]
+    slopes, offsets = (torch.cat([line[i] for line in lines]).numpy() for i in range(2))
+    caps = torch.cat([(layer > 0).sum(1) for layer in rows]).numpy()
+    start = time.perf_counter()
+    kept, eps = cvxpy.Variable(len(caps)), cvxpy.Variable(len(caps))
+    constraints = [kept >= 0, kept <= 0.8 * caps, cvxpy.sum(kept) <= budget]
+    constraints += [eps >= cvxpy.multiply(slopes[:, j], kept) + offsets[:, j] for j in range(slopes.shape[1])]
+    problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum(eps)), constraints)
+    problem.solve()
+    theirs = time.perf_counter() - start
+    found = relax(rows, budget, layer_weights=None, **options()).objective
+    print(f"objective: ours {found:.6g}, cvxpy {problem.value:.6g} (tangents of the same curves)")
+    if abs(found / problem.value - 1) > AGREEMENT:
+        raise SystemExit("the optima disagree: nothing is compared")
+    print(
+        f"| resnet20 | {len(caps)} rows | cvxpy {cvxpy.__version__} | {theirs:.2f} s | {theirs / seconds:.0f} x ours |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cvxpy", action="store_true", help="also solve the ResNet20 problem in cvxpy")
+    wanted = parser.parse_args()
+    allocate(sensitivities("digits-cnn"), 2000, generator=torch.Generator().manual_seed(0), **options())  # compile
+    print("| network | size | what | time | extra memory |\n|---|---|---|---|---|")
+    rows, budget, seconds = ours("resnet20")
+    ours("resnet101")
+    if wanted.cvxpy:
+        beside_cvxpy(rows, budget, seconds)
+
+
+if __name__ == "__main__":
+    main()

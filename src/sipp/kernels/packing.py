@@ -1,0 +1,43 @@
+"""Compiled loops over weights and activations as they come: their layout for `simd.py`, their range of values."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sipp.kernels.simd import compiled
+from sipp.kernels.vectors import COLUMNS, PANEL, QUAD
+
+
+@compiled
+def extremes(bits_BN: np.ndarray, found_BX: np.ndarray) -> None:
+    """Nothing; for each line of float32 bit patterns (int32): largest as int32, largest as uint32, and the smallest
+    magnitude above 0 less one (uint32), so that 0 wraps around to the largest. Integers, because NaN has an order too.
+    """
+    for b in range(len(bits_BN)):
+        line = bits_BN[b]
+        highest, wrapped, smallest = np.int32(-(2**31)), np.uint32(0), np.uint32(2**32 - 1)
+        for i in range(len(line)):
+            bits = np.uint32(line[i])
+            highest = max(highest, line[i])
+            wrapped = max(wrapped, bits)
+            smallest = min(smallest, np.uint32((bits & np.uint32(0x7FFFFFFF)) - np.uint32(1)))
+        found_BX[b, 0], found_BX[b, 1], found_BX[b, 2] = highest, wrapped, smallest
+
+
+@compiled
+def pack(weight_GRK: np.ndarray, panels_GX: np.ndarray, signs_GQK: np.ndarray) -> None:
+    """Nothing; lays the weights out as `denominators` reads them, and sets a bit of `signs` for each positive one."""
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    for g in range(n_groups):
+        for r in range(n_rows):
+            line = 2 * r
+            panel = line - line % PANEL
+            n_lines = min(PANEL, 2 * n_rows - panel)
+            at = panel * fan_in + line - panel
+            for k in range(fan_in):
+                w = weight_GRK[g, r, k]
+                positive = w > 0.0
+                panels_GX[g, at + k * n_lines] = w if positive else np.float32(0.0)
+                panels_GX[g, at + k * n_lines + 1] = np.float32(0.0) if positive else -w
+                bit = (r % QUAD) * COLUMNS + k % COLUMNS
+                signs_GQK[g, r // QUAD, k // COLUMNS] |= np.int64(positive) << np.int64(bit)

@@ -1,0 +1,238 @@
+"""The two pipelines of the paper, at opposite ends of how much training pruning may cost.
+
+    iterative   train once; then, level by level: keep alpha of what is left, retrain with the whole schedule
+    at-init     initialise; for each level of the same ladder: prune the initial network once, train
+
+All methods of one seed share its trained parent (iterative) or its initial network (at-init). A record speaks of one
+network: the bound in it is about the moment before retraining, against the network that was pruned (errata 8).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sipp.nets import build
+from sipp.prune import cut, rank
+from sipp.pruned import Method, Pruned, Ranking
+from sipp.recipes import Recipe
+from sipp.records import to_rows
+from sipp.train.feed import plain_batches
+from sipp.train.files import Values
+from sipp.train.loop import Accuracy, EpochRow, evaluate
+from sipp.train.stages import Network, Prepared, Work, finished, module_of, run_stage
+from sipp.train.store import Store
+from sipp.train.team import from_leader, rank_together
+
+# Methods that choose by score alone; sampling methods (T8) never draw what has no sensitivity.
+_CHOOSES_BY_SCORE = frozenset({"sipp-det", "sipp-simple", "wt", "snip", "random"})
+
+InitialRanking = Callable[[int, Method], Ranking]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One network of a run: level 0 is the dense one, which has no method."""
+
+    seed: int
+    method: Method | None
+    level: int
+
+    @property
+    def stage(self) -> str:
+        return f"seed{self.seed}.dense" if self.method is None else f"seed{self.seed}.{self.method}.{self.level:02d}"
+
+
+def plan(recipe: Recipe) -> list[Unit]:
+    """All networks of a run, in the order in which they are made."""
+    units = []
+    for seed in recipe.seeds:
+        units.append(Unit(seed, None, 0))
+        for method in recipe.prune.methods:
+            units += [Unit(seed, method, level) for level in range(1, recipe.prune.levels + 1)]
+    return units
+
+
+def run_units(recipe: Recipe, store: Store, work: Work) -> Iterator[Unit]:
+    """Each unit that had to be made, once it is done; those done before are only looked at."""
+
+    @lru_cache(maxsize=1)  # at-init: one ranking serves all levels of a method
+    def ranking(seed: int, method: Method) -> Ranking:
+        return _rank(recipe, work, Unit(seed, method, 0), _initial(recipe, work, seed))
+
+    for unit in plan(recipe):
+        if finished(work.team, store.stage(unit.stage)) is None:
+            _run_unit(recipe, store, work, unit, ranking)
+            yield unit
+
+
+def _run_unit(recipe: Recipe, store: Store, work: Work, unit: Unit, ranking: InitialRanking) -> None:
+    def prepare() -> Prepared:
+        if unit.method is None:
+            return Prepared(_initial(recipe, work, unit.seed), {})
+        if recipe.pipeline == "at-init":
+            initial = ranking(unit.seed, unit.method)
+            budget = initial.n_weights
+            for _ in range(unit.level):
+                budget = next_budget(budget, recipe.prune.alpha)
+            return from_leader(work.team, lambda: _pruned(work, unit, initial, {}, budget))
+        above = Unit(unit.seed, unit.method if unit.level > 1 else None, unit.level - 1)
+        parent = finished(work.team, store.stage(above.stage))
+        if parent is None:  # damaged since it was made
+            _run_unit(recipe, store, work, above, ranking)
+            parent = finished(work.team, store.stage(above.stage))
+            assert parent is not None
+        own = _rank(recipe, work, unit, parent)
+        left = sum(int(mask.sum()) for mask in parent.masks.values()) if parent.masks else own.n_weights
+        budget = next_budget(left, recipe.prune.alpha)
+        return from_leader(work.team, lambda: _pruned(work, unit, own, parent.masks, budget))
+
+    def describe(network: Network, facts: Values, rows: tuple[EpochRow, ...]) -> Values:
+        head = {
+            "kind": "dense" if unit.method is None else "level",
+            "recipe": recipe.name,
+            "pipeline": recipe.pipeline,
+            "net": recipe.net,
+            "data": recipe.data.name,
+            "seed": unit.seed,
+            "method": unit.method,
+            "level": unit.level,
+        }
+        final = rows[-1].test
+        assert final is not None
+        found = {**head, **facts, "after": accuracy_values(final), "train_loss": rows[-1].train_loss}
+        for layer in found.get("layers", []):
+            layer["nnz"] = int(torch.count_nonzero(network.state[layer["name"]]))
+        return found
+
+    run_stage(work, store.stage(unit.stage), seed=unit.seed, prepare=prepare, describe=describe)
+
+
+def next_budget(left: int, alpha: float) -> int:
+    """The number of weights of the next level: alpha of what is left, at least one (errata 4: alpha is KEPT)."""
+    return max(1, round(alpha * left))
+
+
+def _initial(recipe: Recipe, work: Work, seed: int) -> Network:
+    """The initial network of a seed, the same for every method and level."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(recipe.net, n_classes=work.feed.n_classes)
+    return Network({key: tensor.detach().clone() for key, tensor in model.state_dict().items()}, {})
+
+
+def _rank(recipe: Recipe, work: Work, unit: Unit, parent: Network) -> Ranking:
+    """The scores of all weights by the unit's method, on all calibration points."""
+    method, feed = unit.method, work.feed
+    assert method is not None
+    model = module_of(work, parent)
+
+    def rank_batches(batches: list[Any]) -> Ranking:
+        return rank(
+            model,
+            batches,
+            method=method,
+            delta=recipe.prune.delta,
+            seed=prune_seed(unit.seed, method, unit.level),
+            draws=recipe.prune.draws,
+            reduce=recipe.prune.reduce,
+            # An untrained network has no running statistics worth the name.
+            norm_stats="batch" if recipe.pipeline == "at-init" else "running",
+        )
+
+    batches = list(plain_batches(feed, feed.splits.calibration, batch_size=recipe.prune.batch_size))
+    return rank_together(work.team, rank_batches, batches)
+
+
+def prune_seed(seed: int, method: str, level: int) -> int:
+    """The seed of one pruning step."""
+    return int.from_bytes(hashlib.sha256(f"prune {seed} {method} {level}".encode()).digest()[:8], "big") >> 1
+
+
+def _pruned(work: Work, unit: Unit, ranking: Ranking, alive: Mapping[str, Tensor], budget: int) -> Prepared:
+    """The network cut to `budget` weights out of those alive (all, if no masks are given), and what is known of it."""
+    assert unit.method is not None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*died, n")  # dead rows are in the record
+        pruned = cut(only_alive(ranking, alive), budget, seed=prune_seed(unit.seed, unit.method, unit.level))
+    masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
+    # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
+    masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
+    state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
+    before = evaluate(pruned.model, work.feed, work.feed.splits.test, precision=work.hyper.precision)
+    return Prepared(Network(state, masks), _facts(ranking, pruned, masks, before))
+
+
+def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
+    """The ranking with the scores of pruned weights at 0 and, where scores alone decide, all others above 0.
+
+    Without this, a budget above the number of positive scores would be filled up with pruned weights, in their order;
+    and `random` would rank them like any other.
+    """
+    if not alive:
+        return ranking
+    ranks = []
+    for weight, scores_FK in zip(ranking.weights, ranking.ranks):
+        alive_FK = to_rows(weight, alive[weight.name]).to(scores_FK.device)
+        # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
+        least = torch.finfo(scores_FK.dtype).tiny if ranking.method in _CHOOSES_BY_SCORE else 0.0
+        ranks.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
+    return replace(ranking, ranks=tuple(ranks))
+
+
+def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before: Accuracy) -> Values:
+    """All that is known of a pruned network before it is retrained."""
+    layers: list[dict[str, Any]] = []
+    for weight, layer in zip(ranking.weights, pruned.layers):
+        mask_FK = to_rows(weight, masks[weight.name])
+        layers.append(
+            {
+                "name": weight.name,
+                "n_weights": weight.n_weights,
+                "kept": int(mask_FK.sum()),
+                "dead_rows": int((~mask_FK.any(1)).sum()),
+                "strategies": layer.strategies,
+                "eps": _finite(layer.eps),
+            }
+        )
+    kept = sum(layer["kept"] for layer in layers)
+    return {
+        "n_weights": ranking.n_weights,
+        "budget": pruned.budget,
+        "kept": kept,
+        "keep": kept / ranking.n_weights,
+        "before": accuracy_values(before),
+        "bound": {
+            "epsilon": _finite(pruned.bound.epsilon),
+            "delta": pruned.bound.delta,
+            "met": pruned.bound.met,
+            "reason": pruned.bound.reason or ("epsilon is infinite" if _finite(pruned.bound.epsilon) is None else ""),
+            "speaks_of": "the network before retraining, against the network it was pruned from",
+        },
+        "guarantee": None if pruned.guarantee is None else str(pruned.guarantee),
+        "dead_rows": sum(layer["dead_rows"] for layer in layers),
+        "layers": layers,
+    }
+
+
+def accuracy_values(accuracy: Accuracy) -> Values:
+    """The accuracy as it stands in a record."""
+    return {
+        "n": accuracy.n,
+        "top1": accuracy.top1,
+        "top5": accuracy.top5,
+        "loss": _finite(accuracy.loss),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """The number, or None where JSON has no word for it."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,237 @@
+"""A run's folder: named by the hash of its configuration, locked while a process works in it, resumable.
+
+ROOT/RECIPE-HASH/
+    manifest.json    the configuration, and the data, code and device its numbers come from
+    lock             held by the one process that works here
+    records.jsonl    one line per finished stage, in the order of the plan
+    STAGE/           start.*, step-*.* while it runs (the last two), final.* when it is done
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sipp
+from sipp.errors import DataError, OptionError
+from sipp.recipes import config_hash
+from sipp.train import files
+from sipp.train.files import Values
+
+HASH_LENGTH = 12
+MANIFEST = "manifest.json"
+LOCK = "lock"
+RECORDS = "records.jsonl"
+START = "start"
+FINAL = "final"
+STEP = "step"
+N_CHECKPOINTS = 2  # the newest, and the one before it in case the newest turns out to be damaged
+CLOCK_FIELDS = ("seconds",)  # the fields of a record that a clock decides; all others follow from the configuration
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What, beside the configuration, decides a run's numbers."""
+
+    data: str  # digest of the splits, which includes the content of the data
+    code: str  # version of this package and of torch, and a digest of the package's source
+    device: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """An open, locked run folder."""
+
+    folder: Path
+    config: dict[str, Any]
+    resumed: bool
+
+    def stage(self, name: str) -> Path:
+        """The folder of a stage."""
+        return files.inside(self.folder, name)
+
+
+def code_version() -> str:
+    """The version of the package and of torch, and a digest of the package's own source."""
+    digest = hashlib.sha256()
+    root = Path(sipp.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return f"sipp {sipp.__version__}, torch {torch.__version__}, source {digest.hexdigest()[:HASH_LENGTH]}"
+
+
+def run_name(config: Mapping[str, Any]) -> str:
+    """The name of a run's folder."""
+    return files.check_name(f"{config['name']}-{config_hash(dict(config))[:HASH_LENGTH]}")
+
+
+@contextmanager
+def open_run(root: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool = False) -> Iterator[Store]:
+    """The locked folder of this configuration, made if need be; a second process is refused at once.
+
+    A folder whose data, code or device were others is refused too, unless `accept_changes`: then the manifest keeps
+    the list of all of them, since the run's numbers no longer have one origin.
+    """
+    files.make_folder(root)
+    folder = files.inside(root, run_name(config))
+    files.make_folder(folder)
+    with _locked(folder):
+        files.remove_leftovers(folder)
+        resumed = _check_manifest(folder, config, origin, accept_changes=accept_changes)
+        yield Store(folder, config, resumed)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    path = files.inside(folder, LOCK)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise DataError(f"{path}: the lock could not be opened ({error.strerror})") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
+            raise OptionError(
+                f"{folder} is in use by process {holder}: wait for it, stop it, or choose another folder with --out"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)  # which releases the lock, as the death of the process does
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process works in this run folder now."""
+    try:
+        descriptor = os.open(files.inside(folder, LOCK), os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool) -> bool:
+    """Whether the run was begun before; refuses one that was begun with something else."""
+    path = files.inside(folder, MANIFEST)
+    now = {"data": origin.data, "code": origin.code, "device": origin.device}
+    if not path.exists():
+        files.write_json(path, {"config": config, "origins": [now]})
+        return False
+    known = files.read_json(path)
+    if known.get("config") != config:
+        raise OptionError(f"{path}: this folder was made with another configuration; choose another --out")
+    origins: list[dict[str, str]] = known["origins"]
+    last = origins[-1]
+    changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
+    if not changed:
+        return True
+    if not accept_changes:
+        raise OptionError(
+            f"{folder} was begun with other {', '.join(changed)}: its numbers would mix both. Pass --accept-changes to "
+            "go on all the same (the manifest will say so), or choose another --out"
+        )
+    files.write_json(path, {"config": config, "origins": [*origins, now]})
+    return True
+
+
+# --- checkpoints of a stage -----------------------------------------------------------------------------------------
+
+
+def step_name(epoch: int, step: int) -> str:
+    """The name of a checkpoint; names sort as training proceeds."""
+    return f"{STEP}-{epoch:06d}-{step:09d}"
+
+
+def checkpoints(stage: Path) -> list[str]:
+    """The names of a stage's checkpoints, newest first."""
+    return sorted((path.stem for path in stage.glob(f"{STEP}-*{files.VALUES}")), reverse=True)
+
+
+def save_checkpoint(stage: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
+    """Nothing; the checkpoint is saved, and those older than the one before it are removed."""
+    files.save_pair(stage, name, tensors, values)
+    for old in checkpoints(stage)[N_CHECKPOINTS:]:
+        files.remove_pair(stage, old)
+
+
+def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
+    """The newest checkpoint that is sound; a damaged one is named in a warning and the one before it is taken."""
+    for name in checkpoints(stage):
+        found = load_if_sound(stage, name)
+        if found is not None:
+            return found
+    return None
+
+
+def load_if_sound(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | None:
+    """What was saved under this name; None if nothing was, or (with a warning) if it is damaged."""
+    if not files.has_pair(stage, name):
+        return None
+    try:
+        return files.load_pair(stage, name)
+    except DataError as error:
+        warnings.warn(f"{error}; going on from what was saved before it", stacklevel=2)
+        return None
+
+
+def finish_stage(stage: Path, tensors: Mapping[str, Tensor], values: Values) -> None:
+    """Nothing; the stage's result is saved and its checkpoints are gone."""
+    files.save_pair(stage, FINAL, tensors, values)
+    for name in (*checkpoints(stage), START):
+        files.remove_pair(stage, name)
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def write_records(store: Store, plan: Sequence[str]) -> list[Values]:
+    """The records of the finished stages in the order of the plan, also written to `records.jsonl` as a whole.
+
+    They are always made anew from the stages, so that no stop at any moment can lose or double one.
+    """
+    records = []
+    for name in plan:
+        stage = store.stage(name)
+        if files.has_pair(stage, FINAL):
+            try:
+                records.append(files.load_values(stage, FINAL)["record"])
+            except DataError:  # damaged: its stage says so in its turn, and is done again
+                continue
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    path = files.inside(store.folder, RECORDS)
+    if not path.is_file() or path.read_bytes() != text.encode():
+        files.write_atomic(path, text.encode())
+    return records
+
+
+def read_records(folder: Path) -> list[Values]:
+    """The records of a run, which may still be going on."""
+    path = files.inside(folder, RECORDS)
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def without_clock(record: Values) -> Values:
+    """The record without what a clock decides: equal for every undisturbed or resumed run of a configuration."""
+    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}

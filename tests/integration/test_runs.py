@@ -1,0 +1,104 @@
+"""Runs as a user meets them: the commands, a second process, SIGTERM from outside, and kill -9 at any moment."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sipp import cli_run
+from sipp.errors import OptionError
+from sipp.recipes import load_recipe
+from sipp.train.run import list_runs, run
+from sipp.train.store import checkpoints
+
+KILL_LOOP = Path(__file__).parent.parent / "train" / "kill_loop.py"
+N_KILLS = 5
+PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
+
+app = typer.Typer()
+app.command()(cli_run.run)
+app.command()(cli_run.runs)
+
+SMALL = (
+    "train.epochs=1",
+    "train.decay={factor: 0.5, every: 5}",
+    "train.batch_size=300",
+    "prune.levels=1",
+    "prune.methods=[wt]",
+    "data.n_calibration=20",
+)
+
+
+def options(*settings: str) -> list[str]:
+    return [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
+
+
+def test_run_run_again_and_list(tmp_path: Path) -> None:
+    command = ["run", "digits-iterative", *options(), "--out", str(tmp_path), "--device", "cpu", "--accept-changes"]
+    first = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert first.exit_code == 0 and "2 networks made now" in first.stdout and "seed0.wt.01: 2 of 2" in first.stdout
+    second = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert second.exit_code == 0 and "nothing left to do" in second.stdout and "networks done" not in second.stdout
+    listed = CliRunner().invoke(app, ["runs", "--out", str(tmp_path)], catch_exceptions=False)
+    assert "2 of 2" in listed.stdout and "finished" in listed.stdout
+    recipes = CliRunner().invoke(app, ["runs", "--recipes"], catch_exceptions=False)
+    assert "resnet20-cifar10-at-init" in recipes.stdout
+
+
+def test_a_wrong_setting_is_named_before_any_work(tmp_path: Path) -> None:
+    command = ["run", "digits-iterative", "--set", "train.epoch=3", "--out", str(tmp_path)]
+    with pytest.raises(OptionError, match=r"did you mean 'train.epochs'"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    assert not list(tmp_path.iterdir())
+
+
+def wait_for(found: Path, pattern: str, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not list(found.glob(pattern)):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+
+
+def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
+    endless = ("train.epochs=100000",)
+    arguments = ["run", "digits-iterative", *options(*endless), "--out", str(tmp_path), "--device", "cpu"]
+    code = (
+        "import sys, typer; from sipp import cli_run; app = typer.Typer(); app.command()(cli_run.run); "
+        "app.command()(cli_run.runs); app()"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        wait_for(tmp_path, "*/seed0.dense/start.json", process)
+        assert [one.state for one in list_runs(tmp_path)] == ["running"]
+        with pytest.raises(OptionError, match=f"in use by process {process.pid}"):
+            run(load_recipe("digits-iterative", settings=(*SMALL, *endless)), out=tmp_path, device="cpu")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + signal.SIGTERM and "stopped by SIGTERM" in errors
+    (listed,) = list_runs(tmp_path)
+    assert listed.state == "stopped" and len(checkpoints(listed.folder / "seed0.dense")) <= 1
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(KILL_LOOP), str(tmp_path), str(N_KILLS)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["equal"] and report["kills"] == N_KILLS and report["finished"] >= 1
