@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sipp.train.run import Progress
 
 DEFAULT_OUT = Path("runs")
+PROCESSES = "WORLD_SIZE"  # set by accelerate launch and torchrun
 
 
 def run(
@@ -34,13 +36,18 @@ def run(
         bool, typer.Option("--accept-changes", help="Resume although data, code or device changed.")
     ] = False,
 ) -> None:
-    """Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way."""
+    """Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.
+
+    Several processes: accelerate launch --num_processes 2 -m sipp run RECIPE ...
+    """
     from sipp.recipes import load_recipe
     from sipp.train.run import run as run_recipe
     from sipp.train.signals import Interrupted
+    from sipp.train.team import ALONE, join_team, leave_team
 
-    console = Console()
     chosen = load_recipe(recipe, settings=settings or ())
+    team = join_team(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
+    console = Console(quiet=not team.leads)
     try:
         with _display(console) as on_progress:
             done = run_recipe(
@@ -51,10 +58,13 @@ def run(
                 n_workers=workers,
                 accept_changes=accept_changes,
                 on_progress=on_progress,
+                team=team,
             )
     except Interrupted as stop:
         typer.echo(str(stop), err=True)
         raise typer.Exit(stop.exit_status) from None
+    finally:
+        leave_team(team)
     console.print(records_table(done.records))
     made = f"{done.n_made} networks made now" if done.n_made else "nothing left to do"
     console.print(f"{made}; records: {done.folder / 'records.jsonl'}", soft_wrap=True)

@@ -174,6 +174,17 @@ def test_divergence_is_an_error() -> None:
         train(new_state(net, hyper), feed, hyper, seed=0)
 
 
+def test_out_of_memory_names_the_size_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, net = make_feed(), make_net()
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(net, "forward", forward)
+    with pytest.raises(ModelError, match=r"epoch 1, step 1, with batch_size=8: set train.batch_size to 4"):
+        train(new_state(net, HYPER), feed, HYPER, seed=0)
+
+
 def test_refuses() -> None:
     with pytest.raises(OptionError):
         Hyper(epochs=0, batch_size=8, schedule=Schedule(0.1))

@@ -131,11 +131,18 @@ def train(
     """The state after the last epoch; `on_step` sees it after every step and may stop training by raising.
 
     A team shares out every batch and adds up its gradients: the same step as one process makes, but for rounding and
-    for BatchNorm, which sees a process's own share (the leader's statistics are kept). torch's global generator (dropout) is seeded for every step and given back as it was.
+    for BatchNorm, which sees a process's own share (the leader's statistics are kept). torch's global generator
+    (dropout) is seeded for every step and given back as it was.
     """
-    with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
-        while state.epoch < hyper.epochs:
-            _train_epoch(state, feed, hyper, seed=seed, on_step=on_step, team=team)
+    try:
+        with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
+            while state.epoch < hyper.epochs:
+                _train_epoch(state, feed, hyper, seed=seed, on_step=on_step, team=team)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"out of memory in epoch {state.epoch + 1}, step {state.step + 1}, with batch_size={hyper.batch_size}: set "
+            f"train.batch_size to {max(1, hyper.batch_size // 2)} (and the rate with it), or use more processes"
+        ) from error
     return state
 
 

@@ -125,7 +125,8 @@ def run(
 ) -> Finished:
     """All records of the recipe's run, which goes on from wherever it was left; a finished one is only read.
 
-    The processes of a team call this with the same arguments; only the leader touches the folder. SIGTERM and Ctrl-C save a checkpoint after the step under way and raise `Interrupted`.
+    The processes of a team call this with the same arguments; only the leader touches the folder. SIGTERM and Ctrl-C
+    save a checkpoint after the step under way and raise `Interrupted`.
     """
     target = device_of(device)
     units = plan(recipe)

@@ -52,6 +52,12 @@ def join_team(*, cpu: bool) -> Team:
     return Team(state.process_index, state.num_processes, dist.new_group(backend="gloo", timeout=PATIENCE))
 
 
+def leave_team(team: Team) -> None:
+    """Nothing; the connections of this process to the others are closed."""
+    if team.count > 1:
+        dist.destroy_process_group()
+
+
 def agreed(team: Team, make: Callable[[], T]) -> T:
     """What `make` returns here, once it has returned in all processes; its error in one is raised in all."""
     if team.count == 1:
@@ -119,7 +125,14 @@ def rank_together(team: Team, rank_batches: Callable[[list[Any]], Ranking], batc
     if team.count == 1:
         return rank_batches(batches)
     own = batches[team.index :: team.count]
-    ranking = agreed(team, lambda: rank_batches(own or batches[:1]))
+
+    def rank_own() -> Ranking:
+        try:
+            return rank_batches(own or batches[:1])
+        except DataError as error:  # it counts this process's batches
+            raise DataError(f"{error} (batch k here is batch {team.index} + {team.count} k of all)") from error
+
+    ranking = agreed(team, rank_own)
     if ranking.scores is None:
         return agreed(team, lambda: rank_batches(batches))
     # NaN has no place in a maximum (its result depends on the order), so its absence is agreed on first.
@@ -189,4 +202,5 @@ def share_buffers(team: Team, model: nn.Module) -> None:
     """Nothing; buffers (statistics of BatchNorm, each process's own until now) are the leader's."""
     if team.count > 1:
         for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+            if buffer.dtype is not torch.bool:  # masks: equal everywhere since they were drawn
+                dist.broadcast(buffer, src=0)
