@@ -9,9 +9,11 @@ changes a bit, is not timed. "real-like": activations behind a ReLU with neighbo
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 import torch.nn.functional as F
-from common import alternate, clock_from_arguments, table
+from common import alternate, clock_for, table
 from torch import Tensor
 
 from sipp.kernels import cpu, reference
@@ -44,7 +46,9 @@ def check(a: Tensor, inverse: Tensor, positive: Tensor) -> None:
 
 
 def main() -> None:
-    clock = clock_from_arguments(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--busy", action="store_true", help="one thread, measured in CPU time")
+    clock = clock_for(parser.parse_args().busy)
     rows = []
     for (n_rows, fan_in, n_patches), target in SHAPES.items():
         pairs = n_rows * fan_in * n_patches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import time
@@ -31,11 +30,9 @@ def alternate(
     return best
 
 
-def clock_from_arguments(description: str | None) -> Callable[[], float]:
-    """Wall time, or with --busy the CPU time of one thread, which other programs on the machine disturb less."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--busy", action="store_true", help="one thread, measured in CPU time")
-    if not parser.parse_args().busy:
+def clock_for(busy: bool) -> Callable[[], float]:
+    """Wall time; on a busy machine the CPU time of one thread, which other programs disturb less."""
+    if not busy:
         return time.perf_counter
     torch.set_num_threads(1)
     return time.process_time

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 import sipp
+from sipp import cli_run
 from sipp.errors import DataError, ModelError, OptionError
 
 WRONG_INPUT = 2
@@ -86,6 +87,10 @@ def certify(
         out.write_text(to_json(cert))
     failed = isinstance(cert, Certificate) and cert.verdict != "certified"
     raise typer.Exit(NOT_CERTIFIED if failed else 0)
+
+
+app.command()(cli_run.run)
+app.command()(cli_run.runs)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from sipp.train.run import list_runs, run
 from sipp.train.store import checkpoints
 
 KILL_LOOP = Path(__file__).parent.parent / "train" / "kill_loop.py"
-N_KILLS = 4
+N_KILLS = 3
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 
 app = typer.Typer()

@@ -3,19 +3,24 @@
 import os
 import signal
 import warnings
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from sipp.errors import DataError
 from sipp.prune import cut, rank
 from sipp.recipes import Recipe, load_recipe
+from sipp.train import loop
 from sipp.train.files import load_pair
 from sipp.train.pipelines import next_budget, only_alive, plan
 from sipp.train.run import Progress, list_runs, run
 from sipp.train.signals import Interrupted
-from sipp.train.store import read_records, without_clock
+from sipp.train.store import read_records, step_name, without_clock
 
 # A rate so small that no weight moves: what a network was pruned from then shows in its final weights.
 STILL = ("train.rate=1.0e-30",)
@@ -26,7 +31,7 @@ SMALL = (
     "prune.levels=2",
     "data.n_calibration=40",
 )
-METHODS = "prune.methods=[sipp-det, sipp-hybrid, wt, snip, random]"
+METHODS = "prune.methods=[sipp-det, sipp-hybrid, wt, random]"
 
 
 def small(name: str, *settings: str) -> Recipe:
@@ -56,7 +61,7 @@ def test_ladder_parents_and_masks(pipeline: str, tmp_path: Path) -> None:
     done = run(recipe, out=tmp_path, device="cpu")
     found = saved(done.folder)
     dense = found["seed0.dense"]
-    assert len(found) == len(done.records) == done.n_made == 1 + 5 * 2 == len(plan(recipe))
+    assert len(found) == len(done.records) == done.n_made == 1 + 4 * 2 == len(plan(recipe))
     by_unit = {(record["method"], record["level"]): record for record in done.records}
     for method in recipe.prune.methods:
         left = 11912 * 2
@@ -163,6 +168,33 @@ def test_stopped_by_a_signal_and_resumed_to_the_same_bits(number: int, status: i
     assert [without_clock(r) for r in resumed.records] == [without_clock(r) for r in whole.records]
     assert read_records(resumed.folder) == resumed.records
     assert not list(resumed.folder.rglob("step-*")) and not list(resumed.folder.rglob("start*"))
+
+
+def test_a_signal_that_kills_the_workers_too_is_still_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small("digits-iterative", "prune.methods=[wt]", "prune.levels=1", "train.batch_size=100")
+    whole = run(recipe, out=tmp_path / "whole", device="cpu")
+    fetch = loop.train_batches
+
+    def dying(*arguments: Any, asked: bool = True, **options: Any) -> Iterator[Any]:
+        for step, batch in fetch(*arguments, **options):
+            if step == 3:
+                if asked:
+                    os.kill(os.getpid(), signal.SIGINT)
+                raise DataError("a worker process failed")
+            yield step, batch
+
+    monkeypatch.setattr(loop, "train_batches", dying)
+    with pytest.raises(Interrupted):
+        run(recipe, out=tmp_path / "parts", device="cpu")
+    (saved_at,) = (tmp_path / "parts").glob("*/seed0.dense/step-*.json")
+    assert saved_at.stem == step_name(0, 3)
+    monkeypatch.setattr(loop, "train_batches", partial(dying, asked=False))
+    with pytest.raises(DataError, match="worker"):
+        run(recipe, out=tmp_path / "unasked", device="cpu")
+    monkeypatch.setattr(loop, "train_batches", fetch)
+    assert equal(
+        saved(run(recipe, out=tmp_path / "parts", device="cpu", accept_changes=True).folder), saved(whole.folder)
+    )
 
 
 def test_ladder_counts_what_is_left() -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, reduce
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +29,6 @@ MOST_BLOCKS = 4  # blocks of a tile: more would not stay in the second-level cac
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 
 _SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
-_Result = TypeVar("_Result")
 _log = logging.getLogger("sipp")
 
 
@@ -45,11 +43,14 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     weights, patches = _packed(weight_GRK)[0], _array(patches_GKP)
     result = torch.empty(2, n_groups, n_rows, n_patches)
 
-    def work(stretch: tuple[int, int]) -> None:
-        a, d = torch.zeros(fan_in, BLOCK), torch.zeros(2 * n_rows, BLOCK)
-        simd.sums(patches, weights, stretch, a.numpy(), d.numpy(), result.numpy())
+    stretches = _stretches(n_patches)
+    scratches = [(torch.zeros(fan_in, BLOCK), torch.zeros(2 * n_rows, BLOCK)) for _ in stretches]
 
-    _run(work, _stretches(n_patches))
+    def work(i: int) -> None:
+        a, d = scratches[i]
+        simd.sums(patches, weights, stretches[i], a.numpy(), d.numpy(), result.numpy())
+
+    _run(work, len(stretches))
     return result
 
 
@@ -62,12 +63,15 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
     n_groups, n_rows, fan_in = positive_GRK.shape
     patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
 
-    def work(stretch: tuple[int, int]) -> Tensor:
-        best = _best(n_groups, n_rows, fan_in)
-        simd.product(patches, inverse, signs, stretch, _scratch(n_rows, fan_in, MOST_BLOCKS), best.numpy(), skip)
-        return best
+    stretches = _stretches(patches.shape[-1])
+    bests = [_best(n_groups, n_rows, fan_in) for _ in stretches]
+    scratches = [_scratch(n_rows, fan_in, MOST_BLOCKS) for _ in stretches]
 
-    return _largest(_run(work, _stretches(patches.shape[-1])))[:, :n_rows, :fan_in].contiguous()
+    def work(i: int) -> None:
+        simd.product(patches, inverse, signs, stretches[i], scratches[i], bests[i].numpy(), skip)
+
+    _run(work, len(stretches))
+    return reduce(torch.maximum, bests)[:, :n_rows, :fan_in].contiguous()
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
@@ -102,18 +106,22 @@ def max_ratios(
     squares_QP = torch.zeros(N_SQUARES, n_points * n_positions, dtype=torch.float64)
     n_blocks = blocks_within(chunk_bytes, n_rows, fan_in)
 
-    def work(stretch: tuple[int, int]) -> Tensor:
-        best = _best(n_groups, n_rows, fan_in)
+    stretches = _stretches(n_points * n_positions)
+    bests = [_best(n_groups, n_rows, fan_in) for _ in stretches]
+    for best in bests:
         best[:, :n_rows, :fan_in] = best_GRK
-        scratch = _scratch(n_rows, fan_in, n_blocks)
-        operands = factors_TB.numpy(), weights, signs, row_factors_GR.numpy()
-        simd.scan(source, strides, positions, fan, *operands, stretch, scratch, best.numpy(), squares_QP.numpy())
-        return best
+    scratches = [_scratch(n_rows, fan_in, n_blocks) for _ in stretches]
+    operands = factors_TB.numpy(), weights, signs, row_factors_GR.numpy()
 
-    best = _largest(_run(work, _stretches(n_points * n_positions)))[:, :n_rows, :fan_in]
+    def work(i: int) -> None:
+        given = (source, strides, positions, fan, *operands, stretches[i], scratches[i])
+        simd.scan(*given, bests[i].numpy(), squares_QP.numpy())
+
+    _run(work, len(stretches))
     scale_B = factors_TB.abs().amax(0).double()
     squares_QB = squares_QP.view(N_SQUARES, n_points, n_positions).sum(-1)
-    return best, torch.where(scale_B > 0, squares_QB / scale_B.square(), torch.zeros(()).double())
+    found = reduce(torch.maximum, bests)[:, :n_rows, :fan_in]
+    return found, torch.where(scale_B > 0, squares_QB / scale_B.square(), torch.zeros(()).double())
 
 
 def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,11 +134,13 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _announce()
     found = torch.zeros(len(values_BN), 3, dtype=torch.int64)
 
-    def work(stretch: tuple[int, int]) -> None:
-        lines = slice(*stretch)
+    stretches = _cuts(len(values_BN), torch.get_num_threads())
+
+    def work(i: int) -> None:
+        lines = slice(*stretches[i])
         packing.extremes(values_BN[lines].detach().numpy().view(np.int32), found[lines].numpy())
 
-    _run(work, _cuts(len(values_BN), torch.get_num_threads()))
+    _run(work, len(stretches))
     signed, unsigned, below = found.unbind(1)
     highest = torch.where(signed > 0, signed, 0).to(torch.int32).view(torch.float32)
     lowest = torch.where(unsigned > _SIGN_BIT, unsigned - 2 * _SIGN_BIT, 0).to(torch.int32).view(torch.float32)
@@ -149,30 +159,31 @@ def _announce() -> None:
     _log.info("preparing the CPU kernels; the first time on a machine they are compiled, which takes half a minute")
 
 
-def _run(work: Callable[[tuple[int, int]], _Result], stretches: list[tuple[int, int]]) -> list[_Result]:
-    """The result of `work` for each stretch, a thread each; the first is the caller's own, which would only wait."""
-    first, *others = stretches
-    if not others:
-        return [work(first)]
-    with ThreadPoolExecutor(len(others)) as pool:
-        waiting = [pool.submit(work, stretch) for stretch in others]
-        return [work(first), *(future.result() for future in waiting)]
+def _run(work: Callable[[int], None], n: int) -> None:
+    """Nothing; calls work(0) .. work(n - 1), a thread each; the first is the caller's own, which would only wait.
+
+    What the threads write is allocated before, by the caller: memory that a thread has had is slow to return.
+    """
+    if n == 1:
+        work(0)
+        return
+    with ThreadPoolExecutor(n - 1) as pool:
+        waiting = [pool.submit(work, i) for i in range(1, n)]
+        work(0)
+        for future in waiting:
+            future.result()
 
 
 def _cuts(n: int, n_parts: int) -> list[tuple[int, int]]:
     """0..n cut into at most n_parts stretches of nearly the same length."""
     cuts = [n * i // n_parts for i in range(n_parts + 1)]
-    return [(first, last) for first, last in pairwise(cuts) if last > first]
+    return [(first, last) for first, last in pairwise(cuts) if last > first] or [(0, 0)]
 
 
 def _stretches(n_patches: int) -> list[tuple[int, int]]:
     """The patches cut into one stretch of whole blocks for each of torch's threads."""
     cuts = _cuts(-(-n_patches // BLOCK), torch.get_num_threads())
     return [(first * BLOCK, min(last * BLOCK, n_patches)) for first, last in cuts]
-
-
-def _largest(results: list[Tensor]) -> Tensor:
-    return reduce(torch.maximum, results)
 
 
 def _padded(n: int, multiple: int) -> int:

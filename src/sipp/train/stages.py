@@ -126,23 +126,34 @@ def _train(
     """The trained state, and the seconds spent on this stage by all processes that worked on it."""
     began = last_saved = time.monotonic()
 
-    def on_step(state: TrainState) -> None:
+    def save(state: TrainState) -> None:
         nonlocal last_saved
+        tensors, values = _captured(work.team, state, masks)
+        values["seconds"] = spent + time.monotonic() - began
+        name = runs.step_name(state.epoch, state.step)
+        from_leader(work.team, lambda: runs.save_checkpoint(stage, name, tensors, values))
+        last_saved = time.monotonic()
+
+    def on_step(state: TrainState) -> None:
         if state.step == 0:
             work.on_epoch(stage.name, state.rows[-1])
-        now = time.monotonic()
-        is_due = now - last_saved >= work.checkpoint_seconds and state.epoch < work.hyper.epochs
+        is_due = time.monotonic() - last_saved >= work.checkpoint_seconds and state.epoch < work.hyper.epochs
         asked, due = largest_of(work.team, (work.wish() or 0, is_due and work.team.leads))
         if asked or due:
-            tensors, values = _captured(work.team, state, masks)
-            values["seconds"] = spent + now - began
-            name = runs.step_name(state.epoch, state.step)
-            from_leader(work.team, lambda: runs.save_checkpoint(stage, name, tensors, values))
-            last_saved = time.monotonic()
+            save(state)
         if asked:
             raise Interrupted(asked)
 
-    train(state, work.feed, work.hyper, seed=seed, on_step=on_step, team=work.team)
+    try:
+        train(state, work.feed, work.hyper, seed=seed, on_step=on_step, team=work.team)
+    except DataError:
+        # Ctrl-C reaches the processes that decode images too: their death is no fault then. Only fetching a batch
+        # raises DataError, so the state is that after a whole step.
+        asked = work.wish()
+        if asked is None or work.team.count > 1:
+            raise
+        save(state)
+        raise Interrupted(asked) from None
     return state, spent + time.monotonic() - began
 
 
