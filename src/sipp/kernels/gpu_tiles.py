@@ -18,6 +18,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # renamed after Triton 3.6
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -181,7 +183,7 @@ def _max_times(  # type: ignore[no-untyped-def]
     for_negative = gl.zeros([BR, BK], gl.int32, tile)
     for c in range(n_stages):
         async_copy.wait_group(STAGES - 2)
-        gl.thread_barrier()
+        _barrier()
         ahead = c + STAGES - 1
         if ahead < n_stages:
             _fetch((a_shared, u_shared, v_shared), ahead % STAGES, a_from, u_from, v_from, ahead * BP)
