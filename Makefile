@@ -25,5 +25,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
+bench: $(STAMP)
+	$(BIN)/python benchmarks/bench_kernels.py
+	$(BIN)/python benchmarks/bench_networks.py
+	$(BIN)/python benchmarks/bench_budget.py
+
 clean:
 	rm -rf $(VENV) demo dist
