@@ -19,7 +19,7 @@ import sipp
 from sipp.kernels import gpu, reference
 from sipp.nets.registry import NETS
 
-SHAPE = (256, 2304, 16384)  # rows, fan-in, patches: the shape
+SHAPE = (256, 2304, 16384)  # rows, fan-in, patches
 AGREEMENT = 1e-5
 AGREEMENT_SHAPES = (
     (1, 64, 128, 4096),
