@@ -393,3 +393,20 @@ def test_the_assumption_is_in_the_record_and_in_print_when_asked_for() -> None:
         sipp.prune(model, calibration, keep=0.9, holdout=holdout)
     with pytest.raises(OptionError, match="twice"):
         sipp.prune(model, iter([calibration]), keep=0.9, looks_at_assumption=True)
+
+
+def test_a_weight_tied_to_an_embedding_is_left_alone_with_a_word() -> None:
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(11, 6)
+            self.body = nn.Linear(6, 6)
+            self.head = nn.Linear(6, 11, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(torch.relu(self.body(self.embedding(tokens))))
+
+    with pytest.warns(UserWarning, match="head.weight is tied to an embedding"):
+        pruned = sipp.prune(Language(), torch.randint(0, 11, (8, 5)), keep=0.5, method="sipp-det")
+    assert list(pruned.masks) == ["body.weight"]

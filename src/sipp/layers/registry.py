@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -121,7 +122,9 @@ def find_sites(
                 owned.add(_join(name, local.rpartition(".")[0]))
             if is_chosen:
                 parameter = _plain_parameter(name, module, local)
-                if id(parameter) not in embedded:
+                if id(parameter) in embedded:
+                    warnings.warn(f"{_join(name, local)} is tied to an embedding and left as it is", stacklevel=3)
+                else:
                     _remember(known, _join(name, local), parameter, module, adapter)
     for name, module, adapter in candidates:
         if not chosen(name, module):
