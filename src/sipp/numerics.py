@@ -26,16 +26,17 @@ def inverse_or_zero(denominator: Tensor) -> Tensor:
     )
 
 
-def scale_to_one(peak: float) -> float:
-    """The power of two that brings `peak` into [1, 2): exact to multiply by, so ratios keep every bit. 1 for 0."""
-    return math.ldexp(1.0, 1 - math.frexp(peak)[1]) if peak > 0 else 1.0
+def scale_to_one(peaks: Tensor) -> Tensor:
+    """The powers of two (float64) that bring the peaks into [1, 2): exact to multiply by. 1 for a peak of 0."""
+    peaks = peaks.to(BOUND_DTYPE)
+    _, exponents = torch.frexp(peaks)
+    ones = torch.ones_like(peaks)
+    return torch.where(peaks > 0, torch.ldexp(ones, 1 - exponents), ones)
 
 
 def row_scales(weight_FK: Tensor) -> Tensor:
     """A power of two for each row (F x 1, float64) that brings its largest magnitude into [1, 2)."""
-    peak = weight_FK.detach().to(BOUND_DTYPE).abs().amax(dim=1, keepdim=True)
-    _, exponent = torch.frexp(peak)
-    return torch.where(peak > 0, torch.ldexp(torch.ones_like(peak), 1 - exponent), torch.ones_like(peak))
+    return scale_to_one(weight_FK.detach().to(BOUND_DTYPE).abs().amax(dim=1, keepdim=True))
 
 
 def smallest_positive(values: Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,10 +24,10 @@ class Values:
     has_positive_B: Tensor
     has_negative_B: Tensor
 
-    @property
+    @cached_property
     def scale_B(self) -> Tensor:
         """Powers of two that bring each point's peak into [1, 2): a point's ratios do not depend on its batch."""
-        return torch.tensor([scale_to_one(peak) for peak in self.peak_B.tolist()], dtype=BOUND_DTYPE)
+        return scale_to_one(self.peak_B)
 
     def occurs(self, points: slice) -> tuple[bool, bool]:
         """Whether any of these points has positive, and negative, activations."""

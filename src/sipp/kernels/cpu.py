@@ -5,15 +5,15 @@ denominators, their reciprocals, the norms and the maxima follow at once, and no
 reaches memory. A patch's ratios do not change when the patch is scaled (T2), so each is divided by its sum: then the
 largest activation and the largest reciprocal of a block bound its products well, and most blocks can be skipped.
 
-Threads are plain ones over compiled code that holds no lock, each with a fixed stretch of patches and maxima of its
-own, so results are the same bits in every run, and Numba's own thread pool, which is not safe to share, is not used.
+Threads are torch's own (`threads.py`) over compiled code that holds no lock, each with a fixed stretch of patches and
+maxima of its own, so results are the same bits in every run. Numba's own thread pool, which is not safe to share, is not
+used.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import math
 from functools import cache, reduce
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sipp.kernels import packing, reference, simd
+from sipp.kernels.threads import run_parallel
 from sipp.kernels.vectors import BLOCK, COLUMNS, LANES, QUAD
 
 FUSED = True  # has `max_ratios`
@@ -50,7 +51,7 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
         a, d = scratches[i]
         simd.sums(patches, weights, stretches[i], a.numpy(), d.numpy(), result.numpy())
 
-    _run(work, len(stretches))
+    run_parallel(work, len(stretches))
     return result
 
 
@@ -70,7 +71,7 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
     def work(i: int) -> None:
         simd.product(patches, inverse, signs, stretches[i], scratches[i], bests[i].numpy(), skip)
 
-    _run(work, len(stretches))
+    run_parallel(work, len(stretches))
     return reduce(torch.maximum, bests)[:, :n_rows, :fan_in].contiguous()
 
 
@@ -117,7 +118,7 @@ def max_ratios(
         given = (source, strides, positions, fan, *operands, stretches[i], scratches[i])
         simd.scan(*given, bests[i].numpy(), squares_QP.numpy())
 
-    _run(work, len(stretches))
+    run_parallel(work, len(stretches))
     scale_B = factors_TB.abs().amax(0).double()
     squares_QB = squares_QP.view(N_SQUARES, n_points, n_positions).sum(-1)
     found = reduce(torch.maximum, bests)[:, :n_rows, :fan_in]
@@ -140,7 +141,7 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         lines = slice(*stretches[i])
         packing.extremes(values_BN[lines].detach().numpy().view(np.int32), found[lines].numpy())
 
-    _run(work, len(stretches))
+    run_parallel(work, len(stretches))
     signed, unsigned, below = found.unbind(1)
     highest = torch.where(signed > 0, signed, 0).to(torch.int32).view(torch.float32)
     lowest = torch.where(unsigned > _SIGN_BIT, unsigned - 2 * _SIGN_BIT, 0).to(torch.int32).view(torch.float32)
@@ -150,28 +151,13 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def blocks_within(chunk_bytes: int, n_rows: int, fan_in: int) -> int:
     """How many blocks of patches a tile has so that the scratch of all threads fits `chunk_bytes`, at least one."""
-    one = sum(part.nbytes for part in _scratch(n_rows, fan_in, 1)) * torch.get_num_threads()
+    one = sum(math.prod(shape) * dtype.itemsize for shape, dtype in _parts(n_rows, fan_in)) * torch.get_num_threads()
     return max(1, min(MOST_BLOCKS, chunk_bytes // one))
 
 
 @cache
 def _announce() -> None:
     _log.info("preparing the CPU kernels; the first time on a machine they are compiled, which takes half a minute")
-
-
-def _run(work: Callable[[int], None], n: int) -> None:
-    """Nothing; calls work(0) .. work(n - 1), a thread each; the first is the caller's own, which would only wait.
-
-    What the threads write is allocated before, by the caller: memory that a thread has had is slow to return.
-    """
-    if n == 1:
-        work(0)
-        return
-    with ThreadPoolExecutor(n - 1) as pool:
-        waiting = [pool.submit(work, i) for i in range(1, n)]
-        work(0)
-        for future in waiting:
-            future.result()
 
 
 def _cuts(n: int, n_parts: int) -> list[tuple[int, int]]:
@@ -194,12 +180,17 @@ def _best(n_groups: int, n_rows: int, fan_in: int) -> Tensor:
     return torch.zeros(n_groups, _padded(n_rows, QUAD), _padded(fan_in, COLUMNS))
 
 
+def _parts(n_rows: int, fan_in: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of what one block needs: a, d, z, peaks of a, peaks of d."""
+    lines, columns = 2 * _padded(n_rows, QUAD), _padded(fan_in, COLUMNS)
+    wide, narrow = torch.float64, torch.float32
+    lined = ((columns, BLOCK), narrow), ((lines, BLOCK), narrow), ((n_rows, BLOCK), wide)
+    return [*lined, ((columns,), narrow), ((lines,), narrow)]
+
+
 def _scratch(n_rows: int, fan_in: int, n_blocks: int) -> tuple[np.ndarray, ...]:
     """a, d, z, peaks of a, peaks of d, spill of `simd`: torch's memory, because its lines are aligned, zeroed."""
-    lines, columns = 2 * _padded(n_rows, QUAD), _padded(fan_in, COLUMNS)
-    shapes = (columns, BLOCK), (lines, BLOCK), (n_rows, BLOCK), (columns,), (lines,)
-    dtypes = torch.float32, torch.float32, torch.float64, torch.float32, torch.float32
-    arrays = [torch.zeros(n_blocks, *shape, dtype=dtype).numpy() for shape, dtype in zip(shapes, dtypes)]
+    arrays = [torch.zeros(n_blocks, *shape, dtype=dtype).numpy() for shape, dtype in _parts(n_rows, fan_in)]
     return (*arrays, torch.zeros(QUAD * COLUMNS * LANES).numpy())
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sipp.kernels.simd import compiled
-from sipp.kernels.vectors import COLUMNS, PANEL, QUAD
+from sipp.kernels.simd import compiled, panel_lines
+from sipp.kernels.vectors import COLUMNS, QUAD
 
 
 @compiled
@@ -29,10 +29,13 @@ def pack(weight_GRK: np.ndarray, panels_GX: np.ndarray, signs_GQK: np.ndarray) -
     """Nothing; lays the weights out as `denominators` reads them, and sets a bit of `signs` for each positive one."""
     n_groups, n_rows, fan_in = weight_GRK.shape
     for g in range(n_groups):
+        panel = 0
         for r in range(n_rows):
             line = 2 * r
-            panel = line - line % PANEL
-            n_lines = min(PANEL, 2 * n_rows - panel)
+            n_lines = panel_lines(panel, 2 * n_rows)
+            if line == panel + n_lines:
+                panel = line
+                n_lines = panel_lines(panel, 2 * n_rows)
             at = panel * fan_in + line - panel
             for k in range(fan_in):
                 w = weight_GRK[g, r, k]

@@ -61,18 +61,26 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @compiled
+def panel_lines(first: int, n_lines: int) -> int:
+    """How many lines the panel has that starts at line `first` of d; two of 4 end better than one of 6 and one of 2."""
+    left = n_lines - first
+    return 4 if left == PANEL + 2 else min(PANEL, left)
+
+
+@compiled
 def denominators(a: int, weights: int, d: np.ndarray, fan_in: int) -> None:
     """Nothing; fills d[2 r + s, p] with sum over k of w_k^s a_k (T2), always in the same order of terms.
 
-    `weights` is the address of panels of PANEL lines (then one of the remaining 4 or 2), each fan_in x lines.
+    `weights` is the address of panels of `panel_lines` lines, one after the other, each fan_in x lines.
     """
     n_lines = d.shape[0]
     out = d.ctypes.data
     d[:] = 0.0
     for start in range(0, fan_in, SUM_BLOCK):
         n_terms = min(SUM_BLOCK, fan_in - start)
-        for line in range(0, n_lines, PANEL):
-            left = min(PANEL, n_lines - line)
+        line = 0
+        while line < n_lines:
+            left = panel_lines(line, n_lines)
             w = weights + (line * fan_in + start * left) * FLOAT
             for strip in range(0, BLOCK, STRIP):
                 source, target = a + start * LINE + strip * FLOAT, out + line * LINE + strip * FLOAT
@@ -82,6 +90,7 @@ def denominators(a: int, weights: int, d: np.ndarray, fan_in: int) -> None:
                     panel_4(source, w, target, n_terms)
                 else:
                     panel_2(source, w, target, n_terms)
+            line += left
 
 
 @compiled
