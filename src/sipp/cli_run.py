@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,9 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from sipp.cli_output import Json, print_json
+
 if TYPE_CHECKING:
     from sipp.train.files import Values
-    from sipp.train.run import Progress
+    from sipp.train.run import Listed, Progress
 
 DEFAULT_OUT = Path("runs")
 PROCESSES = "WORLD_SIZE"  # set by accelerate launch and torchrun
@@ -35,6 +37,18 @@ def run(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Resume although data, code or device changed.")
     ] = False,
+    as_json: Json = False,
+    engine: Annotated[
+        Literal["process", "ray"],
+        typer.Option(help="Train one network after another in this process, or several at once on Ray: same records."),
+    ] = "process",
+    at_once: Annotated[
+        int | None, typer.Option(help="Ray: networks at once; without it, as CPUs or GPUs allow.", min=1)
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="Ray: a running one (auto, HOST:PORT); --out and --data are on a disk all machines share."),
+    ] = None,
 ) -> None:
     """Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.
 
@@ -43,11 +57,13 @@ def run(
     from sipp.recipes import load_recipe
     from sipp.train.run import run as run_recipe
     from sipp.train.signals import Interrupted
+    from sipp.train.sweep import LOCAL, RayOptions
     from sipp.train.team import ALONE, join_team, leave_team
 
     chosen = load_recipe(recipe, settings=settings or ())
+    asked = RayOptions(ray_address or LOCAL, at_once) if ray_address or at_once else None
     team = join_team(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
-    console = Console(quiet=not team.leads)
+    console = Console(quiet=not team.leads, stderr=as_json)
     try:
         with _display(console) as on_progress:
             done = run_recipe(
@@ -59,12 +75,18 @@ def run(
                 accept_changes=accept_changes,
                 on_progress=on_progress,
                 team=team,
+                engine=engine,
+                ray=asked,
             )
     except Interrupted as stop:
         typer.echo(str(stop), err=True)
         raise typer.Exit(stop.exit_status) from None
     finally:
         leave_team(team)
+    if as_json:
+        if team.leads:
+            print_json({"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records})
+        return
     console.print(records_table(done.records))
     made = f"{done.n_made} networks made now" if done.n_made else "nothing left to do"
     console.print(f"{made}; records: {done.folder / 'records.jsonl'}", soft_wrap=True)
@@ -73,6 +95,7 @@ def run(
 def runs(
     out: Annotated[Path, typer.Option(help="Folder that holds one folder per run.")] = DEFAULT_OUT,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes there are instead.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the runs in a folder, and how far each is."""
     from sipp.recipes import load_recipe, recipe_names
@@ -80,6 +103,13 @@ def runs(
 
     console = Console()
     table = Table(box=box.SIMPLE_HEAD)
+    if as_json:
+        found = {name: load_recipe(name).description for name in recipe_names()} if recipes else {}
+        named = [{"name": name, "description": description} for name, description in found.items()]
+        print_json(
+            {"kind": "recipes", "recipes": named} if recipes else {"kind": "runs", "runs": _listed(list_runs(out))}
+        )
+        return
     if recipes:
         table.add_column("recipe", no_wrap=True)
         table.add_column("what it does")
@@ -93,6 +123,22 @@ def runs(
         note = "" if one.n_origins == 1 else f", {one.n_origins} origins (resumed with changes)"
         table.add_row(one.folder.name, one.pipeline, f"{one.n_done} of {one.n_stages}", one.state + note)
     console.print(table if table.row_count else f"no runs in {out}")
+
+
+def _listed(found: Sequence[Listed]) -> list[Values]:
+    """Each run in JSON's types."""
+    return [
+        {
+            "name": one.folder.name,
+            "folder": one.folder,
+            "pipeline": one.pipeline,
+            "n_done": one.n_done,
+            "n_stages": one.n_stages,
+            "state": one.state,
+            "n_origins": one.n_origins,
+        }
+        for one in found
+    ]
 
 
 def records_table(records: list[Values]) -> Table:
@@ -128,15 +174,17 @@ def _display(console: Console) -> Iterator[Callable[[Progress], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
     with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
         task = bars.add_task("preparing", total=None)
+        under_way: dict[str, int] = {}  # epochs of networks that are not done: on Ray there are several
 
         def show(progress: Progress) -> None:
-            epoch = 0 if progress.epoch is None else progress.epoch.epoch
+            epoch = under_way[progress.stage] = 0 if progress.epoch is None else progress.epoch.epoch
             test = None if progress.epoch is None else progress.epoch.test
             text = f"{progress.stage}  {progress.n_done}/{progress.n_stages} networks"
             text += f"  epoch {epoch}/{progress.n_epochs}" if epoch else ""
             text += f"  test {test.top1:.2%}" if test is not None else ""
             total = progress.n_stages * progress.n_epochs
-            bars.update(task, description=text, total=total, completed=progress.n_done * progress.n_epochs + epoch)
+            n_epochs = progress.n_done * progress.n_epochs + sum(under_way.values())
+            bars.update(task, description=text, total=total, completed=n_epochs)
 
         yield show
 

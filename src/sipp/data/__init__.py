@@ -1,6 +1,6 @@
 """Data sets: digits (embedded), CIFAR-10, ImageNet-style folders, and their splits."""
 
-from sipp.data.cifar10 import augment, load_cifar10, normalise
+from sipp.data.cifar10 import augment, draw_shifts, join_shifts, load_cifar10, normalise, shift
 from sipp.data.digits import digits_splits, load_digits
 from sipp.data.fetch import fetch_cifar10
 from sipp.data.imagefolder import FolderBatches, FolderIndex, index_folders
@@ -16,12 +16,15 @@ __all__ = [
     "check_content",
     "content_hash",
     "digits_splits",
+    "draw_shifts",
     "epoch_order",
     "fetch_cifar10",
     "index_folders",
+    "join_shifts",
     "load_cifar10",
     "load_digits",
     "make_splits",
     "normalise",
+    "shift",
     "split_images",
 ]

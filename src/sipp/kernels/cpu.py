@@ -6,7 +6,7 @@ reaches memory. A patch's ratios do not change when the patch is scaled (T2), so
 largest activation and the largest reciprocal of a block bound its products well, and most blocks can be skipped.
 
 Threads are torch's own (`threads.py`) over compiled code that holds no lock, each with a fixed stretch of patches and
-maxima of its own, so results are the same bits in every run. Numba's own thread pool, which is not safe to share, is not
+maxima of its own, so results are the same bits in every run. Numba's own thread pool, not safe to share, is not
 used.
 """
 

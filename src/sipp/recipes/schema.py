@@ -73,6 +73,7 @@ class Training(_Part):
     precision: Literal["float32", "bfloat16"] = "float32"
     channels_last: bool = False
     eval_every: Count = 1
+    step: Literal["auto", "eager", "graph", "compiled"] = "auto"
 
     @model_validator(mode="after")
     def _consistent(self) -> Training:

@@ -15,7 +15,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sipp.data import FolderBatches, FolderIndex, ImageSet, Splits, augment, epoch_order, normalise
+from sipp.data import (
+    FolderBatches,
+    FolderIndex,
+    ImageSet,
+    Splits,
+    draw_shifts,
+    epoch_order,
+    join_shifts,
+    normalise,
+    shift,
+)
 from sipp.errors import DataError, OptionError
 
 Batch = tuple[Tensor, Tensor]
@@ -23,6 +33,7 @@ Share = tuple[int, int]  # number of a process, number of processes
 
 EVAL_BATCH = 1000  # images at once where no gradient is kept; for image files 256, they are 49 times larger
 FOLDER_EVAL_BATCH = 256
+AHEAD = 4096  # images of training batches that are made at once
 NO_LABEL = -100  # torch's own ignore_index
 
 
@@ -62,12 +73,33 @@ def train_batches(
     if isinstance(feed.source, FolderIndex):
         yield from _folder_batches(feed, feed.source, order, seed, epoch, batch_size, start, augmented, share)
         return
-    for offset, items in enumerate(order.to(feed.source.images.device).split(batch_size)):
-        images = feed.source.images[items]
-        if augmented:
-            generator = torch.Generator().manual_seed(step_seed(seed, epoch, start + offset))
-            images = augment(images, generator)  # the whole batch: an item looks the same in any number of processes
-        yield start + offset, _ready(feed, *_shared(images, feed.source.labels[items], share))
+    yield from _memory_batches(feed, feed.source, order, seed, epoch, batch_size, start, augmented, share)
+
+
+def _memory_batches(
+    feed: Feed,
+    source: ImageSet,
+    order: Tensor,
+    seed: int,
+    epoch: int,
+    batch_size: int,
+    start: int,
+    augmented: bool,
+    share: Share,
+) -> Iterator[tuple[int, Batch]]:
+    """Batches made several at a time: a GPU gets few large pieces of work, and is not waited for at each step."""
+    at_once = max(1, AHEAD // batch_size) * batch_size
+    step = start
+    for items in order.to(source.images.device).split(at_once):
+        images, sizes = source.images[items], [len(one) for one in items.split(batch_size)]
+        if augmented:  # drawn for whole batches: an item looks the same in any number of processes
+            seeds = [step_seed(seed, epoch, step + i) for i in range(len(sizes))]
+            drawn = [draw_shifts(n, torch.Generator().manual_seed(one)) for n, one in zip(sizes, seeds)]
+            images = shift(images, join_shifts(drawn, images.device))
+        images, labels = _ready(feed, images, source.labels[items])
+        for batch in zip(images.split(batch_size), labels.split(batch_size)):
+            yield step, _shared(*batch, share)
+            step += 1
 
 
 def _shared(images: Tensor, labels: Tensor, share: Share) -> Batch:

@@ -15,14 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sipp.data import ImageSet
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.masking import hold
-from sipp.train.feed import NO_LABEL, Feed, n_steps, plain_batches, step_seed, train_batches
+from sipp.train.feed import Feed, n_steps, plain_batches, step_seed, train_batches
 from sipp.train.schedule import Schedule, rate
-from sipp.train.team import ALONE, Team, add_gradients, add_up, share_buffers
+from sipp.train.step import Precision, Step, StepKind, Trained, logits_of, make_step, resolve_step
+from sipp.train.team import ALONE, Team, add_up, share_buffers
 
 OptimizerName = Literal["sgd", "adam"]
-Precision = Literal["float32", "bfloat16"]
 
 TOP_K = 5
 
@@ -41,6 +42,7 @@ class Hyper:
     augment: bool = False
     precision: Precision = "float32"
     eval_every: int = 1  # epochs between evaluations on the test set; the last epoch always is
+    step: StepKind = "auto"
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1 or self.eval_every < 1:
@@ -52,6 +54,8 @@ class Hyper:
                 f"optimizer={self.optimizer!r} must be one of {', '.join(get_args(OptimizerName))} and "
                 f"precision={self.precision!r} one of {', '.join(get_args(Precision))}"
             )
+        if self.step not in get_args(StepKind):
+            raise OptionError(f"step={self.step!r} must be one of {', '.join(get_args(StepKind))}")
         if self.nesterov and (self.optimizer != "sgd" or self.momentum <= 0):
             raise OptionError("nesterov=True needs optimizer='sgd' and a momentum above 0")
         if not self.momentum >= 0 or not self.weight_decay >= 0:
@@ -112,16 +116,24 @@ def new_state(model: nn.Module, hyper: Hyper, *, masks: Mapping[str, Tensor] | N
 
 
 def make_optimizer(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
-    """A fresh optimizer over all parameters; its rate is set anew before every step."""
-    start = rate(hyper.schedule, 0.0)
+    """A fresh optimizer over all parameters; its rate is set anew before every step.
+
+    On a GPU it is one kernel for all parameters, and reads its rate from a tensor, so that a graph can be made of it.
+    """
+    device = next(model.parameters()).device
+    fused = device.type == "cuda"
+    start = torch.tensor(rate(hyper.schedule, 0.0), device=device) if fused else rate(hyper.schedule, 0.0)
     if hyper.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=start, weight_decay=hyper.weight_decay)
+        return torch.optim.Adam(
+            model.parameters(), lr=start, weight_decay=hyper.weight_decay, fused=fused, capturable=fused
+        )
     return torch.optim.SGD(
         model.parameters(),
         lr=start,
         momentum=hyper.momentum,
         nesterov=hyper.nesterov,
         weight_decay=hyper.weight_decay,
+        fused=fused,
     )
 
 
@@ -135,9 +147,13 @@ def train(
     (dropout) is seeded for every step and given back as it was.
     """
     try:
+        in_memory = isinstance(feed.source, ImageSet)
+        kind = resolve_step(hyper.step, feed.device, in_memory=in_memory, n_processes=team.count)
+        trained = Trained(state.model, state.optimizer, state.sums)
+        step = make_step(trained, kind, batch_size=hyper.batch_size, precision=hyper.precision, team=team)
         with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
             while state.epoch < hyper.epochs:
-                _train_epoch(state, feed, hyper, seed=seed, on_step=on_step, team=team)
+                _train_epoch(state, feed, hyper, step, seed=seed, on_step=on_step, team=team)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"out of memory in epoch {state.epoch + 1}, step {state.step + 1}, with batch_size={hyper.batch_size}: set "
@@ -146,7 +162,9 @@ def train(
     return state
 
 
-def _train_epoch(state: TrainState, feed: Feed, hyper: Hyper, *, seed: int, on_step: OnStep | None, team: Team) -> None:
+def _train_epoch(
+    state: TrainState, feed: Feed, hyper: Hyper, make: Step, *, seed: int, on_step: OnStep | None, team: Team
+) -> None:
     n_all = n_steps(feed, hyper.batch_size)
     if state.step < n_all:
         state.model.train()
@@ -163,40 +181,13 @@ def _train_epoch(state: TrainState, feed: Feed, hyper: Hyper, *, seed: int, on_s
             lr = rate(hyper.schedule, state.epoch + step / n_all)
             torch.manual_seed(step_seed(seed, state.epoch, step))
             n_items = min(hyper.batch_size, len(feed.splits.train) - step * hyper.batch_size)
-            _train_step(state, images, labels, lr, hyper.precision, n_items, team)
+            make(images, labels, lr, n_items)
             state.step = step + 1
             if state.step < n_all and on_step is not None:
                 on_step(state)
     _end_epoch(state, feed, hyper, n_all, team)
     if on_step is not None:
         on_step(state)
-
-
-def _train_step(
-    state: TrainState, images: Tensor, labels: Tensor, lr: float, precision: Precision, n_items: int, team: Team
-) -> None:
-    """Nothing; one step on a batch of `n_items`, of which `images` are this process's share."""
-    for group in state.optimizer.param_groups:
-        group["lr"] = lr
-    state.optimizer.zero_grad(set_to_none=True)
-    logits = _logits(state.model, images, precision)
-    if team.count == 1:
-        loss = F.cross_entropy(logits, labels)
-    else:
-        loss = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum") / n_items
-    loss.backward()
-    add_gradients(team, state.model)
-    state.optimizer.step()
-    with torch.no_grad():  # on the device, without waiting for it
-        n_right = (logits.argmax(1) == labels).sum()
-        n_own = (labels != NO_LABEL).sum()
-        state.sums += torch.stack([loss.double() * n_items, n_right.double(), n_own.double()])
-
-
-def _logits(model: nn.Module, images: Tensor, precision: Precision) -> Tensor:
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        logits: Tensor = model(images)
-    return logits.float()  # the loss is always computed in float32
 
 
 def _end_epoch(state: TrainState, feed: Feed, hyper: Hyper, n_all: int, team: Team) -> None:
@@ -231,7 +222,7 @@ def evaluate(model: nn.Module, feed: Feed, items: Tensor, *, precision: Precisio
     totals = torch.zeros(3, dtype=torch.float64, device=feed.device)
     try:
         for images, labels in plain_batches(feed, items):
-            logits = _logits(model, images, precision)
+            logits = logits_of(model, images, precision)
             hits = logits.topk(min(TOP_K, logits.shape[1]), dim=1).indices == labels[:, None]
             hits &= logits.isfinite().all(1, keepdim=True)  # NaN sorts as the largest: it must not count as right
             loss = F.cross_entropy(logits, labels, reduction="sum")

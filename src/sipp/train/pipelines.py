@@ -10,9 +10,11 @@ network: the bound in it is about the moment before retraining, against the netw
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -20,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sipp.certify import certify, to_json
+from sipp.errors import DataError, ModelError
 from sipp.nets import build
 from sipp.prune import cut, rank
 from sipp.pruned import Method, Pruned, Ranking
@@ -34,6 +38,13 @@ from sipp.train.team import from_leader, rank_together
 
 # Methods that choose by score alone; sampling methods (T8) never draw what has no sensitivity.
 _CHOOSES_BY_SCORE = frozenset({"sipp-det", "sipp-simple", "wt", "snip", "random"})
+
+# Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
+CERTIFICATE_DELTA = 0.05
+CERTIFICATE_CONFIDENCE = 0.95
+
+# Scores are counted in half decades from 1e-9 to 1e3; what lies outside counts in the first or last bin.
+SCORE_BINS = {"low": -9.0, "width": 0.5, "n": 24}
 
 InitialRanking = Callable[[int, Method], Ranking]
 
@@ -51,6 +62,9 @@ class Unit:
         return f"seed{self.seed}.dense" if self.method is None else f"seed{self.seed}.{self.method}.{self.level:02d}"
 
 
+MakeUnit = Callable[[Unit], None]
+
+
 def plan(recipe: Recipe) -> list[Unit]:
     """All networks of a run, in the order in which they are made."""
     units = []
@@ -61,16 +75,29 @@ def plan(recipe: Recipe) -> list[Unit]:
     return units
 
 
-def run_units(recipe: Recipe, store: Store, work: Work) -> Iterator[Unit]:
-    """Each unit that had to be made, once it is done; those done before are only looked at."""
+def needs(recipe: Recipe, unit: Unit) -> Unit | None:
+    """The unit whose network this one is pruned from; None where that is an initial network, which is made anew."""
+    if recipe.pipeline == "at-init" or unit.method is None:
+        return None
+    return Unit(unit.seed, unit.method if unit.level > 1 else None, unit.level - 1)
+
+
+def unit_maker(recipe: Recipe, store: Store, work: Work) -> MakeUnit:
+    """A function that makes one unit; what it needs must have been made."""
 
     @lru_cache(maxsize=1)  # at-init: one ranking serves all levels of a method
     def ranking(seed: int, method: Method) -> Ranking:
         return _rank(recipe, work, Unit(seed, method, 0), _initial(recipe, work, seed))
 
+    return lambda unit: _run_unit(recipe, store, work, unit, ranking)
+
+
+def run_units(recipe: Recipe, store: Store, work: Work) -> Generator[Unit, None, None]:
+    """Each unit that had to be made, once it is done; those done before are only looked at."""
+    make = unit_maker(recipe, store, work)
     for unit in plan(recipe):
         if finished(work.team, store.stage(unit.stage)) is None:
-            _run_unit(recipe, store, work, unit, ranking)
+            make(unit)
             yield unit
 
 
@@ -78,22 +105,27 @@ def _run_unit(recipe: Recipe, store: Store, work: Work, unit: Unit, ranking: Ini
     def prepare() -> Prepared:
         if unit.method is None:
             return Prepared(_initial(recipe, work, unit.seed), {})
+        began = time.monotonic()
         if recipe.pipeline == "at-init":
-            initial = ranking(unit.seed, unit.method)
+            initial = ranking(unit.seed, unit.method)  # the first level of a method scores for all of them
+            scored_in = time.monotonic() - began
             budget = initial.n_weights
             for _ in range(unit.level):
                 budget = next_budget(budget, recipe.prune.alpha)
-            return from_leader(work.team, lambda: _pruned(work, unit, initial, {}, budget))
-        above = Unit(unit.seed, unit.method if unit.level > 1 else None, unit.level - 1)
+            return from_leader(work.team, lambda: _pruned(work, unit, initial, {}, budget, scored_in))
+        above = needs(recipe, unit)
+        assert above is not None
         parent = finished(work.team, store.stage(above.stage))
         if parent is None:  # damaged since it was made
             _run_unit(recipe, store, work, above, ranking)
             parent = finished(work.team, store.stage(above.stage))
             assert parent is not None
+        began = time.monotonic()
         own = _rank(recipe, work, unit, parent)
+        scored_in = time.monotonic() - began
         left = sum(int(mask.sum()) for mask in parent.masks.values()) if parent.masks else own.n_weights
         budget = next_budget(left, recipe.prune.alpha)
-        return from_leader(work.team, lambda: _pruned(work, unit, own, parent.masks, budget))
+        return from_leader(work.team, lambda: _pruned(work, unit, own, parent.masks, budget, scored_in))
 
     def describe(network: Network, facts: Values, rows: tuple[EpochRow, ...]) -> Values:
         head = {
@@ -157,9 +189,12 @@ def prune_seed(seed: int, method: str, level: int) -> int:
     return int.from_bytes(hashlib.sha256(f"prune {seed} {method} {level}".encode()).digest()[:8], "big") >> 1
 
 
-def _pruned(work: Work, unit: Unit, ranking: Ranking, alive: Mapping[str, Tensor], budget: int) -> Prepared:
+def _pruned(
+    work: Work, unit: Unit, ranking: Ranking, alive: Mapping[str, Tensor], budget: int, scored_in: float
+) -> Prepared:
     """The network cut to `budget` weights out of those alive (all, if no masks are given), and what is known of it."""
     assert unit.method is not None
+    began = time.monotonic()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*died, n")  # dead rows are in the record
         pruned = cut(only_alive(ranking, alive), budget, seed=prune_seed(unit.seed, unit.method, unit.level))
@@ -168,7 +203,52 @@ def _pruned(work: Work, unit: Unit, ranking: Ranking, alive: Mapping[str, Tensor
     masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
     state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
     before = evaluate(pruned.model, work.feed, work.feed.splits.test, precision=work.hyper.precision)
-    return Prepared(Network(state, masks), _facts(ranking, pruned, masks, before))
+    facts = _facts(ranking, pruned, masks, before)
+    for weight, scores_FK, layer in zip(ranking.weights, ranking.ranks, facts["layers"]):
+        layer["scores"] = _score_counts(scores_FK, to_rows(weight, masks[weight.name]))
+    pruned_in = time.monotonic() - began
+    facts["certificate"] = _certificate(work, ranking, pruned)
+    certified_in = time.monotonic() - began - pruned_in
+    facts["part_seconds"] = {"score": scored_in, "prune": pruned_in, "certify": certified_in}
+    return Prepared(Network(state, masks), facts)
+
+
+def _score_counts(scores_FK: Tensor, mask_FK: Tensor) -> Values:
+    """How many of a weight's scores, and of those it keeps, fall into each of `SCORE_BINS`; zeros are apart."""
+    low, width, n = SCORE_BINS["low"], SCORE_BINS["width"], int(SCORE_BINS["n"])
+    scores = scores_FK.double().flatten()
+    kept = mask_FK.to(scores.device).flatten()
+    positive = scores > 0
+    # A bin holds its upper edge, so that a sensitivity of 1 counts below 1.
+    bins = (((scores[positive].log10() - low) / width).ceil() - 1).clamp(0, n - 1).long()
+    return {
+        "zero": int((~positive).sum()),
+        "counts": torch.bincount(bins, minlength=n).tolist(),
+        "kept": torch.bincount(bins[kept[positive]], minlength=n).tolist(),
+    }
+
+
+def _certificate(work: Work, ranking: Ranking, pruned: Pruned) -> Values | None:
+    """What the holdout says of the pruned network before retraining (T14), or why nothing; None without a holdout.
+
+    No ledger: every network of a run is certified on the same points, and each claim stands for itself alone.
+    """
+    splits = work.feed.splits
+    if not len(splits.holdout):
+        return None
+    try:
+        found = certify(
+            ranking.model,
+            pruned.model,
+            plain_batches(work.feed, splits.holdout),
+            delta=CERTIFICATE_DELTA,
+            confidence=CERTIFICATE_CONFIDENCE,
+            calibration=plain_batches(work.feed, splits.calibration),
+        )
+    except (DataError, ModelError) as error:  # such as copies of one image in both parts: no claim, but no stop either
+        return {"verdict": f"refused: {error}"}
+    values: Values = json.loads(to_json(found))
+    return values
 
 
 def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
@@ -219,6 +299,7 @@ def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before
         },
         "guarantee": None if pruned.guarantee is None else str(pruned.guarantee),
         "dead_rows": sum(layer["dead_rows"] for layer in layers),
+        "score_bins": dict(SCORE_BINS),
         "layers": layers,
     }
 

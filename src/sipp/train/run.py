@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
-from sipp.data import ImageSet, index_folders, load_cifar10, load_digits, make_splits, split_images
 from sipp.errors import OptionError
 from sipp.recipes import Recipe, config_of
-from sipp.recipes.schema import N_CLASSES
 from sipp.train import store as runs
-from sipp.train.feed import Feed
 from sipp.train.files import Values, read_json
-from sipp.train.loop import EpochRow, Hyper
+from sipp.train.loop import EpochRow
 from sipp.train.pipelines import plan, run_units
-from sipp.train.schedule import Schedule
+from sipp.train.setup import Device, device_of, feed_of, hyper_of, threads
 from sipp.train.signals import stop_on_signals
 from sipp.train.stages import Work
+from sipp.train.sweep import Job, RayOptions, check_ray, run_on_ray
 from sipp.train.team import ALONE, Team, from_leader
 
-Device = Literal["auto", "cpu", "cuda"]
+Engine = Literal["process", "ray"]
 RunState = Literal["running", "finished", "stopped"]
 
 CHECKPOINT_SECONDS = 60.0
@@ -63,54 +61,6 @@ class Listed:
     n_origins: int  # above 1: it was resumed with other data, code or device
 
 
-def hyper_of(recipe: Recipe) -> Hyper:
-    """The recipe's hyperparameters as the loop takes them."""
-    spec = recipe.train
-    schedule = Schedule(
-        spec.rate, spec.warmup_epochs, spec.decay.factor, spec.decay.milestones or (), every=spec.decay.every
-    )
-    return Hyper(
-        epochs=spec.epochs,
-        batch_size=spec.batch_size,
-        schedule=schedule,
-        optimizer=spec.optimizer,
-        momentum=spec.momentum if spec.momentum is not None else 0.0,
-        nesterov=spec.nesterov,
-        weight_decay=spec.weight_decay,
-        augment=spec.augment,
-        precision=spec.precision,
-        eval_every=spec.eval_every,
-    )
-
-
-def feed_of(recipe: Recipe, *, data_root: Path, device: torch.device, n_workers: int = 0) -> Feed:
-    """The recipe's data with its splits; images that fit are put on the device as a whole."""
-    spec = recipe.data
-    n_classes = N_CLASSES[spec.name]
-    if spec.name == "imagenet":
-        index = index_folders(data_root / "imagenet")
-        splits = make_splits(
-            n_train_part=index.n_train,
-            n_test=len(index.paths) - index.n_train,
-            n_calibration=spec.n_calibration,
-            n_holdout=spec.n_holdout,
-            seed=spec.split_seed,
-            content=index.content,
-        )
-        return Feed(index, splits, len(index.classes), device, n_workers, recipe.train.channels_last)
-    data: ImageSet = load_digits() if spec.name == "digits" else load_cifar10(data_root)
-    splits = split_images(data, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout, seed=spec.split_seed)
-    return Feed(data.to(device), splits, n_classes, device, n_workers, recipe.train.channels_last)
-
-
-def device_of(name: Device) -> torch.device:
-    """The device of this name; "auto" is a GPU if there is one."""
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise OptionError("device 'cuda' was asked for, but torch finds no GPU here; use 'cpu' or 'auto'")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and has_gpu) else "cpu")
-
-
 def run(
     recipe: Recipe,
     *,
@@ -122,17 +72,23 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     on_progress: Callable[[Progress], None] | None = None,
     team: Team = ALONE,
+    engine: Engine = "process",
+    ray: RayOptions | None = None,
 ) -> Finished:
     """All records of the recipe's run, which goes on from wherever it was left; a finished one is only read.
 
     The processes of a team call this with the same arguments; only the leader touches the folder. SIGTERM and Ctrl-C
-    save a checkpoint after the step under way and raise `Interrupted`.
+    save a checkpoint after the step under way and raise `Interrupted`. Engine "ray" makes several networks at once, in
+    processes of their own, and gives the same records; `ray` says where (without it: on this machine).
     """
-    target = device_of(device)
+    _check_engine(engine, ray, team)
+    # On Ray the GPUs may be those of other machines, and this process trains nothing.
+    target = torch.device("cuda") if engine == "ray" and device == "cuda" else device_of(device)
     units = plan(recipe)
     names = [unit.stage for unit in units]
-    with _threads(recipe.n_threads), stop_on_signals() as wish:
-        feed = feed_of(recipe, data_root=data_root, device=target, n_workers=n_workers)
+    with threads(recipe.n_threads), stop_on_signals() as wish:
+        place = torch.device("cpu") if engine == "ray" else target
+        feed = feed_of(recipe, data_root=data_root, device=place, n_workers=n_workers)
         device_name = target.type if team.count == 1 else f"{target.type} x {team.count}"
         origin = runs.Origin(data=feed.splits.digest, code=runs.code_version(), device=device_name)
         with ExitStack() as stack:
@@ -145,12 +101,30 @@ def run(
                 if on_progress is not None and team.leads:
                     on_progress(Progress(stage, row, recipe.train.epochs, n_done, len(units)))
 
-            work = Work(recipe.net, feed, hyper_of(recipe), wish, checkpoint_seconds, show, team)
-            for unit in run_units(recipe, store, work):
+            if engine == "ray":
+                kind: Literal["cpu", "cuda"] = "cuda" if target.type == "cuda" else "cpu"
+                folders, n_threads = (store.folder.resolve(), data_root.resolve()), torch.get_num_threads()
+                job = Job(recipe, *folders, kind, n_workers, n_threads, checkpoint_seconds, origin)
+                made = run_on_ray(job, store, ray or RayOptions(), wish, show)
+            else:
+                work = Work(recipe.net, feed, hyper_of(recipe), wish, checkpoint_seconds, show, team)
+                made = run_units(recipe, store, work)
+            for unit in stack.enter_context(closing(made)):  # closed before the lock is given back
                 records = from_leader(team, lambda: runs.write_records(store, names))
                 n_done = len(records)
                 show(unit.stage, None)
             return Finished(store.folder, records, n_done - n_before)
+
+
+def _check_engine(engine: Engine, ray: RayOptions | None, team: Team) -> None:
+    if engine not in get_args(Engine):
+        raise OptionError(f"engine={engine!r} must be one of {', '.join(get_args(Engine))}")
+    if engine == "process" and ray is not None:
+        raise OptionError(f"{ray} says how to use Ray, but the engine is 'process'; pass engine='ray' (--engine ray)")
+    if engine == "ray":
+        if team.count > 1:
+            raise OptionError("engine 'ray' starts processes of its own: run it without accelerate launch or torchrun")
+        check_ray(ray or RayOptions())
 
 
 def list_runs(out: Path) -> list[Listed]:
@@ -167,15 +141,3 @@ def list_runs(out: Path) -> list[Listed]:
             Listed(folder, config["name"], config["pipeline"], n_done, n_stages, state, len(values["origins"]))
         )
     return found
-
-
-@contextmanager
-def _threads(n_threads: int | None) -> Iterator[None]:
-    """A stretch with this many threads in torch; None leaves them as they are."""
-    before = torch.get_num_threads()
-    if n_threads is not None:
-        torch.set_num_threads(n_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

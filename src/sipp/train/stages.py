@@ -22,6 +22,7 @@ from sipp.train.feed import Feed
 from sipp.train.files import Values, save_pair
 from sipp.train.loop import Accuracy, EpochRow, Hyper, TrainState, new_state, train
 from sipp.train.signals import Interrupted, Wish
+from sipp.train.step import training_stream
 from sipp.train.team import ALONE, Team, add_up, check_same, from_leader, largest_of, share_buffers
 
 MODEL = "model."
@@ -104,16 +105,26 @@ def run_stage(work: Work, stage: Path, *, seed: int, prepare: Callable[[], Prepa
     else:
         network, facts = network_of(saved[0]), dict(saved[1])
     _stop_if_asked(work)
+    with training_stream(work.feed.device):
+        return _train_and_finish(work, stage, network, facts, describe, seed=seed)
+
+
+def _train_and_finish(
+    work: Work, stage: Path, network: Network, facts: Values, describe: Describe, *, seed: int
+) -> Network:
+    team = work.team
     model = module_of(work, network)
     state = new_state(model, work.hyper, masks=network.masks or None)
     newest = from_leader(team, lambda: runs.newest_checkpoint(stage))
-    spent = float(facts.pop("seconds"))
+    spent = prepared_in = float(facts.pop("seconds"))
+    parts = facts.pop("part_seconds", {})
     if newest is not None:
         spent = _restore(state, *newest, leads=team.leads)
     state, spent = _train(work, stage, state, network.masks, spent, seed=seed)
     release(model)
     result = Network({key: tensor.detach().cpu() for key, tensor in model.state_dict().items()}, network.masks)
-    record = {**describe(result, facts, state.rows), "seconds": round(spent, 3)}
+    parts = {name: round(seconds, 3) for name, seconds in {**parts, "train": spent - prepared_in}.items()}
+    record = {**describe(result, facts, state.rows), "seconds": round(spent, 3), "part_seconds": parts}
     values = {"record": record, "epochs": [asdict(row) for row in state.rows]}
     check_same(team, result.tensors(), what="trained weights")
     from_leader(team, lambda: runs.finish_stage(stage, result.tensors(), values))

@@ -37,7 +37,7 @@ START = "start"
 FINAL = "final"
 STEP = "step"
 N_CHECKPOINTS = 2  # the newest, and the one before it in case the newest turns out to be damaged
-CLOCK_FIELDS = ("seconds",)  # the fields of a record that a clock decides; all others follow from the configuration
+CLOCK_FIELDS = ("seconds", "part_seconds")  # of a record: what a clock decides; the rest follows from the configuration
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,17 @@
-"""The command line as a user types it: output, exit codes, and one line for wrong input."""
+"""`sipp certify`: the certificate, its check, its exit codes, and what is refused."""
 
-import io
 import json
 import os
-import subprocess
-import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from commandline import files_in, run, three_lines
 from safetensors.torch import save_file
 
 import sipp
-from sipp.cli import main
 from sipp.nets import build
-
-
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def run(*words: object) -> Done:
-    """What the command line does with these words, in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), mock.patch.object(sys, "argv", ["sipp", *map(str, words)]):
-        try:
-            main()
-        except SystemExit as stop:
-            return Done(int(stop.code or 0), out.getvalue(), err.getvalue())
-    return Done(0, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +35,13 @@ def options(files: Path) -> list[object]:
     ]  # fmt: skip
 
 
-def test_version_as_installed() -> None:
-    done = subprocess.run(
-        [Path(sys.executable).parent / "sipp", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == f"sipp {sipp.__version__}"
-
-
 def test_certify_writes_a_certificate_that_verifies(files: Path) -> None:
     cert = files / "cert.json"
     done = run(*options(files), "--calibration", files / "calibration.npy", "--out", cert)
     assert done.returncode == 0, done.stderr
     assert "With 95 % confidence" in done.stdout
     assert json.loads(cert.read_text())["verdict"] == "certified"
+    assert run(*options(files), "--out", cert).returncode == 2  # it is there, and --force was not given
     again = run(*options(files), "--verify", cert)
     assert (again.returncode, again.stdout.strip()) == (0, "verified")
     other = run(*options(files)[:-4], "--pruned", files / "dense.safetensors", *options(files)[-2:], "--verify", cert)
@@ -79,9 +49,28 @@ def test_certify_writes_a_certificate_that_verifies(files: Path) -> None:
 
 
 def test_certify_says_no_with_its_own_exit_code(files: Path) -> None:
-    done = run(*options(files), "--epsilon", 0)
+    done = run(*options(files), "--epsilon", 0, "--out", files / "no.json")
     assert done.returncode == 3 and "Not certified" in done.stdout
+    assert not (files / "no.json").exists()
     assert run(*options(files), "--accuracy").returncode == 0
+
+
+def test_fewer_points_and_one_claim_at_a_time(files: Path) -> None:
+    done = run(*options(files), "--points", 70, "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["n"] == 70
+    assert run(*options(files), "--accuracy", "--epsilon", 0.1).returncode == 2
+
+
+def test_json_is_the_certificate_itself(files: Path) -> None:
+    done = run(*options(files), "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["verdict"] == "certified"
+    again = run(*options(files), "--json", "--verify", _written(files, done.stdout))
+    assert json.loads(again.stdout) == {"kind": "verification", "verified": True, "reasons": []}
+
+
+def _written(files: Path, text: str) -> Path:
+    (files / "copy.json").write_text(text)
+    return files / "copy.json"
 
 
 @pytest.mark.parametrize(
@@ -91,13 +80,15 @@ def test_certify_says_no_with_its_own_exit_code(files: Path) -> None:
         ({"--model": "no.such.module:net"}, "package.module:callable"),
         ({"--dense": "absent.pt"}, "absent.pt"),
         ({"--holdout": "absent.npz"}, "absent.npz"),
-        ({"--holdout": "dense.safetensors"}, "expected inputs"),
+        ({"--holdout": "dense.safetensors"}, "points along dimension 0"),
+        ({"--holdout": "random:100x1x8x8"}, "noise"),
+        ({"--calibration": "holdout.npz"}, "also calibration points"),
         ({"--dense": "holdout.npz"}, "could not be read as weights"),
         ({"--model": "lenet-5"}, "does not fit"),
         ({"--delta": "1.5"}, "delta"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_2(files: Path, change: dict[str, str], words: str) -> None:
+def test_wrong_input_is_three_lines_and_exit_2(files: Path, change: dict[str, str], words: str) -> None:
     command = [str(word) for word in options(files)]
     for option, value in change.items():
         value = str(files / value) if value.endswith((".pt", ".npz", ".safetensors")) else value
@@ -105,10 +96,12 @@ def test_wrong_input_is_one_line_and_exit_2(files: Path, change: dict[str, str],
             command[command.index(option) + 1] = value
         else:
             command += [option, value]
-    done = run(*command)
+    before = files_in(files)
+    done = run(*command, "--out", files / "refused.json")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and words in done.stderr
-    assert "Traceback" not in done.stderr
+    three_lines(done.stderr)
+    assert words in done.stderr and done.stdout == ""
+    assert files_in(files) == before
 
 
 def test_a_pickle_that_runs_code_is_refused(files: Path, tmp_path: Path) -> None:

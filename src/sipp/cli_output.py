@@ -1,0 +1,95 @@
+"""What the commands print: one JSON document or text on stdout, everything else on stderr; shared options."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; everything else on stderr.")]
+UNBOUNDED = 10_000  # columns where stdout is a file or a pipe: no name is folded there
+
+
+@contextmanager
+def only_json(wanted: bool) -> Iterator[None]:
+    """A context in which, with --json, whatever anything prints goes to stderr: stdout is for the document alone."""
+    if not wanted:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def print_json(values: Any) -> None:
+    """Nothing; prints the document. Call it outside of `only_json`."""
+    typer.echo(json.dumps(plain(values), indent=2, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """The value in JSON's types; a float that is not finite, for which JSON has no word, is null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def shows_progress(as_json: bool) -> bool:
+    """Whether a bar may be drawn: only for a person at a terminal."""
+    return not as_json and sys.stdout.isatty()
+
+
+def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = False) -> Table:
+    """A table whose first column (and those of `texts`) is text and whose others are numbers, which are never cut.
+
+    With `folds` a long name in the first column goes on in the next line.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        is_text, wraps = i == 0 or column in texts, i == 0 and folds
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
+    return table
+
+
+def too_wide(table: Table) -> bool:
+    """Whether the table would be cut on the terminal at hand; a file or a pipe has no width."""
+    natural = Console(file=StringIO(), width=UNBOUNDED).measure(table).maximum
+    return sys.stdout.isatty() and natural > Console().width
+
+
+def show(*parts: Table | str) -> None:
+    """Nothing; prints tables and lines on stdout. In a file or a pipe nothing is cut, and lines end where they end."""
+    for part in parts:
+        if isinstance(part, str):
+            typer.echo(part)
+        elif sys.stdout.isatty():
+            Console(highlight=False).print(part)
+        else:
+            text = StringIO()
+            Console(file=text, width=UNBOUNDED, highlight=False, color_system=None).print(part)
+            typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip()))
+
+
+def number(value: float | None) -> str:
+    """Three digits, or nothing for None."""
+    return "" if value is None else f"{value:.3g}"
+
+
+def size(n_bytes: int) -> str:
+    """A number of bytes with its unit."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.1f} {unit}"
+    return f"{n_bytes} bytes"

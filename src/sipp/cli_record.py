@@ -1,0 +1,142 @@
+"""A pruned network as the command line tells of it: a table for a person, a record for report.json and --json."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import torch
+from rich.table import Table
+
+import sipp
+from sipp.bounds import Guarantee, NetworkBound
+from sipp.certificate import AnyCertificate, to_json
+from sipp.cli_output import number, plain_table
+from sipp.prune_to import Level
+from sipp.pruned import Pruned, PrunedLayer
+
+KIND = "pruned"
+FORMAT = 1
+
+
+def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
+    """What each weight keeps, what goes, and its bounds; the last line is the whole network.
+
+    The compact one, for narrow terminals, leaves out the shape, the strategies, and the parts of the bound.
+    """
+    names = [] if compact else sorted({name for layer in pruned.layers for name in layer.strategies})
+    rows = [(layer.name, *_cells(layer, names)) for layer in pruned.layers]
+    n_rows = sum(layer.n_rows for layer in pruned.layers)
+    dead = sum(len(layer.dead_rows) for layer in pruned.layers)
+    sums = [str(sum(layer.strategies.get(name, 0) for layer in pruned.layers)) for name in names]
+    counts = (f"{pruned.kept:,}", f"{pruned.n_weights - pruned.kept:,}", f"{pruned.keep:.2%}")
+    last = ("all prunable weights", f"{n_rows:,}", "", *counts, *sums, str(dead or ""), "", "", "")
+    columns = ("weight", "rows", "fan-in", "kept", "goes", "keep", *(f"{name} rows" for name in names), "dead rows")
+    columns += ("eps", "Delta", "eps*Delta")
+    left_out = {"rows", "fan-in", "eps", "Delta"} if compact else set()
+    if all(layer.eps is None for layer in pruned.layers):
+        left_out |= {"eps", "Delta", "eps*Delta"}
+    shown = [i for i, column in enumerate(columns) if column not in left_out]
+    table = plain_table(*(columns[i] for i in shown), folds=compact)
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
+    table.add_section()
+    table.add_row(*(last[i] for i in shown))
+    return table
+
+
+def _cells(layer: PrunedLayer, names: list[str]) -> tuple[str, ...]:
+    counts = (f"{layer.kept:,}", f"{layer.n_weights - layer.kept:,}", f"{layer.keep:.2%}")
+    strategies = (str(layer.strategies.get(name, 0)) for name in names)
+    bounds = (number(value) for value in (layer.eps, layer.sign_complexity, layer.bound))
+    return f"{layer.n_rows:,}", f"{layer.fan_in:,}", *counts, *strategies, str(len(layer.dead_rows) or ""), *bounds
+
+
+def statements(pruned: Pruned) -> list[str]:
+    """The statements below the table, one line each."""
+    lines = [
+        f"{pruned.method}: keeps {pruned.kept:,} of {pruned.n_weights:,} prunable weights ({pruned.keep:.2%})",
+        f"rows and layers: {pruned.guarantee if pruned.guarantee is not None else 'no bound'}",
+        f"network bound:   {pruned.bound}",
+    ]
+    if pruned.kept < pruned.budget:
+        lines.insert(1, f"asked for {pruned.budget:,}: only so many weights have a positive sensitivity to draw by")
+    return lines
+
+
+def pruned_record(pruned: Pruned) -> dict[str, Any]:
+    """The pruned network in JSON's types; floats that are not finite are for `plain` to turn into null."""
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        "sipp": sipp.__version__,
+        "torch": torch.__version__,
+        "method": pruned.method,
+        "keep": pruned.keep,
+        "budget": pruned.budget,
+        "kept": pruned.kept,
+        "n_weights": pruned.n_weights,
+        "seed": pruned.seed,
+        "layers": [_layer(layer) for layer in pruned.layers],
+        "bound": _bound(pruned.bound),
+        "guarantee": None if pruned.guarantee is None else str(pruned.guarantee),
+        "conditions": None if pruned.guarantee is None else _conditions(pruned.guarantee),
+        "dead_rows": sum(len(layer.dead_rows) for layer in pruned.layers),
+    }
+
+
+def _layer(layer: PrunedLayer) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "layer_type": layer.layer_type,
+        "n_rows": layer.n_rows,
+        "fan_in": layer.fan_in,
+        "n_weights": layer.n_weights,
+        "kept": layer.kept,
+        "keep": layer.keep,
+        "dead_rows": len(layer.dead_rows),
+        "strategies": layer.strategies,
+        "eps": layer.eps,
+        "sign_complexity": layer.sign_complexity,
+        "bound": layer.bound,
+        "kappa": layer.kappa,
+    }
+
+
+def _bound(bound: NetworkBound) -> dict[str, Any]:
+    is_finite = bound.epsilon is not None and math.isfinite(bound.epsilon)
+    return {
+        "mode": bound.mode,
+        "epsilon": bound.epsilon if is_finite else None,
+        "delta": bound.delta,
+        "met": bound.met and is_finite,  # an infinite epsilon reads null: it must not look like a promise kept
+        "reason": bound.reason or ("" if is_finite else "epsilon is infinite"),
+        "words": str(bound),
+    }
+
+
+def _conditions(guarantee: Guarantee) -> dict[str, Any]:
+    return {
+        "met": guarantee.met,
+        "delta": guarantee.delta,
+        "n": guarantee.n,
+        "n_needed": guarantee.n_needed,
+        "unit": guarantee.unit,
+        "c_constant": guarantee.c_constant,
+        "k_constant": guarantee.k_constant,
+        "reason": guarantee.reason,
+    }
+
+
+def certificate_record(certificate: AnyCertificate | None) -> dict[str, Any] | None:
+    """The certificate as `sipp certify` writes it."""
+    if certificate is None:
+        return None
+    content: dict[str, Any] = json.loads(to_json(certificate))
+    return content
+
+
+def path_record(path: tuple[Level, ...]) -> list[dict[str, Any]]:
+    """Every level that was tested, in order (T15)."""
+    return [{"keep": l.keep, "budget": l.budget, "count": l.count, "limit": l.limit, "passed": l.passed} for l in path]

@@ -1,0 +1,49 @@
+"""The command `sipp report`: runs and pruned models as one page, and as figures for print."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import sipp
+from sipp.errors import DataError
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, folders of runs, or folders that `sipp prune` wrote.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("page.html"),
+    figures: Annotated[Path | None, typer.Option(help="Folder for figures as PDF and PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Show runs, finished or not, on one page that needs no network, and as figures for print."""
+    from sipp.report import read_sources, render, write_figures
+
+    sources = read_sources(runs)
+    _write(out, render(sources, version=f"sipp {sipp.__version__}"))
+    drawn = [] if figures is None else write_figures(sources, figures)
+    names = [source.name for source in sources]
+    if as_json:
+        values = {"page": str(out), "bytes": out.stat().st_size, "figures": [str(path) for path in drawn], "of": names}
+        typer.echo(json.dumps(values))
+        return
+    typer.echo(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {len(names)} results)")
+    if figures is not None:
+        typer.echo(f"figures: {len(drawn)} files in {figures}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Nothing; the page is whole or as it was before."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DataError(f"{path}: the page could not be written ({error.strerror or error})") from error

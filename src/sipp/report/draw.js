@@ -1,0 +1,298 @@
+"use strict";
+// Drawing: a plot, one of its views and a state in; an SVG, the stops that a pointer or a key can rest on, and the
+// series of the legend out. Colours are classes (m0.. for methods, p0.. for parts), so that light, dark and print differ.
+const SVG = "http://www.w3.org/2000/svg";
+
+function make(tag, attributes, ...children) {
+  const node = tag.startsWith("svg:") ? document.createElementNS(SVG, tag.slice(4)) : document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
+  for (const child of children) node.append(child);
+  return node;
+}
+
+// --- numbers in words; `exact` is for hovering and tables
+function plain(value, digits) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 1e-3 || size >= 1e6) return value.toExponential(Math.max(0, digits - 2));
+  return Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 8 });
+}
+function worded(value, unit, exact) {
+  if (value === null || value === undefined) return "none";
+  const digits = exact ? 6 : 3;
+  if (unit === "share") return plain(100 * value, digits) + " %";
+  if (unit === "points") return (value > 0 ? "+" : "") + Number((100 * value).toFixed(exact ? 4 : 2)) + (exact ? " points" : "");
+  if (unit === "seconds") return plain(value, digits) + " s";
+  return plain(value, digits);
+}
+const power = (exponent) => "10" + [...String(exponent)].map((c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c] || "⁻").join("");
+function ticked(value, unit) {
+  if (unit !== "number" && unit !== "count") return worded(value, unit);
+  if (Math.abs(value) >= 1e4 && Math.abs(value) < 1e9) return new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(value);
+  return plain(value, 3);
+}
+const short = (text, n) => (text.length <= n ? text : text.slice(0, Math.ceil(n / 2) - 1) + "…" + text.slice(-Math.floor(n / 2)));
+
+const bare = (name) => name.replace(/(\D.*)\.weight(?= |$)/, "$1"); // on an axis, where nearly every name ends so
+
+// --- scales: a function from value to position, with its ticks
+function steps(low, high, count) {
+  const raw = (high - low) / Math.max(1, count) || 1;
+  const base = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * base).find((s) => s >= raw * 0.999);
+  const ticks = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) ticks.push(Number((k * step).toPrecision(12)));
+  return ticks;
+}
+function linear(low, high, from, to, count) {
+  const span = high - low || 1;
+  const scale = (v) => from + ((v - low) / span) * (to - from);
+  return Object.assign(scale, { ticks: steps(low, high, count) });
+}
+function logarithmic(low, high, from, to, count, floor) {
+  const a = Math.log10(low), span = Math.log10(high) - a || 1;
+  const scale = (v) => (v > 0 ? from + (Math.max(0, Math.log10(v) - a) / span) * (to - from) : floor ?? from);
+  let ticks = [];
+  for (const marks of [[1, 1.5, 2, 3, 4, 5, 7], [1, 2, 5], [1, 3], [1]]) {
+    ticks = [];
+    for (let k = Math.floor(a); k <= Math.ceil(a + span); k++)
+      for (const m of marks) if (m * 10 ** k >= low * 0.999 && m * 10 ** k <= high * 1.001) ticks.push(m * 10 ** k);
+    if (ticks.length <= count + 2) break;
+  }
+  const every = Math.ceil(ticks.length / (count + 2));
+  return Object.assign(scale, { ticks: ticks.filter((_, i) => i % every === 0) });
+}
+const STEEP = 12; // largest to least epsilon from which on its axis is logarithmic
+const NEAR = 0.005; // half a percentage point: linear below, logarithmic above
+function nearZero(low, high, from, to) {
+  const squeeze = (v) => Math.sign(v) * Math.log1p(Math.abs(v) / NEAR);
+  const a = squeeze(low), span = squeeze(high) - a || 1;
+  const scale = (v) => from + ((squeeze(v) - a) / span) * (to - from);
+  const marks = [0.5, 1, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005].flatMap((v) => [v, -v]);
+  const taken = [0];
+  for (const v of marks) if (v >= low && v <= high && taken.every((t) => Math.abs(scale(t) - scale(v)) > 17)) taken.push(v);
+  return Object.assign(scale, { ticks: taken.filter((v) => v >= low && v <= high) });
+}
+
+// --- the look of a series
+function lookOf(name) {
+  return PAGE.styles[name] || { cls: "other", marker: "none", dash: [4, 3] };
+}
+function marker(look, x, y, size) {
+  const cls = "mark " + look.cls, r = size;
+  const path = (d, c) => make("svg:path", { d, class: c || cls });
+  switch (look.marker) {
+    case "circle": return make("svg:circle", { cx: x, cy: y, r, class: cls });
+    case "square": return make("svg:rect", { x: x - r * 0.9, y: y - r * 0.9, width: r * 1.8, height: r * 1.8, class: cls });
+    case "diamond": return path(`M${x} ${y - r * 1.3}L${x + r * 1.3} ${y}L${x} ${y + r * 1.3}L${x - r * 1.3} ${y}Z`);
+    case "up": return path(`M${x} ${y - r * 1.2}L${x + r * 1.15} ${y + r * 0.9}L${x - r * 1.15} ${y + r * 0.9}Z`);
+    case "down": return path(`M${x} ${y + r * 1.2}L${x + r * 1.15} ${y - r * 0.9}L${x - r * 1.15} ${y - r * 0.9}Z`);
+    case "plus": return path(`M${x - r} ${y}H${x + r}M${x} ${y - r}V${y + r}`, "stroked " + look.cls);
+    case "cross": return path(`M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`, "stroked " + look.cls);
+    default: return make("svg:g");
+  }
+}
+function sample(look) {
+  const svg = make("svg:svg", { viewBox: "0 0 30 14", "aria-hidden": "true" });
+  if (look.marker === "box") {
+    svg.append(make("svg:rect", { x: 10, y: 0, width: 20, height: 14, rx: 3, class: "box " + look.cls }));
+    return svg;
+  }
+  svg.append(make("svg:path", { d: "M1 7H29", class: "line " + look.cls, "stroke-dasharray": look.dash.join(" ") }), marker(look, 15, 7, 4));
+  return svg;
+}
+
+function frame(width, height, label) {
+  return make("svg:svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", tabindex: "0", "aria-label": label });
+}
+function text(x, y, words, anchor, cls, turn) {
+  const attributes = { x, y, "text-anchor": anchor, class: cls || "tick" };
+  if (turn) attributes.transform = `rotate(${turn} ${x} ${y})`;
+  return make("svg:text", attributes, words);
+}
+function line(x1, y1, x2, y2, cls) {
+  return make("svg:path", { d: `M${x1} ${y1}L${x2} ${y2}`, class: cls });
+}
+
+// --- lines with bands, over numbers or over names
+function valueScale(view, shown, box, near) {
+  const values = shown.flatMap((one) => one.points.flatMap((p) => p.slice(1, 4))).filter((v) => v !== null && v !== undefined);
+  if (view.reference) values.push(view.reference.value);
+  let low = Math.min(...values), high = Math.max(...values);
+  if (!values.length) [low, high] = [0, 1];
+  const positive = values.filter((v) => v > 0), least = Math.min(...positive);
+  if (view.y.log && positive.length && Math.max(...positive) / least > STEEP) {
+    const hasZero = low <= 0;
+    const y = logarithmic(least / 1.3, high * 1.25, box.bottom - (hasZero ? 18 : 0), box.top, 6, box.bottom);
+    if (hasZero) y.ticks.unshift(0); // its own line below the logarithmic part
+    return y;
+  }
+  if (near) return nearZero(low * 1.06, high + 0.003, box.bottom, box.top);
+  if (view.y.zero || view.y.log) low = Math.min(0, low);
+  const pad = (high - low || Math.abs(high) || 1) * 0.06;
+  return linear(low - (low === 0 ? 0 : pad), high + pad, box.bottom, box.top, 6);
+}
+function nameAxis(svg, plot, box, height, turned, listed) {
+  const names = plot.x.names, width = box.right - box.left, gap = width / Math.max(1, names.length);
+  const x = (i) => box.left + gap * (i + 0.5), every = listed ? 1 : Math.ceil(names.length / (width / 40));
+  names.forEach((name, i) => {
+    if (i % every) return;
+    const words = listed ? short(bare(name), turned ? 16 : Math.floor(gap / 7)) : String(i + 1);
+    svg.append(text(x(i) + (turned ? 4 : 0), box.bottom + 18, words, turned ? "end" : "middle", "tick", turned ? -45 : 0));
+  });
+  if (!turned) svg.append(text((box.left + box.right) / 2, height - 8, plot.x.label, "middle", "axis"));
+  return x;
+}
+function keepAxis(svg, plot, view, box, height, isLog) {
+  const keeps = view.series.flatMap((one) => one.points.map((p) => p[0])), width = box.right - box.left;
+  const least = Math.min(...keeps), most = Math.max(...keeps);
+  const x = isLog ? logarithmic(least, Math.max(most, least * 1.01), box.right - 12, box.left + 12, width / 70)
+    : linear(Math.min(0, least), most, box.right - 12, box.left + 12, width / 80);
+  for (const tick of x.ticks) {
+    svg.append(line(x(tick), box.top, x(tick), box.bottom, "grid"));
+    svg.append(text(x(tick), box.bottom + 18, worded(tick, plot.x.unit), "middle"));
+  }
+  const words = plot.x.label + ", sparser to the right";
+  svg.append(text((box.left + box.right) / 2, height - 8, words.length * 7 < width ? words : "keep, sparser to the right", "middle", "axis"));
+  return x;
+}
+function addStop(stops, plot, view, name, p, at) {
+  const key = Math.round(at[0] / 3), known = [key, key - 1, key + 1].find((k) => stops.has(k)) ?? key;
+  const of = (v) => worded(v, view.y.unit, true), unitless = (v) => of(v).replace(/ (points|%)$/, "");
+  const seeds = p.length > 4 ? `, ${p[4]} ${p[4] > 1 ? "seeds" : "seed"}` : "";
+  const title = plot.x.kind === "names" ? plot.x.names[p[0]] : "keep " + worded(p[0], "share", true) + seeds;
+  if (!stops.has(known)) stops.set(known, { x: at[0], title, rows: [], rings: [] });
+  const band = p.length > 4 && p[4] > 1 ? ` (${unitless(p[2])} to ${unitless(p[3])})` : "";
+  stops.get(known).rows.push([lookOf(name).cls, name, of(p[1]) + band]);
+  stops.get(known).rings.push(at);
+}
+function drawLines(plot, view, state, width) {
+  const named = plot.x.kind === "names", n = named ? plot.x.names.length : 0;
+  const shown = view.series.filter((one) => !state.hidden.has(one.name));
+  const listed = named && width / n >= 26, turned = listed && width / n < 70;
+  const height = Math.round(Math.min(400, Math.max(270, width * 0.46))) + (turned ? 46 : 0);
+  const box = { left: 62, right: width - 16, top: 14, bottom: height - (turned ? 100 : 50) };
+  const svg = frame(width, height, `${plot.title}: ${view.y.label}. Left and right arrow keys read the values; the table shows them all.`);
+  const y = valueScale(view, shown, box, state.ylog);
+  for (const tick of y.ticks) {
+    svg.append(line(box.left, y(tick), box.right, y(tick), tick === 0 ? "zero" : "grid"));
+    svg.append(text(box.left - 8, y(tick) + 4, ticked(tick, view.y.unit), "end"));
+  }
+  svg.append(text(13, (box.top + box.bottom) / 2, view.y.label + (view.y.unit === "points" ? " (points)" : ""), "middle", "axis", -90));
+  const x = named ? nameAxis(svg, plot, box, height, turned, listed) : keepAxis(svg, plot, view, box, height, state.xlog);
+  if (view.reference) {
+    const at = y(view.reference.value);
+    svg.append(line(box.left, at, box.right, at, "reference"), text(box.right - 4, at - 5, view.reference.label, "end"));
+  }
+  for (const { name, points } of shown) { // all bands lie below all lines
+    if (!points.some((p) => p.length > 3 && p[3] > p[2])) continue;
+    const upper = points.map((p) => `${x(p[0])} ${y(p[3])}`), lower = points.map((p) => `${x(p[0])} ${y(p[2])}`).reverse();
+    svg.append(make("svg:path", { d: "M" + [...upper, ...lower].join("L") + "Z", class: "band " + lookOf(name).cls }));
+  }
+  const stops = new Map();
+  for (const { name, points } of shown) {
+    const look = lookOf(name), at = points.map((p) => [x(p[0]), y(p[1])]);
+    svg.append(make("svg:path", { d: "M" + at.map((p) => p.join(" ")).join("L"), class: "line " + look.cls, "stroke-dasharray": look.dash.join(" ") }));
+    at.forEach((place, i) => {
+      svg.append(marker(look, ...place, n > 40 ? 2.4 : 4));
+      addStop(stops, plot, view, name, points[i], place);
+    });
+  }
+  const ordered = [...stops.values()].sort((a, b) => a.x - b.x);
+  return { svg, stops: ordered, by: "x", box, legend: view.series.map((one) => one.name) };
+}
+
+// --- histogram of scores: what was kept out of what there was
+function drawHistogram(plot, view, state, width) {
+  const [first, counts, kept, zero] = view || [0, [], [], 0];
+  const height = Math.round(Math.min(340, Math.max(240, width * 0.4)));
+  const box = { left: 62, right: width - 16, top: 14, bottom: height - 50 };
+  const svg = frame(width, height, `${plot.title}: weights by score. Arrow keys read the bars.`);
+  const parts = [["kept", kept], ["pruned", counts.map((c, i) => c - kept[i])]].filter(([name]) => !state.hidden.has(name));
+  const tops = counts.map((_, i) => parts.reduce((sum, [, values]) => sum + values[i], 0));
+  const y = linear(0, Math.max(1, ...tops) * 1.04, box.bottom, box.top, 5);
+  for (const tick of y.ticks) {
+    svg.append(line(box.left, y(tick), box.right, y(tick), tick ? "grid" : "zero"));
+    svg.append(text(box.left - 8, y(tick) + 4, ticked(tick, "count"), "end"));
+  }
+  svg.append(text(13, (box.top + box.bottom) / 2, "weights", "middle", "axis", -90));
+  const edges = plot.bins.slice(first, first + counts.length + 1), gap = (box.right - box.left) / Math.max(1, counts.length);
+  const whole = edges.filter(Number.isInteger), every = Math.max(1, Math.ceil((whole.length * 44) / (box.right - box.left)));
+  edges.forEach((edge, i) => {
+    if (Number.isInteger(edge) && edge % every === 0) svg.append(text(box.left + gap * i, box.bottom + 18, power(edge), "middle"));
+  });
+  svg.append(text((box.left + box.right) / 2, height - 8, "score before pruning (log scale)", "middle", "axis"));
+  const stops = counts.map((count, i) => {
+    let under = 0;
+    for (const [name, values] of parts) {
+      const top = y(under + values[i]), base = y(under);
+      if (values[i]) svg.append(make("svg:rect", { x: box.left + gap * i + 1, width: Math.max(1, gap - 2), y: top, height: Math.max(0.5, base - top), class: "box " + PAGE.parts[name] }));
+      under += values[i];
+    }
+    const rows = parts.map(([name, values]) => [PAGE.parts[name], name, values[i].toLocaleString("en")]);
+    return { x: box.left + gap * (i + 0.5), title: `score ${plain(10 ** edges[i], 3)} to ${plain(10 ** edges[i + 1], 3)}`, rows, rings: [] };
+  });
+  const note = zero ? `${zero.toLocaleString("en")} weights have the score 0 and are not drawn.` : "";
+  return { svg, stops, by: "x", box, legend: ["kept", "pruned"], note };
+}
+
+// --- stacked bars: time by part
+function drawStack(plot, view, state, width) {
+  const step = 34, box = { left: Math.min(110, width * 0.28), right: width - 74, top: 6, bottom: 6 + step * plot.names.length };
+  const height = box.bottom + 46;
+  const svg = frame(width, height, `${plot.title}. Arrow keys read the bars; the table shows all values.`);
+  const shown = view.series.filter((one) => !state.hidden.has(one.name));
+  const totals = plot.names.map((_, i) => shown.reduce((sum, one) => sum + one.values[i], 0));
+  const x = linear(0, Math.max(1e-9, ...totals), box.left, box.right, width / 110);
+  for (const tick of x.ticks) {
+    svg.append(line(x(tick), box.top, x(tick), box.bottom, tick ? "grid" : "zero"));
+    svg.append(text(x(tick), box.bottom + 18, worded(tick, plot.unit), "middle"));
+  }
+  svg.append(text((box.left + box.right) / 2, height - 6, "seconds, summed over levels and seeds", "middle", "axis"));
+  const stops = plot.names.map((name, i) => {
+    const middle = box.top + step * (i + 0.5);
+    let under = 0;
+    svg.append(text(box.left - 8, middle + 4, short(name, 14), "end", "axis"));
+    for (const one of shown) {
+      const from = x(under), to = x(under + one.values[i]);
+      if (to - from > 0.3) svg.append(make("svg:rect", { x: from, width: to - from, y: middle - 10, height: 20, class: "box " + PAGE.parts[one.name] }));
+      under += one.values[i];
+    }
+    svg.append(text(x(under) + 6, middle + 4, worded(under, plot.unit), "start"));
+    const rows = shown.map((one) => [PAGE.parts[one.name], one.name, worded(one.values[i], plot.unit, true)]);
+    return { x: x(under / 2), y: middle, title: name, rows, rings: [] };
+  });
+  return { svg, stops, by: "y", box, legend: view.series.map((one) => one.name) };
+}
+
+// --- heat map: a layer's kept share against the network's
+const STRONGEST = 3; // an eighth, or eight times, of the network's keep gets the full colour
+function drawHeat(plot, view, state, width) {
+  const inked = matchMedia("(prefers-color-scheme: dark)").matches ? 0.5 : 0.88; // from where on ink no longer reads well
+  const n = plot.rows.length, step = n > 60 ? 9 : n > 30 ? 13 : 24;
+  const box = { left: Math.min(190, width * 0.34), right: width - 8, top: 22, bottom: 22 + step * n };
+  const height = box.bottom + 30, gap = (box.right - box.left) / plot.columns.length;
+  const svg = frame(width, height, `${plot.title}. Arrow keys read the cells; the table shows all values.`);
+  const every = Math.max(1, Math.ceil(46 / gap)), stops = [];
+  const labelled = Math.max(1, Math.ceil(13 / step));
+  plot.rows.forEach((name, r) => {
+    if (r % labelled === 0) svg.append(text(box.left - 7, box.top + step * (r + 0.5) + 4, short(bare(name), Math.floor(box.left / 7)), "end"));
+  });
+  plot.columns.forEach((keep, c) => {
+    const x = box.left + gap * c;
+    if (c % every === 0) svg.append(text(x + gap / 2, 14, worded(keep, "share"), "middle"));
+    (view.columns[c] || []).forEach((share, r) => {
+      const y = box.top + step * r, power = share > 0 ? Math.log2(share / keep) : -STRONGEST;
+      const strength = Math.min(1, Math.abs(power) / STRONGEST);
+      svg.append(make("svg:rect", { x: x + 0.5, y: y + 0.5, width: gap - 1, height: step - 1, class: "box " + (power < 0 ? "less" : "more"), "fill-opacity": 0.04 + 0.9 * strength }));
+      if (gap > 46 && step > 14) svg.append(text(x + gap / 2, y + step / 2 + 4, worded(share, "share"), "middle", strength > inked ? "cell on" : "cell"));
+      stops.push({ x: x + gap / 2, y: y + step / 2, title: plot.rows[r], rings: [], rows: [
+        ["other", "network keep", worded(keep, "share", true)], [power < 0 ? "less" : "more", "layer keep", worded(share, "share", true)],
+        ["other", "ratio", plain(share / keep, 4) + " x"]] });
+    });
+  });
+  svg.append(text(box.right, height - 8, "keep of the network, sparser to the right", "end", "axis"));
+  return { svg, stops, by: "xy", box, legend: [] };
+}
+
+const DRAW = { lines: drawLines, histogram: drawHistogram, stack: drawStack, heat: drawHeat };

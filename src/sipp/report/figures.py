@@ -1,0 +1,245 @@
+"""Runs in, figures of print quality out: the numbers and the looks of the page, as PDF and PNG."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sipp.errors import DataError
+from sipp.report import palette, series
+from sipp.report.read import Run, Source
+from sipp.report.series import METRICS, Curve
+from sipp.report.words import number
+
+FORMATS = ("pdf", "png")
+DPI = 300  # of the PNG
+COLUMN = 3.35  # inches: one column of a two-column page
+WIDE = 6.9  # both columns
+HEIGHT = 2.5
+LOG_RATIO = 8.0  # of the largest to the least keep, from which on the keep axis is logarithmic; as on the page
+NEAR_ZERO = 0.5  # percentage points: linear below, logarithmic above; as on the page
+STEEP = 10.0  # percentage points of loss from which on the axis of changes is logarithmic away from zero
+EPSILON_RATIO = 12.0  # from which on an axis of epsilon is logarithmic
+MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}
+LOOK: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e6ea",
+    "grid.linewidth": 0.6,
+    "axes.linewidth": 0.7,
+    "pdf.fonttype": 42,  # text stays text
+    "figure.constrained_layout.use": True,
+}
+
+Draw = Callable[[Any, Run], bool]
+
+
+def write_figures(sources: Sequence[Source], folder: Path) -> list[Path]:
+    """The files written: for every run, each figure it has numbers for, in each format. Pruned models have none."""
+    import matplotlib
+    from matplotlib.figure import Figure  # without pyplot: no window system, and no choice of backend for the caller
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder}: the folder of the figures could not be made ({error.strerror or error})") from error
+    written = []
+    runs = [source for source in sources if isinstance(source, Run)]
+    for index, run in enumerate(runs):
+        before = sum(one.name == run.name for one in runs[:index])
+        stem = run.name if not before else f"{run.name}-{before + 1}"  # runs of one recipe from different folders
+        for name, (width, draw) in _figures(run).items():
+            with matplotlib.rc_context(LOOK):
+                figure = Figure(figsize=(width, HEIGHT))
+                if draw(figure.subplots(), run):
+                    figure.draw_without_rendering()
+                    figure.set_layout_engine("none")  # laid out once for both formats
+                    written += [_save(figure, folder, f"{stem}-{name}", kind) for kind in FORMATS]
+    return written
+
+
+def _literal(name: str) -> str:
+    """The name as it is: a dollar sign would start a formula."""
+    return name.replace("$", r"\$")
+
+
+def _save(figure: Any, folder: Path, name: str, kind: str) -> Path:
+    # A run's name comes from its folder: no part of it may lead elsewhere.
+    path = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.{kind}"
+    metadata = {"CreationDate": None} if kind == "pdf" else {}  # the same numbers give the same file
+    try:
+        figure.savefig(path, dpi=DPI, metadata=metadata)
+    except OSError as error:
+        raise DataError(f"{path}: could not be written ({error.strerror or error})") from error
+    return path
+
+
+def _figures(run: Run) -> dict[str, tuple[float, Draw]]:
+    metrics: dict[str, tuple[float, Draw]] = {
+        key.replace("_", "-"): (COLUMN, _metric_drawer(key)) for key in series.metrics_of(run)
+    }
+    return {
+        **metrics,
+        "certified-epsilon": (COLUMN, lambda axes, run: _epsilons(axes, run, certified=True)),
+        "theory-epsilon": (COLUMN, lambda axes, run: _epsilons(axes, run, certified=False)),
+        "layers-keep": (WIDE, lambda axes, run: _layers(axes, run, "keep", "kept share of the layer (%)", 100.0)),
+        "layers-epsilon": (WIDE, lambda axes, run: _layers(axes, run, "eps", "epsilon of the layer", 1.0)),
+        "scores": (COLUMN, _scores),
+        "time": (COLUMN, _times),
+    }
+
+
+def _metric_drawer(key: str) -> Draw:
+    def draw(axes: Any, run: Run) -> bool:
+        metric, curves = METRICS[key], series.curves(run, key)
+        dense = series.dense_point(run, key)
+        if not _curves(axes, run, curves, 100.0):
+            return False
+        if dense is not None:
+            axes.axhline(100 * dense.mean, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+        if metric.unit == "points":
+            axes.set_ylabel(f"{metric.label}\n(percentage points)")
+            least = 100 * min(point.low for curve in curves for point in curve.points)
+            most = 100 * max(point.high for curve in curves for point in curve.points)
+            if least < -STEEP:
+                axes.set_yscale("symlog", linthresh=NEAR_ZERO, linscale=0.6)
+                axes.set_ylim(1.25 * least, max(NEAR_ZERO, 1.25 * most))
+                _plain_ticks(axes.yaxis, least=NEAR_ZERO)
+        else:
+            axes.set_ylabel(f"{metric.label} (%)")
+        return True
+
+    return draw
+
+
+def _curves(axes: Any, run: Run, curves: tuple[Curve, ...], scale: float) -> bool:
+    """Whether there was anything to draw: lines over keep with bands from the least to the largest seed."""
+    for curve in curves:
+        style = palette.style_of(curve.method, series.methods_of(run))
+        keeps = [100 * point.keep for point in curve.points]
+        low, high = ([scale * getattr(point, side) for point in curve.points] for side in ("low", "high"))
+        axes.fill_between(keeps, low, high, color=style.light, alpha=0.14, linewidth=0)
+        axes.plot(keeps, [scale * point.mean for point in curve.points], label=_literal(curve.method), **_line(style))
+    if not curves:
+        return False
+    keeps = [point.keep for curve in curves for point in curve.points]
+    if max(keeps) / min(keeps) > LOG_RATIO:
+        axes.set_xscale("log")
+        _plain_ticks(axes.xaxis)
+    axes.invert_xaxis()
+    axes.set_xlabel("keep (% of prunable weights)")
+    axes.legend(frameon=False)
+    return True
+
+
+def _line(style: palette.Style) -> dict[str, Any]:
+    dash: Any = (0, style.dash) if style.dash else "solid"
+    look = {"color": style.light, "marker": MARKERS[style.marker], "linestyle": dash}
+    return {**look, "linewidth": 1.3, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4}
+
+
+def _plain_ticks(axis: Any, *, least: float = 0.0) -> None:
+    """Nothing; the axis is labelled at 0 and at 1, 2, 5, 10, ... from `least` on, in plain numbers."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+    marks = [0.0, *(sign * mark * 10.0**power for power in range(-3, 3) for mark in (1, 2, 5) for sign in (1, -1))]
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(FixedLocator([mark for mark in marks if low <= mark <= high and not 0 < abs(mark) < least]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _epsilons(axes: Any, run: Run, *, certified: bool) -> bool:
+    curves = series.certified_curves(run) if certified else series.theory_curves(run)
+    if not _curves(axes, run, curves, 1.0):
+        return False
+    values = [point.mean for curve in curves for point in curve.points]
+    if min(values) > 0 and max(values) / min(values) > EPSILON_RATIO:
+        axes.set_yscale("log")
+    axes.set_ylabel("certified epsilon (holdout)" if certified else "epsilon of the theory")
+    return True
+
+
+def _layers(axes: Any, run: Run, field: str, label: str, scale: float) -> bool:
+    names, levels = list(series.layers_of(run)), list(series.levels_of(run))
+    found = False
+    for method in series.methods_of(run):
+        rows = series.layer_rows(run, method, levels[-1])
+        at = [i for i, row in enumerate(rows) if getattr(row, field) is not None]
+        if at:
+            style = palette.style_of(method, series.methods_of(run))
+            axes.plot(at, [scale * getattr(rows[i], field) for i in at], label=_literal(method), **_line(style))
+            found = True
+    if not found:
+        return False
+    every = -(-len(names) // 24)  # more names than that are not readable
+    axes.set_xticks(
+        range(0, len(names), every),
+        [_literal(name) for name in names[::every]],
+        rotation=45,
+        ha="right",
+        rotation_mode="anchor",
+    )
+    axes.set_ylabel(label)
+    axes.set_title(f"at {number(series.levels_of(run)[levels[-1]], 'share')} keep", fontsize=8, loc="left")
+    axes.legend(frameon=False, ncols=2)
+    return True
+
+
+def _scores(axes: Any, run: Run) -> bool:
+    """The scores of the first method at the first level, of all layers together."""
+    if run.bins is None or not series.methods_of(run):
+        return False
+    method, level = series.methods_of(run)[0], next(iter(series.levels_of(run)))
+    parts = series.histograms(run, method, level)
+    if not parts:
+        return False
+    one, bins = series.added(parts), run.bins
+    left = [10 ** (bins.low + bins.width * i) for i in range(bins.n)]
+    widths = [edge * (10**bins.width - 1) for edge in left]
+    pruned = [count - kept for count, kept in zip(one.counts, one.kept)]
+    look = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}
+    axes.bar(left, one.kept, widths, label="kept", color=palette.PARTS["kept"][0], **look)
+    axes.bar(left, pruned, widths, bottom=one.kept, label="pruned", color=palette.PARTS["pruned"][0], **look)
+    filled = [i for i, count in enumerate(one.counts) if count] or [0]
+    axes.set_xscale("log")
+    axes.set_xlim(left[filled[0]], left[filled[-1]] + widths[filled[-1]])
+    axes.set_xlabel(f"score before pruning ({_literal(method)}, level {level})")
+    axes.set_ylabel("weights")
+    axes.legend(frameon=False)
+    return True
+
+
+def _times(axes: Any, run: Run) -> bool:
+    found = series.times(run)
+    names = list(found)
+    under = [0.0] * len(names)
+    for part in series.PARTS:
+        values = [found[name][part] for name in names]
+        if any(values):
+            axes.barh(
+                [_literal(name) for name in names],
+                values,
+                left=under,
+                label=part,
+                color=palette.PARTS[part][0],
+                height=0.6,
+            )
+            under = [a + b for a, b in zip(under, values)]
+    if not any(under):
+        return False
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds, summed over levels and seeds")
+    axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.2))
+    return True

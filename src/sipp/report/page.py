@@ -1,0 +1,283 @@
+"""Runs and pruned models in, one HTML file out that needs nothing else: styles, script and numbers are all inside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from sipp.report import palette, series, words
+from sipp.report.plots import Plot, pruned_plots, run_plots
+from sipp.report.read import PrunedModel, Run, Source
+from sipp.report.words import Finding, number
+
+TEMPLATE = "template.html.j2"
+SHOWN_LENGTH = 500  # of a value in the table of the configuration
+
+PIPELINES = {
+    "iterative": "train, then prune and retrain level by level",
+    "at-init": "prune the initial network to each level, then train",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading that says what was found, and rows of plots below it."""
+
+    kicker: str
+    finding: Finding
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the page says of one run or pruned model."""
+
+    ident: str
+    kicker: str
+    title: str
+    state: str
+    finished: bool
+    caveats: list[str]
+    tiles: list[tuple[str, str]]
+    sections: list[Section]
+    tables: list[tuple[str, list[tuple[str, str]]]]
+
+
+def render(sources: Sequence[Source], *, version: str) -> str:
+    """The page of these sources, in their order."""
+    parts: list[Part] = []
+    plots: dict[str, Plot] = {}
+    for index, source in enumerate(sources):
+        ident = f"part{index}"
+        if isinstance(source, Run):
+            found = run_plots(source, ident)
+            parts.append(_run_part(source, ident, found))
+        else:
+            found = pruned_plots(source, ident)
+            parts.append(_pruned_part(source, ident, found))
+        plots |= {plot["id"]: plot for plot in found.values()}
+    methods = _methods(sources)
+    styles = {
+        name: {"cls": f"m{i}", "marker": style.marker, "dash": list(style.dash)}
+        for i, (name, style) in enumerate(methods.items())
+    }
+    classes = {name: f"p{i}" for i, name in enumerate(palette.PARTS)}
+    css = _file("page.css") + _colours(methods)
+    script = _file("draw.js") + _file("page.js")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_file(TEMPLATE)).render(
+        title=parts[0].title if len(parts) == 1 else f"{len(parts)} pruning results",
+        heading="Pruning report" if len(parts) == 1 else f"{len(parts)} pruning results",
+        lede=_lede(sources),
+        parts=parts,
+        version=version,
+        policy=_policy(css, script),
+        # What the package itself wrote goes in as it is; everything that came from files is escaped.
+        css=Markup(css),
+        script=Markup(script),
+        data=Markup(embedded({"plots": plots, "styles": styles, "parts": classes})),
+    )
+
+
+def embedded(values: Any) -> str:
+    """JSON that can stand inside a script element: no character of it can end the element or start a comment."""
+    text = json.dumps(values, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _file(name: str) -> str:
+    return resources.files("sipp.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(css: str, script: str) -> str:
+    """A content security policy: this style and this script and nothing else, from nowhere else."""
+
+    def digest(text: str) -> str:
+        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest(css)}'; script-src 'sha256-{digest(script)}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _methods(sources: Sequence[Source]) -> dict[str, palette.Style]:
+    """The look of every method on the page."""
+    names: dict[str, None] = {}
+    for source in sources:
+        names |= dict.fromkeys(series.methods_of(source) if isinstance(source, Run) else (source.method,))
+    return {name: palette.style_of(name, tuple(names)) for name in names}
+
+
+def _colours(methods: dict[str, palette.Style]) -> str:
+    """CSS classes of methods and parts, on light and on dark."""
+    pairs = {f"m{i}": (style.light, style.dark) for i, style in enumerate(methods.values())}
+    pairs |= {f"p{i}": colours for i, colours in enumerate(palette.PARTS.values())}
+    pairs |= {"less": palette.LESS, "more": palette.MORE}
+    light = "".join(f".{name}{{color:{one[0]}}}" for name, one in pairs.items())
+    dark = "".join(f".{name}{{color:{one[1]}}}" for name, one in pairs.items())
+    return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
+
+
+def _lede(sources: Sequence[Source]) -> str:
+    n_networks = sum(len(source.records) if isinstance(source, Run) else 1 for source in sources)
+    text = f"What was pruned, what that costs and what is promised about it: {n_networks:,} networks. "
+    return text + "Point at a plot, or focus it and use the arrow keys, for exact values; every plot has its table."
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def _run_part(run: Run, ident: str, plots: dict[str, Plot]) -> Part:
+    config = run.config
+    n_done = len(run.records)
+    caveats = []
+    if not run.finished:
+        caveats.append(
+            f"This run is not finished: {n_done} of {run.n_stages} networks are done. Means are over the seeds "
+            "that are there, so levels may rest on different numbers of seeds."
+        )
+    if len(run.origins) > 1:
+        caveats.append(
+            f"This run was resumed with other data, code or device: its numbers have {len(run.origins)} origins."
+        )
+    return Part(
+        ident=ident,
+        kicker=f"{config['pipeline']}: {PIPELINES.get(config['pipeline'], 'another pipeline')}",
+        title=f"{config['name']}: {config['net']} on {config['data']['name']}",
+        state="finished" if run.finished else f"unfinished, {n_done} of {run.n_stages}",
+        finished=run.finished,
+        caveats=caveats,
+        tiles=_run_tiles(run),
+        sections=_run_sections(run, plots),
+        tables=[
+            ("Versions and hashes", _origin_rows(run)),
+            ("Configuration", list(flat(config))),
+        ],
+    )
+
+
+def _run_tiles(run: Run) -> list[tuple[str, str]]:
+    dense, levels = series.dense_point(run, "top1"), series.levels_of(run)
+    n_weights = next((record.n_weights for record in run.records if record.n_weights is not None), None)
+    test = next((record.after.n for record in run.records), None)
+    tiles = [
+        ("dense top-1", "not done" if dense is None else number(dense.mean, "share")),
+        ("least keep", number(min(levels.values()), "share") if levels else "not done"),
+        ("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
+        ("methods", str(len(series.methods_of(run)))),
+        ("seeds", str(len(series.seeds_of(run)))),
+        ("test points", "unknown" if test is None else f"{test:,}"),
+        ("time in all", words.seconds(series.seconds_of(run))),
+    ]
+    return tiles
+
+
+def _run_sections(run: Run, plots: dict[str, Plot]) -> list[Section]:
+    scores = Finding(
+        "Which scores were kept",
+        "The scores by which a method ranks weights (for sipp methods the sensitivity), counted just before a level "
+        "was pruned, first seed. Scores of different methods have different scales. Methods that sample may keep small "
+        "scores, and so do rows that are kept whole.",
+    )
+    allocation = Finding(
+        "Where each method spends its budget",
+        "Kept share of each layer (number of weights in brackets) against that of the whole network; mean over seeds.",
+    )
+    wanted = [
+        ("Accuracy", words.accuracy_finding(run), [["accuracy"]]),
+        ("Promises", words.certificate_finding(run), [["certified", "theory"], ["statements"]]),
+        ("Layers", words.layers_finding(run), [["layers"]]),
+        ("Budget", allocation, [["allocation"]]),
+        ("Scores", scores, [["scores"]]),
+        ("Time", words.time_finding(run), [["times"]]),
+    ]
+    sections = []
+    for kicker, finding, rows in wanted:
+        shown = [[plots[key]["id"] for key in row if key in plots] for row in rows]
+        if any(shown) or kicker == "Accuracy":
+            sections.append(Section(kicker, finding, [row for row in shown if row]))
+    return sections
+
+
+def _origin_rows(run: Run) -> list[tuple[str, str]]:
+    rows = [("run folder", run.name)]
+    for index, origin in enumerate(run.origins):
+        prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
+        rows += [(prefix + str(key), _shown(value)) for key, value in origin.items()]
+    hashes = {}
+    for record in run.records:
+        if record.certificate is not None and isinstance(record.certificate.values.get("data_hash"), str):
+            hashes["holdout points (SHA-256)"] = str(record.certificate.values["data_hash"])
+    return rows + list(hashes.items())
+
+
+# --- pruned models --------------------------------------------------------------------------------------------------
+
+
+def _pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part:
+    n_weights = sum(layer.n_weights for layer in pruned.layers)
+    kept = sum(layer.kept for layer in pruned.layers)
+    dead = [layer for layer in pruned.layers if layer.dead_rows]
+    least = min(pruned.layers, key=lambda layer: layer.kept / max(1, layer.n_weights), default=None)
+    heading = (
+        "No row died" if not dead else f"{sum(layer.dead_rows for layer in dead):,} rows died in {len(dead)} layers"
+    )
+    detail = ""
+    if least is not None:
+        detail = f"{least.name} keeps least: {least.kept:,} of {least.n_weights:,} weights."
+    promise = Finding(
+        _promise(pruned), "Both speak of the pruned network as it was saved, against the one it was pruned from."
+    )
+    sections = [Section("Promises", promise, [[plots["statements"]["id"]]])]
+    if "layers" in plots:
+        sections.append(Section("Layers", Finding(heading, detail), [[plots["layers"]["id"]]]))
+    return Part(
+        ident=ident,
+        kicker="pruned model",
+        title=f"{pruned.name}: {pruned.method} at {number(pruned.keep, 'share')} keep",
+        state="pruned",
+        finished=True,
+        caveats=[],
+        tiles=[
+            ("keep", number(pruned.keep, "share")),
+            ("kept weights", f"{kept:,}"),
+            ("prunable weights", f"{n_weights:,}"),
+            ("layers", f"{len(pruned.layers):,}"),
+            ("dead rows", f"{sum(layer.dead_rows for layer in pruned.layers):,}"),
+        ],
+        sections=sections,
+        tables=[("Everything else in its report", list(flat(pruned.values)))],
+    )
+
+
+def _promise(pruned: PrunedModel) -> str:
+    certificate = pruned.certificate
+    if certificate is not None and certificate.verdict == "certified" and certificate.epsilon is not None:
+        return f"The holdout certifies outputs within {words.percent_up(certificate.epsilon)} of the dense network's"
+    if certificate is not None:
+        return f"Certificate: {certificate.verdict}"
+    met = pruned.bound is not None and pruned.bound.met
+    return "The theory's bound is met; no holdout was used" if met else "Nothing is promised: no certificate, no bound"
+
+
+def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, value) of nested values, for a table."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _shown(value)
+
+
+def _shown(value: Any) -> str:
+    text = ", ".join(str(one) for one in value) if isinstance(value, list) else "none" if value is None else str(value)
+    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]} ..."

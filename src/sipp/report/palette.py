@@ -1,0 +1,62 @@
+"""How a method looks everywhere: one colour (on light and on dark), one marker, one dash, on the page and in figures.
+
+The colours can be told apart with protanopia, deuteranopia and tritanopia, and stand out from their background;
+`tests/report/test_palette.py` measures both. The marker and the dash say the same without colour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
+
+
+@dataclass(frozen=True)
+class Style:
+    """The look of one method."""
+
+    light: str  # colour on a light background, and in print
+    dark: str
+    marker: Marker
+    dash: tuple[int, ...]  # lengths of line and gap; empty: a solid line
+
+
+STYLES: dict[str, Style] = {
+    "sipp-hybrid": Style("#0b5fb0", "#4eacfc", "circle", ()),
+    "sipp-det": Style("#bc3700", "#ff8a54", "square", ()),
+    "sipp-rand": Style("#00875f", "#2bd19b", "diamond", ()),
+    "sipp-simple": Style("#7e2281", "#cb7cca", "up", (7, 3)),
+    "wt": Style("#b38704", "#f2d04b", "down", (4, 3)),
+    "snip": Style("#389acf", "#b5e3ff", "cross", (2, 3)),
+    "random": Style("#565a5c", "#989a9b", "plus", (8, 3, 2, 3)),
+}
+# For methods that are not listed: told apart by marker and dash.
+OTHERS = (
+    Style("#7a4a2b", "#c99a7a", "up", (1, 2)),
+    Style("#b0126e", "#ff7ab8", "diamond", (5, 2, 1, 2)),
+    Style("#3f6b00", "#a3d15c", "square", (9, 4)),
+)
+
+# Parts of a stack (time, histograms), from quiet to loud.
+PARTS: dict[str, tuple[str, str]] = {
+    "kept": ("#0b5fb0", "#4eacfc"),
+    "pruned": ("#c3cad4", "#4a5361"),
+    "train": ("#c3cad4", "#4a5361"),
+    "score": ("#0b5fb0", "#4eacfc"),
+    "prune": ("#bc3700", "#ff8a54"),
+    "certify": ("#00875f", "#2bd19b"),
+    "other": ("#7e2281", "#cb7cca"),
+}
+
+# A diverging scale for the heat map: less than average, average, more than average.
+LESS = ("#b35806", "#ff9d4d")
+MORE = ("#0b5fb0", "#4eacfc")
+
+
+def style_of(method: str, methods: tuple[str, ...]) -> Style:
+    """The look of a method; one that is not listed gets the look of its place among the others of the run."""
+    if method in STYLES:
+        return STYLES[method]
+    others = [name for name in methods if name not in STYLES]
+    return OTHERS[others.index(method) % len(OTHERS)]

@@ -1,0 +1,238 @@
+"""Records of a run in, the numbers behind each plot out, for page and figures: mean, least, largest over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import fsum
+from typing import Literal
+
+from sipp.report.read import Record, Run
+
+Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
+
+PARTS = ("score", "prune", "certify", "train", "other")  # of the time of a stage; "other" is what no part accounts for
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One level of one method: the mean, least and largest value over n seeds."""
+
+    keep: float
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One method's points, from most kept to least."""
+
+    method: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is measured of a network; `value` is None where a record does not know it."""
+
+    label: str
+    unit: Unit
+    value: Callable[[Record, Record | None], float | None]  # of a network and the dense one of the same seed
+
+
+def _change(value: Callable[[Record], float]) -> Callable[[Record, Record | None], float | None]:
+    # Far below one test point: equal shares differ by nothing, not by rounding.
+    return lambda one, dense: None if dense is None else round(value(one) - value(dense), 12)
+
+
+METRICS: dict[str, Metric] = {
+    "delta_top1": Metric("change of top-1 accuracy", "points", _change(lambda one: one.after.top1)),
+    "delta_top5": Metric("change of top-5 accuracy", "points", _change(lambda one: one.after.top5)),
+    "top1": Metric("top-1 accuracy", "share", lambda one, dense: one.after.top1),
+    "top5": Metric("top-5 accuracy", "share", lambda one, dense: one.after.top5),
+    "before_top1": Metric(
+        "top-1 accuracy before training", "share", lambda one, dense: None if one.before is None else one.before.top1
+    ),
+    "dead_rows": Metric("dead rows", "count", lambda one, dense: float(one.dead_rows)),
+}
+
+
+def default_metric(run: Run) -> str:
+    """The metric of the paper's figure for this pipeline: the loss against the trained parent, or the accuracy."""
+    return "delta_top1" if run.config["pipeline"] == "iterative" else "top1"
+
+
+def metrics_of(run: Run) -> list[str]:
+    """The metrics this run has, the paper's own first."""
+    first = default_metric(run)
+    return [first, *(key for key in METRICS if key != first and key != "dead_rows")]
+
+
+def methods_of(run: Run) -> tuple[str, ...]:
+    """The methods with at least one finished level, in the order of the recipe."""
+    done = {record.method for record in run.records if record.method is not None}
+    listed = [name for name in run.config["prune"]["methods"] if name in done]
+    return (*listed, *sorted(done - set(listed)))
+
+
+def seeds_of(run: Run) -> tuple[int, ...]:
+    """The seeds with at least one finished network."""
+    return tuple(sorted({record.seed for record in run.records}))
+
+
+def levels_of(run: Run) -> dict[int, float]:
+    """{level: its keep, the mean over all networks of that level}."""
+    keeps: dict[int, list[float]] = {}
+    for record in run.records:
+        if record.method is not None:
+            keeps.setdefault(record.level, []).append(record.keep)
+    return {level: _mean(keeps[level]) for level in sorted(keeps)}
+
+
+def dense_of(run: Run) -> dict[int, Record]:
+    """{seed: its dense network}."""
+    return {record.seed: record for record in run.records if record.method is None}
+
+
+def records_at(run: Run, method: str, level: int) -> list[Record]:
+    """The networks of one method and level, by seed."""
+    found = [record for record in run.records if record.method == method and record.level == level]
+    return sorted(found, key=lambda record: record.seed)
+
+
+def curves(run: Run, metric: str) -> tuple[Curve, ...]:
+    """The metric against keep, one curve per method; a difference is taken seed by seed, then averaged."""
+    dense, value = dense_of(run), METRICS[metric].value
+    return _curves(run, lambda record: value(record, dense.get(record.seed)))
+
+
+def dense_point(run: Run, metric: str) -> Point | None:
+    """The metric of the dense networks, None where it has no meaning for them."""
+    values = [METRICS[metric].value(record, record) for record in dense_of(run).values()]
+    return _point(1.0, values) if metric != "before_top1" else None
+
+
+def certified_curves(run: Run) -> tuple[Curve, ...]:
+    """Epsilon of the holdout certificates against keep; a level at which one seed has no finite one has no point."""
+    return _curves(run, lambda record: record.certificate.epsilon if record.certificate else None)
+
+
+def theory_curves(run: Run) -> tuple[Curve, ...]:
+    """Epsilon of the theory's network statement against keep, met or not."""
+    return _curves(run, lambda record: record.bound.epsilon if record.bound else None)
+
+
+def _curves(run: Run, value: Callable[[Record], float | None]) -> tuple[Curve, ...]:
+    found = []
+    for method in methods_of(run):
+        points = []
+        for level in levels_of(run):
+            records = records_at(run, method, level)
+            point = _point(_mean([record.keep for record in records]), [value(record) for record in records])
+            if point is not None:
+                points.append(point)
+        if points:
+            found.append(Curve(method, tuple(points)))
+    return tuple(found)
+
+
+def _point(keep: float, values: list[float | None]) -> Point | None:
+    """The point of these values; None as soon as one is unknown, so that no mean is better than its worst part."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return Point(keep, _mean(known), min(known), max(known), len(known))
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return fsum(known) / len(known) if known else 0.0
+
+
+# --- layers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer at one level: keep and dead rows are means over seeds, eps is the largest (a bound on all of them)."""
+
+    keep: float
+    share: float  # of the whole budget
+    eps: float | None
+    dead_rows: float
+
+
+def layers_of(run: Run) -> dict[str, int]:
+    """{layer: its number of weights}, in the order of the network."""
+    first = next((record for record in run.records if record.layers), None)
+    return {} if first is None else {layer.name: layer.n_weights for layer in first.layers}
+
+
+def layer_rows(run: Run, method: str, level: int) -> list[LayerRow]:
+    """One row per layer, empty if this level is not done."""
+    records = [record for record in records_at(run, method, level) if record.layers]
+    rows = []
+    for same in zip(*(record.layers for record in records)):
+        eps = [layer.eps for layer in same]
+        known = [value for value in eps if value is not None]
+        totals = [sum(layer.kept for layer in record.layers) for record in records]
+        rows.append(
+            LayerRow(
+                keep=_mean(layer.kept / layer.n_weights if layer.n_weights else 0.0 for layer in same),
+                share=_mean(layer.kept / total if total else 0.0 for layer, total in zip(same, totals)),
+                eps=max(known) if len(known) == len(eps) else None,
+                dead_rows=_mean(float(layer.dead_rows) for layer in same),
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of scores by bin, of all weights and of those kept; `zero` weights have the score 0."""
+
+    zero: int
+    counts: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+def histograms(run: Run, method: str, level: int) -> list[Histogram]:
+    """One histogram per layer, of the first seed; empty where the run did not record them."""
+    records = records_at(run, method, level)
+    if not records or any(layer.scores is None for layer in records[0].layers):
+        return []
+    scores = [layer.scores for layer in records[0].layers if layer.scores is not None]
+    return [Histogram(one.zero, one.counts, one.kept) for one in scores]
+
+
+def added(parts: list[Histogram]) -> Histogram:
+    """The histogram of all layers together."""
+    return Histogram(
+        zero=sum(part.zero for part in parts),
+        counts=tuple(sum(column) for column in zip(*(part.counts for part in parts))),
+        kept=tuple(sum(column) for column in zip(*(part.kept for part in parts))),
+    )
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def times(run: Run) -> dict[str, Mapping[str, float]]:
+    """{method, or "dense": {part: seconds}}, summed over levels and seeds; the parts add up to the whole."""
+    found: dict[str, Mapping[str, float]] = {}
+    for method in (None, *methods_of(run)):
+        records = [record for record in run.records if record.method == method]
+        if not records:
+            continue
+        sums = {part: fsum(record.parts.get(part, 0.0) for record in records) for part in PARTS[:-1]}
+        rest = fsum(record.seconds for record in records) - fsum(sums.values())
+        found[method or DENSE] = {**sums, "other": max(0.0, rest)}
+    return found
+
+
+def seconds_of(run: Run) -> float:
+    """The seconds that all finished networks took together."""
+    return fsum(record.seconds for record in run.records)

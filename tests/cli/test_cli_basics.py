@@ -1,0 +1,176 @@
+"""The command line as a whole: version, help, usage, --json, --debug, signals, and the words of an error."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commandline import run, three_lines
+
+import sipp
+from sipp import cli_bench, cli_errors, demo
+from sipp.cli_errors import split_advice
+from sipp.cli_output import plain
+from sipp.train import run as train_run
+
+
+@pytest.fixture
+def points(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "points.npz", inputs=np.random.default_rng(0).normal(size=(40, 6)))
+    return tmp_path / "points.npz"
+
+
+def test_version_as_installed_without_optional_packages() -> None:
+    script = Path(sys.executable).parent / "sipp"
+    code = (
+        f"import runpy, sys; sys.argv = ['sipp', '--version']\ntry: runpy.run_path({str(script)!r}, None, '__main__')"
+    )
+    code += "\nfinally: print(sorted({'transformers', 'ray'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == [f"sipp {sipp.__version__}", "[]"]
+
+
+def test_help_tells_the_exit_codes_and_names_every_command() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    text = " ".join(done.stdout.split())
+    assert all(f"{code} " in text.partition("Exit codes:")[2] for code in (0, 1, 2, 3, 130, 143))
+    for command in ("demo", "score", "prune", "certify", "run", "runs", "data", "bench"):
+        assert f" {command} " in text
+        assert "--json" in run(command, "--help").stdout
+
+
+def test_no_words_give_the_help_once() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert (done.stdout + done.stderr).count("Usage:") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nope"], "No such command"),
+        (["prune", "--bogus"], "No such option"),
+        (["prune", "--keep", "x"], "--keep"),
+        (["score", "--model", "lstm"], "--data"),
+        (["data", "mnist"], "imagenet"),
+    ],
+)
+def test_wrong_words_are_three_lines(words: list[str], expected: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert expected in three_lines(done.stderr)[0]
+
+
+def test_a_bug_is_exit_1_and_shows_its_traceback_only_with_debug(points: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(sipp, "sensitivity", broken)
+    words = ["score", "--model", "cli_zoo:mlp", "--data", points]
+    done = run(*words)
+    what, where, fix = three_lines(done.stderr)
+    assert done.returncode == 1 and "KeyError" in what and "cli_score.py:" in where and "--debug" in fix
+    for loud in (run("--debug", *words), run(*words, "--debug")):
+        assert loud.returncode == 1 and "Traceback" in loud.stderr
+
+
+def test_wrong_input_shows_its_traceback_with_debug() -> None:
+    done = run("score", "--model", "resnet21", "--data", "digits", "--debug")
+    assert done.returncode == 2 and "Traceback" in done.stderr and "resnet20" in done.stderr
+
+
+@pytest.mark.parametrize(("model", "code"), [("interrupted", 130), ("terminated", 143)])
+def test_signals_have_their_own_exit_codes(points: Path, model: str, code: int, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    out = tmp_path / "out"
+    done = run("prune", "--model", f"cli_zoo:{model}", "--data", points, "--keep", 0.5, "--out", out)
+    assert done.returncode == code and "stopped by" in done.stderr and not out.exists()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_json_is_alone_on_stdout_whatever_a_network_prints(points: Path) -> None:
+    done = run("score", "--model", "cli_zoo:talks", "--data", points, "--json")
+    assert done.returncode == 0 and "talks" in done.stderr
+    record = json.loads(done.stdout)
+    assert [layer["name"] for layer in record["layers"]] == ["0.weight", "2.weight"]
+    assert "talks" in run("score", "--model", "cli_zoo:talks", "--data", points).stdout
+
+
+def test_what_is_not_finite_is_null() -> None:
+    values = {"a": [math.inf, 1.0, (math.nan,)], "b": {"c": -math.inf}, "d": Path("x")}
+    assert plain(values) == {"a": [None, 1.0, [None]], "b": {"c": None}, "d": "x"}
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [
+        ("a.npz: 3 of 4 values are NaN; clean or drop it", ("a.npz: 3 of 4 values are NaN", "clean or drop it")),
+        ("x holds no points; it was cut", ("x holds no points; it was cut", "")),
+        ("the model lies on two devices: move it to one", ("the model lies on two devices", "move it to one")),
+        ("nothing", ("nothing", "")),
+    ],
+)
+def test_advice_is_told_apart_from_the_fault(message: str, parts: tuple[str, str]) -> None:
+    assert split_advice(message) == parts
+
+
+def test_a_message_is_one_line_of_bounded_length() -> None:
+    text = cli_errors.three_lines("a\nb " + "name, " * 1000, "where", "do")
+    assert len(text.splitlines()) == 3 and len(text) < 1000
+
+
+def test_many_warnings_are_summed_up() -> None:
+    words = ["prune", "--model", "resnet110", "--budget", 1, "--method", "wt", "--dry-run"]
+    done = run(*words)
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == cli_errors.MOST_WARNINGS + 1 and "the whole layer died" in lines[1] and "more" in lines[-1]
+
+
+def test_bench_times_what_is_right_and_refuses_what_is_not(points: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_bench, "SHAPES", ((4, 8, 64),))
+    words = ["bench", "--model", "cli_zoo:mlp", "--data", points, "--repeats", 1, "--json"]
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    lines = json.loads(done.stdout)["lines"]
+    assert [line["what"] for line in lines] == ["kernel", "network cli_zoo:mlp"]
+    assert all(line["ratio"] == pytest.approx(line["sipp_ms"] / line["torch_ms"]) for line in lines)
+    right = cli_bench.reference.max_times
+    monkeypatch.setattr(cli_bench.reference, "max_times", lambda *parts: right(*parts) * (1 + 1e-4))
+    wrong = run(*words)
+    assert wrong.returncode == 1 and wrong.stdout == "" and "not timed" in wrong.stderr
+
+
+def test_runs_and_recipes_as_json(tmp_path: Path) -> None:
+    assert json.loads(run("runs", "--out", tmp_path, "--json").stdout) == {"kind": "runs", "runs": []}
+    names = [one["name"] for one in json.loads(run("runs", "--recipes", "--json").stdout)["recipes"]]
+    assert "digits-iterative" in names
+
+
+def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(recipe: object, *, on_progress: object, **options: object) -> train_run.Finished:
+        on_progress(train_run.Progress("dense", None, 1, 1, 2))  # type: ignore[operator]
+        return train_run.Finished(tmp_path, [{"keep": 0.5, "loss": math.nan}], 2)
+
+    monkeypatch.setattr(train_run, "run", fake)
+    done = run("run", "digits-at-init", "--json")
+    expected = {"kind": "run", "folder": str(tmp_path), "n_made": 2, "records": [{"keep": 0.5, "loss": None}]}
+    assert json.loads(done.stdout) == expected and "1 of 2 networks done" in done.stderr
+
+
+def test_the_demo_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = demo.DemoResult(0.9, {("wt", 0.5): 0.7}, {("wt", 0.5): 0.8})
+    monkeypatch.setattr(demo, "run_demo", lambda folder, seed, progress: result)
+    record = json.loads(run("demo", "--out", tmp_path, "--json").stdout)
+    assert record["accuracies"] == [{"method": "wt", "keep": 0.5, "pruned": 0.7, "retrained": 0.8}]
+
+
+def test_data_lists_what_is_here(tmp_path: Path) -> None:
+    found = {one["name"]: one["here"] for one in json.loads(run("data", "list", tmp_path, "--json").stdout)["sets"]}
+    assert found == {"digits": True, "cifar10": False, "imagenet": False}
+    assert "1,437 training" in run("data", "digits").stdout

@@ -1,0 +1,304 @@
+"""`sipp prune` and `sipp score`: what they write and print, for every kind of network and of data."""
+
+import dataclasses
+import errno
+import json
+import os
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_zoo import bert, gpt2, grouped, mlp
+from commandline import files_in, run, three_lines
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import sipp
+from sipp import cli_files, cli_points
+from sipp.cli_output import show, too_wide
+from sipp.cli_record import layer_table
+from sipp.errors import OptionError
+from sipp.nets import build
+
+N_POINTS = 200
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    np.savez(folder / "vectors.npz", inputs=rng.normal(size=(N_POINTS, 6)), labels=rng.integers(0, 3, N_POINTS))
+    np.save(folder / "vectors.npy", rng.normal(size=(N_POINTS, 6)).astype(np.float32))
+    np.savez(folder / "fresh.npz", inputs=rng.normal(size=(400, 6)), labels=rng.integers(0, 3, 400))
+    np.save(folder / "images.npy", rng.normal(size=(N_POINTS, 4, 6, 6)).astype(np.float32))
+    tokens = rng.integers(0, 50, (N_POINTS, 8))
+    np.savez(folder / "tokens.npz", input_ids=tokens, attention_mask=np.ones_like(tokens))
+    sides = {"left": torch.randn(N_POINTS, 6), "right": torch.randn(N_POINTS, 4)}
+    save_file(sides, folder / "sides.safetensors")
+    return folder
+
+
+def prune(model: str, data: object, *words: object) -> dict[str, object]:
+    """The record of a command that must succeed."""
+    done = run("prune", "--model", model, "--data", data, "--json", *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def check_folder(folder: Path, dense: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of a pruned network: the dense one's names and shapes, and as many zeros as its report says."""
+    assert sorted(path.name for path in folder.iterdir()) == ["model.safetensors", "report.json"]
+    report = json.loads((folder / "report.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    assert {n: t.shape for n, t in tensors.items()} == {n: t.shape for n, t in dense.state_dict().items()}
+    for layer in report["layers"]:
+        assert int((tensors[layer["name"]] != 0).sum()) == layer["kept"]
+        assert layer["n_weights"] == tensors[layer["name"]].numel() == layer["n_rows"] * layer["fan_in"]
+    assert report["kept"] == sum(layer["kept"] for layer in report["layers"])
+    return tensors
+
+
+def test_the_folder_holds_what_sipp_prune_gives(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    record = prune("cli_zoo:mlp", data / "vectors.npy", "--keep", 0.4, "--out", out)
+    tensors = check_folder(out, mlp())
+    inputs = torch.from_numpy(np.load(data / "vectors.npy"))
+    expected = sipp.prune(mlp().eval(), list(inputs.split(32)), keep=0.4)
+    for name, value in expected.model.state_dict().items():
+        assert torch.equal(tensors[name], value), name
+    report = json.loads((out / "report.json").read_text())
+    written = record.pop("written")
+    assert record == report and list(written) == [str(out / "model.safetensors"), str(out / "report.json")]
+    assert (report["kind"], report["keep"], report["keep_asked"]) == ("pruned", expected.keep, 0.4)
+    assert [layer["eps"] for layer in report["layers"]] == [layer.eps for layer in expected.layers]
+    assert (report["guarantee"], report["bound"]["epsilon"]) == (str(expected.guarantee), expected.bound.epsilon)
+    assert report["certificate"] is None and report["data"]["n_points"] == N_POINTS
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("model", "file", "build_it"),
+    [
+        ("cli_zoo:grouped", "images.npy", grouped),
+        ("lstm", "digits", lambda: build("lstm")),
+        ("cli_zoo:bert", "tokens.npz", bert),
+        ("cli_zoo:gpt2", "tokens.npz", gpt2),
+    ],
+)
+def test_networks_of_every_kind(model: str, file: str, build_it: object, data: Path, tmp_path: Path) -> None:
+    if "bert" in model or "gpt2" in model:
+        pytest.importorskip("transformers", reason="the networks of transformers need it")
+    source = file if file == "digits" else data / file
+    record = prune(model, source, "--keep", 0.5, "--out", tmp_path / "out")
+    assert record["keep"] == pytest.approx(0.5, abs=1e-3) and "needs" in str(record["guarantee"])
+    check_folder(tmp_path / "out", build_it())  # type: ignore[operator]
+    if model == "cli_zoo:gpt2":
+        kinds = {layer["layer_type"] for layer in record["layers"]}  # type: ignore[attr-defined]
+        assert kinds == {"Conv1D"}  # the head is tied to the embedding
+
+
+def test_tied_weights_load_with_and_without_their_second_name(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the networks of transformers need it")
+    state = {name: tensor.clone() for name, tensor in gpt2().state_dict().items()}
+    save_file(state, tmp_path / "all.safetensors")
+    del state["lm_head.weight"]
+    save_file({f"module.{name}": tensor for name, tensor in state.items()}, tmp_path / "some.safetensors")
+    hashes = {
+        prune("cli_zoo:gpt2", data / "tokens.npz", "--keep", 0.5, "--dry-run", "--weights", tmp_path / name)[
+            "dense_hash"
+        ]
+        for name in ("all.safetensors", "some.safetensors")
+    }
+    assert hashes == {sipp.certify.__globals__["model_hash"](gpt2())}
+
+
+def test_a_dry_run_prints_the_table_and_writes_nothing(data: Path, tmp_path: Path) -> None:
+    words = ["--keep", 0.4, "--dry-run", "--out", tmp_path / "out"]
+    done = run("prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", *words)
+    assert done.returncode == 0 and not files_in(tmp_path)
+    table = {line.split()[0]: line.split() for line in done.stdout.splitlines() if ".weight" in line}
+    record = prune("cli_zoo:mlp", data / "vectors.npz", *words)
+    for layer in record["layers"]:  # type: ignore[attr-defined]
+        cells = table[layer["name"]]
+        assert cells[3:5] == [str(layer["kept"]), str(layer["n_weights"] - layer["kept"])]
+        assert f"{layer['eps']:.3g}" in cells
+    assert "nothing was written" in done.stdout and record["written"] == {}
+    assert "float64 read as float32" in done.stdout
+
+
+def test_a_narrow_terminal_gets_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pruned = sipp.prune(build("resnet20"), None, keep=0.5, method="wt")
+    deep = dataclasses.replace(pruned.layers[0], name="encoder.layer.11.attention.output.dense.weight", kept=12_345_678)
+    text = StringIO()
+    monkeypatch.setattr("sys.stdout", text)
+    monkeypatch.setattr(text, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    wide = dataclasses.replace(pruned, layers=(deep, *pruned.layers), kept=12_345_678)
+    assert too_wide(layer_table(wide)) and not too_wide(
+        layer_table(sipp.prune(build("lenet-5"), None, keep=1, method="wt"))
+    )
+    show(layer_table(wide, compact=True))
+    assert "12,345,678" in text.getvalue() and "\u2026" not in text.getvalue()
+    assert max(map(len, text.getvalue().splitlines())) <= 80
+
+
+def test_a_built_in_network_without_data_is_shown_on_honest_noise(tmp_path: Path) -> None:
+    done = run("prune", "--model", "digits-cnn", "--keep", 0.3, "--dry-run")
+    assert done.returncode == 0 and "random noise (no data)" in done.stdout and "not about yours" in done.stdout
+    refused = run("prune", "--model", "digits-cnn", "--keep", 0.3, "--out", tmp_path / "out")
+    assert refused.returncode == 2 and "random:16x1x8x8" in three_lines(refused.stderr)[2]
+    assert not files_in(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["sipp-det", "sipp-rand", "sipp-simple", "wt", "snip", "random"])
+def test_every_method(method: str, data: Path) -> None:
+    record = prune("cli_zoo:mlp", data / "vectors.npz", "--budget", 50, "--method", method, "--dry-run")
+    assert (record["method"], record["kept"]) == (method, 50)
+    assert (record["guarantee"] is None) == (method in ("wt", "snip", "random"))
+    assert (record["data"] is None) == (method in ("wt", "random"))
+
+
+def test_include_and_exclude_choose_layers(data: Path) -> None:
+    def names(*words: str) -> list[str]:
+        record = prune("cli_zoo:mlp", data / "vectors.npz", "--keep", 0.5, "--dry-run", *words)
+        return [layer["name"] for layer in record["layers"]]  # type: ignore[attr-defined]
+
+    assert names("--include", "0*") == ["0.weight"] == names("--exclude", "2")
+    assert names("--include", "0", "--include", "2") == ["0.weight", "2.weight"]
+
+
+def test_named_inputs_and_a_part_of_the_output(data: Path, tmp_path: Path) -> None:
+    words = ["--epsilon", 0.5, "--method", "wt", "--out", tmp_path / "out"]
+    record = prune("cli_zoo:Named", data / "sides.safetensors", *words, "--output", "sum")
+    assert record["certificate"]["output"] == "sum"  # type: ignore[index]
+    refused = run("prune", "--model", "cli_zoo:Named", "--data", data / "sides.safetensors", *words, "--force")
+    assert refused.returncode == 2 and "--output" in three_lines(refused.stderr)[2]
+
+
+def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[bytes]] = {}
+    honest = cli_points.collect
+
+    def spy(source: cli_points.Source, items: torch.Tensor, **options: object) -> cli_points.Points:
+        points = honest(source, items, **options)  # type: ignore[arg-type]
+        seen[points.hash] = cli_points.point_keys(points.batches, "data")
+        return points
+
+    monkeypatch.setattr("sipp.cli_ask.collect", spy)
+    record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "wt", "--dry-run")
+    ours, theirs = (set(seen[record[role]["hash"]]) for role in ("data", "holdout"))  # type: ignore[index]
+    assert len(ours) == len(theirs) == N_POINTS // 2 and not ours & theirs
+    other = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--holdout-points", 70, "--dry-run")
+    assert other["holdout"]["n_points"] == 70 and other["data"]["n_points"] == N_POINTS - 70  # type: ignore[index]
+    certificate = record["certificate"]
+    assert certificate["verdict"] == "certified" and certificate["calibration_checked"]  # type: ignore[index]
+    assert record["keep"] < 1 and record["path"][0]["passed"]  # type: ignore[index,operator]
+
+
+def test_a_certificate_of_prune_is_the_one_of_certify(data: Path, tmp_path: Path) -> None:
+    out, dense = tmp_path / "out", tmp_path / "dense.safetensors"
+    save_file(mlp().state_dict(), dense)
+    words = ["--keep", 0.6, "--holdout", data / "fresh.npz", "--weights", dense, "--out", out]
+    record = prune("cli_zoo:mlp", data / "vectors.npz", *words)
+    done = run(
+        "certify", "--model", "cli_zoo:mlp", "--dense", dense, "--pruned", out, "--holdout", data / "fresh.npz",
+        "--calibration", data / "vectors.npz", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0 and json.loads(done.stdout) == record["certificate"]
+    dry = run("prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", *words[:6], "--dry-run")
+    assert dry.returncode == 0 and "no longer a first look" in dry.stdout
+    assert record["weights_sha256"] == cli_files.file_hash(dense)
+
+
+def test_sets_give_training_points_to_calibrate_and_test_points_to_certify(data: Path) -> None:
+    record = prune("digits-cnn", "digits", "--max-accuracy-drop", 0.5, "--method", "wt", "--dry-run")
+    assert "of 1,437 training images" in record["data"]["what"]  # type: ignore[index]
+    assert record["holdout"]["what"] == "360 test images of digits"  # type: ignore[index]
+    few = prune("digits-cnn", "digits", "--keep", 0.5, "--points", 20, "--dry-run")
+    assert few["data"]["n_points"] == few["conditions"]["n"] == 20  # type: ignore[index]
+    theory = prune("digits-cnn", "digits", "--keep", 0.5, "--dry-run")["conditions"]
+    assert theory["n"] >= theory["n_needed"] > 20 and theory["n"] <= theory["n_needed"] + 1  # type: ignore[index,operator]
+
+
+def test_folders_of_images(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for place in ("flat", "parts/train/a", "parts/val/a"):
+        (tmp_path / place).mkdir(parents=True)
+        for i in range(2):
+            Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)).save(tmp_path / place / f"{i}.png")
+    for folder, words in (("flat", "2 images of"), ("parts", "training images")):
+        words_of = prune("resnet20", tmp_path / folder, "--keep", 0.5, "--points", 2, "--dry-run")["data"]
+        assert words in words_of["what"]  # type: ignore[index]
+    (tmp_path / "flat" / "0.png").write_bytes(b"no image")
+    refused = run("prune", "--model", "resnet20", "--data", tmp_path / "flat", "--keep", 0.5, "--dry-run")
+    assert refused.returncode == 2 and "0.png" in three_lines(refused.stderr)[0]
+
+
+def test_a_folder_with_content_is_replaced_only_by_force(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    prune("cli_zoo:mlp", data / "vectors.npy", "--keep", 0.5, "--out", out)  # empty: nothing to lose
+    (out / "mine.txt").write_text("keep me")
+    before = files_in(tmp_path)
+    words = ["prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npy", "--keep", 0.3, "--out", out]
+    refused = run(*words)
+    assert refused.returncode == 2 and "--force" in three_lines(refused.stderr)[2]
+    assert files_in(tmp_path) == before
+    assert run(*words, "--force").returncode == 0
+    after = files_in(tmp_path)
+    assert set(after) == set(before) and after["out/mine.txt"] == b"keep me"
+    assert json.loads(after["out/report.json"])["keep_asked"] == 0.3
+
+
+def test_a_folder_that_filled_while_the_work_was_done_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep me")
+    with pytest.raises(OptionError, match="force"):
+        cli_files.write_folder(tmp_path, {"a": b"1"}, force=False)
+    assert files_in(tmp_path) == {"mine.txt": b"keep me"}
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_nothing_half(
+    forced: bool, call: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    words = ["prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npy", "--keep", 0.5, "--out", out]
+    if forced:
+        assert run(*words).returncode == 0
+        words[words.index(0.5)] = 0.2
+    before = files_in(tmp_path)
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli_files.os, call, full)
+        done = run(*words, *(["--force"] if forced else []))
+    assert done.returncode == 2 and "No space left" in done.stderr
+    after = files_in(tmp_path)
+    if forced and call == "replace":  # the old report went first: the old network is whole, and claims nothing
+        del before["out/report.json"]
+    assert after == before
+
+
+def test_scores_are_those_of_the_package(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "scores.safetensors"
+    words = ["score", "--model", "cli_zoo:mlp", "--data", data / "vectors.npy", "--out", out]
+    done = run(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    inputs = torch.from_numpy(np.load(data / "vectors.npy"))
+    expected = sipp.sensitivity(mlp().eval(), list(inputs.split(32)))
+    found = load_file(out)
+    assert set(found) == set(expected) and all(torch.equal(found[n], expected[n]) for n in found)
+    for layer in json.loads(done.stdout)["layers"]:
+        values = expected[layer["name"]]
+        summary = (layer["min"], layer["median"], layer["max"], layer["share_zero"])
+        zeros = float((values == 0).float().mean())
+        assert summary == (float(values.min()), float(values.median()), float(values.max()), zeros)
+    assert run(*words).returncode == 2  # it is there
+    text = run(*words, "--force")
+    assert text.returncode == 0 and "0.weight" in text.stdout and " bytes)" in text.stdout

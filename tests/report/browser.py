@@ -1,0 +1,107 @@
+"""A page in a real browser: what went wrong in it, what it asked the network for, and what a script saw there."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+NARROWEST = 500  # no window of a headless Chromium is narrower; below, the page goes into a frame
+LIMIT_S = 60
+NO_ORIGIN = "not an origin"
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--mute-audio",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)  # fmt: skip
+
+WATCH = (Path(__file__).parent / "watch.js").read_text()
+TELL = (Path(__file__).parent / "tell.js").read_text()
+LISTEN = """
+addEventListener("message", (event) => {
+  const pre = document.createElement("pre"); pre.id = "found"; pre.textContent = event.data; document.body.append(pre);
+});
+"""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a browser saw."""
+
+    faults: list[str]
+    outside: list[str]  # addresses that were asked for and are no part of the page
+    seen: Any
+    width: int
+    scroll: int  # the width of the content: above `width` the page scrolls sideways
+
+    def problems(self) -> list[str]:
+        """Everything that must not happen on any page."""
+        wide = [f"{self.scroll} px of content in {self.width} px"] if self.scroll > self.width else []
+        return [*self.faults, *self.outside, *wide]
+
+
+def _injected(text: str, steps: str) -> str:
+    """The page with the two scripts, which its policy is told of."""
+    scripts = (WATCH, TELL.replace("STEPS();", steps))
+    hashes = "".join(f" 'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    text = re.sub(
+        r"script-src ((?:&#39;|')sha256-[^;]*);", lambda m: f"script-src {m[1]}{html.escape(hashes)};", text, count=1
+    )
+    text = text.replace("<title>", f"<script>{scripts[0]}</script><title>", 1)
+    return text.replace("</body>", f"<script>{scripts[1]}</script></body>", 1)
+
+
+def visit(page: str, folder: Path, *, width: int, steps: str = "return null;") -> Visit:
+    """What a browser of this width finds on the page, after the steps (the body of an async function)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "page.html"
+    target.write_text(_injected(page, steps), encoding="utf-8")
+    if width < NARROWEST:
+        frame = f'<iframe src="page.html" style="width:{width}px;height:2000px;border:0"></iframe>'
+        target = folder / "frame.html"
+        target.write_text(f"<body style='margin:0'><script>{LISTEN}</script>{frame}</body>", encoding="utf-8")
+    log = folder / "net.json"
+    dumped = _chromium(folder, target, width, "--dump-dom", f"--log-net-log={log}", "--net-log-capture-mode=Everything")
+    match = re.search(r'<pre id="found">(.*?)</pre>', dumped, re.S)
+    assert match is not None, dumped[:2000]
+    return Visit(outside=_asked_for(log), **json.loads(html.unescape(match[1])))
+
+
+def screenshot(page: str, folder: Path, *, width: int, height: int, dark: bool) -> Path:
+    """A picture of the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source, out = folder / "plain.html", folder / f"{width}-{'dark' if dark else 'light'}.png"
+    source.write_text(page, encoding="utf-8")
+    target = source
+    if width < NARROWEST:
+        target = folder / "frame.html"
+        frame = f'<iframe src="plain.html" style="width:{width}px;height:{height}px;border:0"></iframe>'
+        target.write_text(f"<body style='margin:0'>{frame}</body>", encoding="utf-8")
+    scheme = ("--blink-settings=preferredColorScheme=0",) if dark else ()
+    _chromium(folder, target, width, f"--screenshot={out}", *scheme, height=height)
+    return out
+
+
+def _chromium(folder: Path, target: Path, width: int, *flags: str, height: int = 1000) -> str:
+    assert CHROMIUM is not None
+    places = (f"--user-data-dir={folder / 'profile'}", f"--window-size={width},{height}", "--virtual-time-budget=4000")
+    command = [CHROMIUM, *FLAGS, *places, *flags, target.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def _asked_for(log: Path) -> list[str]:
+    """Addresses outside of the page that it asked for; what the browser asks for itself has no origin."""
+    content = json.loads(log.read_text(errors="replace"))
+    requests = [event.get("params", {}) for event in content["events"]]
+    own = [one for one in requests if one.get("initiator", NO_ORIGIN) != NO_ORIGIN]
+    return sorted({one["url"] for one in own if re.match(r"(https?|wss?|ftp):", one.get("url", ""))})

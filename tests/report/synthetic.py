@@ -1,0 +1,139 @@
+"""Run folders as `sipp run` writes them, made of invented numbers: of any size, in no time, always the same."""
+
+import hashlib
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+METHODS = ("sipp-hybrid", "sipp-det", "wt", "snip", "random")
+N_BINS = 24
+
+
+def config(
+    *, name: str, pipeline: str, methods: tuple[str, ...], n_levels: int, n_seeds: int, alpha: float = 0.85
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "pipeline": pipeline,
+        "net": "resnet56",
+        "data": {"name": "cifar10", "n_calibration": 256, "n_holdout": 400, "split_seed": 0},
+        "prune": {"methods": list(methods), "levels": n_levels, "alpha": alpha, "delta": 1e-16},
+        "train": {"epochs": 182, "decay": {"factor": 0.1, "milestones": [91, 136]}},
+        "repetitions": n_seeds,
+        "seed": 0,
+    }
+
+
+def accuracy(top1: float, top5: float | None = None, n: int = 1000) -> dict[str, Any]:
+    return {"n": n, "top1": top1, "top5": min(1.0, top1 + 0.05) if top5 is None else top5, "loss": 0.3}
+
+
+def dense(seed: int, top1: float = 0.93) -> dict[str, Any]:
+    head = {"kind": "dense", "recipe": "r", "pipeline": "p", "net": "n", "data": "d", "seed": seed, "method": None}
+    return {**head, "level": 0, "after": accuracy(top1), "seconds": 100.0, "part_seconds": {"train": 99.5}}
+
+
+def certificate(epsilon: float | str, *, verdict: str = "certified") -> dict[str, Any]:
+    digest = hashlib.sha256(str(epsilon).encode()).hexdigest()
+    return {
+        "schema": "sipp-certificate/1", "kind": "output", "fixed": "delta", "verdict": verdict, "epsilon": epsilon,
+        "delta": 0.05, "confidence": 0.95, "violations": 12, "k_allowed": 12, "n": 400, "n_duplicates": 0,
+        "data_hash": digest, "dense_hash": digest, "pruned_hash": digest, "delta_hat": 0.05, "marked": False,
+        "sentence": f"With 95 % confidence, outputs differ by at most {epsilon}, say. {'And so on. ' * 20}",
+    }  # fmt: skip
+
+
+def layer(name: str, n_weights: int, kept: int, *, eps: float | None, dead: int, rng: random.Random) -> dict[str, Any]:
+    weights = [math.exp(-(((i - 14) / 3) ** 2)) * rng.uniform(0.8, 1.2) for i in range(N_BINS)]
+    counts = [int(n_weights * weight / sum(weights)) for weight in weights]
+    left, kept_counts = kept, []
+    for count in reversed(counts):
+        kept_counts.append(min(left, count))
+        left -= kept_counts[-1]
+    scores = {"zero": n_weights - sum(counts), "counts": counts, "kept": kept_counts[::-1]}
+    return {
+        "name": name, "n_weights": n_weights, "kept": kept, "dead_rows": dead, "eps": eps, "nnz": kept,
+        "strategies": {"det": 3, "rand": 5}, "scores": scores,
+    }  # fmt: skip
+
+
+def level_record(
+    *, seed: int, method: str, level: int, keep: float, top1: float, layers: list[dict[str, Any]], epsilon: float | str
+) -> dict[str, Any]:
+    sipp = method.startswith("sipp")
+    kept = sum(one["kept"] for one in layers)
+    bound = {
+        "epsilon": 5e4 / keep if sipp else None,
+        "delta": 1e-16,
+        "met": False,
+        "reason": "too few calibration points (n=256, needs 400)" if sipp else "a heuristic",
+        "speaks_of": "the network before retraining, against the network it was pruned from",
+    }
+    return {
+        "kind": "level", "recipe": "r", "pipeline": "p", "net": "n", "data": "d",
+        "seed": seed, "method": method, "level": level, "keep": keep, "kept": kept, "budget": kept,
+        "n_weights": sum(one["n_weights"] for one in layers), "after": accuracy(top1), "before": accuracy(top1 / 2),
+        "bound": bound, "guarantee": "not met: too few points" if sipp else None, "certificate": certificate(epsilon),
+        "dead_rows": sum(one["dead_rows"] for one in layers), "layers": layers, "train_loss": 0.1,
+        "score_bins": {"low": -9.0, "width": 0.5, "n": N_BINS},
+        "seconds": 110.0, "part_seconds": {"score": 4.0, "prune": 1.0, "certify": 2.0, "train": 102.5},
+    }  # fmt: skip
+
+
+def write_run(folder: Path, settings: dict[str, Any], records: list[dict[str, Any]]) -> Path:
+    """The folder, with a manifest and these records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    origin = {"data": "ab" * 32, "code": "sipp 0.1.0, torch 2.13.0+cpu, source 0123456789ab", "device": "cpu"}
+    values = {"config": settings, "origins": [origin]}
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "values": values, "check": "0" * 64}))
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def big_run(
+    folder: Path,
+    *,
+    name: str = "resnet56-cifar10-iterative",
+    pipeline: str = "iterative",
+    methods: tuple[str, ...] = METHODS,
+    n_levels: int = 20,
+    n_seeds: int = 3,
+    n_layers: int = 56,
+) -> Path:
+    """A run of this size with numbers that look like a run's."""
+    rng = random.Random(0)
+    sizes = [432, *(2304 * 4 ** (3 * i // max(1, n_layers - 1)) for i in range(1, n_layers))]
+    records = []
+    for seed in range(n_seeds):
+        records.append(dense(seed, 0.925 + 0.004 * rng.random()))
+        for rank, method in enumerate(methods):
+            for level in range(1, n_levels + 1):
+                keep = 0.85**level
+                top1 = 0.93 - 0.002 * (1 + rank) / keep ** (0.55 + 0.12 * rank) * rng.uniform(0.7, 1.3)
+                layers = []
+                for index, size in enumerate(sizes):
+                    share = min(1.0, keep * (2.5 - 2 * index / n_layers) * rng.uniform(0.8, 1.2))
+                    dead = int(max(0, rank - 1) * (0.1 / keep) * rng.random())
+                    eps = 3 * (1 - share) * rng.uniform(1, 20) if method.startswith("sipp") else None
+                    kept = int(share * size)
+                    layers.append(
+                        layer(
+                            f"layers.{index // 2}.conv{index % 2 + 1}.weight", size, kept, eps=eps, dead=dead, rng=rng
+                        )
+                    )
+                epsilon = min(1.0, 0.03 * (1 + rank) / keep * rng.uniform(0.8, 1.2))
+                records.append(
+                    level_record(
+                        seed=seed,
+                        method=method,
+                        level=level,
+                        keep=keep,
+                        top1=max(0.1, top1),
+                        layers=layers,
+                        epsilon=epsilon,
+                    )
+                )
+    settings = config(name=name, pipeline=pipeline, methods=methods, n_levels=n_levels, n_seeds=n_seeds)
+    return write_run(folder, settings, records)

@@ -1,0 +1,110 @@
+"""The page in a real browser: it draws, answers to mouse and keyboard, fits phones and desks, and asks for nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from report.browser import CHROMIUM, Visit, screenshot, visit
+from report.synthetic import big_run
+
+from sipp.report.page import render
+from sipp.report.read import read_sources
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
+
+PHONE, DESK = 390, 1440
+N_LAYERS = 24
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of 5 methods x 20 levels x 3 seeds."""
+    return render(
+        read_sources([big_run(tmp_path_factory.mktemp("run") / "big", n_layers=N_LAYERS)]), version="sipp test"
+    )
+
+
+LOOK = (Path(__file__).parent / "look.js").read_text()
+PLAY = LOOK + (Path(__file__).parent / "play.js").read_text()
+
+
+@pytest.fixture(scope="module")
+def played(page: str, tmp_path_factory: pytest.TempPathFactory) -> Visit:
+    return visit(page, tmp_path_factory.mktemp("desk"), width=DESK, steps=PLAY)
+
+
+def test_nothing_goes_wrong_and_nothing_is_asked_for(played: Visit) -> None:
+    assert played.problems() == []
+    assert played.width == DESK
+
+
+def test_a_broken_page_fails_the_same_check(tmp_path: Path) -> None:
+    body = "<div style='width:3000px'>wide</div><script>console.error('on purpose')</script>"
+    text = f"<html><head><title>x</title></head><body>{body}<img src='http://127.0.0.1:9/x.png'></body></html>"
+    problems = visit(text, tmp_path, width=DESK).problems()
+    for part in ("on purpose", "127.0.0.1:9", "px of content"):
+        assert any(part in problem for problem in problems), problems
+
+
+def test_all_plots_are_drawn(played: Visit) -> None:
+    assert played.seen["figures"] == played.seen["drawn"] == 8
+
+
+def test_legend_hides_and_shows(played: Visit) -> None:
+    seen = played.seen
+    assert (seen["before"], seen["hidden"], seen["back"]) == (5, 4, 5)
+    assert seen["pressed"] == "false" and seen["focusKept"]
+
+
+def test_hover_and_keys_read_exact_values(played: Visit, page: str) -> None:
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    points = {one["name"]: one["points"] for one in data["plots"]["part0-accuracy"]["views"][0]["series"]}
+    first, last = points["wt"][0], points["wt"][-1]
+    assert all(f"{100 * value:.4f}".rstrip("0") in played.seen["tip"] for value in last[1:4]), played.seen["tip"]
+    assert f"wt {100 * first[1]:.4f}".rstrip("0") in played.seen["spoken"]
+    assert played.seen["spoken"].startswith("keep 85 %, 3 seeds")
+    assert played.seen["tipTop"] > 0  # beside the values, not below the plot
+    assert played.seen["tipGone"] and played.seen["focused"] and played.seen["unreachable"] == 0
+
+
+def test_every_plot_has_a_table_with_all_its_numbers(played: Visit) -> None:
+    tables = {key.removeprefix("part0-"): rows for key, rows in played.seen["tables"].items()}
+    expected = {
+        "accuracy": 5 * 20,
+        "certified": 5 * 20,
+        "theory": 2 * 20,
+        "layers": N_LAYERS,
+        "allocation": N_LAYERS,
+        "times": 6,
+    }
+    assert {key: len(tables[key]) for key in expected} == expected
+    assert all(len(rows) > 3 for rows in tables.values())
+    assert tables["accuracy"][0][0] == "sipp-hybrid" and tables["accuracy"][0][1] == "85 %"
+
+
+def test_choices_change_the_plot(played: Visit) -> None:
+    assert "top-1 accuracy" in played.seen["label"] and "change" not in played.seen["label"]
+
+
+def test_downloads(played: Visit) -> None:
+    assert played.seen["saved"] == ["part0-accuracy.csv", "part0-accuracy.png"]
+    lines = played.seen["csv"].strip("\ufeff\r\n").split("\r\n")
+    assert len(lines) == 101 and lines[1].startswith('"sipp-hybrid",0.85,')
+    assert played.seen["png"] == "PNG" and played.seen["pngSize"] > 10_000
+
+
+def test_readable_on_a_phone(page: str, tmp_path: Path) -> None:
+    found = visit(page, tmp_path, width=PHONE, steps=LOOK + "return seen;")
+    assert found.problems() == [] and found.width == PHONE
+    assert found.seen["figures"] == found.seen["drawn"] == 8
+    assert found.seen["scale"] > 0.95  # plots are drawn for this width, not shrunk to it: text keeps its size
+
+
+@pytest.mark.parametrize(("width", "dark"), [(PHONE, False), (DESK, True)])
+def test_light_and_dark(page: str, width: int, dark: bool, tmp_path: Path) -> None:
+    image = Image.open(screenshot(page, tmp_path, width=width, height=1400, dark=dark)).convert("L")
+    shown = image.crop((0, 0, width, 1400))
+    background = shown.getpixel((2, 2))
+    assert isinstance(background, int) and (background < 40 if dark else background > 220)
+    assert len(shown.getcolors(maxcolors=256) or range(256)) > 60  # text, lines and bands, not one flat colour

@@ -1,0 +1,85 @@
+"""Figures for print: written in both formats, not empty, in the colours of the page."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from report.synthetic import big_run, config, dense, write_run
+
+from sipp.report import figures
+from sipp.report.figures import write_figures
+from sipp.report.palette import STYLES
+from sipp.report.read import read_sources
+
+NAMES = {
+    "delta-top1", "delta-top5", "top1", "top5", "before-top1", "certified-epsilon", "theory-epsilon",
+    "layers-keep", "layers-epsilon", "scores", "time",
+}  # fmt: skip
+LAYER = {"name": "a", "n_weights": 4, "kept": 2, "dead_rows": 0, "eps": 1.0}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    base = tmp_path_factory.mktemp("figures")
+    run = big_run(base / "a run", methods=("sipp-det", "wt"), n_levels=6, n_seeds=2, n_layers=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(figures.LOOK, "pdf.fonttype", 3)  # cutting fonts to size takes as long as all the drawing
+        return write_figures(read_sources([run]), base / "out")
+
+
+def n_colours(path: Path) -> int:
+    return len(Image.open(path).convert("RGB").getcolors(maxcolors=1 << 20) or ())
+
+
+def test_every_figure_in_both_formats(written: list[Path]) -> None:
+    assert {(path.stem.removeprefix("a_run-"), path.suffix) for path in written} == {
+        (name, suffix) for name in NAMES for suffix in (".pdf", ".png")
+    }
+
+
+def test_not_empty(written: list[Path], tmp_path: Path) -> None:
+    for path in written:
+        if path.suffix == ".pdf":
+            data = path.read_bytes()
+            assert data.startswith(b"%PDF") and len(data) > 5000 and b"%%EOF" in data[-20:]
+        else:
+            assert n_colours(path) > 50 and min(Image.open(path).size) >= 700
+    blank = tmp_path / "blank.png"
+    Image.new("RGB", (900, 900), "white").save(blank)
+    assert n_colours(blank) == 1  # what the check above would see of an empty figure
+
+
+def has_colour(path: Path, colour: str) -> bool:
+    wanted = tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return wanted in {one for _, one in Image.open(path).convert("RGB").getcolors(maxcolors=1 << 20) or ()}
+
+
+def test_methods_are_drawn_in_their_colours(written: list[Path]) -> None:
+    curves = ("top1", "top5", "delta-top1", "delta-top5", "before-top1", "certified-epsilon", "layers-keep")
+    for path in written:
+        if path.suffix == ".png" and path.stem.removeprefix("a_run-") in curves:
+            assert has_colour(path, STYLES["sipp-det"].light) and has_colour(path, STYLES["wt"].light), path
+            assert not has_colour(path, STYLES["snip"].light)  # not in this run
+
+
+def test_an_unfinished_run_has_the_figures_it_can_have(tmp_path: Path) -> None:
+    run = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    records = (run / "records.jsonl").read_text().splitlines(keepends=True)
+    (run / "records.jsonl").write_text(records[0])
+    assert {path.stem for path in write_figures(read_sources([run]), tmp_path / "out")} == {"run-time"}
+
+
+def test_hostile_names_and_equal_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "FORMATS", ("png",))
+    name = r"$\frac{a$ <b> \\ _"
+    runs = [
+        write_run(
+            tmp_path / folder / "run",
+            config(name=name, pipeline="at-init", methods=(name,), n_levels=1, n_seeds=1),
+            [{**dense(0), "method": name, "level": 1, "keep": 0.5, "layers": [LAYER | {"name": name}]}],
+        )
+        for folder in ("a", "b")
+    ]
+    made = write_figures(read_sources(runs), tmp_path / "out")
+    assert {path.stem for path in made} >= {"run-top1", "run-2-top1", "run-layers-keep"}
+    assert len({path.name for path in made}) == len(made) and all(path.parent == tmp_path / "out" for path in made)

@@ -1,0 +1,203 @@
+"""The page as text: whole, harmless, small, and asking for nothing from outside."""
+
+import ast
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report.synthetic import big_run, certificate, config, dense, write_run
+from report.test_read import pruned_folder
+from typer.testing import CliRunner
+
+from sipp import cli_report
+from sipp.report.page import embedded, render
+from sipp.report.read import read_run, read_sources
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+MAX_BYTES = 3_000_000
+REPORT = Path(cli_report.__file__).parent / "report"
+
+
+class Checker(HTMLParser):
+    """Tags that are not closed in order, and addresses that lead outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.faults: list[str] = []
+        self.outside: list[str] = []
+        self.idents: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "srcset", "action", "data") and not re.match(r"#|data:,$", value or ""):
+                self.outside.append(f"{tag} {name}={value}")
+            if name == "id":
+                self.idents.append(value or "")
+            if name.startswith("on"):
+                self.faults.append(f"handler {name}")
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}> closes nothing")
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("style", "script"):
+            self.outside += re.findall(r"url\([^)]*\)|@import[^;]*|fetch\(|XMLHttpRequest|sendBeacon|WebSocket", data)
+
+
+def check(page: str) -> Checker:
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    return checker
+
+
+def faults(page: str) -> list[str]:
+    found = check(page)
+    twice = [ident for ident in found.idents if found.idents.count(ident) > 1]
+    return [*found.faults, *found.open, *found.outside, *twice]
+
+
+def data_of(page: str) -> dict[str, dict[str, object]]:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert match is not None
+    return json.loads(match[1])  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """5 methods x 20 levels x 3 seeds of a network with 56 layers."""
+    return render(read_sources([big_run(tmp_path_factory.mktemp("big") / "run")]), version="sipp test")
+
+
+def test_whole_and_alone(page: str) -> None:
+    assert faults(page) == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "<section>",
+        "</div>",
+        '<img src="https://example.org/x.png">',
+        '<link rel="stylesheet" href="//example.org/x.css">',
+        "<style>@import 'x.css';</style>",
+        "<style>p{background:url(https://example.org/x.png)}</style>",
+        '<p onclick="x()"></p>',
+        '<p id="main"></p>',
+    ],
+)
+def test_the_check_finds_what_is_broken(page: str, broken: str) -> None:
+    assert faults(page.replace("</main>", broken + "</main>")) != []
+
+
+def test_small(page: str) -> None:
+    assert len(page.encode()) < MAX_BYTES
+    plots = data_of(page)["plots"]
+    assert {key.removeprefix("part0-") for key in plots} == {
+        "accuracy", "certified", "theory", "statements", "layers", "allocation", "scores", "times"
+    }  # fmt: skip
+
+
+def test_all_numbers_of_the_run_are_in_the_page(page: str, tmp_path: Path) -> None:
+    accuracy = data_of(page)["plots"]["part0-accuracy"]
+    assert all(len(view["series"]) == 5 for view in accuracy["views"])  # type: ignore[attr-defined]
+    assert all(len(one["points"]) == 20 for view in accuracy["views"] for one in view["series"])  # type: ignore[attr-defined]
+    for text in ("resnet56", "0123456789ab", "ab" * 32, "prune.alpha", "0.85", "train.decay.milestones", "sipp test"):
+        assert text in page
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028'\""
+
+
+def test_hostile_names_are_only_text(tmp_path: Path) -> None:
+    settings = config(name=HOSTILE, pipeline=HOSTILE, methods=(HOSTILE,), n_levels=1, n_seeds=1)
+    settings["net"] = settings["data"]["name"] = settings["train"]["x" + HOSTILE] = HOSTILE
+    record = {**dense(0), "method": HOSTILE, "level": 1, "keep": 0.5, "guarantee": HOSTILE}
+    record["layers"] = [{"name": HOSTILE, "n_weights": 2, "kept": 1, "dead_rows": 0, "eps": 1.0}]
+    record["certificate"] = {**certificate(0.5), "sentence": HOSTILE, "verdict": HOSTILE}
+    run = write_run(tmp_path / "run", settings, [dense(0), record])
+    pruned_folder(tmp_path / "net", method=HOSTILE, extra=HOSTILE)
+    made = render(read_sources([run, tmp_path / "net"]), version="sipp test")
+    assert faults(made) == []
+    assert made.count("<script") == 2 and "<img" not in made
+    assert HOSTILE in json.dumps(data_of(made), ensure_ascii=False).replace('\\"', '"')
+
+
+def test_embedded_json_cannot_end_its_element() -> None:
+    text = embedded({"a": "</script><!-- &"})
+    assert not set("<>&") & set(text) and json.loads(text) == {"a": "</script><!-- &"}
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    folder = big_run(tmp_path / "run", methods=("sipp-det", "wt"), n_levels=2, n_seeds=2, n_layers=2)
+    lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
+    for n_done in (0, 1, 4, 7):
+        (folder / "records.jsonl").write_text("".join(lines[:n_done]))
+        made = render(read_sources([folder]), version="sipp test")
+        assert faults(made) == []
+        assert f"run is not finished: {n_done} of 10 networks" in made
+    (folder / "records.jsonl").write_text("".join(lines))
+    assert "run is not finished" not in render([read_run(folder)], version="sipp test")
+
+
+def test_resumed_with_changes_says_so(tmp_path: Path) -> None:
+    folder = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["values"]["origins"].append({"data": "x", "code": "another", "device": "cuda"})
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    made = render(read_sources([folder]), version="sipp test")
+    assert "2 origins" in made and "another" in made
+
+
+def test_caveats_stay(page: str) -> None:
+    assert "before retraining" in page and "best of several does not" in page
+    assert "a number and not a promise" in page
+
+
+def test_a_pruned_model(tmp_path: Path) -> None:
+    folder = pruned_folder(tmp_path / "net", certificate=certificate(0.2501))
+    made = render(read_sources([folder]), version="sipp test")
+    assert faults(made) == []
+    assert "certifies outputs within 25.1 %" in made and "sipp-hybrid at 20 % keep" in made  # rounded up
+    assert "2 rows died in 1 layers" in made and "0.weight keeps" not in made and "1.weight keeps least" in made
+    refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))
+    assert "Certificate: not certified" in render(read_sources([refused]), version="sipp test")
+
+
+def test_several_sources_have_their_own_names(tmp_path: Path) -> None:
+    for index, pipeline in enumerate(("iterative", "at-init")):
+        big_run(tmp_path / str(index), pipeline=pipeline, methods=("wt",), n_levels=2, n_seeds=1, n_layers=1)
+    made = render(read_sources([tmp_path]), version="sipp test")
+    assert faults(made) == [] and "2 pruning results" in made
+    first = {name: data_of(made)["plots"][f"part{name}-accuracy"]["choices"][0]["options"][0] for name in (0, 1)}  # type: ignore[index]
+    assert first == {0: "change of top-1 accuracy", 1: "top-1 accuracy"}
+
+
+def test_report_needs_no_torch() -> None:
+    """Only `sipp.errors` and the room itself: the rest of the package may import torch."""
+    for path in REPORT.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.split(".")[0] != "torch"
+                assert not name.startswith("sipp") or name.startswith(("sipp.report", "sipp.errors")), f"{path}: {name}"
+
+
+def test_command(tmp_path: Path) -> None:
+    import typer
+
+    app = typer.Typer()
+    app.command()(cli_report.report)
+    run = big_run(tmp_path / "run", methods=("wt",), n_levels=2, n_seeds=1, n_layers=1)
+    out = tmp_path / "sub" / "page.html"
+    done = CliRunner().invoke(app, [str(run), "-o", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"page": str(out), "bytes": out.stat().st_size, "figures": [], "of": ["run"]}
+    assert faults(out.read_text()) == [] and [path.name for path in out.parent.iterdir()] == ["page.html"]

@@ -1,0 +1,124 @@
+"""Folders that are whole, unfinished, broken or something else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.synthetic import big_run, certificate
+
+from sipp.errors import DataError
+from sipp.report.read import PrunedModel, Run, read_pruned, read_run, read_sources
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return big_run(tmp_path / "runs" / "one", methods=("sipp-det", "wt"), n_levels=2, n_seeds=1, n_layers=2)
+
+
+def pruned_folder(folder: Path, **changes: Any) -> Path:
+    layers = [
+        {"name": "0.weight", "n_rows": 4, "fan_in": 9, "kept": 9, "eps": 1.5, "dead_rows": [1, 3]},
+        {"name": "1.weight", "n_weights": 100, "kept": 20, "eps": None, "dead_rows": 0},
+    ]
+    bound = {"epsilon": 12.5, "delta": 1e-16, "met": False, "reason": "too few points"}
+    values = {"kind": "pruned", "method": "sipp-hybrid", "keep": 0.2, "layers": layers, "bound": bound, "seed": 3}
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text(json.dumps({**values, **changes}))
+    return folder
+
+
+def test_a_run(folder: Path) -> None:
+    run = read_run(folder)
+    assert run.finished and run.n_stages == len(run.records) == 5 and run.bins is not None and run.bins.n == 24
+    assert run.records[0].method is None and run.records[0].keep == 1.0
+    assert run.records[1].layers[0].n_weights == 432 and run.records[1].certificate is not None
+
+
+def test_a_folder_of_runs_and_no_run_twice(folder: Path) -> None:
+    pruned_folder(folder.parent / "net", certificate=certificate(0.25))
+    found = read_sources([folder.parent, folder])
+    assert [type(one) for one in found] == [PrunedModel, Run]
+
+
+def test_an_unfinished_run(folder: Path) -> None:
+    lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
+    (folder / "records.jsonl").write_text("".join(lines[:2]))
+    assert not read_run(folder).finished and len(read_run(folder).records) == 2
+    (folder / "records.jsonl").unlink()
+    assert read_run(folder).records == ()
+
+
+def test_a_pruned_model(tmp_path: Path) -> None:
+    pruned = read_pruned(pruned_folder(tmp_path / "net"))
+    assert [layer.dead_rows for layer in pruned.layers] == [2, 0]
+    assert [layer.n_weights for layer in pruned.layers] == [36, 100]
+    assert pruned.bound is not None and not pruned.bound.met and pruned.certificate is None
+    assert pruned.values["seed"] == 3
+
+
+def change(record: dict[str, Any], key: str, value: Any) -> str:
+    *path, last = key.split(".")
+    place: Any = record
+    for part in path:
+        place = place[int(part) if part.isdigit() else part]
+    place[last] = value
+    return json.dumps(record)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("after.top1", "high", "top1"),
+        ("after.top1", float("nan"), "NaN"),
+        ("after", None, "after"),
+        ("keep", True, "keep"),
+        ("layers.0.kept", -1, "kept"),
+        ("layers.1.scores.counts", [1, 2], "counts"),
+        ("method", 7, "method"),
+        ("bound", [], "bound"),
+        ("bound.epsilon", "many", "epsilon"),
+        ("certificate.sentence", 3, "sentence"),
+        ("score_bins.n", 7, "bins"),
+        ("seconds", None, "seconds"),
+        ("part_seconds.train", "1", "train"),
+    ],
+)
+def test_a_broken_record_is_named_by_file_and_line(folder: Path, key: str, value: Any, word: str) -> None:
+    path = folder / "records.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = change(json.loads(lines[1]), key, value)
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError) as caught:
+        read_run(folder)
+    assert "records.jsonl line 2" in str(caught.value) and word in str(caught.value)
+
+
+def test_a_cut_line(folder: Path) -> None:
+    path = folder / "records.jsonl"
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(DataError, match=r"line 5.*not valid JSON"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"values": {"config": {}}}', "\xff"])
+def test_a_broken_manifest(folder: Path, text: str) -> None:
+    (folder / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        read_run(folder)
+
+
+def test_other_folders(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="neither a run"):
+        read_sources([tmp_path])
+    with pytest.raises(DataError, match="cannot be read as a folder"):
+        read_sources([tmp_path / "nothing"])
+    with pytest.raises(DataError, match="kind is 'other'"):
+        read_pruned(pruned_folder(tmp_path / "net", kind="other"))
+
+
+def test_a_bound_is_met_only_where_the_record_says_so_and_gives_it(tmp_path: Path) -> None:
+    for index, (met, epsilon, expected) in enumerate([(True, 0.5, True), (True, None, False), ("yes", 0.5, False)]):
+        bound = {"epsilon": epsilon, "delta": 0.1, "met": met, "reason": ""}
+        read = read_pruned(pruned_folder(tmp_path / str(index), bound=bound)).bound
+        assert read is not None and read.met is expected

@@ -1,0 +1,91 @@
+"""A real run's records hold what the page needs, and the page shows it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from report.test_page import data_of, faults
+
+from sipp.certify import from_json
+from sipp.recipes import load_recipe
+from sipp.report import read_sources, render
+from sipp.train.pipelines import SCORE_BINS, _score_counts
+from sipp.train.run import Finished, run
+from sipp.train.store import without_clock
+
+SMALL = (
+    "train.epochs=1",
+    "train.warmup_epochs=0.0",
+    "train.decay={factor: 0.5, every: 1}",
+    "train.batch_size=256",
+    "prune.levels=2",
+    "prune.methods=[sipp-det, sipp-hybrid, wt]",
+    "data.n_calibration=40",
+    "data.n_holdout=100",
+)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    recipe = load_recipe("digits-iterative", settings=SMALL)
+    return run(recipe, out=tmp_path_factory.mktemp("runs"), device="cpu")
+
+
+def levels(done: Finished) -> list[dict[str, Any]]:
+    return [record for record in done.records if record["kind"] == "level"]
+
+
+def test_scores_are_counted_once_each(done: Finished) -> None:
+    for record in levels(done):
+        assert record["score_bins"] == SCORE_BINS
+        for layer in record["layers"]:
+            scores = layer["scores"]
+            assert scores["zero"] + sum(scores["counts"]) == layer["n_weights"]
+            assert all(kept <= count for kept, count in zip(scores["kept"], scores["counts"]))
+            if record["method"] == "wt":  # a magnitude is 0 only where a weight was pruned before
+                assert sum(scores["kept"]) == layer["kept"]
+
+
+def test_bins() -> None:
+    scores = torch.tensor([[0.0, 1e-30, 1.0, 1.0001], [1e-9, 2e-9, 5.0, 1e9]])
+    kept = torch.tensor([[False, False, True, True], [False, False, False, True]])
+    found = _score_counts(scores.double(), kept)
+    counts, taken = found["counts"], found["kept"]
+    assert found["zero"] == 1 and sum(counts) == 7 and sum(taken) == 3
+    assert counts[17] == 1 and taken[17] == 1  # 1 is the upper edge of its bin: (10^-0.5, 1]
+    assert counts[18] == 1 and counts[19] == 1 and counts[23] == 1 and counts[0] == 3  # outside: first and last
+
+
+def test_certificates_are_whole_and_speak_of_the_moment_before_training(done: Finished) -> None:
+    for record in levels(done):
+        certificate = from_json(json.dumps(record["certificate"]))  # refuses what contradicts itself
+        assert certificate.n == 100 and certificate.calibration_checked
+    by_level = {(record["method"], record["level"]): record["certificate"] for record in levels(done)}
+    # The first level of every method is pruned from the same dense network, the second from its own retrained one.
+    assert len({one["dense_hash"] for (_, level), one in by_level.items() if level == 1}) == 1
+    assert len({one["dense_hash"] for (_, level), one in by_level.items() if level == 2}) == 3
+
+
+def test_time_by_part(done: Finished) -> None:
+    for record in levels(done):
+        parts = record["part_seconds"]
+        assert set(parts) == {"score", "prune", "certify", "train"} and all(value >= 0 for value in parts.values())
+        assert 0 < sum(parts.values()) <= record["seconds"] + 0.01
+        assert "part_seconds" not in without_clock(record)
+
+
+def test_no_holdout_no_certificate(tmp_path: Path) -> None:
+    settings = (*SMALL, "data.n_holdout=0", "prune.methods=[wt]", "prune.levels=1")
+    found = run(load_recipe("digits-at-init", settings=settings), out=tmp_path, device="cpu")
+    assert levels(found)[0]["certificate"] is None
+    page = render(read_sources([found.folder]), version="sipp test")
+    assert "No certificate: the run set no holdout aside" in page and faults(page) == []
+
+
+def test_the_page_of_a_real_run(done: Finished) -> None:
+    page = render(read_sources([done.folder.parent]), version="sipp test")
+    assert faults(page) == [] and "not finished: " not in page
+    assert len(data_of(page)["plots"]) == 8
+    assert done.records[1]["certificate"]["sentence"].split(":")[0] in json.dumps(data_of(page))
