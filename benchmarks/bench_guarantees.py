@@ -119,7 +119,7 @@ def tolerance(net, calibration, holdout, fresh) -> None:  # type: ignore[no-unty
 
 def cost_of_a_walk(net, calibration, holdout) -> None:  # type: ignore[no-untyped-def]
     """Scoring once and setting 30 levels, over one pruning; the holdout's forward passes are left out of both."""
-    from sipp.prune import dense_rows, sparse_rows, write_rows
+    from sipp.prune import before_cut, sparse_rows, write_rows
 
     print("\n| method | one pruning, s | scoring and 30 levels, s | ratio |\n|---|---|---|---|")
     for method in METHODS[1:]:
@@ -129,9 +129,10 @@ def cost_of_a_walk(net, calibration, holdout) -> None:  # type: ignore[no-untype
         cut(ranking, ranking.n_weights // 2)
         once = time.perf_counter() - start
         walked = time.perf_counter()
-        rows, sparse = dense_rows(ranking), build("resnet20").to(calibration.device)
+        uncut, sparse = before_cut(ranking, n_cuts=N_LEVELS), build("resnet20").to(calibration.device)
         for level in range(1, N_LEVELS + 1):
-            write_rows(sparse, ranking, sparse_rows(ranking, rows, ranking.n_weights * level // (N_LEVELS + 1), seed=0))
+            budget = ranking.n_weights * level // (N_LEVELS + 1)
+            write_rows(sparse, ranking, sparse_rows(ranking, uncut, budget, seed=0))
         walk = (scored - start) + time.perf_counter() - walked
         print(f"| {method} | {once:.2f} | {walk:.2f} | {walk / once:.2f} |", flush=True)
 

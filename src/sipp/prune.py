@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -28,7 +28,7 @@ from sipp.bounds import (
     paper_bound,
     row_guarantee,
 )
-from sipp.budget import allocate, largest
+from sipp.budget import allocate, largest, order_of
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, find_sites, unwrap
@@ -39,7 +39,7 @@ from sipp.records import NormStats, Reduce, Weight, from_rows, to_rows
 from sipp.sample_size import C_CONSTANT, K_CONSTANT, PRUNE_FACTOR, SIMPLE_FACTOR, check_delta, resolve_points
 from sipp.sensitivity import DEFAULT_CHUNK_BYTES, score
 from sipp.sound import sound_network_bound
-from sipp.sparsify import RAND, STRATEGIES, SparseRows, keep_masked, sparsify
+from sipp.sparsify import RAND, STRATEGIES, SparseRows, det_rows, keep_masked, sparsify
 
 _ROW_METHODS: dict[str, Literal["det", "rand", "hybrid"]] = {
     "sipp-det": "det",
@@ -202,8 +202,8 @@ def rank(
 
 def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
-    dense = dense_rows(ranking)
-    rows = sparse_rows(ranking, dense, budget, seed=seed)
+    uncut = before_cut(ranking)
+    dense, rows = uncut.dense, sparse_rows(ranking, uncut, budget, seed=seed)
     pruned_model = copy.deepcopy(ranking.model)
     write_rows(pruned_model, ranking, rows)
     masks = {}
@@ -227,9 +227,18 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     )
 
 
-def dense_rows(ranking: Ranking) -> list[Tensor]:
-    """The weights before pruning, F x K on the CPU."""
-    return [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
+@dataclass(frozen=True)
+class Uncut:
+    """What all budgets share: the weights before pruning (F x K, on the CPU), and the order of the scores, if known."""
+
+    dense: list[Tensor]
+    order: Tensor | None
+
+
+def before_cut(ranking: Ranking, *, n_cuts: int = 1) -> Uncut:
+    """The weights of a ranking, ready for this many budgets."""
+    dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
+    return Uncut(dense, order_of(ranking.ranks) if n_cuts > 1 else None)
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: list[SparseRows]) -> None:
@@ -240,16 +249,22 @@ def write_rows(model: nn.Module, ranking: Ranking, rows: list[SparseRows]) -> No
             parameter.copy_(from_rows(weight, row.values_FK.to(parameter.dtype), parameter))
 
 
-def sparse_rows(ranking: Ranking, dense: list[Tensor], budget: int, *, seed: int) -> list[SparseRows]:
+def sparse_rows(ranking: Ranking, uncut: Uncut, budget: int, *, seed: int) -> list[SparseRows]:
     """Budget (T10), then rows (T5, T6, T8, T9). Without a method for rows: the largest scores, values unchanged."""
     generator = torch.Generator().manual_seed(seed)
-    row_method = _ROW_METHODS.get(ranking.method)
+    row_method, dense = _ROW_METHODS.get(ranking.method), uncut.dense
     if ranking.scores is None or row_method is None or budget == ranking.n_weights:
-        return [keep_masked(w, mask) for w, mask in zip(dense, largest(ranking.ranks, budget))]
+        masks = largest(ranking.ranks, budget, order=uncut.order)
+        return [keep_masked(w, mask) for w, mask in zip(dense, masks)]
+    if row_method == "det" and ranking.allocation == "rows":  # the largest scores of all are the largest of each row
+        masks = largest(ranking.ranks, budget, order=uncut.order)
+        triples = zip(dense, ranking.ranks, masks)
+        return [det_rows(weight, rank, mask, c_constant=ranking.c_constant) for weight, rank, mask in triples]
     eta = ranking.scores.n_outputs
     weights = layer_weights(ranking.scores.layers, dense) if ranking.allocation == "network" else None
     if row_method == "det":
-        ranks = ranking.ranks if weights is None else [rank.double() * w for rank, w in zip(ranking.ranks, weights)]
+        assert weights is not None
+        ranks = [rank.double() * w for rank, w in zip(ranking.ranks, weights)]
         kept = [mask.sum(1) for mask in largest(ranks, budget)]
     else:
         kept = allocate(

@@ -31,7 +31,7 @@ from sipp.holdout import Output, check_model, holdout_batches, refuse_overlap, r
 from sipp.layers import Selector
 from sipp.numerics import budget_of
 from sipp.progress import progress_bar
-from sipp.prune import cut, dense_rows, rank, sparse_rows, write_rows
+from sipp.prune import before_cut, cut, rank, sparse_rows, write_rows
 from sipp.pruned import Method, Pruned, Ranking
 from sipp.records import Batch, NormStats, Reduce
 
@@ -133,7 +133,7 @@ def prune_to(
         exclude=exclude,
         progress=progress,
     )
-    walker = _Walker(ranking, output, seed)
+    walker = _Walker(ranking, output, seed, len(grid))
     start = _start(walker, data, grid, claim) if is_reusable else 0
     n_holdout = sum(batch.n_points for batch in holdout_batches(holdout))
     if claim.n_needed > n_holdout:
@@ -225,16 +225,16 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
 class _Walker:
     """One copy of the network whose weights are set level by level; the dense outputs are computed once."""
 
-    def __init__(self, ranking: Ranking, output: Output, seed: int) -> None:
+    def __init__(self, ranking: Ranking, output: Output, seed: int, n_levels: int) -> None:
         self.ranking, self.output, self.seed = ranking, output, seed
-        self.rows = dense_rows(ranking)
+        self.uncut = before_cut(ranking, n_cuts=n_levels)
         self.sparse = copy.deepcopy(ranking.model)
         self.dense_outputs: dict[int, list[Tensor]] = {}  # by identity of the data
 
     def test(self, data: Any, keep: float, claim: _Claim) -> Level:
         """The verdict on one level."""
         budget = budget_of(keep, self.ranking.n_weights)
-        write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.rows, budget, seed=self.seed))
+        write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed))
         known = self.dense_outputs.get(id(data))
         dense = known or []
         measured = []

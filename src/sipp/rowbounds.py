@@ -78,6 +78,30 @@ def draws_for(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
     return torch.cat([kept[:0], *draws])
 
 
+def draws_for_eps(total_F: Tensor, eps_F: Tensor, *, n_outputs: int, delta: float, c_constant: float) -> Tensor:
+    """The draws N after which T6 promises exactly `eps_F`: eps = t + sqrt(t (t + 6)) has t = eps^2 / (6 + 2 eps).
+
+    Infinite for eps = 0, 0 for a row without sensitivity.
+    """
+    scale_F = sampling_constant(total_F, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    # Two divisions, because the square of a small eps can leave the range of float64.
+    return torch.where(scale_F > 0, scale_F * ((6.0 / eps_F + 2.0) / eps_F), 0.0)
+
+
+def reaches(sensitivity_FK: Tensor, kept_F: Tensor, n_draws_F: Tensor, where_F: Tensor) -> Tensor:
+    """F bool: whether N(m) >= n_draws, told by m >= U(n_draws) without solving for N(m) (T7); False outside `where_F`.
+
+    With the draws of `draws_for_eps` it says whether sampling m weights has a bound of at most that eps.
+    """
+    result_F = torch.zeros_like(where_F)
+    asked = (where_F & torch.isfinite(n_draws_F)).nonzero()[:, 0]
+    for rows in row_chunks(sensitivity_FK, len(asked)):
+        index = asked[rows]
+        hit_FK = torch.expm1(rates(sensitivity_FK[index]) * -n_draws_F[index, None])
+        result_F[index] = kept_F[index] >= hit_FK.sum(1).neg_()
+    return result_F
+
+
 def rates(sensitivity_FK: Tensor) -> Tensor:
     """-log(1 - q), float64, with q = s / S: the rate at which U's terms decay in N."""
     share = sensitivity_FK.to(BOUND_DTYPE)

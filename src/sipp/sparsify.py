@@ -17,8 +17,10 @@ from sipp.rowbounds import (
     check_kept,
     check_sensitivity,
     draws_for,
+    draws_for_eps,
     eps_rand,
     largest_in_rows,
+    reaches,
     row_chunks,
     tail_sum,
 )
@@ -82,21 +84,22 @@ def sparsify(
     weight_FK = weight_FK.detach()
     sensitivity_FK = torch.where(weight_FK != 0, sensitivity_FK, 0.0)
     kept_F = kept_F.to(sensitivity_FK.device)
-    det = _most_sensitive(weight_FK, sensitivity_FK, kept_F, c_constant=c_constant)
+    det = det_rows(weight_FK, sensitivity_FK, largest_in_rows(sensitivity_FK, kept_F), c_constant=c_constant)
     if method == "det":
         return det
     total_F = sensitivity_FK.sum(1, dtype=BOUND_DTYPE)
-    expected_F = draws_for(sensitivity_FK, kept_F)
-    bound_F = eps_rand(total_F, expected_F, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     is_drawn_F = (det.strategy_F == DET) & (kept_F > 0)
     if method == "hybrid":
-        is_drawn_F &= ~(bound_F > det.eps_F)
+        enough_F = draws_for_eps(total_F, det.eps_F, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+        is_drawn_F &= reaches(sensitivity_FK, kept_F, enough_F, is_drawn_F)
     # T5 would say C S of an empty row and T6 nothing; its error is known, so neither is needed (nor believed).
     eps_F = torch.where((kept_F == 0) & (total_F > 0), EMPTY_ROW_EPS, det.eps_F)
     # Exactly the weights of positive sensitivity make a row whole, even where the number to keep leaves more room.
     mask_FK = det.mask_FK & (sensitivity_FK > 0)
     values_FK, n_draws_F = torch.where(mask_FK, weight_FK, 0.0), torch.zeros_like(eps_F)
     drawn = is_drawn_F.nonzero()[:, 0]
+    expected_F = torch.zeros_like(eps_F)
+    expected_F[drawn] = draws_for(sensitivity_FK[drawn], kept_F[drawn])
     for rows in row_chunks(sensitivity_FK, len(drawn)):
         index = drawn[rows]
         share_FK = sensitivity_FK[index].to(BOUND_DTYPE) / total_F[index, None]
@@ -115,10 +118,10 @@ def sparsify(
     return SparseRows(values_FK, mask_FK, strategy_F, n_draws_F, torch.where(is_drawn_F, bound_F, eps_F))
 
 
-def _most_sensitive(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, *, c_constant: float) -> SparseRows:
-    """The m weights of largest sensitivity of each row, ties by column, unchanged (T5)."""
-    mask_FK = largest_in_rows(sensitivity_FK, kept_F)
-    is_whole_F = kept_F >= (sensitivity_FK > 0).sum(1)
+def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_constant: float) -> SparseRows:
+    """Each row with the weights under the mask, unchanged (T5); the mask holds a row's most sensitive weights."""
+    sensitivity_FK = torch.where(weight_FK != 0, sensitivity_FK, 0.0)
+    is_whole_F = mask_FK.sum(1) >= (sensitivity_FK > 0).sum(1)
     eps_F = c_constant * tail_sum(sensitivity_FK, mask_FK)
     return SparseRows(
         values_FK=torch.where(mask_FK, weight_FK, 0.0),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracles import budget as oracle
 
-from sipp.budget import allocate, draws_for, expected_kept, largest
+from sipp.budget import allocate, draws_for, expected_kept, largest, order_of
 from sipp.sparsify import sparsify
 
 OPTIONS = {"n_outputs": 20, "delta": 1e-3, "c_constant": 3.0}
@@ -32,6 +32,7 @@ def test_largest_is_a_stable_sort_and_masks_are_nested(scores: list[np.ndarray],
     tensors = [torch.from_numpy(layer) for layer in scores]
     masks = largest(tensors, budget)
     assert all(np.array_equal(mask.numpy(), right) for mask, right in zip(masks, oracle.largest(scores, budget)))
+    assert all(map(torch.equal, largest(tensors, budget, order=order_of(tensors)), masks))
     fewer = largest(tensors, data.draw(st.integers(0, budget)))
     assert all(not (less & ~more).any() for less, more in zip(fewer, masks))
 

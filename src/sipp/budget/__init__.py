@@ -5,7 +5,7 @@ and SiPP-hybrid. Lists hold one tensor per layer; rows of different layers may d
 """
 
 from sipp.budget.allocation import Relaxed, allocate, relax
-from sipp.budget.ranking import largest
+from sipp.budget.ranking import largest, order_of
 from sipp.rowbounds import draws_for, expected_kept
 
-__all__ = ["Relaxed", "allocate", "draws_for", "expected_kept", "largest", "relax"]
+__all__ = ["Relaxed", "allocate", "draws_for", "expected_kept", "largest", "order_of", "relax"]
