@@ -171,7 +171,7 @@ function drawLines(plot, view, state, width) {
   const shown = view.series.filter((one) => !state.hidden.has(one.name));
   const listed = named && width / n >= 26, turned = listed && width / n < 70;
   const height = Math.round(Math.min(400, Math.max(270, width * 0.46))) + (turned ? 46 : 0);
-  const box = { left: 62, right: width - 16, top: 14, bottom: height - (turned ? 100 : 50) };
+  const box = { left: 78, right: width - 16, top: 14, bottom: height - (turned ? 100 : 50) };
   const svg = frame(width, height, `${plot.title}: ${view.y.label}. Left and right arrow keys read the values; the table shows them all.`);
   const y = valueScale(view, shown, box, state.ylog);
   for (const tick of y.ticks) {
@@ -206,7 +206,7 @@ function drawLines(plot, view, state, width) {
 function drawHistogram(plot, view, state, width) {
   const [first, counts, kept, zero] = view || [0, [], [], 0];
   const height = Math.round(Math.min(340, Math.max(240, width * 0.4)));
-  const box = { left: 62, right: width - 16, top: 14, bottom: height - 50 };
+  const box = { left: 78, right: width - 16, top: 14, bottom: height - 50 };
   const svg = frame(width, height, `${plot.title}: weights by score. Arrow keys read the bars.`);
   const parts = [["kept", kept], ["pruned", counts.map((c, i) => c - kept[i])]].filter(([name]) => !state.hidden.has(name));
   const tops = counts.map((_, i) => parts.reduce((sum, [, values]) => sum + values[i], 0));
