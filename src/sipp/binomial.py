@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special
 
 from sipp.errors import DataError, OptionError
 
@@ -48,7 +48,7 @@ def k_allowed(n: int, delta: float, beta: float) -> int | None:
     proves, fails = -1, n
     while fails - proves > 1:
         middle = (proves + fails) // 2
-        if stats.binom.cdf(middle, n, delta) <= beta:
+        if special.betaincc(middle + 1, n - middle, delta) <= beta:  # BinCDF, as an incomplete beta function
             proves = middle
         else:
             fails = middle
@@ -74,14 +74,14 @@ def upper_limit(k: int, n: int, beta: float) -> float:
     """U(k; beta): the Clopper-Pearson limit that a true share exceeds with probability at most beta; 1 if k = n."""
     check_counts(k, n)
     check_share("beta", beta)
-    return 1.0 if k == n else float(stats.beta.isf(beta, k + 1, n - k))
+    return 1.0 if k == n else float(special.betainccinv(k + 1, n - k, beta))
 
 
 def lower_limit(k: int, n: int, beta: float) -> float:
     """L(k; beta): the Clopper-Pearson limit that a true share undercuts with probability at most beta; 0 if k = 0."""
     check_counts(k, n)
     check_share("beta", beta)
-    return 0.0 if k == 0 else float(stats.beta.ppf(beta, k, n - k + 1))
+    return 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, beta))
 
 
 def safe_ratios(ratios: np.ndarray | torch.Tensor) -> np.ndarray:
