@@ -34,7 +34,7 @@ from sipp.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of
 from sipp.records import Batch, NormStats, Use, Weight, to_rows
 from sipp.sample_size import C_CONSTANT, K_CONSTANT
-from sipp.sensitivity import DEFAULT_CHUNK_BYTES, score
+from sipp.sensitivity import ChunkBytes, chunk_of, score
 
 SIGNS = (1, -1)
 DOUBLE_BYTES = 8
@@ -160,7 +160,7 @@ def check_assumption(
     n_points: int | None = None,
     n_holdout: int | None = None,
     seed: int = 0,
-    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    chunk_bytes: ChunkBytes = "auto",
 ) -> Assumption:
     """What the calibration points, and a holdout if there is one, say about the assumption of T4 in each layer.
 
@@ -181,7 +181,7 @@ def check_assumption(
     model = unwrap(model)
     sites = find_sites(model, include=include, exclude=exclude)
     weights = {weight.name: weight for site in sites for weight in site.weights.values()}
-    network = _Network(model, sites, norm_stats, chunk_bytes)
+    network = _Network(model, sites, norm_stats, chunk_of(chunk_bytes, device_of(model)))
     sensitivity, n_above, n_calibration = _look_at_calibration(
         network, _draws(network, data, n_points, seed, "calibration"), weights, c_constant
     )

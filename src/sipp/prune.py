@@ -37,7 +37,7 @@ from sipp.progress import progress_bar
 from sipp.pruned import Allocation, Draws, Method, Pruned, PrunedLayer, Ranking
 from sipp.records import NormStats, Reduce, Weight, from_rows, to_rows
 from sipp.sample_size import C_CONSTANT, K_CONSTANT, PRUNE_FACTOR, SIMPLE_FACTOR, check_delta, resolve_points
-from sipp.sensitivity import DEFAULT_CHUNK_BYTES, score
+from sipp.sensitivity import ChunkBytes, score
 from sipp.sound import sound_network_bound
 from sipp.sparsify import RAND, STRATEGIES, SparseRows, det_rows, keep_masked, sparsify
 
@@ -68,7 +68,7 @@ def prune(
     loss: Loss = F.cross_entropy,
     c_constant: float = C_CONSTANT,
     k_constant: float = K_CONSTANT,
-    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    chunk_bytes: ChunkBytes = "auto",
     kernel: Kernel = "auto",
     bound: Mode = "paper",
     looks_at_assumption: bool = False,
@@ -157,7 +157,7 @@ def rank(
     loss: Loss = F.cross_entropy,
     c_constant: float = C_CONSTANT,
     k_constant: float = K_CONSTANT,
-    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    chunk_bytes: ChunkBytes = "auto",
     kernel: Kernel = "auto",
     progress: bool = False,
 ) -> Ranking:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from sipp import kernels
@@ -24,7 +25,9 @@ from sipp.records import Batch, NormStats, Reduce, Scores, Use, Weight, from_row
 from sipp.sample_size import resolve_points
 from sipp.tally import Tally
 
-DEFAULT_CHUNK_BYTES = 32 << 20
+ChunkBytes = int | Literal["auto"]  # the memory that scoring may take beside the model's own
+# A CPU works tile by tile in its caches whatever the chunk; a GPU needs large pieces of work (docs/performance.md).
+AUTO_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 
 
 def sensitivity(
@@ -38,7 +41,7 @@ def sensitivity(
     n_points: int | Literal["theory"] | None = None,
     delta: float = 1e-16,
     seed: int = 0,
-    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    chunk_bytes: ChunkBytes = "auto",
     kernel: Kernel = "auto",
 ) -> dict[str, Tensor]:
     """The sensitivity of every prunable weight, {parameter name: float32 tensor of the parameter's shape}, in [0, 1].
@@ -81,16 +84,17 @@ def score(
     norm_stats: NormStats = "running",
     n_points: int | None = None,
     seed: int = 0,
-    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    chunk_bytes: ChunkBytes = "auto",
     kernel: Kernel = "auto",
     on_batch: Callable[[Batch], None] | None = None,
 ) -> Scores:
     """The scores of all weights of `sites` over the calibration points (T3), with the norms of T11 and T12."""
-    _check_options(reduce, norm_stats, chunk_bytes)
+    _check_options(reduce, norm_stats)
     device = device_of(model)
     chosen = kernels.pick(kernel, device)
+    n_bytes = chunk_of(chunk_bytes, device)
     weights = {weight.name: weight for site in sites for weight in site.weights.values()}
-    tallies = {name: Tally(weight, model, chosen, reduce, chunk_bytes) for name, weight in weights.items()}
+    tallies = {name: Tally(weight, model, chosen, reduce, n_bytes) for name, weight in weights.items()}
     total_points = n_batches = largest_batch = 0
 
     def on_output(output: Any, batch: Batch) -> None:
@@ -137,9 +141,16 @@ def _count_uses(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_st
     return dict(counts)
 
 
-def _check_options(reduce: str, norm_stats: str, chunk_bytes: int) -> None:
+def chunk_of(chunk_bytes: ChunkBytes, device: torch.device) -> int:
+    """The number of bytes that "auto" means on this device; any other choice must be a positive number."""
+    if chunk_bytes == "auto":
+        return AUTO_CHUNK_BYTES.get(device.type, AUTO_CHUNK_BYTES["cpu"])
+    if not isinstance(chunk_bytes, int) or chunk_bytes < 1:
+        raise OptionError(f'chunk_bytes={chunk_bytes!r} must be a positive number of bytes, or "auto"')
+    return chunk_bytes
+
+
+def _check_options(reduce: str, norm_stats: str) -> None:
     for name, value, allowed in (("reduce", reduce, Reduce), ("norm_stats", norm_stats, NormStats)):
         if value not in get_args(allowed):
             raise OptionError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
-    if chunk_bytes < 1:
-        raise OptionError(f"chunk_bytes={chunk_bytes} must be a positive number of bytes")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import ModelError
+from sipp.errors import ModelError, OptionError
 from sipp.kernels import cpu, reference
 from sipp.layers import find_sites
 from sipp.records import LayerScores
-from sipp.sensitivity import score
+from sipp.sensitivity import chunk_of, score
 
 ERRORS = [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 1")]
 
@@ -101,3 +101,11 @@ def test_scratch_follows_the_chunk() -> None:
     assert cpu.blocks_within(1, 64, 576) == 1
     assert cpu.blocks_within(1 << 40, 64, 576) == cpu.MOST_BLOCKS
     assert cpu.blocks_within(1 << 40, 64, 576) >= cpu.blocks_within(1 << 20, 64, 576) >= 1
+
+
+def test_a_chunk_is_chosen_by_device_and_nonsense_is_refused() -> None:
+    assert chunk_of("auto", torch.device("cuda")) > chunk_of("auto", torch.device("cpu")) > 0
+    assert chunk_of(123, torch.device("cuda")) == 123
+    for wrong in (0, -1, 1.5, "much"):
+        with pytest.raises(OptionError, match="chunk_bytes"):
+            chunk_of(wrong, torch.device("cpu"))  # type: ignore[arg-type]
