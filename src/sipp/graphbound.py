@@ -69,6 +69,17 @@ def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_bat
     arguments, or its keyword arguments), samples along the first axis. Both networks are copied to eval mode and
     float64: the models given are left as they were. `fold_batchnorm` bounds a linear map and the BatchNorm that alone
     follows it as one map, which is never looser.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
+        >>> x = torch.rand(3, 8)
+        >>> bound = sipp.sound_bound(net, pruned.model, x)
+        >>> error = (pruned.model(x) - net(x)).norm(dim=1).double()
+        >>> bool((error <= bound.absolute_B).all())
+        True
     """
     nodes: list[NodeBound] = []
     with torch.no_grad():

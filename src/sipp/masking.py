@@ -89,6 +89,16 @@ def hold(
 
     Held again, a parameter's mask may only shrink, one that is not named keeps the mask it has, and optimizers given
     earlier stay watched; to bring a weight back, `release` first. Nothing is changed if anything is refused.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, None, keep=0.25, method="wt")
+        >>> optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.1, momentum=0.9)
+        >>> held = sipp.hold(pruned.model, pruned.masks, optimizer=optimizer)
+        >>> held.n_kept, held.n_weights
+        (48, 192)
     """
     checked = _checked_masks(model, masks)
     optimizers = _checked_optimizers(model, optimizer)
@@ -112,7 +122,18 @@ def hold(
 
 
 def release(model: nn.Module) -> None:
-    """Nothing; `model` is a plain module again, with its zeros in place, no hooks, no buffers, the same keys."""
+    """Nothing; `model` is a plain module again, with its zeros in place, no hooks, no buffers, the same keys.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, None, keep=0.25, method="wt")
+        >>> _ = sipp.hold(pruned.model, pruned.masks)
+        >>> sipp.release(pruned.model)
+        >>> list(pruned.model.state_dict()) == list(net.state_dict())
+        True
+    """
     for module in model.modules():
         _drop_hooks(module._forward_pre_hooks, (_before_root_forward, _before_owner_forward))
         _drop_hooks(module._state_dict_pre_hooks, (_before_state_dict,))

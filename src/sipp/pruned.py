@@ -45,7 +45,18 @@ class PrunedLayer:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A pruned copy of a model, its masks, and what is promised about it. `print` it."""
+    """A pruned copy of a model, its masks, and what is promised about it. `print` it.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, torch.rand(200, 8), keep=0.5)
+        >>> [(layer.name, layer.n_rows, layer.fan_in) for layer in pruned.layers]
+        [('0.weight', 16, 8), ('2.weight', 4, 16)]
+        >>> all(bool((pruned.model.get_parameter(name)[~mask] == 0).all()) for name, mask in pruned.masks.items())
+        True
+    """
 
     model: nn.Module
     masks: dict[str, Tensor]

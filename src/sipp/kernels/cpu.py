@@ -26,6 +26,7 @@ from sipp.kernels.threads import run_parallel
 from sipp.kernels.vectors import BLOCK, COLUMNS, LANES, QUAD
 
 FUSED = True  # has `max_ratios`
+SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
 MOST_BLOCKS = 4  # blocks of a tile: more would not stay in the second-level cache
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 
@@ -135,7 +136,7 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _announce()
     found = torch.zeros(len(values_BN), 3, dtype=torch.int64)
 
-    stretches = _cuts(len(values_BN), torch.get_num_threads())
+    stretches = _cuts(len(values_BN), _n_threads(values_BN))
 
     def work(i: int) -> None:
         lines = slice(*stretches[i])
@@ -158,6 +159,11 @@ def blocks_within(chunk_bytes: int, n_rows: int, fan_in: int) -> int:
 @cache
 def _announce() -> None:
     _log.info("preparing the CPU kernels; the first time on a machine they are compiled, which takes half a minute")
+
+
+def _n_threads(values: Tensor) -> int:
+    """How many threads read through these values once."""
+    return torch.get_num_threads() if values.numel() >= SHARED_VALUES else 1
 
 
 def _cuts(n: int, n_parts: int) -> list[tuple[int, int]]:
@@ -223,5 +229,8 @@ def _packed(weight_GRK: Tensor) -> tuple[np.ndarray, np.ndarray]:
     panels = torch.empty(n_groups, 2 * n_rows * fan_in)
     shape = n_groups, _padded(n_rows, QUAD) // QUAD, _padded(fan_in, COLUMNS) // COLUMNS
     signs = torch.zeros(shape, dtype=torch.int64)
-    packing.pack(_array(weight_GRK), panels.numpy(), signs.numpy())
+    given = _array(weight_GRK), panels.numpy(), signs.numpy()
+    cuts = _cuts(-(-n_rows // QUAD), _n_threads(weight_GRK))
+    stretches = [(first * QUAD, min(last * QUAD, n_rows)) for first, last in cuts]
+    run_parallel(lambda i: packing.pack(*given, stretches[i]), len(stretches))
     return panels.numpy(), signs.numpy()

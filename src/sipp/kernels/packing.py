@@ -25,16 +25,19 @@ def extremes(bits_BN: np.ndarray, found_BX: np.ndarray) -> None:
 
 
 @compiled
-def pack(weight_GRK: np.ndarray, panels_GX: np.ndarray, signs_GQK: np.ndarray) -> None:
-    """Nothing; lays the weights out as `denominators` reads them, and sets a bit of `signs` for each positive one."""
+def pack(weight_GRK: np.ndarray, panels_GX: np.ndarray, signs_GQK: np.ndarray, stretch: tuple[int, int]) -> None:
+    """Nothing; lays a stretch of rows out as `denominators` reads them, and sets a bit of `signs` for weights above 0.
+
+    Stretches that are packed at the same time start at whole QUADs: four rows share a word of `signs`.
+    """
     n_groups, n_rows, fan_in = weight_GRK.shape
     for g in range(n_groups):
         panel = 0
-        for r in range(n_rows):
+        for r in range(stretch[0], stretch[1]):
             line = 2 * r
             n_lines = panel_lines(panel, 2 * n_rows)
-            if line == panel + n_lines:
-                panel = line
+            while line >= panel + n_lines:
+                panel += n_lines
                 n_lines = panel_lines(panel, 2 * n_rows)
             at = panel * fan_in + line - panel
             for k in range(fan_in):

@@ -1,0 +1,41 @@
+"""Find the sparsest network whose accuracy drop is certified, write the certificate, check it again.
+
+python examples/prune_to_tolerance.py
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import sipp
+from sipp.certify import from_json, to_json, verify
+from sipp.data import digits_splits, load_digits
+
+digits = load_digits()
+splits = digits_splits(digits, seed=0)
+images, labels = digits.images.flatten(1), digits.labels
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+for _ in range(15):
+    for items in splits.train[torch.randperm(len(splits.train))].split(64):
+        optimizer.zero_grad()
+        F.cross_entropy(net(images[items]), labels[items]).backward()
+        optimizer.step()
+
+calibration = images[splits.calibration]
+holdout = [(images[part], labels[part]) for part in splits.holdout.split(100)]  # 400 points new to net and calibration
+best = sipp.prune_to(net, calibration, holdout, max_accuracy_drop=0.05, confidence=0.95, method="wt")
+print(best)  # every level that was tested, and the certificate in words
+
+if best.certificate is None:
+    raise SystemExit(3)  # not certified: `best.model` is the dense network
+
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "certificate.json"
+    path.write_text(to_json(best.certificate))
+    same, differences = verify(from_json(path.read_text()), net, best.model, holdout)
+print("checked again: the same" if same else f"checked again: {differences}")
