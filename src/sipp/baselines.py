@@ -14,7 +14,7 @@ from sipp.capture import scoring_mode
 from sipp.errors import DataError, ModelError
 from sipp.layers import Selector, find_sites, unwrap
 from sipp.numerics import SCORE_DTYPE, device_of
-from sipp.records import NormStats
+from sipp.records import Batch, NormStats
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -71,7 +71,7 @@ def snip(
             for batch in batches_of(data, device=device_of(model), n_points=n_points, seed=seed):
                 if batch.labels is None:
                     raise DataError(f"batch {batch.index} has no labels, which snip needs: give (inputs, labels)")
-                value = loss(model(*batch.args, **batch.kwargs), batch.labels) * batch.n_points
+                value = _loss_of(loss, model(*batch.args, **batch.kwargs), batch) * batch.n_points
                 for total, gradient in zip(totals, torch.autograd.grad(value, parameters, allow_unused=True)):
                     if gradient is not None:
                         total += gradient
@@ -86,6 +86,19 @@ def snip(
         if not bool(torch.isfinite(score).all()):
             raise ModelError(f"{name}: the gradients of the loss are NaN or infinite on this data")
     return scores
+
+
+def _loss_of(loss: Loss, output: Any, batch: Batch) -> Tensor:
+    """The loss of a batch; DataError where output and labels do not go together."""
+    try:
+        return loss(output, batch.labels)
+    except (IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        what = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        labels = f"{batch.labels.dtype} {tuple(batch.labels.shape)}" if isinstance(batch.labels, Tensor) else "labels"
+        raise DataError(
+            f"{batch.where}: snip's loss cannot be taken of the output ({what}) and the labels ({labels}): "
+            f"{type(error).__name__}, {error}; give labels from 0 to classes - 1, or a loss= that takes both"
+        ) from error
 
 
 def _chosen(model: nn.Module, include: Selector | None, exclude: Selector | None) -> dict[str, nn.Parameter]:

@@ -58,6 +58,15 @@ def certify(
     Without `epsilon` the smallest provable one is reported; with it, whether it holds, and the provable delta_hat.
     `output` picks from tuple or dict outputs: an index, a key, or a function of the output. `calibration`: points that
     must not be in the holdout. `ledger`: a JSON-lines file in which every use of this exact set of points is recorded.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
+        >>> certificate = sipp.certify(net, pruned.model, torch.rand(500, 8), delta=0.05, confidence=0.95)
+        >>> certificate.verdict, certificate.n, certificate.epsilon < 0.5
+        ('certified', 500, True)
     """
     beta = 1.0 - check_share("confidence", confidence)
     check_share("delta", delta)
@@ -94,6 +103,16 @@ def certify_accuracy(
     """A certificate of accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16).
 
     `labels="auto"` uses labels where the batches carry them (the record's `mode` says which); outputs are n x classes.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
+        >>> holdout = [(torch.rand(500, 8), torch.randint(0, 4, (500,)))]
+        >>> certificate = sipp.certify_accuracy(net, pruned.model, holdout, confidence=0.95)
+        >>> certificate.mode, 0 < certificate.drop_upper < 0.2
+        ('labels', True)
     """
     check_share("confidence", confidence)
     if labels not in ("auto", "use", "ignore"):

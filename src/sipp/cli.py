@@ -46,7 +46,7 @@ def _options(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the page and the figure.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of the whole run: the same seed prints the same numbers.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -56,13 +56,14 @@ def demo(
     with only_json(as_json):
         result = run_demo(out, seed=seed, progress=shows_progress(as_json))
     if not as_json:
-        show(demo_table(result), f"figure: {out / 'accuracy.png'}")
+        show(demo_table(result), f"page: {result.page}, figure: {out / 'accuracy.png'}")
         return
     rows = [
         {"method": method, "keep": keep, "pruned": share, "retrained": result.after[method, keep]}
         for (method, keep), share in result.before.items()
     ]
-    print_json({"kind": "demo", "dense": result.dense, "accuracies": rows, "figure": out / "accuracy.png"})
+    files = {"page": result.page, "figure": out / "accuracy.png"}
+    print_json({"kind": "demo", "dense": result.dense, "accuracies": rows, **files})
 
 
 app.command()(cli_score.score)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import sys
@@ -29,18 +30,19 @@ EXIT_CODES = (
 DEBUG = "--debug"
 MOST_CHARACTERS = 700  # of one line: a list of a thousand parameter names helps nobody
 MOST_WARNINGS = 8
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # no bug of anyone's
 
 _TYPED = (DataError, ModelError, OptionError)
 # typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
 # How the package's messages say what to do: "what is wrong; give this instead".
 _ADVICE = re.compile(
-    "(allow|ask|call|choose|clean|convert|drop|exclude|expected|fetch|free|give|known|leave|make|map|move|or|pass|put|"
-    "raise|remove|repair|replace|run|select|split|take|train|try|use|wait|wrap)[ :]"
+    "(allow|ask|call|choose|clean|convert|derive|drop|exclude|expected|fetch|free|give|known|leave|make|map|move|or|pass|put|"
+    "raise|remove|repair|replace|run|select|split|take|train|try|use|wait|wrap|write)[ :]"
 )
 # How they name what a user of the command line types otherwise.
 _SPELLINGS = (
-    (re.compile(r"\b(include|exclude|output|keep|budget|delta|confidence|epsilon|method) ?= ?"), r"--\1 "),
+    (re.compile(r"(?<![-\w])(include|exclude|output|keep|budget|delta|confidence|epsilon|method) ?= ?"), r"--\1 "),
     (re.compile(r"\bsipp\.data\.fetch_cifar10\('([^']*)'\)"), r"sipp data cifar10 \1"),
 )
 
@@ -53,7 +55,7 @@ class Trouble(Exception):
         self.what, self.where, self.fix, self.code = what, where, fix, code
 
 
-class _Terminated(SystemExit):
+class Terminated(SystemExit):
     """SIGTERM, on its way out through every `finally`."""
 
 
@@ -75,7 +77,7 @@ def fail_well(app: Callable[..., Any], words: list[str]) -> int:
     with _plain_warnings(), _sigterm():
         try:
             code = app(args=kept, prog_name="sipp", standalone_mode=False)
-        except (Exception, _Terminated) as error:
+        except (Exception, Terminated) as error:
             return _tell(error, command, debug)
     if code == INTERRUPTED:
         typer.echo("stopped by Ctrl-C", err=True)
@@ -98,7 +100,7 @@ def split_advice(message: str) -> tuple[str, str]:
 
 def _tell(error: BaseException, command: str, debug: bool) -> int:
     """The exit code for an error, after telling of it."""
-    if isinstance(error, _Terminated):
+    if isinstance(error, Terminated):
         typer.echo("stopped by SIGTERM", err=True)
         return TERMINATED
     if type(error).__name__ == "NoArgsIsHelpError":  # `sipp` alone: the help is the answer
@@ -118,6 +120,11 @@ def _tell(error: BaseException, command: str, debug: bool) -> int:
         trouble = Trouble(error.format_message(), place, f"see {place} --help")  # type: ignore[attr-defined]
     elif isinstance(error, MemoryError):
         trouble = Trouble("out of memory", command, "give a smaller --batch-size or fewer --points")
+    elif isinstance(error, OSError) and error.errno in _DISK:
+        place = str(error.filename) if error.filename else f"{command}, its output"
+        trouble = Trouble(
+            error.strerror or str(error), place, "free space, allow reading and writing, or give another place"
+        )
     else:
         trouble = _unexpected(error, debug)
     typer.echo(three_lines(trouble.what, trouble.where, trouble.fix), err=True)
@@ -172,7 +179,7 @@ def _sigterm() -> Iterator[None]:
     """A context in which SIGTERM ends the program as an exception does, so that no temporary file is left."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _Terminated(TERMINATED)
+        raise Terminated(TERMINATED)
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sipp.cli_errors import Trouble, at
+from sipp.cli_errors import Terminated, Trouble, at
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.nets import NETS, build
 
 WEIGHTS_NAME = "model.safetensors"  # what `sipp prune --out DIR` calls the network
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints keep it
-PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+PREFIXES = ("model.", "module.", "_orig_mod.")  # of a run's networks, DistributedDataParallel and torch.compile
+MASKS = "mask."  # beside a run's networks
 MOST_NAMES = 4
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -35,7 +39,18 @@ def load_model(
     if weights is not None:
         with at(f"{option} {weights}", "give the weights that were saved from this very network"):
             _load_into(model, weights_file(weights))
+    lost = next((name for name, tensor in _tensors(model) if tensor.is_meta), None)
+    if lost is not None:
+        raise Trouble(
+            f"{lost} is on the meta device, it has a shape and no values",
+            f"--model {spec}",
+            "give a callable that builds the network on the CPU, with its values",
+        )
     return model.to(find_device(device)).eval()
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return chain(model.named_parameters(), model.named_buffers())
 
 
 def weights_file(path: Path) -> Path:
@@ -67,7 +82,9 @@ def _build_own(spec: str) -> nn.Module:
         for part in attribute.split("."):
             made = getattr(made, part)
         model = made if isinstance(made, nn.Module) else made()
-    except Exception as error:  # it is their code: it may raise anything
+    except Terminated:
+        raise
+    except (Exception, SystemExit) as error:  # their code may raise anything, or run as a script that ends here
         raise OptionError(
             f"{spec!r} could not be built ({type(error).__name__}: {error}); give package.module:callable, "
             "which is called without arguments"
@@ -82,29 +99,39 @@ def _load_into(model: nn.Module, path: Path) -> None:
     try:
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # a file of weights may be broken, or hostile, in any way
-        reason = str(error).split("\n")[0]  # torch goes on with advice on how to run what the file brings along
         raise ModelError(
-            f"{path} could not be read as weights ({type(error).__name__}: {reason}); give a whole .safetensors, or a "
+            f"{path} could not be read as weights ({_reason(error)}); give a whole .safetensors, or a "
             ".pt of tensors only: nothing else in a file is run"
         ) from error
-    state = _state_of(content)
+    state = _state_of(content, set(model.state_dict()))
     if state is None:
         raise ModelError(f"{path} holds no state_dict of tensors; give the file of torch.save(model.state_dict(), ...)")
     _check_names(model, state, path)
+    _check_kinds(model, state, path)
     model.load_state_dict(state, strict=False)  # what may be missing was checked: a tied name only
 
 
-def _state_of(content: Any) -> dict[str, Tensor] | None:
-    """The tensors by name, without wrappers' prefixes, or None."""
+def _reason(error: Exception) -> str:
+    """Why a file could not be read, without torch's advice on how to run what the file brings along."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it is no whole file of tensors, or holds more than tensors"
+    return f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ")
+
+
+def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
+    """The tensors by name, without wrappers' prefixes that the network itself does not have, or None."""
     for holder in HOLDERS:
         if isinstance(content, dict) and isinstance(content.get(holder), dict):
             content = content[holder]
     if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         return None
+    state = {str(name): value for name, value in content.items()}
+    if not known.intersection(state):
+        state = {name: value for name, value in state.items() if not name.startswith(MASKS)}
     for prefix in PREFIXES:
-        if all(str(name).startswith(prefix) for name in content):
-            content = {str(name)[len(prefix) :]: value for name, value in content.items()}
-    return content
+        if not known.intersection(state) and all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
 
 
 def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
@@ -129,6 +156,26 @@ def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
     ]
     if differences:
         raise ModelError(f"{path} does not fit {type(model).__name__}, {'; '.join(differences)}")
+
+
+def _check_kinds(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Nothing; ModelError where copying a tensor would change it in silence (complex, quantised), or cannot be done."""
+    own = model.state_dict()
+    for name, value in state.items():
+        mine = own[name]
+        is_dense = value.layout == torch.strided and not value.is_quantized and not value.is_meta
+        if isinstance(mine, Tensor) and (not is_dense or (value.dtype != mine.dtype and not _casts(value, mine))):
+            kind = str(value.dtype)[6:] if is_dense else f"{value.layout} {value.dtype}, without plain values"
+            raise ModelError(
+                f"{path} does not fit {type(model).__name__}, {name} is {kind} in the file and {str(mine.dtype)[6:]} "
+                "in the network; convert it to plain numbers of the network's type"
+            )
+
+
+def _casts(value: Tensor, mine: Tensor) -> bool:
+    """Whether one may be read as the other: between real precisions, or between whole numbers."""
+    whole = not any(t.is_floating_point() or t.is_complex() for t in (value, mine))
+    return whole or (value.is_floating_point() and mine.is_floating_point())
 
 
 def _shape(tensor: Tensor) -> str:

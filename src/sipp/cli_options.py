@@ -34,7 +34,8 @@ Confidence = Annotated[float, typer.Option(help="Confidence of the certificate."
 OutputPart = Annotated[
     str | None, typer.Option(help="Which part of a network's output is compared: a number or a name (logits).")
 ]
-Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
+MOST_SEED = 2**63 - 1  # what torch.Generator takes
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MOST_SEED)]
 BatchSize = Annotated[int, typer.Option(help="Points per forward pass.", min=1)]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]

@@ -184,9 +184,13 @@ def _file(spec: str, path: Path) -> Source:
     except (ValueError, TypeError, OSError, MemoryError, EOFError, SafetensorError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} could not be read ({type(error).__name__}: {error}); give a whole file") from error
+        # numpy goes on with advice on how to run a pickle that it finds
+        reason = "it is broken, or holds a pickle" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} could not be read ({reason}); give a whole file of numbers") from error
+    if not found:
+        raise DataError(f"{path} holds no arrays; expected {INPUTS}, or the names of the network's arguments")
     lengths = {name: len(t) if t.dim() else None for name, t in found.items()}
-    if not found or len(set(lengths.values())) != 1 or None in lengths.values():
+    if len(set(lengths.values())) != 1 or None in lengths.values():
         raise DataError(
             f"{path} holds arrays of {lengths} points; give arrays with the points along dimension 0, alike"
         )
@@ -205,19 +209,27 @@ def _file(spec: str, path: Path) -> Source:
 def _read(path: Path) -> dict[str, Tensor]:
     """The arrays of a file; a pickle in it is refused, and so is more than memory should hold."""
     if path.suffix == ".npy":
-        return {INPUTS: torch.from_numpy(np.load(path, allow_pickle=False))}
+        return {INPUTS: _tensor(np.load(path, allow_pickle=False), path, INPUTS)}
     if path.suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
             total = sum(member.file_size for member in archive.infolist())
         if total > MAX_FILE_BYTES:
             raise DataError(f"{path} unpacks to {total:,} bytes, more than {MAX_FILE_BYTES:,}; split it")
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+            return {name: _tensor(arrays[name], path, name) for name in arrays.files}
     if path.suffix == ".safetensors":
         return dict(load_file(path))
     raise DataError(
         f"{path}: files of points end in .npy, .npz or .safetensors; convert it, or give a folder of images"
     )
+
+
+def _tensor(array: Any, path: Path, name: str) -> Tensor:
+    """The array as a tensor, whatever its byte order; DataError where it holds no numbers."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise DataError(f"{path}: {name} holds {kind}, no numbers; give an array of numbers")
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape))
 
 
 def _random(spec: str, role: Role, seed: int) -> Source:

@@ -135,7 +135,8 @@ def _not_certified(ask: Ask, outcome: Outcome) -> Trouble:
     return Trouble(
         f"{verdict}; nothing was written",
         f"--holdout {spec}" if ask.holdout else f"--data {spec}, the holdout taken from it",
-        "allow a larger error (--epsilon, --holdout-delta), or give more holdout points",
+        f"allow more ({'--max-accuracy-drop' if ask.max_accuracy_drop is not None else '--epsilon, --holdout-delta'}), "
+        "or give more holdout points",
         NOT_CERTIFIED,
     )
 
@@ -152,6 +153,7 @@ def _work(ask: Ask) -> Outcome:
         check_enough(ask, holdout)
     loaded = time.perf_counter()
     where = f"--model {ask.model}" + (f", --data {calibration.spec}" if calibration is not None else "")
+    where += f", --holdout {ask.holdout}" if ask.holdout else ""
     with at(where, "see sipp prune --help"):
         if ask.has_tolerance:
             assert calibration is not None and holdout is not None

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import sipp
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 
 
 def report(
@@ -39,6 +39,8 @@ def report(
 
 def _write(path: Path, text: str) -> None:
     """Nothing; the page is whole or as it was before."""
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder; give the name of a page, such as page.html")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,4 +48,6 @@ def _write(path: Path, text: str) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise DataError(f"{path}: the page could not be written ({error.strerror or error})") from error
+        raise DataError(
+            f"{path}: the page could not be written ({error.strerror or error}); free space or allow writing"
+        ) from error

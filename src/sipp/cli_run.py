@@ -16,6 +16,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from sipp.cli_output import Json, print_json
+from sipp.errors import OptionError
 
 if TYPE_CHECKING:
     from sipp.train.files import Values
@@ -101,6 +102,8 @@ def runs(
     from sipp.recipes import load_recipe, recipe_names
     from sipp.train.run import list_runs
 
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"{out} is a file; give the folder that holds the runs")
     console = Console()
     table = Table(box=box.SIMPLE_HEAD)
     if as_json:

@@ -93,8 +93,7 @@ def _result(recipe: Recipe, records: list[dict[str, Any]], page: Path) -> DemoRe
 def demo_table(result: DemoResult) -> Table:
     """Accuracy by method (down) and keep (across), before and after retraining; fits 80 columns."""
     title = f"digits: test accuracy, %, pruned→retrained (dense {100 * result.dense:.1f})"
-    caption = f"page: {result.page}" if result.page is not None else None
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("method", no_wrap=True)
     for keep in _keeps(result):
         table.add_column(f"{100 * keep:.3g}%", justify="right", no_wrap=True)

@@ -114,6 +114,14 @@ def prune_to(
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
     `max_accuracy_drop`; both at the given confidence.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> best = sipp.prune_to(net, torch.rand(200, 8), torch.rand(500, 8), epsilon=0.5, method="wt")
+        >>> best.certificate.verdict, best.keep < 1, best.certificate.epsilon
+        ('certified', True, 0.5)
     """
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
     grid = _checked_levels(levels)

@@ -78,3 +78,35 @@ def interrupted() -> nn.Module:
 def terminated() -> nn.Module:
     os.kill(os.getpid(), signal.SIGTERM)
     return mlp()
+
+
+def ends_the_program() -> nn.Module:
+    raise SystemExit(0)
+
+
+def without_values() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(6, 3))
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(mlp())
+
+
+def no_rows() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 0), nn.Linear(0, 3))
+
+
+class Wrapped(nn.Module):
+    """A network whose own names look like a wrapper's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
+
+
+def wrapped() -> nn.Module:
+    return Wrapped()

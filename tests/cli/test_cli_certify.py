@@ -11,6 +11,7 @@ from commandline import files_in, run, three_lines
 from safetensors.torch import save_file
 
 import sipp
+from sipp.cli_inputs import load_model
 from sipp.nets import build
 
 
@@ -46,6 +47,24 @@ def test_certify_writes_a_certificate_that_verifies(files: Path) -> None:
     assert (again.returncode, again.stdout.strip()) == (0, "verified")
     other = run(*options(files)[:-4], "--pruned", files / "dense.safetensors", *options(files)[-2:], "--verify", cert)
     assert other.returncode == 3 and "pruned_hash" in other.stdout
+
+
+def test_networks_of_a_run_and_prefixes_of_wrappers_are_read(files: Path, tmp_path: Path) -> None:
+    state = build("digits-cnn").state_dict()
+    masks = {f"mask.{name}": torch.ones_like(value, dtype=torch.bool) for name, value in state.items()}
+    save_file({**{f"model.{name}": value for name, value in state.items()}, **masks}, tmp_path / "final.safetensors")
+    torch.save({f"module.{name}": value for name, value in state.items()}, tmp_path / "ddp.pt")
+    for name in ("final.safetensors", "ddp.pt"):
+        loaded = load_model("digits-cnn", tmp_path / name).state_dict()
+        assert all(torch.equal(loaded[key], value) for key, value in state.items())
+
+
+def test_a_prefix_that_is_the_network_s_own_stays(tmp_path: Path) -> None:
+    state = load_model("cli_zoo:wrapped").state_dict()
+    assert all(name.startswith("model.") for name in state)
+    torch.save({name: value + 1 for name, value in state.items()}, tmp_path / "own.pt")
+    loaded = load_model("cli_zoo:wrapped", tmp_path / "own.pt").state_dict()
+    assert all(torch.equal(loaded[name], value + 1) for name, value in state.items())
 
 
 def test_certify_says_no_with_its_own_exit_code(files: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sipp.kernels import cpu, threads
+from sipp.kernels import cpu, simd, threads
 
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
@@ -73,3 +73,16 @@ def test_scores_are_the_same_bits_on_both_kinds_of_threads(monkeypatch: pytest.M
         assert torch.equal(cpu.max_times(patches, inverse, positive), ours)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching._Cache.save_overload", full, raising=False)
+    monkeypatch.setattr("numba.core.caching.Cache.save_overload", full)
+
+    def twice(x: int) -> int:
+        return 2 * x
+
+    assert simd.compiled(twice)(21) == 42

@@ -54,10 +54,20 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     function.__qualname__ += f"_{_STAMP:x}"  # names the cache: Numba sees changes of this file, but not of vectors.py
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz"}}
     try:
-        return numba.njit(cache=True, **options)(function)
+        made = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # neither beside this file nor in the user's cache folder
         _log.info("no writable folder for Numba's cache: %s is compiled anew in each process", function.__name__)
         return numba.njit(**options)(function)
+    save = made._cache.save_overload
+
+    def save_if_possible(*overload: Any) -> None:
+        try:
+            save(*overload)
+        except OSError as error:  # a full disk: the compiled function is there all the same
+            _log.info("Numba's cache could not be written (%s): compiled anew in each process", error)
+
+    made._cache.save_overload = save_if_possible
+    return made
 
 
 @compiled

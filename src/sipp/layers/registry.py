@@ -82,6 +82,13 @@ def register(layer_type: type[nn.Module] | str, adapter: Adapter) -> None:
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside DataParallel, DistributedDataParallel and torch.compile wrappers: its names are canonical."""
     while True:
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module; give an instance")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ModelError(
+                f"{type(model).__name__} is a TorchScript module, whose layers cannot be seen; give the nn.Module that "
+                "it was made from, and script the pruned one"
+            )
         inner = model._modules.get("_orig_mod")
         if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             inner = model.module
@@ -122,6 +129,8 @@ def find_sites(
                 owned.add(_join(name, local.rpartition(".")[0]))
             if is_chosen:
                 parameter = _plain_parameter(name, module, local)
+                if parameter.numel() == 0:
+                    continue  # Linear(5, 0): there is nothing to prune
                 if id(parameter) in embedded:
                     warnings.warn(f"{_join(name, local)} is tied to an embedding and left as it is", stacklevel=3)
                 else:
@@ -210,6 +219,8 @@ def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
             f"{_where(name, module)}: its {attribute} is not a plain dense floating-point parameter (quantised, "
             f"weight-normed or complex); convert the module back, or exclude={name!r}"
         )
+    if parameter.is_meta:
+        raise ModelError(f"{full} is on the meta device, it has a shape and no values; load the weights first")
     n_bad = int((~torch.isfinite(parameter.detach())).sum())
     if n_bad:
         raise ModelError(

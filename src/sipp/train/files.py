@@ -68,8 +68,8 @@ def write_atomic(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise DataError(
-            f"{path}: could not be written ({error.strerror or error}); what was there before is whole. "
-            "Free space or allow writing, then run again: it goes on from the last checkpoint"
+            f"{path}: could not be written ({error.strerror or error}); what was there before is whole; "
+            "free space or allow writing, then run again, it goes on from the last checkpoint"
         ) from error
 
 

@@ -229,7 +229,13 @@ def read_records(folder: Path) -> list[Values]:
     path = files.inside(folder, RECORDS)
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
+        raise DataError(
+            f"{path}: is not whole ({error}); run the recipe again with the same --out, records are made anew from the "
+            "stages"
+        ) from error
 
 
 def without_clock(record: Values) -> Values:
