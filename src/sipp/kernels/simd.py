@@ -17,18 +17,18 @@ from sipp.kernels.vectors import (
     COLUMN_BITS,
     COLUMNS,
     FLOAT,
-    LANES,
     LINE,
     PANEL,
     QUAD,
     STRIP,
     bit_count,
-    copy_1,
-    copy_4,
-    copy_8,
-    copy_even,
     copy_line,
     first_quad,
+    gather_1,
+    gather_4,
+    gather_8,
+    gather_16,
+    gather_even,
     invert_line,
     lowest_bit,
     next_quad,
@@ -168,58 +168,48 @@ def raise_best(
 
 
 @compiled
-def _gather(source: int, offsets: np.ndarray, fan: np.ndarray, factors: int, block: int) -> None:
-    """Nothing; block[k, p] = max(0, source[offsets[p] + fan[k]] * factors[p]), copied in runs of equal stride.
+def _gather(source: int, offsets: np.ndarray, fan: np.ndarray, factors: int, block: int, sums: int) -> None:
+    """Nothing; block[k, p] = max(0, source[offsets[p] + fan[k]] * factors[p]) and sums[p], in runs of equal stride.
 
-    `source`, `factors` and `block` are addresses.
+    `source`, `factors`, `block` and `sums` are addresses. Where pieces overlap, the same values are written again.
     """
-    n_patches = len(offsets)
+    n_patches, at_fan, n_fan = len(offsets), fan.ctypes.data, len(fan)
     first = 0
     while first < n_patches:
         step = offsets[first + 1] - offsets[first] if first + 1 < n_patches else 1
         last = first + 1
         while last < n_patches and offsets[last] - offsets[last - 1] == step:
             last += 1
-        start, target, factor = source + offsets[first] * FLOAT, block + first * FLOAT, factors + first * FLOAT
-        n = last - first
-        if step == 1 and n >= 8:
-            for k in range(len(fan)):
-                at, to = start + fan[k] * FLOAT, target + k * LINE
-                for i in range(0, n - 8, 8):
-                    copy_8(at + i * FLOAT, factor + i * FLOAT, to + i * FLOAT)
-                tail = (n - 8) * FLOAT  # overlaps what is copied already: the same values again
-                copy_8(at + tail, factor + tail, to + tail)
-        elif step == 1 and n >= 4:
-            for k in range(len(fan)):
-                at, to, tail = start + fan[k] * FLOAT, target + k * LINE, (n - 4) * FLOAT
-                copy_4(at, factor, to)
-                copy_4(at + tail, factor + tail, to + tail)
-        elif step < LANES:  # a window's neighbour: lines one after the other
-            for k in range(len(fan)):
-                at, to = start + fan[k] * FLOAT, target + k * LINE
-                done = 0
-                if step == 2:  # not the last eight: `copy_even` reads one value more than it needs
-                    while done + 8 < n:
-                        copy_even(at + done * step * FLOAT, factor + done * FLOAT, to + done * FLOAT)
-                        done += 8
-                for i in range(done, n):
-                    copy_1(at + i * step * FLOAT, factor + i * FLOAT, to + i * FLOAT)
-        else:  # a patch is one piece of memory: patches one after the other
-            for i in range(n):
-                at, to = start + i * step * FLOAT, target + i * FLOAT
-                for k in range(len(fan)):
-                    copy_1(at + fan[k] * FLOAT, factor + i * FLOAT, to + k * LINE)
+        n, start = last - first, source + offsets[first] * FLOAT
+        factor, to, total = factors + first * FLOAT, block + first * FLOAT, sums + first * FLOAT
+        done = 0
+        if step == 1:
+            while n - done >= 16:
+                i = done * FLOAT
+                gather_16(start + i, at_fan, n_fan, factor + i, to + i, total + i)
+                done += 16
+            while n >= 8 and done < n:
+                i = min(done, n - 8) * FLOAT
+                gather_8(start + i, at_fan, n_fan, factor + i, to + i, total + i)
+                done += 8
+            while n >= 4 and done < n:
+                i = min(done, n - 4) * FLOAT
+                gather_4(start + i, at_fan, n_fan, factor + i, to + i, total + i)
+                done += 4
+        elif step == 2:
+            while done + 8 < n:  # not the last eight: it reads one value more than it needs
+                i = done * FLOAT
+                gather_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
+                done += 8
+        for patch in range(done, n):
+            i = patch * FLOAT
+            gather_1(start + step * i, at_fan, n_fan, factor + i, to + i, total + i)
         first = last
 
 
 @compiled
 def _normalise(block: np.ndarray, fan_in: int, sums: np.ndarray, peaks: np.ndarray) -> None:
-    """Nothing; divides every patch of the block by its sum (0 stays 0) and notes sums and the peaks of the columns."""
-    sums[:] = 0.0
-    for k in range(fan_in):
-        line = block[k]
-        for p in range(BLOCK):
-            sums[p] += line[p]
+    """Nothing; divides every patch of the block by its sum (0 stays 0) and notes the peaks of the columns."""
     factors = np.empty(BLOCK, np.float32)
     for p in range(BLOCK):
         factors[p] = np.float32(1.0) / sums[p] if sums[p] > 0.0 else np.float32(0.0)
@@ -275,7 +265,8 @@ def _prepare(
             point, position = point + 1, 0
     if n_patches < BLOCK:
         a[: len(fan), n_patches:] = 0.0
-    _gather(source.ctypes.data, offsets[:n_patches], fan, factors.ctypes.data, a.ctypes.data)
+        sums[n_patches:] = 0.0
+    _gather(source.ctypes.data, offsets[:n_patches], fan, factors.ctypes.data, a.ctypes.data, sums.ctypes.data)
     _normalise(a, len(fan), sums, a_peaks)
 
 

@@ -182,28 +182,33 @@ def scale_line(b: Any, line: Any, factors: Any) -> Any:
     return across(b, best)
 
 
-def _copy(n: int) -> Any:
-    """A function: target[i] = max(0, source[i] * factor[i]) for n values: rows of images are short."""
+def _gather(n: int, step: int = 1) -> Any:
+    """A function: target[k, i] = max(0, source[fan[k] + step i] * factor[i]) for n patches i, and their sums over k.
+
+    Rows of images are short, so there are several widths. With step 2 it reads one value more than it needs.
+    """
     kind = ir.VectorType(F32, n)
+    zero = ir.Constant(kind, [0.0] * n)
 
-    @primitive(types.none, types.int64, types.int64, types.int64)
-    def copy(b: Any, source: Any, factor: Any, target: Any) -> None:
-        value = b.fmul(load(b, source, 0, kind), load(b, factor, 0, kind))
-        store(b, larger(b, value, ir.Constant(kind, [0.0] * n)), target)
+    @primitive(types.none, *[types.int64] * 6)
+    def gather(b: Any, source: Any, fan: Any, n_fan: Any, factor: Any, target: Any, sums: Any) -> None:
+        scale, total = load(b, factor, 0, kind), cgutils.alloca_once(b, kind)
+        b.store(zero, total)
+        with cgutils.for_range(b, n_fan) as loop:
+            offset = load(b, b.add(fan, b.mul(loop.index, I64(8))), 0, I64)
+            at = b.add(source, b.mul(offset, I64(FLOAT)))
+            value = load(b, at, 0, kind)
+            if step == 2:
+                value = pick(b, value, load(b, at, n * FLOAT, kind), list(range(0, 2 * n, 2)))
+            value = larger(b, b.fmul(value, scale), zero)
+            store(b, value, b.add(target, b.mul(loop.index, I64(LINE))))
+            b.store(b.fadd(b.load(total), value), total)
+        store(b, b.load(total), sums)
 
-    return copy
+    return gather
 
 
-copy_8, copy_4, copy_1 = _copy(8), _copy(4), _copy(1)
-
-
-@primitive(types.none, types.int64, types.int64, types.int64)
-def copy_even(b: Any, source: Any, factor: Any, target: Any) -> None:
-    """target[i] = max(0, source[2 i] * factor[i]) for 8 values. Reads source[15], too."""
-    kind = ir.VectorType(F32, 8)
-    low, high = load(b, source, 0, kind), load(b, source, 8 * FLOAT, kind)
-    value = b.fmul(pick(b, low, high, list(range(0, 16, 2))), load(b, factor, 0, kind))
-    store(b, larger(b, value, ir.Constant(kind, [0.0] * 8)), target)
+gather_16, gather_8, gather_4, gather_1, gather_even = _gather(16), _gather(8), _gather(4), _gather(1), _gather(8, 2)
 
 
 @primitive(types.float32, types.int64, types.int64)
