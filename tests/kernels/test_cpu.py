@@ -272,3 +272,14 @@ def test_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
         function = simd.compiled(double)
     assert function(np.ones(3)) == 6
     assert "cache" in caplog.text and len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 16, 17])
+def test_runs_of_patches_of_every_length(stride: int) -> None:
+    torch.manual_seed(stride)
+    layer = nn.Conv1d(2, 3, 3, stride=stride)
+    for n_patches in (*range(1, 20), 23, 24, 25, 31, 32, 33, 63, 64, 65):
+        x = torch.randn(2, 2, (n_patches - 1) * stride + 3)
+        fast = sipp.sensitivity(layer, [x], kernel="cpu")["weight"]
+        slow = sipp.sensitivity(layer, [x], kernel="reference")["weight"]
+        torch.testing.assert_close(fast, slow, rtol=1e-5, atol=0)

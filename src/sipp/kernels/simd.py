@@ -26,9 +26,11 @@ from sipp.kernels.vectors import (
     first_quad,
     gather_1,
     gather_4,
+    gather_4_even,
     gather_8,
+    gather_8_even,
     gather_16,
-    gather_even,
+    gather_16_even,
     invert_line,
     lowest_bit,
     next_quad,
@@ -197,10 +199,18 @@ def _gather(source: int, offsets: np.ndarray, fan: np.ndarray, factors: int, blo
                 gather_4(start + i, at_fan, n_fan, factor + i, to + i, total + i)
                 done += 4
         elif step == 2:
-            while done + 8 < n:  # not the last eight: it reads one value more than it needs
+            while n - done >= 16:
                 i = done * FLOAT
-                gather_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
+                gather_16_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
+                done += 16
+            while n >= 8 and done < n:
+                i = min(done, n - 8) * FLOAT
+                gather_8_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
                 done += 8
+            while n >= 4 and done < n:
+                i = min(done, n - 4) * FLOAT
+                gather_4_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
+                done += 4
         for patch in range(done, n):
             i = patch * FLOAT
             gather_1(start + step * i, at_fan, n_fan, factor + i, to + i, total + i)

@@ -185,7 +185,8 @@ def scale_line(b: Any, line: Any, factors: Any) -> Any:
 def _gather(n: int, step: int = 1) -> Any:
     """A function: target[k, i] = max(0, source[fan[k] + step i] * factor[i]) for n patches i, and their sums over k.
 
-    Rows of images are short, so there are several widths. With step 2 it reads one value more than it needs.
+    Rows of images are short, so there are several widths. Nothing beyond the last value needed is read: with step 2 the
+    second half comes from a vector that ends there.
     """
     kind = ir.VectorType(F32, n)
     zero = ir.Constant(kind, [0.0] * n)
@@ -199,7 +200,8 @@ def _gather(n: int, step: int = 1) -> Any:
             at = b.add(source, b.mul(offset, I64(FLOAT)))
             value = load(b, at, 0, kind)
             if step == 2:
-                value = pick(b, value, load(b, at, n * FLOAT, kind), list(range(0, 2 * n, 2)))
+                end = load(b, at, (n - 1) * FLOAT, kind)
+                value = pick(b, value, end, [*range(0, n, 2), *range(n + 1, 2 * n, 2)])
             value = larger(b, b.fmul(value, scale), zero)
             store(b, value, b.add(target, b.mul(loop.index, I64(LINE))))
             b.store(b.fadd(b.load(total), value), total)
@@ -208,7 +210,8 @@ def _gather(n: int, step: int = 1) -> Any:
     return gather
 
 
-gather_16, gather_8, gather_4, gather_1, gather_even = _gather(16), _gather(8), _gather(4), _gather(1), _gather(8, 2)
+gather_16, gather_8, gather_4, gather_1 = (_gather(n) for n in (16, 8, 4, 1))
+gather_16_even, gather_8_even, gather_4_even = (_gather(n, 2) for n in (16, 8, 4))
 
 
 @primitive(types.float32, types.int64, types.int64)
