@@ -22,6 +22,7 @@ WEIGHTS_NAME = "model.safetensors"  # what `sipp prune --out DIR` calls the netw
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints keep it
 PREFIXES = ("model.", "module.", "_orig_mod.")  # of a run's networks, DistributedDataParallel and torch.compile
 MASKS = "mask."  # beside a run's networks
+COUNTER = ".num_batches_tracked"  # of BatchNorm: older checkpoints lack it, and evaluation does not need it
 MOST_NAMES = 4
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -108,7 +109,7 @@ def _load_into(model: nn.Module, path: Path) -> None:
         raise ModelError(f"{path} holds no state_dict of tensors; give the file of torch.save(model.state_dict(), ...)")
     _check_names(model, state, path)
     _check_kinds(model, state, path)
-    model.load_state_dict(state, strict=False)  # what may be missing was checked: a tied name only
+    model.load_state_dict(state, strict=False)  # what may be missing was checked: tied names, counters
 
 
 def _reason(error: Exception) -> str:
@@ -142,6 +143,7 @@ def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
         by_tensor.setdefault(id(parameter), set()).add(name)
     tied = {name: names for names in by_tensor.values() for name in names if len(names) > 1}
     missing = [n for n in own if n not in state and not any(other in state for other in tied.get(n, ()))]
+    missing = [n for n in missing if not n.endswith(COUNTER)]
     unknown = [name for name in state if name not in own]
     wrong = [
         f"{name} ({_shape(value)} in the file, {_shape(own[name])} in the network)"

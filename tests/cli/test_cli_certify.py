@@ -54,7 +54,10 @@ def test_networks_of_a_run_and_prefixes_of_wrappers_are_read(files: Path, tmp_pa
     masks = {f"mask.{name}": torch.ones_like(value, dtype=torch.bool) for name, value in state.items()}
     save_file({**{f"model.{name}": value for name, value in state.items()}, **masks}, tmp_path / "final.safetensors")
     torch.save({f"module.{name}": value for name, value in state.items()}, tmp_path / "ddp.pt")
-    for name in ("final.safetensors", "ddp.pt"):
+    old = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    assert len(old) < len(state)  # checkpoints from before BatchNorm counted its batches
+    save_file(old, tmp_path / "old.safetensors")
+    for name in ("final.safetensors", "ddp.pt", "old.safetensors"):
         loaded = load_model("digits-cnn", tmp_path / name).state_dict()
         assert all(torch.equal(loaded[key], value) for key, value in state.items())
 
