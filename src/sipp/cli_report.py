@@ -32,7 +32,8 @@ def report(
         values = {"page": str(out), "bytes": out.stat().st_size, "figures": [str(path) for path in drawn], "of": names}
         typer.echo(json.dumps(values))
         return
-    typer.echo(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {len(names)} result{"s" * (len(names) != 1)})")
+    what = "1 result" if len(names) == 1 else f"{len(names)} results"
+    typer.echo(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {what})")
     if figures is not None:
         typer.echo(f"figures: {len(drawn)} files in {figures}")
 
