@@ -11,7 +11,7 @@ from oracles import budget as oracle
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sipp.budget import allocate, largest, relax
+from sipp.budget import allocate, envelope, largest, relax
 from sipp.budget.allocation import round_to_sum
 from sipp.errors import DataError, OptionError
 
@@ -365,3 +365,19 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(OptionError, match="delta"):
         allocate(layers, 2, generator=generator, **(OPTIONS | {"delta": 2.0}))
     assert allocate([], 5, generator=generator, **OPTIONS) == []
+
+
+def test_what_the_rows_want_is_the_sum_of_their_responses() -> None:
+    generator = torch.Generator().manual_seed(8)
+    shape = (50, 9)
+    draws, kept, cost, slope, bend, gain, reach = torch.rand(7, *shape, generator=generator, dtype=torch.float64)
+    kept[:, 0] = 2.0  # the cap
+    cost[:, 3] = math.inf  # a gap
+    for field in (slope, bend, gain):  # not looked at closely
+        field[:, [0, 5]] = math.nan
+    points = envelope._Points(draws, 2 * kept, cost, slope, -bend, gain, reach)
+    fields = points.cost, points.kept, points.slope, points.bend, points.gain, points.reach
+    for log_multiplier in (-30.0, -2.0, -0.5, 0.0, 1.0, 40.0):
+        expected = float(envelope._response(points, log_multiplier)[0].sum())
+        found = envelope._wanted(*(field.numpy() for field in fields), log_multiplier)
+        assert found == pytest.approx(expected, rel=1e-13)

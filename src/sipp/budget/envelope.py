@@ -14,9 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.kernels.simd import compiled
 from sipp.numerics import BOUND_DTYPE
 from sipp.rowbounds import bernstein, curve, rates, row_chunks
 
@@ -173,11 +175,42 @@ def _response(points: _Points, log_multiplier: float) -> tuple[Tensor, Tensor]:
     return (best.kept + more)[:, 0], (best.cost - math.exp(log_multiplier) * more)[:, 0]
 
 
+@compiled
+def _wanted(
+    cost: np.ndarray,
+    kept: np.ndarray,
+    slope: np.ndarray,
+    bend: np.ndarray,
+    gain: np.ndarray,
+    reach: np.ndarray,
+    log_multiplier: float,
+) -> float:
+    """The sum of what the rows keep, as `_response` says: the search asks for it a hundred times."""
+    multiplier = math.exp(log_multiplier)
+    total = 0.0
+    for r in range(cost.shape[0]):
+        best, lowest = 0, cost[r, 0] + multiplier * kept[r, 0]
+        for c in range(1, cost.shape[1]):
+            value = cost[r, c] + multiplier * kept[r, c]
+            if value < lowest:
+                best, lowest = c, value
+        total += kept[r, best]
+        more = 0.0
+        if not math.isnan(slope[r, best]):
+            step = (log_multiplier - slope[r, best]) / min(bend[r, best], _FLATTEST_BEND)
+            more = gain[r, best] * min(max(step, -reach[r, best]), reach[r, best])
+        if not math.isnan(more):
+            total += min(more, kept[r, 0] - kept[r, best])
+    return total
+
+
 def _search(points: _Points, budget: int, *, guess: float, bracket: float, tolerance: float) -> tuple[float, float]:
     """Two close logarithms of the multiplier: at the first the rows want the budget or more, at the second no more."""
+    fields = points.cost, points.kept, points.slope, points.bend, points.gain, points.reach
+    arrays = [field.numpy() for field in fields]
 
     def wanted(log_multiplier: float) -> float:
-        return float(_response(points, log_multiplier)[0].sum())
+        return float(_wanted(*arrays, log_multiplier))
 
     low, high = guess - bracket, guess + bracket
     while low > -_LARGEST_LOG and wanted(low) < budget:
