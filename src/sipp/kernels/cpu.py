@@ -195,9 +195,15 @@ def _parts(n_rows: int, fan_in: int) -> list[tuple[tuple[int, ...], torch.dtype]
 
 
 def _scratch(n_rows: int, fan_in: int, n_blocks: int) -> tuple[np.ndarray, ...]:
-    """a, d, z, peaks of a, peaks of d, spill of `simd`: torch's memory, because its lines are aligned, zeroed."""
-    arrays = [torch.zeros(n_blocks, *shape, dtype=dtype).numpy() for shape, dtype in _parts(n_rows, fan_in)]
-    return (*arrays, torch.zeros(QUAD * COLUMNS * LANES).numpy())
+    """a, d, z, peaks of a, peaks of d, spill of `simd`: torch's memory, because its lines are aligned.
+
+    Only what no patch and no row will be written to is set to zero: lines of padding, and the peaks.
+    """
+    a, d, z, a_peaks, d_peaks = (torch.empty(n_blocks, *shape, dtype=dtype) for shape, dtype in _parts(n_rows, fan_in))
+    for padding in (a[:, fan_in:], d[:, 2 * n_rows :], a_peaks, d_peaks):
+        padding.zero_()
+    spill = torch.empty(QUAD * COLUMNS * LANES)
+    return a.numpy(), d.numpy(), z.numpy(), a_peaks.numpy(), d_peaks.numpy(), spill.numpy()
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -220,15 +226,22 @@ def _offsets(windows: Tensor, dims: range) -> np.ndarray:
 
 def _signs(positive_GRK: Tensor) -> np.ndarray:
     """64 bits for every QUAD rows x COLUMNS columns, set where the weight is positive: G x rows / QUAD x columns."""
-    return _packed(positive_GRK.to(torch.float32))[1]
+    signs = _no_signs(positive_GRK)
+    packing.pack_signs(positive_GRK.contiguous().view(torch.uint8).numpy(), signs.numpy())
+    return signs.numpy()
+
+
+def _no_signs(weight_GRK: Tensor) -> Tensor:
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    shape = n_groups, _padded(n_rows, QUAD) // QUAD, _padded(fan_in, COLUMNS) // COLUMNS
+    return torch.zeros(shape, dtype=torch.int64)
 
 
 def _packed(weight_GRK: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """(the weights as `simd.denominators` reads them, their signs as `simd.raise_best` does)."""
     n_groups, n_rows, fan_in = weight_GRK.shape
     panels = torch.empty(n_groups, 2 * n_rows * fan_in)
-    shape = n_groups, _padded(n_rows, QUAD) // QUAD, _padded(fan_in, COLUMNS) // COLUMNS
-    signs = torch.zeros(shape, dtype=torch.int64)
+    signs = _no_signs(weight_GRK)
     given = _array(weight_GRK), panels.numpy(), signs.numpy()
     cuts = _cuts(-(-n_rows // QUAD), _n_threads(weight_GRK))
     stretches = [(first * QUAD, min(last * QUAD, n_rows)) for first, last in cuts]

@@ -47,3 +47,16 @@ def pack(weight_GRK: np.ndarray, panels_GX: np.ndarray, signs_GQK: np.ndarray, s
                 panels_GX[g, at + k * n_lines + 1] = np.float32(0.0) if positive else -w
                 bit = (r % QUAD) * COLUMNS + k % COLUMNS
                 signs_GQK[g, r // QUAD, k // COLUMNS] |= np.int64(positive) << np.int64(bit)
+
+
+@compiled
+def pack_signs(positive_GRK: np.ndarray, signs_GQK: np.ndarray) -> None:
+    """Nothing; sets the bits of `signs` alone, from bytes that are 0 or 1."""
+    n_groups, n_rows, fan_in = positive_GRK.shape
+    for g in range(n_groups):
+        for r in range(n_rows):
+            for start in range(0, fan_in, COLUMNS):
+                bits = np.int64(0)
+                for i in range(min(COLUMNS, fan_in - start)):
+                    bits |= np.int64(positive_GRK[g, r, start + i]) << np.int64(i)
+                signs_GQK[g, r // QUAD, start // COLUMNS] |= bits << np.int64((r % QUAD) * COLUMNS)
