@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
-from sipp.kernels import chunked, cpu, reference, simd
+from sipp.kernels import chunked, compiling, cpu, reference, simd
 
 AGREEMENT = 1e-5
 SHAPES = [
@@ -269,7 +269,7 @@ def test_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
     monkeypatch.setattr(numba, "njit", no_folder)
     with caplog.at_level(logging.INFO, "sipp"):
-        function = simd.compiled(double)
+        function = compiling.compiled(double)
     assert function(np.ones(3)) == 6
     assert "cache" in caplog.text and len(caplog.records) == 1
 

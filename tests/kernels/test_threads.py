@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sipp.kernels import cpu, simd, threads
+from sipp.kernels import compiling, cpu, threads
 
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
@@ -85,4 +85,4 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_kernel(monkeypatch: pyte
     def twice(x: int) -> int:
         return 2 * x
 
-    assert simd.compiled(twice)(21) == 42
+    assert compiling.compiled(twice)(21) == 42

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.kernels.simd import compiled
+from sipp.kernels.compiling import compiled
 from sipp.numerics import BOUND_DTYPE
 from sipp.rowbounds import bernstein, curve, rates, row_chunks
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sipp.kernels.simd import compiled, panel_lines
+from sipp.kernels.compiling import compiled
+from sipp.kernels.simd import panel_lines
 from sipp.kernels.vectors import COLUMNS, QUAD
 
 

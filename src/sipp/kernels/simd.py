@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import zlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import numba
 import numpy as np
 
-from sipp.kernels import vectors
+from sipp.kernels.compiling import compiled
 from sipp.kernels.vectors import (
     BLOCK,
     COLUMN_BITS,
@@ -46,30 +39,6 @@ from sipp.kernels.vectors import (
 SUM_BLOCK = 512  # terms summed before they join the total: bounds the rounding error of long sums (fixed: same bits)
 L1_GROUPS = 8  # groups of COLUMNS x blocks of patches that stay in the first-level cache while rows pass: 32 KB
 QUAD_DENSE = 16  # survivors among QUAD x COLUMNS from which on all are computed: measured break-even
-
-_STAMP = zlib.crc32(Path(vectors.__file__).read_bytes())
-_log = logging.getLogger("sipp")
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled by Numba at its first call, cached on disk where a folder can be written."""
-    function.__qualname__ += f"_{_STAMP:x}"  # names the cache: Numba sees changes of this file, but not of vectors.py
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz"}}
-    try:
-        made = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # neither beside this file nor in the user's cache folder
-        _log.info("no writable folder for Numba's cache: %s is compiled anew in each process", function.__name__)
-        return numba.njit(**options)(function)
-    save = made._cache.save_overload
-
-    def save_if_possible(*overload: Any) -> None:
-        try:
-            save(*overload)
-        except OSError as error:  # a full disk: the compiled function is there all the same
-            _log.info("Numba's cache could not be written (%s): compiled anew in each process", error)
-
-    made._cache.save_overload = save_if_possible
-    return made
 
 
 @compiled

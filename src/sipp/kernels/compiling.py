@@ -1,0 +1,37 @@
+"""How the loops of the CPU kernels are compiled: by Numba, once for a machine where its cache can be written."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+from sipp.kernels import vectors
+
+_STAMP = zlib.crc32(Path(vectors.__file__).read_bytes())
+_log = logging.getLogger("sipp")
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled by Numba at its first call, cached on disk where a folder can be written."""
+    function.__qualname__ += f"_{_STAMP:x}"  # names the cache: Numba sees changes of this file, but not of vectors.py
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz"}}
+    try:
+        made = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # neither beside this file nor in the user's cache folder
+        _log.info("no writable folder for Numba's cache: %s is compiled anew in each process", function.__name__)
+        return numba.njit(**options)(function)
+    save = made._cache.save_overload
+
+    def save_if_possible(*overload: Any) -> None:
+        try:
+            save(*overload)
+        except OSError as error:  # a full disk: the compiled function is there all the same
+            _log.info("Numba's cache could not be written (%s): compiled anew in each process", error)
+
+    made._cache.save_overload = save_if_possible
+    return made
