@@ -2,8 +2,8 @@
 activations.
 
 A bound here is on the linear MAP, not on the kernel tensor: the 3 x 3 all-ones kernel has Frobenius norm 3 but
-stretches some images almost ninefold (erratum 6). Every number comes from a full decomposition and is rounded up; power
-iteration converges from below and has no place here.
+stretches some images almost ninefold (erratum 6). Every number comes from a full decomposition or a factorisation that
+went through, and is rounded up; power iteration converges from below and is never a bound.
 
 Axes: G groups, F rows of one group, C input channels of one group, T taps of the kernel, Q frequencies, R aliases.
 """
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sipp.errors import ModelError, OptionError
+from sipp.sections import Axis, section_norm
 
 # Relative slack that turns a float64 decomposition (error about 1e-12 at worst) into an upper bound.
 ROUND_UP = 1.0 + 1e-9
@@ -48,6 +49,10 @@ SLOPES = {
     "hardswish": HARDSWISH_SLOPE,
 }
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+Form = Literal[
+    "zero", "matrix", "taps", "transfer", "section", "copies x taps", "copies x transfer", "copies x section"
+]
+COPIES: dict[Form, Form] = {"taps": "copies x taps", "transfer": "copies x transfer", "section": "copies x section"}
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,13 @@ class MapNorm:
     """An upper bound on an operator norm, and the formula it comes from.
 
     `zero`: the weight is zero. `matrix`: sigma_1 of a matrix, exact. `taps`: sqrt(prod m) sigma_1(W as F x K).
-    `transfer`: the largest sigma_1 of the kernel's transfer matrix over a DFT grid. `copies` in front of another form:
-    that form times the norm of a padding that repeats inputs.
+    `transfer`: the largest sigma_1 of the kernel's transfer matrix over a DFT grid. `section`: a factorisation of the
+    zero-padded map's own Gram matrix. `copies` in front of another form: that form times the norm of a padding that
+    repeats inputs.
     """
 
     value: float
-    form: Literal["zero", "matrix", "taps", "transfer", "copies x taps", "copies x transfer"]
+    form: Form
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,21 @@ class ConvGeometry:
         """The number of windows along each axis."""
         axes = zip(input_size, self.kernel, self.stride, self.dilation, self.padding)
         return tuple((n + left + right - d * (k - 1) - 1) // s + 1 for n, k, s, d, (left, right) in axes)
+
+    def axes(self, input_size: Sequence[int]) -> list[Axis]:
+        """The windows over an image of this size, one record per axis."""
+        lefts = [left for left, _ in self.padding]
+        fields = zip(input_size, self.kernel, self.stride, self.dilation, lefts, self.n_out(input_size))
+        return [Axis(*axis) for axis in fields]
+
+    def has_whole_window(self, input_size: Sequence[int]) -> bool:
+        """Whether some window of the convolution lies inside the image, clear of the padding."""
+        # The first window that does not reach into the padding on the left, counted from zero.
+        firsts = [-(-axis.left // axis.stride) for axis in self.axes(input_size)]
+        return all(
+            first < axis.n_out and first * axis.stride - axis.left + axis.dilation * (axis.kernel - 1) < axis.n_in
+            for first, axis in zip(firsts, self.axes(input_size))
+        )
 
 
 def linear_norm(weight_FK: Tensor) -> MapNorm:
@@ -194,15 +215,22 @@ def _zero_padded_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: S
     else:
         covers = [_cover(k, s, d, n) for (k, s, d), n in zip(axes, geometry.n_out(input_size))]
     # A window's output is at most sigma_1(W) times the window, and the windows hold an input at most prod(m) times.
-    taps = MapNorm(math.sqrt(math.prod(covers)) * _sigma(weight_GFCT.flatten(2)), "taps")
-    if input_size is None or math.prod(covers) == 1:
-        return taps
-    # On a circle this long the padding reads only zeros, and windows that coincide on it read only zeros: the map is
-    # a part of the circular convolution. T13's n + p for stride 1, extended to strides, dilations and any padding.
-    lengths = [n + max(sides) for n, sides in zip(input_size, geometry.padding)]
-    grid = [-(-length // s) * s for length, s in zip(lengths, geometry.stride)]
-    transfer = _transfer_norm(weight_GFCT, geometry, grid, geometry.stride)
-    return taps if transfer is None or taps.value <= transfer else MapNorm(transfer, "transfer")
+    best = MapNorm(math.sqrt(math.prod(covers)) * _sigma(weight_GFCT.flatten(2)), "taps")
+    if input_size is None:
+        return best
+    apart = math.prod(covers) == 1
+    if apart and geometry.has_whole_window(input_size):
+        return best  # exact
+    if not apart:
+        # On a circle this long the padding reads only zeros, and windows that coincide on it read only zeros: the map
+        # is a part of the circular convolution. T13's n + p for stride 1, extended to strides, dilations, any padding.
+        lengths = [n + max(sides) for n, sides in zip(input_size, geometry.padding)]
+        grid = [-(-length // s) * s for length, s in zip(lengths, geometry.stride)]
+        transfer = _transfer_norm(weight_GFCT, geometry, grid, geometry.stride)
+        if transfer is not None and transfer < best.value:
+            best = MapNorm(transfer, "transfer")
+    section = section_norm(weight_GFCT, geometry.axes(input_size), best.value)
+    return best if section is None or best.value <= section else MapNorm(section, "section")
 
 
 def _repeating_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Sequence[int]) -> MapNorm:
@@ -215,10 +243,7 @@ def _repeating_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Seq
     rank = len(geometry.kernel)
     unpadded = ConvGeometry(geometry.kernel, geometry.stride, geometry.dilation, ((0, 0),) * rank, "zeros")
     inner = _zero_padded_norm(weight_GFCT, unpadded, padded_size)
-    form: Literal["copies x taps", "copies x transfer"] = (
-        "copies x taps" if inner.form == "taps" else "copies x transfer"
-    )
-    best = MapNorm(math.sqrt(copies) * inner.value, form if copies > 1 else inner.form)
+    best = MapNorm(math.sqrt(copies) * inner.value, COPIES[inner.form] if copies > 1 else inner.form)
     if geometry.padding_mode != "circular":
         return best
     # A circular convolution of the n inputs themselves; windows that go round more than once repeat its outputs.
