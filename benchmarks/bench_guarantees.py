@@ -1,6 +1,7 @@
 """Prints what each guarantee says of a published CIFAR-10 ResNet20: theory bound and certificate side by side.
 
     python benchmarks/bench_guarantees.py --weights resnet20-cifar10.safetensors --data data/
+    python benchmarks/bench_guarantees.py --weights resnet20-cifar10.safetensors --data data/ --walk
 
 The network was trained on the training images by others. Calibration points come from the training images, the
 holdout is one half of the test images, and the other half checks what the certificates say.
@@ -9,12 +10,12 @@ holdout is one half of the test images, and the other half checks what the certi
 from __future__ import annotations
 
 import argparse
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import alternate, table
 from safetensors.torch import load_file, save_file
 
 import sipp
@@ -22,7 +23,7 @@ from sipp.binomial import upper_limit
 from sipp.certify import relative_errors
 from sipp.data import load_cifar10, normalise
 from sipp.nets import build
-from sipp.prune import cut, rank
+from sipp.prune import before_cut, cut, rank, sparse_rows, write_rows
 from sipp.pruned import Method
 
 METHODS: tuple[Method, ...] = ("wt", "sipp-det", "sipp-hybrid")
@@ -39,6 +40,8 @@ DELTA, CONFIDENCE = 0.05, 0.95
 PRUNE_DELTA = 1e-16
 N_SOUND = 4  # points for the bound on the graph, which is far from useful here
 N_LEVELS = 30
+WALK_METHODS: tuple[Method, ...] = ("sipp-det", "sipp-rand", "sipp-hybrid")
+WALK_REPEATS = 5
 SOUND_KEEPS = (0.9, 0.3)  # slow, and far from useful here: two rows show it
 
 
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of CIFAR-10, or a file written by --pack")
     parser.add_argument("--pack", type=Path, help="only write the images needed into one file, for another machine")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--walk", action="store_true", help="only what a walk over many levels costs")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     net = build("resnet20")
@@ -60,11 +64,14 @@ def main() -> None:
         return
     net = net.to(args.device)
     calibration, holdout, fresh = (normalise(images[part]).to(args.device) for part in PARTS)
+    if args.walk:
+        cost_of_a_walk(net, calibration)
+        return
     print(f"ResNet20, {n_points} calibration points (T4 at delta {PRUNE_DELTA:g}), {len(holdout)} holdout points")
     rankings = {name: rank(net, calibration, method=method, **options) for name, method, options in RANKINGS}
     side_by_side(net, rankings, calibration, holdout, fresh)
     tolerance(net, calibration, holdout, fresh)
-    cost_of_a_walk(net, calibration, holdout)
+    cost_of_a_walk(net, calibration)
 
 
 def chosen_images(folder: Path, n_points: int) -> dict[str, torch.Tensor]:
@@ -117,24 +124,41 @@ def tolerance(net, calibration, holdout, fresh) -> None:  # type: ignore[no-unty
             print(f"| {method} | {epsilon} | {best.keep:.2%} | {share:.2%} (at most {limit:.2%}) |", flush=True)
 
 
-def cost_of_a_walk(net, calibration, holdout) -> None:  # type: ignore[no-untyped-def]
-    """Scoring once and setting 30 levels, over one pruning; the holdout's forward passes are left out of both."""
-    from sipp.prune import before_cut, sparse_rows, write_rows
+def cost_of_a_walk(net, calibration) -> None:  # type: ignore[no-untyped-def]
+    """Scoring once and setting 30 levels, over one pruning; the holdout's forward passes are left out of both.
 
-    print("\n| method | one pruning, s | scoring and 30 levels, s | ratio |\n|---|---|---|---|")
-    for method in METHODS[1:]:
-        start = time.perf_counter()
-        ranking = rank(net, calibration, method=method)
-        scored = time.perf_counter()
-        cut(ranking, ranking.n_weights // 2)
-        once = time.perf_counter() - start
-        walked = time.perf_counter()
-        uncut, sparse = before_cut(ranking, n_cuts=N_LEVELS), build("resnet20").to(calibration.device)
-        for level in range(1, N_LEVELS + 1):
-            budget = ranking.n_weights * level // (N_LEVELS + 1)
-            write_rows(sparse, ranking, sparse_rows(ranking, uncut, budget, seed=0))
-        walk = (scored - start) + time.perf_counter() - walked
-        print(f"| {method} | {once:.2f} | {walk:.2f} | {walk / once:.2f} |", flush=True)
+    Scoring is the same for all methods: the best time of all is taken for each.
+    """
+    sparse = build("resnet20").to(calibration.device)
+    scored, once, walked = {}, {}, {}
+    for method in WALK_METHODS:
+
+        def score(method: Method = method) -> None:
+            rankings[method] = rank(net, calibration, method=method)
+
+        def prune_once(method: Method = method) -> None:
+            cut(rankings[method], rankings[method].n_weights // 2)
+
+        def walk(method: Method = method) -> None:
+            ranking = rankings[method]
+            uncut = before_cut(ranking, n_cuts=N_LEVELS)
+            for level in range(1, N_LEVELS + 1):
+                budget = ranking.n_weights * level // (N_LEVELS + 1)
+                write_rows(sparse, ranking, sparse_rows(ranking, uncut, budget, seed=0))
+
+        scored[method], once[method], walked[method] = score, prune_once, walk
+    rankings: dict[Method, Any] = {}
+    steps = [part[method] for part in (scored, once, walked) for method in WALK_METHODS]
+    times = alternate(*steps, repeats=WALK_REPEATS)
+    n = len(WALK_METHODS)
+    scoring = min(times[:n])
+    rows = []
+    for i, method in enumerate(WALK_METHODS):
+        pruning, walking = scoring + times[n + i], scoring + times[2 * n + i]
+        per_level = f"{times[2 * n + i] / N_LEVELS * 1e3:.1f} ms"
+        rows.append((method, f"{pruning:.3f} s", f"{walking:.3f} s", f"{walking / pruning:.2f}", per_level))
+    title = f"Scoring once and {N_LEVELS} levels beside one pruning, {len(calibration)} images"
+    table(title, ("method", "one pruning", "scoring and levels", "ratio", "a level"), rows)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from oracles import budget as oracle
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sipp.budget import allocate, envelope, largest, relax
+from sipp.budget import allocate, allocate_posed, envelope, largest, pose, relax, relax_posed
 from sipp.budget.allocation import round_to_sum
+from sipp.budget.envelope import optimum
 from sipp.errors import DataError, OptionError
 
 OPTIONS = {"n_outputs": 50, "delta": 1e-3, "c_constant": 3.0}
@@ -367,17 +368,73 @@ def test_bad_arguments_are_refused() -> None:
     assert allocate([], 5, generator=generator, **OPTIONS) == []
 
 
-def test_what_the_rows_want_is_the_sum_of_their_responses() -> None:
-    generator = torch.Generator().manual_seed(8)
-    shape = (50, 9)
-    draws, kept, cost, slope, bend, gain, reach = torch.rand(7, *shape, generator=generator, dtype=torch.float64)
-    kept[:, 0] = 2.0  # the cap
-    cost[:, 3] = math.inf  # a gap
-    for field in (slope, bend, gain):  # not looked at closely
-        field[:, [0, 5]] = math.nan
-    points = envelope._Points(draws, 2 * kept, cost, slope, -bend, gain, reach)
-    fields = points.cost, points.kept, points.slope, points.bend, points.gain, points.reach
-    for log_multiplier in (-30.0, -2.0, -0.5, 0.0, 1.0, 40.0):
-        expected = float(envelope._response(points, log_multiplier)[0].sum())
-        found = envelope._wanted(*(field.numpy() for field in fields), log_multiplier)
-        assert found == pytest.approx(expected, rel=1e-13)
+# ------------------------------------------------------------------------------------------- curves, and many budgets
+
+
+def test_between_knots_the_curve_is_the_oracle_s() -> None:
+    """At the multiplier for which a row's own optimum is somewhere, it keeps and costs what the formulas say there."""
+    for seed, kind in itertools.product(range(2), KINDS):
+        layers = some_layers(40 + seed, kind, n_layers=2)
+        posed = pose(layers, **OPTIONS)
+        rows = rows_of(layers)
+        for log_multiplier in (-9.0, -4.0, -1.3, 0.0, 1.7, 4.0):
+            found = envelope._respond(posed.curves, log_multiplier)
+            assert found.total == pytest.approx(found.kept_R.sum()) and found.cost == pytest.approx(found.cost_R.sum())
+            for row, kept, cost in zip(rows, found.kept_R.tolist(), found.cost_R.tolist()):
+                if kept == len(row):
+                    assert cost == 0
+                    continue
+                n_draws = draws_of_cost(row, cost)
+                assert oracle.expected_kept(row, n_draws) == pytest.approx(kept, rel=1e-7)
+                # no point of the curve, nor the cap, has a lower value
+                multiplier = math.exp(log_multiplier)
+                lowest = oracle.dual_bound([row], [1.0], multiplier, 0, **OPTIONS)
+                assert cost + multiplier * kept == pytest.approx(lowest, rel=1e-7)
+
+
+def draws_of_cost(row: np.ndarray, eps: float) -> float:
+    """N with eps_rand(N) = eps, by bisection."""
+    low, high = -60.0, 690.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        bound = oracle.eps_rand(float(row.sum()), math.exp(middle), **OPTIONS)
+        low, high = (middle, high) if bound > eps else (low, middle)
+    return math.exp(low)
+
+
+def test_a_posed_problem_gives_every_budget_the_same_bits_in_any_order() -> None:
+    layers = some_layers(14, "plain", n_layers=6, n_rows=5)
+    n_weights = sum(layer.numel() for layer in layers)
+    posed = pose(layers, **OPTIONS)
+    budgets = [n_weights * i // 12 for i in (11, 3, 7, 1, 5)] + [3]  # at last fewer weights than rows
+    for budget in (*budgets, *reversed(budgets)):
+        walked = allocate_posed(posed, budget, generator=torch.Generator().manual_seed(1))
+        alone = allocate(layers, budget, generator=torch.Generator().manual_seed(1), **OPTIONS)
+        assert all(map(torch.equal, walked, alone))
+        assert relax_posed(posed, budget).objective == relax(layers, budget, **OPTIONS).objective
+
+
+def test_rows_that_are_worth_little_keep_less_than_their_first_knot() -> None:
+    """Curves that start too late would pin them: the optimum must not feel where the table starts."""
+    layers = some_layers(15, "plain", n_layers=4, n_rows=4)
+    weights, budget = [1.0, 1e-9, 1.0, 1e-13], sum(layer.numel() for layer in layers) // 4
+    relaxed = relax(layers, budget, layer_weights=weights, **OPTIONS)
+    by_row = [w for w, layer in zip(weights, layers) for _ in layer]
+    below = oracle.dual_bound(rows_of(layers), by_row, relaxed.multiplier, budget, **OPTIONS)
+    assert relaxed.objective == pytest.approx(below, rel=1e-6)
+    assert float(relaxed.kept[3].max()) < 1e-3
+    pinned = optimum(pose(layers, layer_weights=weights, **OPTIONS).curves, budget)
+    assert not pinned.is_inside and pinned.objective > below * (1 + 1e-6)
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    layers = [torch.rand(200, 300, generator=torch.Generator().manual_seed(2)) ** 4]
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for n_threads in (1, 3):
+            torch.set_num_threads(n_threads)
+            found.append(relax(layers, 20_000, **OPTIONS))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0].kept[0], found[1].kept[0]) and found[0].objective == found[1].objective

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, OptionError
+from sipp.prune import before_cut, cut, rank, sparse_rows, write_rows
 from sipp.prune_to import PrunedTo, default_levels, prune_to
-from sipp.pruned import Method
+from sipp.pruned import Allocation, Method
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,22 @@ def test_the_result_is_what_prune_gives_at_that_level() -> None:
         best = prune_to(model, data, points(300, 2), epsilon=1.5, method=method, seed=3)
         again = sipp.prune(model, data, budget=best.pruned.budget, method=method, seed=3)
         assert all(torch.equal(a, b) for a, b in zip(best.model.parameters(), again.model.parameters()))
+
+
+@pytest.mark.parametrize("method", ["wt", "sipp-det", "sipp-rand", "sipp-hybrid"])
+@pytest.mark.parametrize("allocation", ["rows", "network"])
+def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method, allocation: Allocation) -> None:
+    ranking = rank(net(), points(100, 1), method=method, allocation=allocation)
+    uncut = before_cut(ranking, n_cuts=30)
+    for budget in (300, 40, 170, 11, 40, 384):
+        rows = sparse_rows(ranking, uncut, budget, seed=5)
+        walked = net()
+        write_rows(walked, ranking, rows)
+        alone = cut(ranking, budget, seed=5)
+        assert all(map(torch.equal, walked.parameters(), alone.model.parameters()))
+        for row, layer, mask in zip(rows, alone.layers, alone.masks.values()):
+            assert torch.equal(row.mask_FK, mask)
+            assert layer.eps_F is None or torch.equal(row.eps_F, layer.eps_F)
 
 
 def test_the_start_comes_from_the_calibration_data_alone() -> None:

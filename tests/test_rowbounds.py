@@ -9,7 +9,7 @@ import torch
 from oracles import budget as oracle
 
 from sipp.errors import DataError, OptionError
-from sipp.rowbounds import draws_for, draws_for_eps, eps_det, eps_rand, expected_kept, largest_in_rows, reaches
+from sipp.rowbounds import draws_for, eps_det, eps_rand, expected_kept, largest_in_rows
 
 C, ETA, DELTA = 3.0, 1000, 1e-16
 
@@ -170,29 +170,3 @@ def test_no_rows_is_no_fault() -> None:
     nothing, none = torch.zeros(0, 4), torch.zeros(0)
     assert eps_det(nothing, none.long(), c_constant=C).shape == draws_for(nothing, none).shape == (0,)
     assert expected_kept(nothing, none).shape == (0,)
-
-
-@pytest.mark.parametrize("eps", [1e-200, 1e-3, 0.5, 3.0, 1e6])
-def test_draws_for_eps_inverts_the_bound(eps: float) -> None:
-    total = torch.tensor([2.5, 0.0], dtype=torch.float64)
-    options = {"n_outputs": 100, "delta": 1e-16, "c_constant": 3.0}
-    draws = draws_for_eps(total, torch.full((2,), eps, dtype=torch.float64), **options)
-    assert draws[1] == 0
-    if math.isfinite(float(draws[0])):
-        assert float(eps_rand(total, draws, **options)[0]) == pytest.approx(eps, rel=1e-12)
-    else:
-        assert eps < 1e-150  # more draws than float64 can count: sampling never reaches such a bound
-    assert float(draws_for_eps(total, torch.zeros(2, dtype=torch.float64), **options)[0]) == math.inf
-
-
-def test_reaches_says_what_solving_for_the_draws_says() -> None:
-    generator = torch.Generator().manual_seed(4)
-    sensitivity = torch.rand(400, 30, generator=generator) ** 4
-    sensitivity[:, 25:] = 0.0
-    kept = torch.randint(1, 25, (400,), generator=generator)
-    asked = torch.rand(400, generator=generator, dtype=torch.float64) * 60
-    asked[:5] = math.inf
-    where = torch.rand(400, generator=generator) < 0.8
-    expected = (draws_for(sensitivity, kept) >= asked) & where
-    assert torch.equal(reaches(sensitivity, kept, asked, where), expected)
-    assert 50 < int(expected.sum()) < 350  # both answers occur

@@ -8,9 +8,11 @@ import torch
 from oracles import budget as oracle
 from torch import Tensor
 
+from sipp import sampling
 from sipp.errors import DataError, OptionError
 from sipp.rowbounds import draws_for, eps_rand
-from sipp.sparsify import DET, RAND, WHOLE, Draws, RowMethod, SparseRows, draw_fixed, draw_until, reweighted, sparsify
+from sipp.sampling import draw_fixed, draw_until
+from sipp.sparsify import DET, RAND, WHOLE, Draws, RowMethod, SparseRows, reweighted, sparsify, sparsify_layers
 
 BOUND = {"n_outputs": 40, "delta": 1e-4, "c_constant": 3.0}
 
@@ -218,6 +220,25 @@ def test_rows_of_one_and_of_many_columns_can_be_drawn() -> None:
     assert torch.equal(
         draw_until(share, torch.tensor([1, 10, 1000, 2999]), generator).gt(0).sum(1), torch.tensor([1, 10, 1000, 2999])
     )
+
+
+@pytest.mark.parametrize("draws", ["until", "fixed"])
+def test_many_layers_are_drawn_in_parts_of_bounded_size(draws: Draws, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [rows(20 + i, n_rows=9 + i, fan_in=30 + i) for i in range(4)]
+    kept = [torch.full((9 + i,), 12) for i in range(4)]
+    for limit in (10**6, 100, 1):
+        monkeypatch.setattr(sampling, "_BATCH", limit)
+        options = {"method": "rand", "draws": draws, "generator": torch.Generator().manual_seed(0)}
+        weights, sensitivities = zip(*layers)
+        results = sparsify_layers(weights, sensitivities, kept, **options, **BOUND)
+        for (weight, sensitivity), m, result in zip(layers, kept, results):
+            assert (result.strategy_F == RAND).all()
+            assert draws == "fixed" or torch.equal(result.mask_FK.sum(1), m)
+            share = torch.from_numpy(effective(weight, sensitivity))
+            share /= share.sum(1, keepdim=True)
+            counts = torch.where(weight != 0, result.values_FK * result.n_draws_F[:, None] * share / weight, 0.0)
+            torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-3)
+            torch.testing.assert_close(counts.sum(1), result.n_draws_F, rtol=1e-5, atol=0)
 
 
 def test_bad_arguments_are_refused() -> None:

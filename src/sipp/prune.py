@@ -28,7 +28,7 @@ from sipp.bounds import (
     paper_bound,
     row_guarantee,
 )
-from sipp.budget import allocate, largest, order_of
+from sipp.budget import Posed, allocate_posed, largest, order_of, pose
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, find_sites, unwrap
@@ -39,7 +39,7 @@ from sipp.records import NormStats, Reduce, Weight, from_rows, to_rows
 from sipp.sample_size import C_CONSTANT, K_CONSTANT, PRUNE_FACTOR, SIMPLE_FACTOR, check_delta, resolve_points
 from sipp.sensitivity import ChunkBytes, score
 from sipp.sound import sound_network_bound
-from sipp.sparsify import RAND, STRATEGIES, SparseRows, det_rows, keep_masked, sparsify
+from sipp.sparsify import RAND, STRATEGIES, SparseRows, det_rows, keep_masked, sparsify_layers
 
 _ROW_METHODS: dict[str, Literal["det", "rand", "hybrid"]] = {
     "sipp-det": "det",
@@ -229,16 +229,30 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
 
 @dataclass(frozen=True)
 class Uncut:
-    """What all budgets share: the weights before pruning (F x K, on the CPU), and the order of the scores, if known."""
+    """What all budgets share: the weights before pruning (F x K, on the CPU), and what is worth preparing for many."""
 
     dense: list[Tensor]
-    order: Tensor | None
+    order: Tensor | None  # of the scores
+    posed: Posed | None  # OptAlloc without its budget, for the methods that sample
 
 
 def before_cut(ranking: Ranking, *, n_cuts: int = 1) -> Uncut:
-    """The weights of a ranking, ready for this many budgets."""
+    """The weights of a ranking, ready for this many budgets. Rows do not depend on the number."""
     dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
-    return Uncut(dense, order_of(ranking.ranks) if n_cuts > 1 else None)
+    is_sampled = ranking.scores is not None and _ROW_METHODS.get(ranking.method) in ("rand", "hybrid")
+    order = order_of(ranking.ranks) if n_cuts > 1 and not is_sampled else None
+    return Uncut(dense, order, _pose(ranking, dense) if n_cuts > 1 and is_sampled else None)
+
+
+def _pose(ranking: Ranking, dense: list[Tensor]) -> Posed:
+    assert ranking.scores is not None
+    return pose(
+        ranking.ranks,
+        n_outputs=ranking.scores.n_outputs,
+        delta=ranking.delta,
+        c_constant=ranking.c_constant,
+        layer_weights=layer_weights(ranking.scores.layers, dense) if ranking.allocation == "network" else None,
+    )
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: list[SparseRows]) -> None:
@@ -260,36 +274,24 @@ def sparse_rows(ranking: Ranking, uncut: Uncut, budget: int, *, seed: int) -> li
         masks = largest(ranking.ranks, budget, order=uncut.order)
         triples = zip(dense, ranking.ranks, masks)
         return [det_rows(weight, rank, mask, c_constant=ranking.c_constant) for weight, rank, mask in triples]
-    eta = ranking.scores.n_outputs
-    weights = layer_weights(ranking.scores.layers, dense) if ranking.allocation == "network" else None
     if row_method == "det":
-        assert weights is not None
+        weights = layer_weights(ranking.scores.layers, dense)
         ranks = [rank.double() * w for rank, w in zip(ranking.ranks, weights)]
         kept = [mask.sum(1) for mask in largest(ranks, budget)]
     else:
-        kept = allocate(
-            ranking.ranks,
-            budget,
-            n_outputs=eta,
-            delta=ranking.delta,
-            c_constant=ranking.c_constant,
-            generator=generator,
-            layer_weights=weights,
-        )
-    return [
-        sparsify(
-            weight_FK,
-            rank_FK,
-            kept_F,
-            method=row_method,
-            draws=ranking.draws,
-            n_outputs=eta,
-            delta=ranking.delta,
-            c_constant=ranking.c_constant,
-            generator=generator,
-        )
-        for weight_FK, rank_FK, kept_F in zip(dense, ranking.ranks, kept)
-    ]
+        posed = uncut.posed if uncut.posed is not None else _pose(ranking, dense)
+        kept = allocate_posed(posed, budget, generator=generator)
+    return sparsify_layers(
+        dense,
+        ranking.ranks,
+        kept,
+        method=row_method,
+        draws=ranking.draws,
+        n_outputs=ranking.scores.n_outputs,
+        delta=ranking.delta,
+        c_constant=ranking.c_constant,
+        generator=generator,
+    )
 
 
 def _statements(ranking: Ranking, rows: list[SparseRows], dense: list[Tensor]) -> tuple[Guarantee | None, NetworkBound]:

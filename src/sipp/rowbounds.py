@@ -7,7 +7,7 @@ T7 stands here because it is what turns a number kept into a number drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -15,14 +15,11 @@ from torch import Tensor
 
 from sipp.errors import DataError, OptionError
 from sipp.numerics import BOUND_DTYPE
+from sipp.rowloops import add_up, as_array, compiled_rows, draws_of_row, fill_rates, look, over_rows
 
 UNION_FACTOR = 16.0  # T6: two tails, four quadrants, half of delta for the ES inequality
 CHUNK_CPU = 2**17  # weights worked on at once: their float64 temporaries stay in a core's cache
 CHUNK_OTHER = 2**24  # elsewhere a chunk only bounds memory (128 MiB a temporary)
-MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0
-LARGEST_SHARE = 1.0 - 2.0**-53  # keeps log(1 - q) finite where one weight has all of a row's sensitivity
-_NEWTON_STEPS = 200
-_NEWTON_TOLERANCE = 1e-13
 
 
 def eps_det(sensitivity_FK: Tensor, kept_F: Tensor, *, c_constant: float) -> Tensor:
@@ -60,10 +57,7 @@ def sampling_constant(total_F: Tensor, *, n_outputs: int, delta: float, c_consta
 def expected_kept(sensitivity_FK: Tensor, n_draws_F: Tensor) -> Tensor:
     """U(N) of T7, F float64: how many different weights N draws with replacement are expected to hit in each row."""
     check_sensitivity(sensitivity_FK)
-    never_ends = torch.isinf(n_draws_F.to(sensitivity_FK.device))
-    finite = n_draws_F.to(never_ends.device, BOUND_DTYPE).masked_fill(never_ends, 0.0)
-    kept = [curve(sensitivity_FK[rows], finite[rows])[0] for rows in row_chunks(sensitivity_FK)]
-    return torch.where(never_ends, (sensitivity_FK > 0).sum(1).to(BOUND_DTYPE), torch.cat([finite[:0], *kept]))
+    return _by_row(_expected_kept, sensitivity_FK, n_draws_F)
 
 
 def draws_for(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
@@ -73,69 +67,40 @@ def draws_for(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
     """
     check_sensitivity(sensitivity_FK)
     check_kept(kept_F, sensitivity_FK)
-    kept = kept_F.to(sensitivity_FK.device, BOUND_DTYPE)
-    draws = [_invert(sensitivity_FK[rows], kept[rows]) for rows in row_chunks(sensitivity_FK)]
-    return torch.cat([kept[:0], *draws])
+    return _by_row(_draws_for, sensitivity_FK, kept_F)
 
 
-def draws_for_eps(total_F: Tensor, eps_F: Tensor, *, n_outputs: int, delta: float, c_constant: float) -> Tensor:
-    """The draws N after which T6 promises exactly `eps_F`: eps = t + sqrt(t (t + 6)) has t = eps^2 / (6 + 2 eps).
+def _by_row(loop: Callable[..., None], sensitivity_FK: Tensor, given_F: Tensor) -> Tensor:
+    """F float64, where the sensitivities lie: what a compiled loop makes of each row and its number."""
+    rows, given = as_array(sensitivity_FK), as_array(given_F.to(BOUND_DTYPE))
+    result = np.empty(len(rows))
 
-    Infinite for eps = 0, 0 for a row without sensitivity.
-    """
-    scale_F = sampling_constant(total_F, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-    # Two divisions, because the square of a small eps can leave the range of float64.
-    return torch.where(scale_F > 0, scale_F * ((6.0 / eps_F + 2.0) / eps_F), 0.0)
+    def work(_: int, first: int, end: int, scratch: np.ndarray) -> None:
+        loop(rows[first:end], given[first:end], scratch[0], result[first:end])
 
-
-def reaches(sensitivity_FK: Tensor, kept_F: Tensor, n_draws_F: Tensor, where_F: Tensor) -> Tensor:
-    """F bool: whether N(m) >= n_draws, told by m >= U(n_draws) without solving for N(m) (T7); False outside `where_F`.
-
-    With the draws of `draws_for_eps` it says whether sampling m weights has a bound of at most that eps.
-    """
-    result_F = torch.zeros_like(where_F)
-    asked = (where_F & torch.isfinite(n_draws_F)).nonzero()[:, 0]
-    for rows in row_chunks(sensitivity_FK, len(asked)):
-        index = asked[rows]
-        hit_FK = torch.expm1(rates(sensitivity_FK[index]) * -n_draws_F[index, None])
-        result_F[index] = kept_F[index] >= hit_FK.sum(1).neg_()
-    return result_F
+    over_rows(work, [rows.shape], n_scratch=1)
+    return torch.from_numpy(result).to(sensitivity_FK.device)
 
 
-def rates(sensitivity_FK: Tensor) -> Tensor:
-    """-log(1 - q), float64, with q = s / S: the rate at which U's terms decay in N."""
-    share = sensitivity_FK.to(BOUND_DTYPE)
-    total = share.sum(1, keepdim=True)
-    share = share / torch.where(total > 0, total, 1.0)
-    return share.clamp_(max=LARGEST_SHARE).neg_().log1p_().neg_()
+@compiled_rows
+def _expected_kept(rows_FK: np.ndarray, n_draws_F: np.ndarray, rates_K: np.ndarray, kept_F: np.ndarray) -> None:
+    for i in range(rows_FK.shape[0]):
+        total, cap = add_up(rows_FK[i])
+        kept_F[i] = cap
+        if cap > 0 and n_draws_F[i] < math.inf:
+            fill_rates(rows_FK[i], total, rates_K)
+            kept_F[i] = look(rates_K, n_draws_F[i])[0]
 
 
-def curve(sensitivity_FK: Tensor, n_draws_F: Tensor, rates_FK: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """U(N), dU/d log N and sum_j y_j^2 e^-y_j with y_j = -N log(1 - q_j): minus d2U/d(log N)^2 plus dU/d log N."""
-    exponent = (rates(sensitivity_FK) if rates_FK is None else rates_FK) * n_draws_F[:, None]
-    kept = torch.expm1(-exponent).neg_().sum(1)
-    first = torch.exp(-exponent).mul_(exponent)
-    gain = first.sum(1)
-    return kept, gain, first.mul_(exponent).sum(1)
-
-
-def _invert(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
-    """N(m) by Newton's method on log(K+ - U(N)), which is convex in N: from below it never passes the solution."""
-    rates_FK = rates(sensitivity_FK)
-    cap = (sensitivity_FK > 0).sum(1).to(BOUND_DTYPE)
-    solvable = (kept_F > 0) & (kept_F < cap)
-    kept, ceiling = torch.where(solvable, kept_F, 0.5), torch.where(solvable, cap, 1.0)
-    total_rate = torch.where(solvable, rates_FK.sum(1), 1.0)
-    # U(N) <= K+ (1 - exp(-N mean rate)) since 1 - e^-y is concave: the first guess is below N(m), exact for equal q.
-    draws = -(ceiling / total_rate) * torch.log1p(-kept / ceiling)
-    for _ in range(_NEWTON_STEPS):
-        reached, gain, _ = curve(sensitivity_FK, draws, rates_FK)
-        lack = (kept - reached) / (ceiling - kept)
-        step = torch.where(solvable, (ceiling - reached) / gain * torch.log1p(lack), 0.0)
-        draws = (draws * (1.0 + step)).clamp(max=MAX_DRAWS)
-        if bool(((step.abs() <= _NEWTON_TOLERANCE) | (draws == MAX_DRAWS)).all()):
-            break
-    return torch.where(solvable, draws, torch.where(kept_F > 0, math.inf, 0.0))
+@compiled_rows
+def _draws_for(rows_FK: np.ndarray, kept_F: np.ndarray, rates_K: np.ndarray, n_draws_F: np.ndarray) -> None:
+    for i in range(rows_FK.shape[0]):
+        total, cap = add_up(rows_FK[i])
+        if 0 < kept_F[i] < cap:
+            fill_rates(rows_FK[i], total, rates_K)
+            n_draws_F[i] = draws_of_row(rates_K, cap, kept_F[i])
+        else:
+            n_draws_F[i] = math.inf if kept_F[i] > 0 else 0.0
 
 
 def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:

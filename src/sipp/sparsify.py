@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
 from sipp.numerics import BOUND_DTYPE
 from sipp.rowbounds import (
-    MAX_DRAWS,
     check_constants,
     check_kept,
     check_sensitivity,
-    draws_for,
-    draws_for_eps,
-    eps_rand,
     largest_in_rows,
-    reaches,
-    row_chunks,
+    sampling_constant,
     tail_sum,
 )
+from sipp.rowloops import add_up, as_array, compiled_rows, draws_of_row, fill_rates, look, over_rows, smallest_of
+from sipp.sampling import Lot, batches, draw_fixed, draw_lots_until
 
 RowMethod = Literal["det", "rand", "hybrid"]
 Draws = Literal["until", "fixed"]
@@ -35,7 +34,6 @@ STRATEGIES = {DET: "det", RAND: "rand", WHOLE: "whole"}
 
 EMPTY_ROW_EPS = 1.0  # a row without weights answers 0 in every quadrant, and |0 - z| = z
 _DRAW_SLACK = 1e-9  # N(m) is computed: one that is a whole number (N(1) = 1) must not be rounded up to the next
-_LARGEST_RATE = 2.0**52  # above it a Poisson count is its mean: they differ by one part in 2^26
 
 
 @dataclass(frozen=True)
@@ -79,43 +77,191 @@ def sparsify(
     weights, so the count is exact, or a "fixed" number ceil(N(m)), so unbiasedness and T6 are exact (T8). A weight that
     is zero or has no sensitivity is never drawn. Rows that may keep all they can draw are kept whole.
     """
-    _check(weight_FK, sensitivity_FK, kept_F, method, draws)
+    return sparsify_layers(
+        [weight_FK],
+        [sensitivity_FK],
+        [kept_F],
+        method=method,
+        draws=draws,
+        n_outputs=n_outputs,
+        delta=delta,
+        c_constant=c_constant,
+        generator=generator,
+    )[0]
+
+
+def sparsify_layers(
+    weights: Sequence[Tensor],
+    sensitivities: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    *,
+    method: RowMethod,
+    draws: Draws,
+    n_outputs: int,
+    delta: float,
+    c_constant: float,
+    generator: torch.Generator,
+) -> list[SparseRows]:
+    """What `sparsify` makes of each layer; all layers go through each step together, which is sooner for small ones."""
+    for weight_FK, sensitivity_FK, kept_F in zip(weights, sensitivities, kept):
+        _check(weight_FK, sensitivity_FK, kept_F, method, draws)
     check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-    weight_FK = weight_FK.detach()
-    sensitivity_FK = torch.where(weight_FK != 0, sensitivity_FK, 0.0)
-    kept_F = kept_F.to(sensitivity_FK.device)
-    det = det_rows(weight_FK, sensitivity_FK, largest_in_rows(sensitivity_FK, kept_F), c_constant=c_constant)
+    weights = [weight_FK.detach() for weight_FK in weights]
     if method == "det":
-        return det
-    total_F = sensitivity_FK.sum(1, dtype=BOUND_DTYPE)
-    is_drawn_F = (det.strategy_F == DET) & (kept_F > 0)
-    if method == "hybrid":
-        enough_F = draws_for_eps(total_F, det.eps_F, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-        is_drawn_F &= reaches(sensitivity_FK, kept_F, enough_F, is_drawn_F)
-    # T5 would say C S of an empty row and T6 nothing; its error is known, so neither is needed (nor believed).
-    eps_F = torch.where((kept_F == 0) & (total_F > 0), EMPTY_ROW_EPS, det.eps_F)
-    # Exactly the weights of positive sensitivity make a row whole, even where the number to keep leaves more room.
-    mask_FK = det.mask_FK & (sensitivity_FK > 0)
-    values_FK, n_draws_F = torch.where(mask_FK, weight_FK, 0.0), torch.zeros_like(eps_F)
-    drawn = is_drawn_F.nonzero()[:, 0]
-    expected_F = torch.zeros_like(eps_F)
-    expected_F[drawn] = draws_for(sensitivity_FK[drawn], kept_F[drawn])
-    for rows in row_chunks(sensitivity_FK, len(drawn)):
-        index = drawn[rows]
-        share_FK = sensitivity_FK[index].to(BOUND_DTYPE) / total_F[index, None]
+        worths = [torch.where(w != 0, s, 0.0) for w, s in zip(weights, sensitivities)]
+        masks = [largest_in_rows(s, m) for s, m in zip(worths, kept)]
+        return [det_rows(*rows, c_constant=c_constant) for rows in zip(weights, worths, masks)]
+    layers = [_Layer(*map(as_array, (_wide(w), s, m.to(torch.int64)))) for w, s, m in zip(weights, sensitivities, kept)]
+    one = torch.ones((), dtype=BOUND_DTYPE)
+    scale = float(sampling_constant(one, n_outputs=n_outputs, delta=delta, c_constant=c_constant))
+    _settle(layers, sensitivities, is_hybrid=method == "hybrid", c_constant=c_constant, scale=scale)
+    _draw(layers, draws, generator)
+    results = []
+    for weight_FK, layer in zip(weights, layers):
+        # With "until" the number of draws is a result of the draws: a lucky one must not tighten the claim, so no more
+        # than N(m) count. Deviates: T6 is proved for a number of draws fixed beforehand; for "until" it is a guide.
+        entitled_F = layer.n_draws_F if draws == "fixed" else np.minimum(layer.n_draws_F, layer.expected_F)
+        _bound_drawn(layer.strategy_F, layer.total_F, entitled_F, scale, layer.eps_F)
+        values_FK = _in_range(layer.values_FK, layer.n_draws_F, weight_FK.dtype)
+        others = map(torch.from_numpy, (layer.mask_FK, layer.strategy_F, layer.n_draws_F, layer.eps_F))
+        results.append(SparseRows(*(result.to(weight_FK.device) for result in (values_FK, *others))))
+    return results
+
+
+class _Layer:
+    """One layer while its rows are worked on: what is given, and what comes of it. All arrays on the CPU."""
+
+    def __init__(self, weight_FK: np.ndarray, worth_FK: np.ndarray, kept_F: np.ndarray) -> None:
+        self.weight_FK, self.worth_FK, self.kept_F = weight_FK, worth_FK, kept_F
+        self.values_FK, self.mask_FK = np.zeros_like(weight_FK), np.zeros(weight_FK.shape, dtype=np.bool_)
+        self.strategy_F = np.empty(len(weight_FK), dtype=np.int8)
+        self.total_F, self.expected_F, self.n_draws_F, self.eps_F = np.zeros((4, len(weight_FK)))
+
+
+def _settle(
+    layers: list[_Layer], sensitivities: Sequence[Tensor], *, is_hybrid: bool, c_constant: float, scale: float
+) -> None:
+    """Nothing; T9 for each row of each layer: all is settled but what is drawn."""
+    n_unused = [np.zeros(len(layer.kept_F), dtype=np.int64) for layer in layers]
+
+    def work(i: int, first: int, end: int, scratch: np.ndarray) -> None:
+        layer, part = layers[i], slice(first, end)
+        given = (layer.weight_FK, layer.worth_FK, layer.kept_F)
+        results = (layer.values_FK, layer.mask_FK, layer.strategy_F, layer.total_F, layer.expected_F, layer.eps_F)
+        options = (is_hybrid, c_constant, scale, scratch)
+        _settle_rows(*(a[part] for a in given), *options, *(a[part] for a in results), n_unused[i][part])
+
+    over_rows(work, [layer.worth_FK.shape for layer in layers], n_scratch=3)
+    for layer, sensitivity_FK, n_unused_F in zip(layers, sensitivities, n_unused):
+        if not np.isfinite(layer.total_F).all():
+            check_sensitivity(sensitivity_FK)  # says what is wrong
+        if n_unused_F.any():  # a weight of 0 is worth nothing, whatever its score
+            layer.worth_FK = np.where(layer.weight_FK != 0, layer.worth_FK, np.zeros_like(layer.worth_FK))
+
+
+def _draw(layers: list[_Layer], draws: Draws, generator: torch.Generator) -> None:
+    """Nothing; values, masks and numbers of draws of the rows that are drawn (T8)."""
+    lots = [Lot(x.worth_FK, x.total_F, np.flatnonzero(x.strategy_F == RAND), x.kept_F) for x in layers]
+    for batch in batches(lots):
         if draws == "until":
-            count_FK = draw_until(share_FK, kept_F[index], generator)
+            counts = draw_lots_until([lot for _, lot in batch], generator)
         else:
-            count_FK = draw_fixed(share_FK, (expected_F[index] - _DRAW_SLACK).ceil(), generator)
-        n_draws_F[index] = count_FK.sum(1)
-        mask_FK[index] = count_FK > 0
-        values_FK[index] = reweighted(weight_FK[index], count_FK, share_FK)
-    # With "until" the number of draws is a result of the draws: a lucky one must not tighten the claim, so no more than
-    # N(m) count. Deviates: T6 is proved for a number of draws fixed beforehand; for "until" it is a guide.
-    entitled_F = n_draws_F if draws == "fixed" else torch.minimum(n_draws_F, expected_F)
-    bound_F = eps_rand(total_F, entitled_F, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-    strategy_F = torch.where(is_drawn_F, RAND, det.strategy_F)
-    return SparseRows(values_FK, mask_FK, strategy_F, n_draws_F, torch.where(is_drawn_F, bound_F, eps_F))
+            counts = [_fixed_counts(lot, layers[i].expected_F, generator) for i, lot in batch]
+        for (i, lot), count_DK in zip(batch, counts):
+            layer, given = layers[i], (lot.rows_D, lot.worth_FK, lot.total_F, count_DK)
+            _reweigh(*given, layer.weight_FK, layer.values_FK, layer.mask_FK, layer.n_draws_F)
+
+
+def _fixed_counts(lot: Lot, expected_F: np.ndarray, generator: torch.Generator) -> np.ndarray:
+    share_DK = lot.worth_FK[lot.rows_D].astype(np.float64) / lot.total_F[lot.rows_D, None]
+    n_draws_D = np.ceil(expected_F[lot.rows_D] - _DRAW_SLACK)
+    return as_array(draw_fixed(torch.from_numpy(share_DK), torch.from_numpy(n_draws_D), generator))
+
+
+@compiled_rows
+def _bound_drawn(
+    strategy_F: np.ndarray, total_F: np.ndarray, n_draws_F: np.ndarray, scale: float, eps_F: np.ndarray
+) -> None:
+    """eps_rand of T6 for the rows that were drawn."""
+    for i in range(strategy_F.shape[0]):
+        if strategy_F[i] == RAND:
+            share = scale * total_F[i] / n_draws_F[i]
+            eps_F[i] = share + math.sqrt(share) * math.sqrt(share + 6.0)
+
+
+@compiled_rows
+def _settle_rows(
+    weight_FK: np.ndarray,
+    rows_FK: np.ndarray,
+    kept_F: np.ndarray,
+    is_hybrid: bool,
+    c_constant: float,
+    scale: float,
+    scratch: np.ndarray,
+    values_FK: np.ndarray,
+    mask_FK: np.ndarray,
+    strategy_F: np.ndarray,
+    total_F: np.ndarray,
+    expected_F: np.ndarray,
+    eps_F: np.ndarray,
+    n_unused_F: np.ndarray,
+) -> None:
+    """Whole rows, then the most sensitive weights (T5), then whether drawing as many has a smaller bound (T6, T9).
+
+    A total that is NaN says that a sensitivity is none.
+    """
+    worth, keys, rates = scratch[0], scratch[1].view(np.int64), scratch[2]
+    for i in range(rows_FK.shape[0]):
+        m, n_right, n_unused = kept_F[i], 0, 0
+        for j in range(worth.shape[0]):
+            n_right += int((rows_FK[i, j] >= 0.0) & (rows_FK[i, j] < math.inf))
+            n_unused += int((rows_FK[i, j] > 0.0) & (weight_FK[i, j] == 0.0))
+            worth[j] = rows_FK[i, j] if weight_FK[i, j] != 0.0 else 0.0
+        total, cap = add_up(worth)
+        n_unused_F[i], total_F[i] = n_unused, total if n_right == worth.shape[0] else math.nan
+        if n_right < worth.shape[0]:
+            continue
+        strategy_F[i] = WHOLE if m >= cap else DET
+        if 0 < m < cap:
+            if is_hybrid:
+                eps_F[i] = c_constant * _keep_largest(worth, m, keys, mask_FK[i])
+            fill_rates(worth, total, rates)
+            # eps = t + sqrt(t (t + 6)) has t = S~ / N = eps^2 / (6 + 2 eps): sampling m weights has a bound of at most
+            # eps if N(m) is at least that N, which m >= U(N) tells without N(m)
+            enough = scale * total * ((6.0 / eps_F[i] + 2.0) / eps_F[i]) if is_hybrid else 0.0
+            if enough < math.inf and (not is_hybrid or m >= look(rates, enough)[0]):
+                strategy_F[i] = RAND
+                expected_F[i] = draws_of_row(rates, np.float64(cap), np.float64(m))
+                continue
+        elif m == 0 and cap > 0:  # T5 would say C S and T6 nothing; the error is known, so neither is needed
+            eps_F[i] = EMPTY_ROW_EPS
+        else:  # exactly the weights of positive sensitivity, even where the number to keep leaves more room
+            for j in range(worth.shape[0]):
+                mask_FK[i, j] = worth[j] > 0
+        for j in range(worth.shape[0]):
+            values_FK[i, j] = weight_FK[i, j] if mask_FK[i, j] else 0.0
+
+
+@compiled_rows
+def _keep_largest(values_K: np.ndarray, m: int, keys: np.ndarray, mask_K: np.ndarray) -> float:
+    """The sum of all but the m largest, which the mask gets; ties go to the smaller column. `keys` is scratch."""
+    bits = values_K.view(np.int64)  # numbers >= 0 are in the order of their bits
+    for j in range(values_K.shape[0]):
+        keys[j] = -bits[j]
+    edge, room = smallest_of(keys, m)
+    for j in range(values_K.shape[0]):
+        mask_K[j] = keys[j] < edge
+    for j in range(values_K.shape[0]):
+        if room == 0:
+            break
+        if keys[j] == edge:
+            mask_K[j] = True
+            room -= 1
+    tail = 0.0  # added up itself, not as a difference of sums
+    for j in range(values_K.shape[0]):
+        value = values_K[j]
+        tail += 0.0 if mask_K[j] else value
+    return tail
 
 
 def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_constant: float) -> SparseRows:
@@ -132,58 +278,56 @@ def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_co
     )
 
 
-def draw_until(share_FK: Tensor, kept_F: Tensor, generator: torch.Generator) -> Tensor:
-    """F x K float64 counts of draws with replacement from `share_FK`, made until `kept_F` columns were hit (T8a).
-
-    In continuous time: column j is hit at rate q_j, first at T_j ~ Exp(q_j), and the clock stops at tau, the m-th
-    smallest T. Then it was hit 1 + Poisson(q_j (tau - T_j)) times. Rows need m < number of positive shares, m > 0.
-    """
-    arrival_FK = -torch.log1p(-_uniform(share_FK, generator)) / share_FK
-    arrival_FK = torch.where(share_FK > 0, arrival_FK.clamp(max=MAX_DRAWS), math.inf)
-    mask_FK = largest_in_rows(-arrival_FK, kept_F)
-    tau_F = arrival_FK.masked_fill(~mask_FK, -math.inf).amax(1, keepdim=True)
-    rate_FK = torch.where(mask_FK, share_FK * (tau_F - arrival_FK), 0.0)
-    rate = rate_FK[mask_FK].to(generator.device)
-    again = torch.where(rate < _LARGEST_RATE, torch.poisson(rate.clamp(max=_LARGEST_RATE), generator=generator), rate)
-    count_FK = mask_FK.to(BOUND_DTYPE)
-    count_FK[mask_FK] += again.to(count_FK.device)
-    return count_FK
-
-
-def draw_fixed(share_FK: Tensor, n_draws_F: Tensor, generator: torch.Generator) -> Tensor:
-    """F x K float64 counts of `n_draws_F` draws with replacement from `share_FK` (T8b): exact multinomial counts.
-
-    A row is halved again and again; the draws of a part go to its left half with probability left / part (binomial), so
-    that there are as many calls as K has binary digits.
-    """
-    fan_in = share_FK.shape[1]
-    n_leaves = 1 << max(0, fan_in - 1).bit_length()
-    parts = [torch.nn.functional.pad(share_FK, (0, n_leaves - fan_in))]  # leaves first, the whole row last
-    while parts[-1].shape[1] > 1:
-        parts.append(parts[-1][:, 0::2] + parts[-1][:, 1::2])
-    count = n_draws_F[:, None].to(generator.device)
-    for part, halves in zip(parts[:0:-1], parts[-2::-1]):
-        chance = torch.where(part > 0, halves[:, 0::2] / part, 0.0).to(generator.device)
-        left = torch.binomial(count, chance, generator=generator)
-        count = torch.stack([left, count - left], dim=2).flatten(1)
-    return count[:, :fan_in].to(share_FK.device)
-
-
 def reweighted(weight_FK: Tensor, count_FK: Tensor, share_FK: Tensor) -> Tensor:
     """w^_j = n_j w_j / (N q_j) of T8, in the dtype of the weights; 0 where nothing was drawn."""
-    factor = count_FK / (count_FK.sum(1, keepdim=True) * share_FK)
-    values = torch.where(count_FK > 0, weight_FK.to(BOUND_DTYPE) * factor, 0.0).to(weight_FK.dtype)
-    if not bool(values.isfinite().all()):
+    weights, share, count = map(as_array, (_wide(weight_FK), share_FK, count_FK))
+    values, mask = np.empty_like(weights), np.empty(weights.shape, dtype=np.bool_)
+    ones, n_draws = np.ones((2, len(weights)))
+    _reweigh(np.arange(len(weights)), share, ones, count, weights, values, mask, n_draws)
+    return _in_range(values, n_draws, weight_FK.dtype).to(weight_FK.device)
+
+
+@compiled_rows
+def _reweigh(
+    rows_D: np.ndarray,
+    worth_FK: np.ndarray,
+    total_F: np.ndarray,
+    count_DK: np.ndarray,
+    weight_FK: np.ndarray,
+    values_FK: np.ndarray,
+    mask_FK: np.ndarray,
+    n_draws_F: np.ndarray,
+) -> None:
+    """Values, masks and numbers of draws of the rows `rows_D`, which the counts belong to. NaN draws: not in range."""
+    for d in range(rows_D.shape[0]):
+        i, n_draws = rows_D[d], 0.0
+        for j in range(count_DK.shape[1]):
+            n_draws += count_DK[d, j]
+        n_outside = 0
+        for j in range(count_DK.shape[1]):
+            mask_FK[i, j] = count_DK[d, j] > 0
+            factor = count_DK[d, j] / (n_draws * worth_FK[i, j]) * total_F[i]
+            values_FK[i, j] = weight_FK[i, j] * factor if count_DK[d, j] > 0 else 0.0
+            n_outside += int(not abs(values_FK[i, j]) < math.inf)
+        n_draws_F[i] = n_draws if n_outside == 0 else math.nan
+
+
+def _in_range(values_FK: np.ndarray, n_draws_F: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """The values in this dtype, refused where one of them leaves its range."""
+    values = torch.from_numpy(values_FK)
+    is_narrowed = values.dtype != dtype
+    values = values.to(dtype)
+    if np.isnan(n_draws_F).any() or (is_narrowed and not bool(values.isfinite().all())):
         raise DataError(
-            f"a re-weighted weight leaves the range of {weight_FK.dtype}: the row's sensitivities differ by too many "
+            f"a re-weighted weight leaves the range of {dtype}: the row's sensitivities differ by too many "
             'orders of magnitude to sample from; use method "det" or a wider dtype'
         )
     return values
 
 
-def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers in [0, 1) of the tensor's shape and dtype, drawn where the generator lives."""
-    return torch.rand(like.shape, dtype=like.dtype, device=generator.device, generator=generator).to(like.device)
+def _wide(weight_FK: Tensor) -> Tensor:
+    """The weights in a dtype that compiled loops can read."""
+    return weight_FK if weight_FK.dtype in (torch.float32, torch.float64) else weight_FK.to(torch.float32)
 
 
 def _check(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, method: str, draws: str) -> None:
@@ -191,7 +335,8 @@ def _check(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, method: st
         raise OptionError(f"method={method!r} for rows is unknown; choose one of {', '.join(get_args(RowMethod))}")
     if draws not in get_args(Draws):
         raise OptionError(f"draws={draws!r} is unknown; choose one of {', '.join(get_args(Draws))}")
-    check_sensitivity(sensitivity_FK)
+    if method == "det":  # else `_settle_rows` looks at each of them, on its way
+        check_sensitivity(sensitivity_FK)
     if weight_FK.shape != sensitivity_FK.shape:
         raise DataError(
             f"weights of shape {tuple(weight_FK.shape)} and sensitivities of shape {tuple(sensitivity_FK.shape)} "

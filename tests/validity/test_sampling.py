@@ -7,13 +7,16 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from oracles import budget as oracle
+from scipy import stats
 from scipy.stats import chi2_contingency
 from torch import Tensor
 
 from sipp.rowbounds import draws_for, eps_rand, largest_in_rows
-from sipp.sparsify import draw_fixed, draw_until, reweighted, sparsify
+from sipp.sampling import draw_fixed, draw_until, poisson
+from sipp.sparsify import reweighted, sparsify
 
 Reweighting = Callable[[Tensor, Tensor, Tensor], Tensor]  # weights, counts, shares -> new weights
 Sampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # shares, kept, generator -> counts
@@ -213,6 +216,29 @@ def test_many_draws_have_the_right_mean_and_spread() -> None:
     assert (np.abs(z) < 4.5).all()
     assert (np.abs(counts.std(0)[:5].numpy() / spread - 1) < 0.06).all()
     assert (counts[:, 5] == 0).all()
+
+
+def has_the_law_of_poisson(draw: Callable[[Tensor, torch.Generator], np.ndarray], rate: float) -> bool:
+    """Whether numbers of this rate have its law: chi-square against the exact chances, tails put together."""
+    n = 40_000
+    counts = draw(torch.full((n,), rate, dtype=torch.float64), torch.Generator().manual_seed(11))
+    edges = stats.poisson.ppf(np.linspace(0, 1, 22)[1:-1], rate)
+    edges = np.unique(edges)
+    chance = np.diff(np.concatenate([[0.0], stats.poisson.cdf(edges, rate), [1.0]]))
+    seen = np.bincount(np.searchsorted(edges, counts), minlength=len(chance))
+    return bool(stats.chisquare(seen, n * chance).pvalue > 1e-4) and bool((counts == np.floor(counts)).all())
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.3, 2.5, 9.9, 10.1, 200.0])
+def test_poisson_numbers_have_their_law(rate: float) -> None:
+    assert has_the_law_of_poisson(poisson, rate)
+    assert not has_the_law_of_poisson(lambda rates, generator: poisson(1.1 * rates + 0.003, generator), rate)
+    assert not has_the_law_of_poisson(lambda rates, generator: poisson(rates, generator) + 1.0, rate)
+
+
+def test_poisson_at_its_ends() -> None:
+    rates = torch.tensor([0.0, 1e-300, 2.0**53, 1e300], dtype=torch.float64)
+    assert poisson(rates, torch.Generator().manual_seed(0)).tolist() == [0.0, 0.0, 2.0**53, 1e300]
 
 
 def test_until_makes_about_as_many_draws_as_expected() -> None:

@@ -1,11 +1,24 @@
 """Scores of all rows and a budget in, which or how many weights each row keeps out (T7, T10).
 
 `largest` is the optimum for SiPP-det (and for every baseline that ranks weights); `allocate` is OptAlloc for SiPP-rand
-and SiPP-hybrid. Lists hold one tensor per layer; rows of different layers may differ in fan-in.
+and SiPP-hybrid, and `pose` and `allocate_posed` are its two halves, for many budgets. Lists hold one tensor per layer;
+rows of different layers may differ in fan-in.
 """
 
-from sipp.budget.allocation import Relaxed, allocate, relax
+from sipp.budget.allocation import Posed, Relaxed, allocate, allocate_posed, pose, relax, relax_posed
 from sipp.budget.ranking import largest, order_of
 from sipp.rowbounds import draws_for, expected_kept
 
-__all__ = ["Relaxed", "allocate", "draws_for", "expected_kept", "largest", "order_of", "relax"]
+__all__ = [
+    "Posed",
+    "Relaxed",
+    "allocate",
+    "allocate_posed",
+    "draws_for",
+    "expected_kept",
+    "largest",
+    "order_of",
+    "pose",
+    "relax",
+    "relax_posed",
+]

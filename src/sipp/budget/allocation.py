@@ -9,12 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sipp.budget.envelope import CompetingRows, fill, optimum
+from sipp.budget.curves import Curves, tabulate
+from sipp.budget.envelope import Optimum, fill, optimum
 from sipp.errors import OptionError
 from sipp.numerics import BOUND_DTYPE
 from sipp.rowbounds import check_constants, check_sensitivity, sampling_constant
 
 _FRACTION_BITS = 40  # rounding works on whole multiples of 2^-40, so that its sums are exact
+# How far below half a weight a row's curve starts: as many octaves where a row has more than a weight of the budget,
+# more where rows outnumber the weights or where a row is worth so little that it wants less. Rows that want less than
+# 2^-60 of a weight cost next to nothing wherever they are.
+_HALVINGS, _MORE_HALVINGS, _MOST_HALVINGS = 3, 12, 60
 _INTEGER_SLACK = 1e-9  # a relaxed number this close to an integer is that integer
 
 
@@ -25,6 +30,40 @@ class Relaxed:
     kept: list[Tensor]  # one float64 tensor of F numbers a layer
     objective: float  # no whole numbers cost less
     multiplier: float
+
+
+@dataclass(frozen=True)
+class Posed:
+    """OptAlloc before the budget is known: what all budgets share. R counts the rows of all layers together."""
+
+    sensitivities: tuple[Tensor, ...]
+    caps_R: Tensor  # float64: the weights of positive sensitivity
+    competes_R: Tensor  # bool: rows of positive sensitivity and weight
+    weight_R: Tensor
+    scale_R: Tensor  # S~ of T6
+    curves: Curves  # of the rows that compete
+
+
+def pose(
+    sensitivities: Sequence[Tensor],
+    *,
+    n_outputs: int,
+    delta: float,
+    c_constant: float,
+    layer_weights: Sequence[float] | None = None,
+) -> Posed:
+    """The problem of T10 without its budget, ready to be solved for any number of them."""
+    _check_allocation(sensitivities, layer_weights)
+    check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    weights = [1.0] * len(sensitivities) if layer_weights is None else list(layer_weights)
+    n_rows = torch.tensor([len(layer) for layer in sensitivities], dtype=torch.int64)
+    caps_R = _gather([(layer > 0).sum(1) for layer in sensitivities])
+    total_R = _gather([layer.sum(1, dtype=BOUND_DTYPE) for layer in sensitivities])
+    weight_R = torch.tensor(weights, dtype=BOUND_DTYPE).repeat_interleave(n_rows)
+    competes_R = (caps_R > 0) & (weight_R > 0)
+    scale_R = sampling_constant(total_R, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    curves = _curves(sensitivities, competes_R, weight_R, scale_R, n_halvings=_HALVINGS)
+    return Posed(tuple(sensitivities), caps_R, competes_R, weight_R, scale_R, curves)
 
 
 def allocate(
@@ -42,20 +81,18 @@ def allocate(
     The numbers add up to exactly min(budget, weights of positive sensitivity). Each is the relaxed optimum, rounded up
     or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing.
     """
-    relaxed = relax(
-        sensitivities,
-        budget,
-        n_outputs=n_outputs,
-        delta=delta,
-        c_constant=c_constant,
-        layer_weights=layer_weights,
-    ).kept
+    posed = pose(sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant, layer_weights=layer_weights)
+    return allocate_posed(posed, budget, generator=generator)
+
+
+def allocate_posed(posed: Posed, budget: int, *, generator: torch.Generator) -> list[Tensor]:
+    """What `allocate` says for this budget, bit for bit."""
+    relaxed = relax_posed(posed, budget).kept
     if not relaxed:
         return []
     flat = torch.cat([layer.cpu() for layer in relaxed])
-    target = min(budget, sum(int((layer > 0).sum()) for layer in sensitivities))
-    rounded = round_to_sum(flat, target, generator).split([len(layer) for layer in relaxed])
-    return [kept.to(layer.device) for kept, layer in zip(rounded, relaxed)]
+    rounded = round_to_sum(flat, min(budget, int(posed.caps_R.sum())), generator)
+    return [kept.to(layer.device) for kept, layer in zip(rounded.split([len(layer) for layer in relaxed]), relaxed)]
 
 
 def relax(
@@ -75,28 +112,52 @@ def relax(
     1e-6 (relative) above its least value. Deviates: the paper calls the problem convex; no guarantee depends on it,
     since a bound holds for whatever number of weights a row is given.
     """
-    _check_allocation(sensitivities, budget, layer_weights)
-    check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-    weights = [1.0] * len(sensitivities) if layer_weights is None else list(layer_weights)
-    layers = [len(layer) for layer in sensitivities]
-    caps_R = _gather([(layer > 0).sum(1) for layer in sensitivities])
-    total_R = _gather([layer.sum(1, dtype=BOUND_DTYPE) for layer in sensitivities])
-    weight_R = torch.tensor(weights, dtype=BOUND_DTYPE).repeat_interleave(torch.tensor(layers, dtype=torch.int64))
-    matters_R = (caps_R > 0) & (weight_R > 0)
-    scale_R = sampling_constant(total_R, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    posed = pose(sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant, layer_weights=layer_weights)
+    return relax_posed(posed, budget)
 
-    kept_R = torch.where(matters_R, caps_R, 0.0)
+
+def relax_posed(posed: Posed, budget: int) -> Relaxed:
+    """What `relax` says for this budget, bit for bit: it depends on nothing but the problem and the budget."""
+    if budget < 0:
+        raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep")
+    caps_R, competes_R = posed.caps_R, posed.competes_R
+    kept_R = torch.where(competes_R, caps_R, 0.0)
     objective, multiplier = 0.0, 0.0
     left = budget - float(kept_R.sum())
     if left >= 0:  # rows of weight 0 share what the others cannot use
-        kept_R = kept_R + fill(left, torch.where(matters_R, 0.0, caps_R))
+        kept_R = kept_R + fill(left, torch.where(competes_R, 0.0, caps_R))
     elif budget == 0:
         kept_R, objective, multiplier = torch.zeros_like(kept_R), math.inf, math.inf
     else:
-        problem = CompetingRows(sensitivities, matters_R, caps_R[matters_R], weight_R[matters_R], scale_R[matters_R])
-        kept_R[matters_R], objective, multiplier = optimum(problem, budget)
-    kept = [part.to(layer.device) for part, layer in zip(kept_R.split(layers), sensitivities)]
+        found = _solve(posed, budget)
+        kept_R[competes_R], objective, multiplier = found.kept_R, found.objective, found.multiplier
+    parts = kept_R.split([len(layer) for layer in posed.sensitivities])
+    kept = [part.to(layer.device) for part, layer in zip(parts, posed.sensitivities)]
     return Relaxed(kept=kept, objective=objective, multiplier=multiplier)
+
+
+def _solve(posed: Posed, budget: int) -> Optimum:
+    """The optimum on curves that start early enough: no row wants to keep less than at its first knot.
+
+    Where the curves at hand do not, others take their place, so that the result depends on nothing but the budget.
+    """
+    n_halvings = _HALVINGS + max(0, math.ceil(math.log2(int(posed.competes_R.sum()) / budget)))
+    curves = posed.curves
+    while True:
+        if n_halvings > _HALVINGS:
+            rows = (posed.sensitivities, posed.competes_R, posed.weight_R, posed.scale_R)
+            curves = _curves(*rows, n_halvings=n_halvings)
+        found = optimum(curves, budget)
+        if found.is_inside or n_halvings > _MOST_HALVINGS:
+            return found
+        n_halvings += _MORE_HALVINGS
+
+
+def _curves(
+    sensitivities: Sequence[Tensor], competes_R: Tensor, weight_R: Tensor, scale_R: Tensor, *, n_halvings: int
+) -> Curves:
+    competes = competes_R.split([len(layer) for layer in sensitivities])
+    return tabulate(sensitivities, competes, weight_R[competes_R], scale_R[competes_R], n_halvings=n_halvings)
 
 
 def round_to_sum(relaxed_R: Tensor, target: int, generator: torch.Generator) -> Tensor:
@@ -128,9 +189,7 @@ def _gather(layers: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.zeros(0, dtype=BOUND_DTYPE), *(layer.to("cpu", BOUND_DTYPE) for layer in layers)])
 
 
-def _check_allocation(sensitivities: Sequence[Tensor], budget: int, layer_weights: Sequence[float] | None) -> None:
-    if budget < 0:
-        raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep")
+def _check_allocation(sensitivities: Sequence[Tensor], layer_weights: Sequence[float] | None) -> None:
     for index, layer in enumerate(sensitivities):
         check_sensitivity(layer, f"sensitivity of layer {index}")
     if layer_weights is None:
