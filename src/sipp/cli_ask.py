@@ -12,7 +12,7 @@ from sipp.batches import batches_of
 from sipp.binomial import check_share, points_needed
 from sipp.bounds import Mode
 from sipp.cli_errors import NOT_CERTIFIED, Trouble, at
-from sipp.cli_files import check_folder
+from sipp.cli_files import check_folder, check_ledger
 from sipp.cli_options import n_points_of
 from sipp.cli_points import Points, check_fits, collect, default_points, draw, open_source, split
 from sipp.nets import NETS
@@ -109,6 +109,9 @@ def check(ask: Ask) -> None:
     elif ask.holdout is None:
         _refuse_ignored(for_certificates, "serves a certificate only", "give --holdout or --epsilon, or leave it out")
     _check_numbers(ask)
+    if ask.ledger is not None:
+        with at(f"--ledger {ask.ledger}", "allow reading and writing, or give another file"):
+            check_ledger(ask.ledger, out=ask.out)
 
 
 def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:

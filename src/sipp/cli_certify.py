@@ -13,7 +13,7 @@ import sipp
 from sipp.certify import AccuracyCertificate, Certificate, certify_accuracy, from_json, to_json
 from sipp.certify import verify as check
 from sipp.cli_errors import NOT_CERTIFIED, Trouble, at
-from sipp.cli_files import check_file, write_file
+from sipp.cli_files import check_file, check_ledger, write_file
 from sipp.cli_inputs import load_model, read_text
 from sipp.cli_options import BatchSize, Confidence, Device, Force, HoldoutPoints, Model, OutputPart, output_of
 from sipp.cli_output import Json, only_json, print_json, show
@@ -47,6 +47,9 @@ def certify(
         if out is not None:
             with at(f"--out {out}", "give another file"):
                 check_file(out, force=force)
+        if ledger is not None and verify is None:
+            with at(f"--ledger {ledger}", "allow reading and writing, or give another file"):
+                check_ledger(ledger, out=out)
         networks = (
             load_model(model, dense, option="--dense", device=device),
             load_model(model, pruned, option="--pruned", device=device),

@@ -30,6 +30,7 @@ EXIT_CODES = (
 DEBUG = "--debug"
 MOST_CHARACTERS = 700  # of one line: a list of a thousand parameter names helps nobody
 MOST_WARNINGS = 8
+REPAIR = "put back a whole copy of that file, or move its folder away and make it anew"  # of one result among others
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # no bug of anyone's
 
 _TYPED = (DataError, ModelError, OptionError)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from sipp.cli_errors import REPAIR, Trouble, at
 from sipp.cli_output import Json, print_json
 from sipp.errors import OptionError
 
@@ -24,6 +27,16 @@ if TYPE_CHECKING:
 
 DEFAULT_OUT = Path("runs")
 PROCESSES = "WORLD_SIZE"  # set by accelerate launch and torchrun
+BROKEN = "broken"  # the state of a run folder that cannot be read
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A run folder that cannot be read: the others are listed all the same."""
+
+    folder: Path
+    what: str
+    fix: str
 
 
 def run(
@@ -100,7 +113,6 @@ def runs(
 ) -> None:
     """List the runs in a folder, and how far each is."""
     from sipp.recipes import load_recipe, recipe_names
-    from sipp.train.run import list_runs
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file; give the folder that holds the runs")
@@ -109,9 +121,8 @@ def runs(
     if as_json:
         found = {name: load_recipe(name).description for name in recipe_names()} if recipes else {}
         named = [{"name": name, "description": description} for name, description in found.items()]
-        print_json(
-            {"kind": "recipes", "recipes": named} if recipes else {"kind": "runs", "runs": _listed(list_runs(out))}
-        )
+        listed = [] if recipes else [_values(one) for one in _look(out)]
+        print_json({"kind": "recipes", "recipes": named} if recipes else {"kind": "runs", "runs": listed})
         return
     if recipes:
         table.add_column("recipe", no_wrap=True)
@@ -122,26 +133,61 @@ def runs(
         return
     for column in ("run", "pipeline", "networks", "state"):
         table.add_column(column, overflow="fold")
-    for one in list_runs(out):
+    looked = _look(out)
+    for one in looked:
+        if isinstance(one, Broken):
+            table.add_row(escape(one.folder.name), "", "", BROKEN)
+            continue
         note = "" if one.n_origins == 1 else f", {one.n_origins} origins (resumed with changes)"
         table.add_row(one.folder.name, one.pipeline, f"{one.n_done} of {one.n_stages}", one.state + note)
     console.print(table if table.row_count else f"no runs in {out}")
+    for one in looked:
+        if isinstance(one, Broken):
+            console.print(f"{BROKEN}: {one.what}; {one.fix}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _listed(found: Sequence[Listed]) -> list[Values]:
-    """Each run in JSON's types."""
-    return [
-        {
-            "name": one.folder.name,
-            "folder": one.folder,
-            "pipeline": one.pipeline,
-            "n_done": one.n_done,
-            "n_stages": one.n_stages,
-            "state": one.state,
-            "n_origins": one.n_origins,
-        }
-        for one in found
-    ]
+def _look(out: Path) -> list[Listed | Broken]:
+    """Every run below `out`, by name; one that cannot be read does not hide the others."""
+    from sipp.train.store import MANIFEST
+
+    found: list[Listed | Broken] = []
+    for folder in sorted(one for one in out.iterdir() if one.is_dir()) if out.is_dir() else ():
+        try:
+            if (folder / MANIFEST).exists():
+                with at(str(folder), REPAIR):
+                    found.append(_look_at(folder))
+        except Trouble as trouble:
+            found.append(Broken(folder, trouble.what, trouble.fix))
+        except OSError as error:
+            found.append(Broken(folder, f"{error.filename or folder}: {error.strerror or error}", "allow reading it"))
+    return found
+
+
+def _look_at(folder: Path) -> Listed:
+    from sipp.train.run import Listed, RunState
+    from sipp.train.store import is_locked, read_begun, read_records
+
+    begun, n_done = read_begun(folder), len(read_records(folder))
+    state: RunState = "running" if is_locked(folder) else "finished" if n_done == begun.n_stages else "stopped"
+    return Listed(folder, begun.recipe, begun.pipeline, n_done, begun.n_stages, state, begun.n_origins)
+
+
+def _values(one: Listed | Broken) -> Values:
+    """A run in JSON's types; of a broken one only its folder is known, what is wrong with it and what to do."""
+    place = {"name": one.folder.name, "folder": one.folder}
+    if isinstance(one, Broken):
+        unknown = dict.fromkeys(("pipeline", "n_done", "n_stages", "n_origins"))
+        return {**place, **unknown, "state": BROKEN, "what": one.what, "do": one.fix}
+    return {
+        **place,
+        "pipeline": one.pipeline,
+        "n_done": one.n_done,
+        "n_stages": one.n_stages,
+        "state": one.state,
+        "n_origins": one.n_origins,
+        "what": None,
+        "do": None,
+    }
 
 
 def records_table(records: list[Values]) -> Table:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -12,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from sipp import __version__
+from sipp.errors import OptionError
 from sipp.progress import progress_bar
 from sipp.pruned import Method
 from sipp.recipes import Recipe, load_recipe
@@ -50,17 +53,36 @@ def run_demo(folder: Path, *, seed: int = 0, progress: bool = True, settings: tu
     The run is that of the recipe `digits-iterative` with these settings, made anew each time.
     """
     recipe = load_recipe(RECIPE, settings=(*settings, f"seed={seed}"))
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".run-") as runs:
-        try:
-            records = _records(recipe, Path(runs), progress)
-        except Interrupted as stop:
-            raise SystemExit(stop.exit_status) from None
-        page = render(read_sources([Path(runs)]), version=f"sipp {__version__}")
-    (folder / PAGE).write_text(page, encoding="utf-8")
-    result = _result(recipe, records, folder / PAGE)
-    _draw(result, folder / FIGURE)
+    with _made(folder):
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".run-") as runs:
+            try:
+                records = _records(recipe, Path(runs), progress)
+            except Interrupted as stop:
+                raise SystemExit(stop.exit_status) from None
+            page = render(read_sources([Path(runs)]), version=f"sipp {__version__}")
+        (folder / PAGE).write_text(page, encoding="utf-8")
+        result = _result(recipe, records, folder / PAGE)
+        _draw(result, folder / FIGURE)
     return result
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """A context in which the folder exists; what was made of it goes again if the work stops before it holds a file."""
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{folder} is a file; give a folder")
+    taken = next((folder / name for name in (PAGE, FIGURE) if (folder / name).is_dir()), None)
+    if taken is not None:
+        raise OptionError(f"{taken} is a folder, and a file is to be written there; give another folder")
+    new = [one for one in (folder, *folder.parents) if not one.exists()]  # innermost first
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):  # rmdir refuses a folder that holds anything
+            for one in new:
+                one.rmdir()
+        raise
 
 
 def _records(recipe: Recipe, out: Path, progress: bool) -> list[dict[str, Any]]:

@@ -2,6 +2,6 @@
 
 from sipp.report.figures import write_figures
 from sipp.report.page import render
-from sipp.report.read import read_sources
+from sipp.report.read import read_sources, read_whole_sources
 
-__all__ = ["read_sources", "render", "write_figures"]
+__all__ = ["read_sources", "read_whole_sources", "render", "write_figures"]

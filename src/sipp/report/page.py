@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from sipp.report import palette, series, words
 from sipp.report.plots import Plot, pruned_plots, run_plots
-from sipp.report.read import PrunedModel, Run, Source
+from sipp.report.read import Broken, PrunedModel, Run, Source
 from sipp.report.words import Finding, number
 
 TEMPLATE = "template.html.j2"
@@ -51,8 +51,8 @@ class Part:
     tables: list[tuple[str, list[tuple[str, str]]]]
 
 
-def render(sources: Sequence[Source], *, version: str) -> str:
-    """The page of these sources, in their order."""
+def render(sources: Sequence[Source], *, version: str, broken: Sequence[Broken] = ()) -> str:
+    """The page of these sources, in their order; it says which others lay beside them and could not be read."""
     parts: list[Part] = []
     plots: dict[str, Plot] = {}
     for index, source in enumerate(sources):
@@ -78,6 +78,7 @@ def render(sources: Sequence[Source], *, version: str) -> str:
         heading="Pruning report" if len(parts) == 1 else f"{len(parts)} pruning results",
         lede=_lede(sources),
         parts=parts,
+        broken=[f"Not shown: {one.folder.name} is broken. {one.reason}" for one in broken],
         version=version,
         policy=_policy(css, script),
         # What the package itself wrote goes in as it is; everything that came from files is escaped.

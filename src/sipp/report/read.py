@@ -131,27 +131,55 @@ class PrunedModel:
     values: Values  # everything else that is plain: versions, seeds, hashes
 
 
+@dataclass(frozen=True)
+class Broken:
+    """A folder among others that cannot be read, and why."""
+
+    folder: Path
+    reason: str
+
+
 Source = Run | PrunedModel
 
 
 def read_sources(paths: Sequence[Path]) -> list[Source]:
-    """What lies in these folders, each of which is a run, a pruned model, or a folder of such."""
+    """What lies in these folders, each of which is a run, a pruned model, or a folder of such; all of it is whole."""
+    found, broken = read_whole_sources(paths)
+    if broken:
+        raise DataError(broken[0].reason)
+    return found
+
+
+def read_whole_sources(paths: Sequence[Path]) -> tuple[list[Source], list[Broken]]:
+    """What lies in these folders, and what among it is broken; a folder that was itself named must be whole."""
     found: dict[Path, Source] = {}
+    broken: dict[Path, Broken] = {}
     for path in paths:
-        folders = [path] if _is_source(path) else sorted(inner for inner in _folders(path) if _is_source(inner))
+        named = _is_source(path)
+        folders = [path] if named else sorted(inner for inner in _folders(path) if _is_source(inner))
         if not folders:
             raise DataError(
                 f"{path}: neither a run (with {MANIFEST}), nor a pruned model (with {PRUNED}), nor a folder of such"
             )
         for folder in folders:
             resolved = folder.resolve()
-            if resolved not in found:
-                found[resolved] = read_run(folder) if (folder / MANIFEST).is_file() else read_pruned(folder)
-    return list(found.values())
+            if resolved in found:
+                continue
+            try:
+                found[resolved] = read_run(folder) if (folder / MANIFEST).exists() else read_pruned(folder)
+            except (DataError, OSError) as error:
+                if named:
+                    raise
+                broken[resolved] = Broken(folder, str(error))
+    return list(found.values()), list(broken.values())
 
 
 def _is_source(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file() or (folder / PRUNED).is_file()
+    """Whether a result lies here, whole or not; of a folder into which nobody may look, reading says so in its turn."""
+    try:
+        return (folder / MANIFEST).exists() or (folder / PRUNED).exists()
+    except OSError:
+        return True
 
 
 def _folders(path: Path) -> list[Path]:

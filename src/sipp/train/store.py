@@ -62,6 +62,16 @@ class Store:
         return files.inside(self.folder, name)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What a run's manifest says of it."""
+
+    recipe: str
+    pipeline: str
+    n_stages: int
+    n_origins: int  # above 1: it was resumed with other data, code or device
+
+
 def code_version() -> str:
     """The version of the package and of torch, and a digest of the package's own source."""
     digest = hashlib.sha256()
@@ -128,6 +138,28 @@ def is_locked(folder: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+def read_begun(folder: Path) -> Begun:
+    """What the manifest in this folder says; DataError names what is wrong with it."""
+    path = files.inside(folder, MANIFEST)
+    values = files.read_json(path)
+    config = _part(values, "config", dict, path)
+    prune = _part(config, "prune", dict, path)
+    n_levels = len(_part(prune, "methods", list, path)) * _part(prune, "levels", int, path)
+    return Begun(
+        recipe=_part(config, "name", str, path),
+        pipeline=_part(config, "pipeline", str, path),
+        n_stages=_part(config, "repetitions", int, path) * (1 + n_levels),
+        n_origins=len(_part(values, "origins", list, path)),
+    )
+
+
+def _part(values: Values, key: str, kind: type, path: Path) -> Any:
+    if not isinstance(values.get(key), kind):
+        found = f"is a {type(values[key]).__name__}" if key in values else "is missing"
+        raise DataError(f"{path}: {key!r} must be a {kind.__name__}, but {found}")
+    return values[key]
 
 
 def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool) -> bool:
