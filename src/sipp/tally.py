@@ -122,8 +122,11 @@ class Tally:
         """Takes the largest ratios of these points into the running maximum."""
         part = replace(use, windows=use.windows[points])
         if self.kernel.FUSED and not is_wide:
-            while not self._attempt(part, rows, partial(self._fused, part, rows, points, values)):
-                pass
+            if not self._attempt(part, rows, partial(self._fused, part, rows, points, values)):
+                middle = (points.start + points.stop) // 2
+                for half in (slice(points.start, middle), slice(middle, points.stop)):
+                    if half.start < half.stop:
+                        self._add_max(use, rows, half, values, is_wide)
             return
 
         def take(piece: slice, windows: Tensor) -> None:
@@ -151,7 +154,6 @@ class Tally:
             factors_TB=(torch.stack((applied_B, -applied_B)) * occurs_TB).to(SCORE_DTYPE),
             row_factors_GR=factors_GR,
             best_GRK=self.best_FK[rows].view_as(weight_GRK),
-            chunk_bytes=self.chunk_bytes,
         )
         self.best_FK[rows] = best_GRK.flatten(0, 1)
         self._take_max(best_GRK, weight_GRK, rows)

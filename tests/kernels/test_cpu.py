@@ -25,6 +25,8 @@ SHAPES = [
     (1, 17, 40, 1000),
     (2, 6, 33, 64),
     (1, 4, 600, 130),
+    (1, 70, 30, 200),
+    (1, 112, 12, 200),
 ]
 
 
@@ -96,17 +98,17 @@ def test_skipping_changes_no_bit(case: str) -> None:
 
 
 def raise_best(understate: float, skip: bool = True) -> tuple[Tensor, int]:
-    """(maxima, triples computed) of smooth operands when the peaks of the columns are multiplied by `understate`."""
-    a, inverse, positive = smooth(8, 32, 64 * 40)
-    best = cpu._best(1, 8, 32)
+    """(maxima, products computed) of smooth operands when the reach of the patches is multiplied by `understate`."""
+    a, inverse, positive = smooth(32, 32, 64 * 40)
+    best = torch.zeros(32, 32)
     n_computed = 0
     for start in range(0, a.shape[-1], 64):
-        block, rows, _, peaks, row_peaks, spill = cpu._scratch(8, 32, 1)
-        block[0] = a[0, :, start : start + 64].numpy()
-        rows[0, 0::2], rows[0, 1::2] = (inverse[s, 0, :, start : start + 64].numpy() for s in (0, 1))
-        peaks[0], row_peaks[0] = block[0].max(-1) * understate, rows[0].max(-1)
-        at = [x.ctypes.data for x in (block, rows, peaks, row_peaks)]
-        n_computed += simd.raise_best(*at, cpu._signs(positive)[0], best.data_ptr(), spill.ctypes.data, 1, skip, False)
+        block, d, _, *turned, reach = cpu._scratch(32, 32)
+        block[:] = a[0, :, start : start + 64].numpy()
+        d[0::2], d[1::2] = (inverse[s, 0, :, start : start + 64].numpy() for s in (0, 1))
+        simd.turn_lines(d, *turned, reach)
+        reach *= understate
+        n_computed += simd.raise_best(block.ctypes.data, *turned, reach, cpu._signs(positive)[0], best.numpy(), skip)
     return best, n_computed
 
 
@@ -114,7 +116,7 @@ def test_a_bound_that_is_too_low_would_be_seen() -> None:
     brute, n_all = raise_best(1.0, skip=False)
     exact, n_computed = raise_best(1.0)
     assert torch.equal(exact, brute)
-    assert n_all == 8 * 32 * 40 and 0 < n_computed < 0.9 * n_all  # it does skip
+    assert n_all == 32 * 32 * 64 * 40 and 0 < n_computed < 0.5 * n_all  # it does skip
     assert not torch.equal(raise_best(0.9)[0], brute)
 
 
@@ -229,7 +231,6 @@ def test_max_ratios_against_the_definition(
         factors_TB=torch.stack((scale, -scale)) * occurs,
         row_factors_GR=row_factors,
         best_GRK=torch.zeros_like(weight),
-        chunk_bytes=1 << 20,
     )
     patches = windows.permute(1, 4, 5, 6, 0, 2, 3).reshape(groups, weight.shape[2], -1).double()
     both = bool(occurs[0].any()), bool(occurs[1].any())
