@@ -254,9 +254,9 @@ class Tally:
         return self.rows_FK[rows].to(BOUND_DTYPE) * self.scale_F[rows, None]
 
     def _piece_sizes(self, use: Use, rows: slice) -> dict[str, int]:
-        """How the windows of a use are cut: patches, a signed part of them, and five lines for each row."""
+        """How the windows of a use are cut: patches, a signed part of them, and seven lines for each row."""
         n_rows_per_group = (rows.stop - rows.start) // use.windows.shape[1]
-        per_patch = FLOAT_BYTES * use.windows.shape[1] * (2 * self.weight.fan_in + 5 * n_rows_per_group)
+        per_patch = FLOAT_BYTES * use.windows.shape[1] * (2 * self.weight.fan_in + 7 * n_rows_per_group)
         return {"bytes_per_patch": per_patch, "chunk_bytes": self.chunk_bytes}
 
     def _piecewise(self, use: Use, rows: slice, take: Callable[[slice, Tensor], None]) -> None:
