@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 
 from sipp.kernels.vectors import BLOCK, F32, FLOAT, I1, I32, I64, RANK, larger, load, pick, primitive, splat, store
@@ -172,7 +172,7 @@ def _raise(n_ranks: int, n_at_once: int) -> Any:
         again, done = b.append_basic_block("again"), b.append_basic_block("done")
         b.branch(again)
         b.position_at_end(again)
-        rest, patches = b.load(left), []
+        rest, patches = b.load(left), list[Any]()
         for _ in range(n_at_once):
             patch = b.cttz(rest, I1(0))
             patches.append(b.select(b.icmp_unsigned("==", rest, I64(0)), patches[-1], patch) if patches else patch)

@@ -12,7 +12,7 @@ import numba
 
 from sipp.kernels import bands, vectors
 
-_STAMP = zlib.crc32(b"".join(Path(module.__file__).read_bytes() for module in (vectors, bands)))
+_STAMP = zlib.crc32(Path(vectors.__file__).read_bytes() + Path(bands.__file__).read_bytes())
 _log = logging.getLogger("sipp")
 
 

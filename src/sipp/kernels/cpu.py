@@ -1,9 +1,9 @@
 """The kernels on the CPU: float32, in loops compiled by Numba (`simd.py`) and run on as many threads as torch uses.
 
-`max_ratios` goes over the windows of a layer tile by tile: a tile of patches is unfolded in the cache, its
+`max_ratios` goes over the windows of a layer block by block: a block of patches is unfolded in the cache, its
 denominators, their reciprocals, the norms and the maxima follow at once, and nothing of the unfolded size ever
-reaches memory. A patch's ratios do not change when the patch is scaled (T2), so each is divided by its sum: then the
-largest activation and the largest reciprocal of a block bound its products well, and most blocks can be skipped.
+reaches memory. A patch's ratios do not change when the patch is scaled (T2), so each is divided by its sum. Few
+products of an activation and a reciprocal can raise a maximum, and most are never computed (`bands.py`).
 
 Threads are torch's own (`threads.py`) over compiled code that holds no lock, each with a fixed stretch of patches and
 maxima of its own, so results are the same bits in every run. Numba's own thread pool, not safe to share, is not
@@ -191,8 +191,9 @@ def _scratch(n_rows: int, fan_in: int) -> tuple[np.ndarray, ...]:
     Only what no patch and no row will be written to is set to zero: the lines of padding.
     """
     n_ranks = _padded(n_rows) // RANK
-    a, d, z = torch.empty(fan_in, BLOCK), torch.empty(2 * RANK * n_ranks, BLOCK), torch.empty(n_rows, BLOCK).double()
+    a, d = torch.empty(fan_in, BLOCK), torch.empty(2 * RANK * n_ranks, BLOCK)
     d[2 * n_rows :].zero_()
+    z = torch.empty(n_rows, BLOCK, dtype=torch.float64)
     turned, reach = torch.empty(n_ranks, BLOCK, 2, RANK), torch.empty(n_ranks, BLOCK)
     scales, floors = torch.empty(2, n_ranks, 2, RANK).unbind()
     return tuple(part.numpy() for part in (a, d, z, turned, scales, floors, reach))

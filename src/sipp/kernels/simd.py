@@ -104,11 +104,11 @@ def turn_lines(d: np.ndarray, turned: np.ndarray, scales: np.ndarray, floors: np
         for s in range(2):
             line = d[2 * RANK * rank + s].ctypes.data
             turn(line, 2 * LINE, turned[rank, 0, s].ctypes.data, scales[rank, s].ctypes.data)
-    sums, factors, least = scales.reshape(-1), scales.reshape(-1), floors.reshape(-1)
-    for i in range(len(sums)):
-        total = sums[i]
-        least[i] = np.float32(0.0) if total > 0.0 else np.float32(LARGEST_BAR)
-        factors[i] = min(np.float32(BLOCK) / total, np.float32(LARGEST_SCALE)) if total > 0.0 else np.float32(0.0)
+    flat_scales, flat_floors = scales.reshape(-1), floors.reshape(-1)
+    for i in range(len(flat_scales)):
+        total = flat_scales[i]
+        flat_floors[i] = np.float32(0.0 if total > 0.0 else LARGEST_BAR)
+        flat_scales[i] = min(np.float32(BLOCK) / total, np.float32(LARGEST_SCALE)) if total > 0.0 else np.float32(0.0)
     rank, band = 0, 0
     while rank < n_ranks:
         n = band_ranks(rank, n_ranks)
