@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sipp
@@ -95,6 +97,29 @@ def test_skipping_changes_no_bit(case: str) -> None:
     skipped, brute = cpu.max_times(a, inverse, positive), cpu.max_times(a, inverse, positive, skip=False)
     assert torch.equal(skipped, brute)
     assert agree(brute, reference.max_times(a, inverse, positive)) or case == "subnormal"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 150), st.integers(1, 40), st.integers(1, 400)),
+    st.integers(0, 2**31),
+    st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+    st.sampled_from([1.0, 1e-30, 1e30]),
+    st.floats(0.0, 8.0),
+)
+def test_any_shape_and_scale(
+    shape: tuple[int, int, int, int], seed: int, share_of_zeros: float, scale: float, spread: float
+) -> None:
+    """Random sizes of everything; lines and patches whose scales differ by up to e^(+-16) or so."""
+    groups, rows, fan_in, patches = shape
+    a, inverse, positive, _ = operands((groups, rows, fan_in, patches), seed)
+    generator = torch.Generator().manual_seed(seed)
+    a = a * (torch.rand(a.shape, generator=generator) >= share_of_zeros) * scale
+    a = a * (spread * torch.randn(1, 1, patches, generator=generator)).clamp(-16, 16).exp()
+    inverse = inverse * (spread * torch.randn(2, groups, rows, 1, generator=generator)).clamp(-16, 16).exp()
+    skipped, brute = cpu.max_times(a, inverse, positive), cpu.max_times(a, inverse, positive, skip=False)
+    assert torch.equal(skipped, brute)
+    assert agree(brute, reference.max_times(a, inverse, positive))
 
 
 def raise_best(understate: float, skip: bool = True) -> tuple[Tensor, int]:
