@@ -116,7 +116,7 @@ def test_any_shape_and_scale(
     generator = torch.Generator().manual_seed(seed)
     a = a * (torch.rand(a.shape, generator=generator) >= share_of_zeros) * scale
     a = a * (spread * torch.randn(1, 1, patches, generator=generator)).clamp(-16, 16).exp()
-    inverse = inverse * (spread * torch.randn(2, groups, rows, 1, generator=generator)).clamp(-16, 16).exp()
+    inverse = inverse / scale * (spread * torch.randn(2, groups, rows, 1, generator=generator)).clamp(-16, 16).exp()
     skipped, brute = cpu.max_times(a, inverse, positive), cpu.max_times(a, inverse, positive, skip=False)
     assert torch.equal(skipped, brute)
     assert agree(brute, reference.max_times(a, inverse, positive))
