@@ -104,7 +104,7 @@ def test_skipping_changes_no_bit(case: str) -> None:
     st.tuples(st.integers(1, 3), st.integers(1, 150), st.integers(1, 40), st.integers(1, 400)),
     st.integers(0, 2**31),
     st.sampled_from([0.0, 0.3, 0.9, 1.0]),
-    st.sampled_from([1.0, 1e-30, 1e30]),
+    st.sampled_from([1.0, 1e-20, 1e20]),
     st.floats(0.0, 8.0),
 )
 def test_any_shape_and_scale(
