@@ -88,7 +88,20 @@ def hard_cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         "zeros": (a * (rand(1, 50, 700, seed=9) > 0.95), inverse, signs),
         "tiny and huge": (a * 1e-30, inverse * 1e30, signs),
         "subnormal": (a * 1e-38, inverse, signs),
+        "products that vanish in the test": vanishing(a_late=1e-30, inverse_late=1e10, inverse_other=1e30),
+        "reciprocals that vanish in the test": vanishing(a_late=1e30, inverse_late=1e-37, inverse_other=1e10),
     }
+
+
+def vanishing(a_late: float, inverse_late: float, inverse_other: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Two blocks of one line: in the second one patch counts, and the others' reciprocals are far larger than its own.
+
+    Scaled by the mean of the line its reciprocal, or the product with its activation, is no float32 above 0 any more.
+    """
+    a, inverse = torch.zeros(1, 1, 128), torch.full((2, 1, 1, 128), inverse_other)
+    a[..., 0], inverse[..., :64] = 1e-12 if a_late > 1 else 0.0, 1.0
+    a[..., 100], inverse[..., 100] = a_late, inverse_late
+    return a.repeat(1, 1, 4), inverse.repeat(1, 1, 1, 4), torch.ones(1, 1, 1, dtype=torch.bool)  # for each thread
 
 
 @pytest.mark.parametrize("case", hard_cases())
@@ -122,9 +135,9 @@ def test_any_shape_and_scale(
     assert agree(brute, reference.max_times(a, inverse, positive))
 
 
-def raise_best(understate: float, skip: bool = True) -> tuple[Tensor, int]:
+def raise_best(understate: float, skip: bool = True, n_blocks: int = 40) -> tuple[Tensor, int]:
     """(maxima, products computed) of smooth operands when the reach of the patches is multiplied by `understate`."""
-    a, inverse, positive = smooth(32, 32, 64 * 40)
+    a, inverse, positive = smooth(32, 32, 64 * n_blocks)
     best = torch.zeros(32, 32)
     n_computed = 0
     for start in range(0, a.shape[-1], 64):
@@ -143,6 +156,7 @@ def test_a_bound_that_is_too_low_would_be_seen() -> None:
     assert torch.equal(exact, brute)
     assert n_all == 32 * 32 * 64 * 40 and 0 < n_computed < 0.5 * n_all  # it does skip
     assert not torch.equal(raise_best(0.9)[0], brute)
+    assert raise_best(1.0, n_blocks=1)[1] < 0.7 * 32 * 32 * 64  # even where nothing is known yet
 
 
 # --- Repeatable -------------------------------------------------------------------------------------------------------
@@ -249,18 +263,20 @@ def test_max_ratios_against_the_definition(
     row_factors = torch.arange(1.0, groups * rows + 1).view(groups, rows).double()
     occurs = torch.stack(((x > 0).flatten(1).any(1), (x < 0).flatten(1).any(1)))
     scale = torch.tensor([1.0, 0.5, 4.0])
+    before = torch.zeros_like(weight)
+    before[0, 0, 0] = 1e9
     best, squares = cpu.max_ratios(
         windows,
         2,
         weight,
         factors_TB=torch.stack((scale, -scale)) * occurs,
         row_factors_GR=row_factors,
-        best_GRK=torch.zeros_like(weight),
+        best_GRK=before,
     )
     patches = windows.permute(1, 4, 5, 6, 0, 2, 3).reshape(groups, weight.shape[2], -1).double()
     both = bool(occurs[0].any()), bool(occurs[1].any())
     expected, expected_squares = chunked.max_chunk(reference, patches, 3, weight.double(), row_factors, both)
-    assert agree(best, expected)
+    assert agree(best, torch.maximum(expected, before.double()))
     torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
 
 
