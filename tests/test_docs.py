@@ -60,7 +60,7 @@ def blocks_of(page: str, text: str) -> list[Block]:
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page.name, page.read_text())]
 ALONE = [block for block in BLOCKS if block.kind == "python" and block.mark("file") is None]
-# gpu_tiles needs a GPU's Triton to be imported
+# the GPU kernels need Triton to be imported
 MODULES = [m.name for m in pkgutil.walk_packages(sipp.__path__, "sipp.") if "gpu" not in m.name]
 
 

@@ -122,8 +122,11 @@ class Tally:
         """Takes the largest ratios of these points into the running maximum."""
         part = replace(use, windows=use.windows[points])
         if self.kernel.FUSED and not is_wide:
-            while not self._attempt(part, rows, partial(self._fused, part, rows, points, values)):
-                pass
+            if not self._attempt(part, rows, partial(self._fused, part, rows, points, values)):
+                middle = (points.start + points.stop) // 2
+                for half in (slice(points.start, middle), slice(middle, points.stop)):
+                    if half.start < half.stop:
+                        self._add_max(use, rows, half, values, is_wide)
             return
 
         def take(piece: slice, windows: Tensor) -> None:
@@ -151,7 +154,6 @@ class Tally:
             factors_TB=(torch.stack((applied_B, -applied_B)) * occurs_TB).to(SCORE_DTYPE),
             row_factors_GR=factors_GR,
             best_GRK=self.best_FK[rows].view_as(weight_GRK),
-            chunk_bytes=self.chunk_bytes,
         )
         self.best_FK[rows] = best_GRK.flatten(0, 1)
         self._take_max(best_GRK, weight_GRK, rows)
@@ -252,9 +254,9 @@ class Tally:
         return self.rows_FK[rows].to(BOUND_DTYPE) * self.scale_F[rows, None]
 
     def _piece_sizes(self, use: Use, rows: slice) -> dict[str, int]:
-        """How the windows of a use are cut: patches, a signed part of them, and five lines for each row."""
+        """How the windows of a use are cut: patches, a signed part of them, and seven lines for each row."""
         n_rows_per_group = (rows.stop - rows.start) // use.windows.shape[1]
-        per_patch = FLOAT_BYTES * use.windows.shape[1] * (2 * self.weight.fan_in + 5 * n_rows_per_group)
+        per_patch = FLOAT_BYTES * use.windows.shape[1] * (2 * self.weight.fan_in + 7 * n_rows_per_group)
         return {"bytes_per_patch": per_patch, "chunk_bytes": self.chunk_bytes}
 
     def _piecewise(self, use: Use, rows: slice, take: Callable[[slice, Tensor], None]) -> None:

@@ -1,4 +1,4 @@
-"""The portable GPU kernels, interpreted on the CPU. Run by test_gpu.py in a process with TRITON_INTERPRET=1."""
+"""The GPU kernels, interpreted on the CPU. Run by test_gpu.py in a process with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from sipp.kernels import gpu, reference
@@ -21,8 +22,8 @@ def operands(groups: int, rows: int, fan_in: int, patches: int) -> tuple[Tensor,
     return a, torch.where(sums > 0, 1 / sums, 0).float(), weight > 0, weight
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 5, 7, 33), (3, 2, 9, 70), (1, 18, 33, 65)])
-def test_the_portable_kernel_agrees(shape: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 5, 7, 33), (3, 2, 9, 70), (1, 18, 9, 65), (1, 140, 2, 140)])
+def test_the_kernels_agree(shape: tuple[int, int, int, int]) -> None:
     a, inverse, positive, weight = operands(*shape)
     expected = reference.max_times(a, inverse, positive)
     torch.testing.assert_close(gpu.max_times(a, inverse, positive).double(), expected, rtol=1e-5, atol=0)
@@ -36,10 +37,45 @@ def test_the_portable_kernel_agrees(shape: tuple[int, int, int, int]) -> None:
 
 
 def test_stretches_of_patches_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "STRETCH", 64)
-    a, inverse, positive, _ = operands(1, 3, 5, 200)
+    monkeypatch.setattr(gpu, "SHORTEST_STRETCH", gpu.CHUNK)
+    a, inverse, positive, _ = operands(1, 3, 2, 3 * gpu.CHUNK + 7)
     expected = reference.max_times(a, inverse, positive)
     torch.testing.assert_close(gpu.max_times(a, inverse, positive).double(), expected, rtol=1e-6, atol=0)
+
+
+def hard_cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    a, inverse, positive, _ = operands(1, 5, 3, 150)
+    alone = torch.zeros(1, 3, 150)
+    alone[..., 149] = 1e-20
+    return {
+        "zeros": (torch.zeros_like(a), inverse, positive),
+        "no reciprocals": (a, torch.zeros_like(inverse), positive),
+        "a sign that never occurs": (a, inverse * torch.tensor([1.0, 0.0]).view(2, 1, 1, 1), positive),
+        "ties": (torch.ones_like(a), torch.ones_like(inverse), positive),
+        "growing": (a.sort(dim=-1).values, inverse.sort(dim=-1).values, positive),
+        "falling": (a.sort(dim=-1, descending=True).values, inverse, positive),
+        "tiny and huge": (a * 1e-30, inverse * 1e30, positive),
+        "huge and tiny": (a * 1e30, inverse * 1e-30, positive),
+        "the last patch alone": (alone, inverse, positive),
+        "lines of very different scale": (a, inverse * torch.logspace(-30, 30, 5).view(1, 1, 5, 1), positive),
+    }
+
+
+@pytest.mark.parametrize("n_single", [2, 32])
+@pytest.mark.parametrize("case", hard_cases())
+def test_skipping_changes_nothing(case: str, n_single: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "MOST_SINGLE", n_single)
+    monkeypatch.setattr(gpu, "CHUNK", 32)  # the interpreter takes its time
+    a, inverse, positive = hard_cases()[case]
+    products = a[0, None, :, :] * torch.where(positive[0, ..., None], *inverse[:, 0, :, None, :])  # float32, as there
+    assert torch.equal(gpu.max_times(a, inverse, positive)[0], products.amax(-1))
+
+
+def test_a_bar_that_is_too_high_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, inverse, positive, _ = operands(1, 3, 4, 300)
+    expected = gpu.max_times(a, inverse, positive)
+    monkeypatch.setattr(gpu, "BAR_SLACK", triton.language.constexpr(20.0))
+    assert not torch.equal(gpu.max_times(a, inverse, positive), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sipp
@@ -25,6 +27,8 @@ SHAPES = [
     (1, 17, 40, 1000),
     (2, 6, 33, 64),
     (1, 4, 600, 130),
+    (1, 70, 30, 200),
+    (1, 112, 12, 200),
 ]
 
 
@@ -84,7 +88,20 @@ def hard_cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         "zeros": (a * (rand(1, 50, 700, seed=9) > 0.95), inverse, signs),
         "tiny and huge": (a * 1e-30, inverse * 1e30, signs),
         "subnormal": (a * 1e-38, inverse, signs),
+        "products that vanish in the test": vanishing(a_late=1e-30, inverse_late=1e10, inverse_other=1e30),
+        "reciprocals that vanish in the test": vanishing(a_late=1e30, inverse_late=1e-37, inverse_other=1e10),
     }
+
+
+def vanishing(a_late: float, inverse_late: float, inverse_other: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Two blocks of one line: in the second one patch counts, and the others' reciprocals are far larger than its own.
+
+    Scaled by the mean of the line its reciprocal, or the product with its activation, is no float32 above 0 any more.
+    """
+    a, inverse = torch.zeros(1, 1, 128), torch.full((2, 1, 1, 128), inverse_other)
+    a[..., 0], inverse[..., :64] = 1e-12 if a_late > 1 else 0.0, 1.0
+    a[..., 100], inverse[..., 100] = a_late, inverse_late
+    return a.repeat(1, 1, 4), inverse.repeat(1, 1, 1, 4), torch.ones(1, 1, 1, dtype=torch.bool)  # for each thread
 
 
 @pytest.mark.parametrize("case", hard_cases())
@@ -95,18 +112,41 @@ def test_skipping_changes_no_bit(case: str) -> None:
     assert agree(brute, reference.max_times(a, inverse, positive)) or case == "subnormal"
 
 
-def raise_best(understate: float, skip: bool = True) -> tuple[Tensor, int]:
-    """(maxima, triples computed) of smooth operands when the peaks of the columns are multiplied by `understate`."""
-    a, inverse, positive = smooth(8, 32, 64 * 40)
-    best = cpu._best(1, 8, 32)
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 150), st.integers(1, 40), st.integers(1, 400)),
+    st.integers(0, 2**31),
+    st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+    st.sampled_from([1.0, 1e-20, 1e20]),
+    st.floats(0.0, 8.0),
+)
+def test_any_shape_and_scale(
+    shape: tuple[int, int, int, int], seed: int, share_of_zeros: float, scale: float, spread: float
+) -> None:
+    """Random sizes of everything; lines and patches whose scales differ by up to e^(+-16) or so."""
+    groups, rows, fan_in, patches = shape
+    a, inverse, positive, _ = operands((groups, rows, fan_in, patches), seed)
+    generator = torch.Generator().manual_seed(seed)
+    a = a * (torch.rand(a.shape, generator=generator) >= share_of_zeros) * scale
+    a = a * (spread * torch.randn(1, 1, patches, generator=generator)).clamp(-16, 16).exp()
+    inverse = inverse / scale * (spread * torch.randn(2, groups, rows, 1, generator=generator)).clamp(-16, 16).exp()
+    skipped, brute = cpu.max_times(a, inverse, positive), cpu.max_times(a, inverse, positive, skip=False)
+    assert torch.equal(skipped, brute)
+    assert agree(brute, reference.max_times(a, inverse, positive))
+
+
+def raise_best(understate: float, skip: bool = True, n_blocks: int = 40) -> tuple[Tensor, int]:
+    """(maxima, products computed) of smooth operands when the reach of the patches is multiplied by `understate`."""
+    a, inverse, positive = smooth(32, 32, 64 * n_blocks)
+    best = torch.zeros(32, 32)
     n_computed = 0
     for start in range(0, a.shape[-1], 64):
-        block, rows, _, peaks, row_peaks, spill = cpu._scratch(8, 32, 1)
-        block[0] = a[0, :, start : start + 64].numpy()
-        rows[0, 0::2], rows[0, 1::2] = (inverse[s, 0, :, start : start + 64].numpy() for s in (0, 1))
-        peaks[0], row_peaks[0] = block[0].max(-1) * understate, rows[0].max(-1)
-        at = [x.ctypes.data for x in (block, rows, peaks, row_peaks)]
-        n_computed += simd.raise_best(*at, cpu._signs(positive)[0], best.data_ptr(), spill.ctypes.data, 1, skip, False)
+        block, d, _, *turned, reach = cpu._scratch(32, 32)
+        block[:] = a[0, :, start : start + 64].numpy()
+        d[0::2], d[1::2] = (inverse[s, 0, :, start : start + 64].numpy() for s in (0, 1))
+        simd.turn_lines(d, *turned, reach)
+        reach *= understate
+        n_computed += simd.raise_best(block.ctypes.data, *turned, reach, cpu._signs(positive)[0], best.numpy(), skip)
     return best, n_computed
 
 
@@ -114,8 +154,9 @@ def test_a_bound_that_is_too_low_would_be_seen() -> None:
     brute, n_all = raise_best(1.0, skip=False)
     exact, n_computed = raise_best(1.0)
     assert torch.equal(exact, brute)
-    assert n_all == 8 * 32 * 40 and 0 < n_computed < 0.9 * n_all  # it does skip
+    assert n_all == 32 * 32 * 64 * 40 and 0 < n_computed < 0.5 * n_all  # it does skip
     assert not torch.equal(raise_best(0.9)[0], brute)
+    assert raise_best(1.0, n_blocks=1)[1] < 0.7 * 32 * 32 * 64  # even where nothing is known yet
 
 
 # --- Repeatable -------------------------------------------------------------------------------------------------------
@@ -222,19 +263,20 @@ def test_max_ratios_against_the_definition(
     row_factors = torch.arange(1.0, groups * rows + 1).view(groups, rows).double()
     occurs = torch.stack(((x > 0).flatten(1).any(1), (x < 0).flatten(1).any(1)))
     scale = torch.tensor([1.0, 0.5, 4.0])
+    before = torch.zeros_like(weight)
+    before[0, 0, 0] = 1e9
     best, squares = cpu.max_ratios(
         windows,
         2,
         weight,
         factors_TB=torch.stack((scale, -scale)) * occurs,
         row_factors_GR=row_factors,
-        best_GRK=torch.zeros_like(weight),
-        chunk_bytes=1 << 20,
+        best_GRK=before,
     )
     patches = windows.permute(1, 4, 5, 6, 0, 2, 3).reshape(groups, weight.shape[2], -1).double()
     both = bool(occurs[0].any()), bool(occurs[1].any())
     expected, expected_squares = chunked.max_chunk(reference, patches, 3, weight.double(), row_factors, both)
-    assert agree(best, expected)
+    assert agree(best, torch.maximum(expected, before.double()))
     torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
 
 

@@ -77,30 +77,28 @@ def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
         run(monkeypatch, limited(reference, 0, RuntimeError("mat1 and mat2 shapes cannot be multiplied")), "max")
 
 
-def test_the_fused_kernel_takes_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_kernel_takes_fewer_points(monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = model_and_data()
     expected = sipp.sensitivity(model, [data])
     real, asked = cpu.max_ratios, []
 
-    def tight(*args: object, chunk_bytes: int, **rest: object) -> tuple[Tensor, Tensor]:
-        asked.append(chunk_bytes)
-        if chunk_bytes > 1 << 20:
+    def tight(windows: Tensor, *args: object, **rest: object) -> tuple[Tensor, Tensor]:
+        asked.append(len(windows))
+        if len(windows) > 1:
             raise MemoryError
-        return real(*args, chunk_bytes=chunk_bytes, **rest)  # type: ignore[arg-type]
+        return real(windows, *args, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cpu, "max_ratios", tight)
     got = sipp.sensitivity(model, [data])
     assert all(torch.equal(got[name], expected[name]) for name in expected)
-    assert asked[0] == 32 << 20 and asked[5] == 1 << 20
-    monkeypatch.setattr("sipp.tally.FLOAT_BYTES", 1 << 20)
+    assert asked[0] == len(data) > 1 and asked.count(1) >= len(data)
+
+    def never(*args: object, **rest: object) -> tuple[Tensor, Tensor]:
+        raise MemoryError
+
+    monkeypatch.setattr(cpu, "max_ratios", never)
     with pytest.raises(ModelError, match="out of memory"):
         sipp.sensitivity(model, [data])
-
-
-def test_scratch_follows_the_chunk() -> None:
-    assert cpu.blocks_within(1, 64, 576) == 1
-    assert cpu.blocks_within(1 << 40, 64, 576) == cpu.MOST_BLOCKS
-    assert cpu.blocks_within(1 << 40, 64, 576) >= cpu.blocks_within(1 << 20, 64, 576) >= 1
 
 
 def test_a_chunk_is_chosen_by_device_and_nonsense_is_refused() -> None:

@@ -10,15 +10,15 @@ from typing import Any
 
 import numba
 
-from sipp.kernels import vectors
+from sipp.kernels import bands, vectors
 
-_STAMP = zlib.crc32(Path(vectors.__file__).read_bytes())
+_STAMP = zlib.crc32(Path(vectors.__file__).read_bytes() + Path(bands.__file__).read_bytes())
 _log = logging.getLogger("sipp")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function compiled by Numba at its first call, cached on disk where a folder can be written."""
-    function.__qualname__ += f"_{_STAMP:x}"  # names the cache: Numba sees changes of this file, but not of vectors.py
+    function.__qualname__ += f"_{_STAMP:x}"  # names the cache: Numba sees changes of this file, but not of these
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz"}}
     try:
         made = numba.njit(cache=True, **options)(function)

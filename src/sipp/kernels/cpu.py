@@ -1,9 +1,9 @@
 """The kernels on the CPU: float32, in loops compiled by Numba (`simd.py`) and run on as many threads as torch uses.
 
-`max_ratios` goes over the windows of a layer tile by tile: a tile of patches is unfolded in the cache, its
+`max_ratios` goes over the windows of a layer block by block: a block of patches is unfolded in the cache, its
 denominators, their reciprocals, the norms and the maxima follow at once, and nothing of the unfolded size ever
-reaches memory. A patch's ratios do not change when the patch is scaled (T2), so each is divided by its sum: then the
-largest activation and the largest reciprocal of a block bound its products well, and most blocks can be skipped.
+reaches memory. A patch's ratios do not change when the patch is scaled (T2), so each is divided by its sum. Few
+products of an activation and a reciprocal can raise a maximum, and most are never computed (`bands.py`).
 
 Threads are torch's own (`threads.py`) over compiled code that holds no lock, each with a fixed stretch of patches and
 maxima of its own, so results are the same bits in every run. Numba's own thread pool, not safe to share, is not
@@ -13,7 +13,7 @@ used.
 from __future__ import annotations
 
 import logging
-import math
+from collections.abc import Callable
 from functools import cache, reduce
 from itertools import pairwise
 
@@ -23,11 +23,10 @@ from torch import Tensor
 
 from sipp.kernels import packing, reference, simd
 from sipp.kernels.threads import run_parallel
-from sipp.kernels.vectors import BLOCK, COLUMNS, LANES, QUAD
+from sipp.kernels.vectors import BLOCK, RANK
 
 FUSED = True  # has `max_ratios`
 SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
-MOST_BLOCKS = 4  # blocks of a tile: more would not stay in the second-level cache
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 
 _SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
@@ -42,7 +41,7 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     _announce()
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_patches = patches_GKP.shape[-1]
-    weights, patches = _packed(weight_GRK)[0], _array(patches_GKP)
+    weights, patches = _packed(weight_GRK), _array(patches_GKP)
     result = torch.empty(2, n_groups, n_rows, n_patches)
 
     stretches = _stretches(n_patches)
@@ -66,14 +65,14 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
     patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
 
     stretches = _stretches(patches.shape[-1])
-    bests = [_best(n_groups, n_rows, fan_in) for _ in stretches]
-    scratches = [_scratch(n_rows, fan_in, MOST_BLOCKS) for _ in stretches]
+    bests = [torch.zeros(n_groups, fan_in, _padded(n_rows)) for _ in stretches]
+    scratches = [_scratch(n_rows, fan_in) for _ in stretches]
 
     def work(i: int) -> None:
         simd.product(patches, inverse, signs, stretches[i], scratches[i], bests[i].numpy(), skip)
 
     run_parallel(work, len(stretches))
-    return reduce(torch.maximum, bests)[:, :n_rows, :fan_in].contiguous()
+    return _joined(bests, n_rows)
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
@@ -90,7 +89,6 @@ def max_ratios(
     factors_TB: Tensor,
     row_factors_GR: Tensor,
     best_GRK: Tensor,
-    chunk_bytes: int,
 ) -> tuple[Tensor, Tensor]:
     """(max over patches of a_kp / D_rp and best, G x R x K;  ||Z^{st}(x)||^2, ||Z(x)||^2 of each point, Q x B float64).
 
@@ -104,15 +102,14 @@ def max_ratios(
     source, strides = _flat(windows), (windows.stride(0), windows.stride(1))
     positions = _offsets(windows, range(2, 2 + n_position_dims))
     fan = _offsets(windows, range(2 + n_position_dims, windows.ndim))
-    weights, signs = _packed(weight_GRK)
+    weights, signs = _packed(weight_GRK), _signs(weight_GRK > 0)
     squares_QP = torch.zeros(N_SQUARES, n_points * n_positions, dtype=torch.float64)
-    n_blocks = blocks_within(chunk_bytes, n_rows, fan_in)
 
     stretches = _stretches(n_points * n_positions)
-    bests = [_best(n_groups, n_rows, fan_in) for _ in stretches]
+    bests = [torch.zeros(n_groups, fan_in, _padded(n_rows)) for _ in stretches]
     for best in bests:
-        best[:, :n_rows, :fan_in] = best_GRK
-    scratches = [_scratch(n_rows, fan_in, n_blocks) for _ in stretches]
+        best[..., :n_rows] = best_GRK.transpose(1, 2)
+    scratches = [_scratch(n_rows, fan_in) for _ in stretches]
     operands = factors_TB.numpy(), weights, signs, row_factors_GR.numpy()
 
     def work(i: int) -> None:
@@ -122,8 +119,7 @@ def max_ratios(
     run_parallel(work, len(stretches))
     scale_B = factors_TB.abs().amax(0).double()
     squares_QB = squares_QP.view(N_SQUARES, n_points, n_positions).sum(-1)
-    found = reduce(torch.maximum, bests)[:, :n_rows, :fan_in]
-    return found, torch.where(scale_B > 0, squares_QB / scale_B.square(), torch.zeros(()).double())
+    return _joined(bests, n_rows), torch.where(scale_B > 0, squares_QB / scale_B.square(), torch.zeros(()).double())
 
 
 def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,12 +146,6 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return lowest, highest, smallest
 
 
-def blocks_within(chunk_bytes: int, n_rows: int, fan_in: int) -> int:
-    """How many blocks of patches a tile has so that the scratch of all threads fits `chunk_bytes`, at least one."""
-    one = sum(math.prod(shape) * dtype.itemsize for shape, dtype in _parts(n_rows, fan_in)) * torch.get_num_threads()
-    return max(1, min(MOST_BLOCKS, chunk_bytes // one))
-
-
 @cache
 def _announce() -> None:
     _log.info("preparing the CPU kernels; the first time on a machine they are compiled, which takes half a minute")
@@ -178,32 +168,35 @@ def _stretches(n_patches: int) -> list[tuple[int, int]]:
     return [(first * BLOCK, min(last * BLOCK, n_patches)) for first, last in cuts]
 
 
-def _padded(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+def _padded(n_rows: int) -> int:
+    """Rows in whole ranks."""
+    return -(-n_rows // RANK) * RANK
 
 
-def _best(n_groups: int, n_rows: int, fan_in: int) -> Tensor:
-    return torch.zeros(n_groups, _padded(n_rows, QUAD), _padded(fan_in, COLUMNS))
+def _by_ranks(work: Callable[[tuple[int, int]], None], weight_GRK: Tensor) -> None:
+    """Nothing; calls work(stretch) for stretches of whole ranks of rows, on threads where there is enough to do."""
+    n_rows = weight_GRK.shape[1]
+    cuts = _cuts(_padded(n_rows) // RANK, _n_threads(weight_GRK))
+    run_parallel(lambda i: work((cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows))), len(cuts))
 
 
-def _parts(n_rows: int, fan_in: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and dtypes of what one block needs: a, d, z, peaks of a, peaks of d."""
-    lines, columns = 2 * _padded(n_rows, QUAD), _padded(fan_in, COLUMNS)
-    wide, narrow = torch.float64, torch.float32
-    lined = ((columns, BLOCK), narrow), ((lines, BLOCK), narrow), ((n_rows, BLOCK), wide)
-    return [*lined, ((columns,), narrow), ((lines,), narrow)]
+def _joined(bests: list[Tensor], n_rows: int) -> Tensor:
+    """The largest of all threads' maxima, G x R x K."""
+    return reduce(torch.maximum, bests)[..., :n_rows].transpose(1, 2).contiguous()
 
 
-def _scratch(n_rows: int, fan_in: int, n_blocks: int) -> tuple[np.ndarray, ...]:
-    """a, d, z, peaks of a, peaks of d, spill of `simd`: torch's memory, because its lines are aligned.
+def _scratch(n_rows: int, fan_in: int) -> tuple[np.ndarray, ...]:
+    """a, d, z, turned, scales, floors, reach of `simd`: torch's memory, because its lines are aligned.
 
-    Only what no patch and no row will be written to is set to zero: lines of padding, and the peaks.
+    Only what no patch and no row will be written to is set to zero: the lines of padding.
     """
-    a, d, z, a_peaks, d_peaks = (torch.empty(n_blocks, *shape, dtype=dtype) for shape, dtype in _parts(n_rows, fan_in))
-    for padding in (a[:, fan_in:], d[:, 2 * n_rows :], a_peaks, d_peaks):
-        padding.zero_()
-    spill = torch.empty(QUAD * COLUMNS * LANES)
-    return a.numpy(), d.numpy(), z.numpy(), a_peaks.numpy(), d_peaks.numpy(), spill.numpy()
+    n_ranks = _padded(n_rows) // RANK
+    a, d = torch.empty(fan_in, BLOCK), torch.empty(2 * RANK * n_ranks, BLOCK)
+    d[2 * n_rows :].zero_()
+    z = torch.empty(n_rows, BLOCK, dtype=torch.float64)
+    turned, reach = torch.empty(n_ranks, BLOCK, 2, RANK), torch.empty(n_ranks, BLOCK)
+    scales, floors = torch.empty(2, n_ranks, 2, RANK).unbind()
+    return tuple(part.numpy() for part in (a, d, z, turned, scales, floors, reach))
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -225,25 +218,17 @@ def _offsets(windows: Tensor, dims: range) -> np.ndarray:
 
 
 def _signs(positive_GRK: Tensor) -> np.ndarray:
-    """64 bits for every QUAD rows x COLUMNS columns, set where the weight is positive: G x rows / QUAD x columns."""
-    signs = _no_signs(positive_GRK)
-    packing.pack_signs(positive_GRK.contiguous().view(torch.uint8).numpy(), signs.numpy())
-    return signs.numpy()
+    """RANK bits for every column and rank of rows, set where the weight is positive: G x K x ranks."""
+    n_groups, n_rows, fan_in = positive_GRK.shape
+    signs = torch.empty(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16).numpy()
+    positive = positive_GRK.contiguous().view(torch.uint8).numpy()
+    _by_ranks(lambda ranks: packing.pack_signs(positive, signs, ranks), positive_GRK)
+    return signs
 
 
-def _no_signs(weight_GRK: Tensor) -> Tensor:
+def _packed(weight_GRK: Tensor) -> np.ndarray:
+    """The weights as `simd.denominators` reads them."""
     n_groups, n_rows, fan_in = weight_GRK.shape
-    shape = n_groups, _padded(n_rows, QUAD) // QUAD, _padded(fan_in, COLUMNS) // COLUMNS
-    return torch.zeros(shape, dtype=torch.int64)
-
-
-def _packed(weight_GRK: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """(the weights as `simd.denominators` reads them, their signs as `simd.raise_best` does)."""
-    n_groups, n_rows, fan_in = weight_GRK.shape
-    panels = torch.empty(n_groups, 2 * n_rows * fan_in)
-    signs = _no_signs(weight_GRK)
-    given = _array(weight_GRK), panels.numpy(), signs.numpy()
-    cuts = _cuts(-(-n_rows // QUAD), _n_threads(weight_GRK))
-    stretches = [(first * QUAD, min(last * QUAD, n_rows)) for first, last in cuts]
-    run_parallel(lambda i: packing.pack(*given, stretches[i]), len(stretches))
-    return panels.numpy(), signs.numpy()
+    weight, panels = _array(weight_GRK), torch.empty(n_groups, 2 * n_rows * fan_in).numpy()
+    _by_ranks(lambda rows: packing.pack(weight, panels, rows), weight_GRK)
+    return panels

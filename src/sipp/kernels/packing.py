@@ -6,7 +6,7 @@ import numpy as np
 
 from sipp.kernels.compiling import compiled
 from sipp.kernels.simd import panel_lines
-from sipp.kernels.vectors import COLUMNS, QUAD
+from sipp.kernels.vectors import RANK
 
 
 @compiled
@@ -26,11 +26,8 @@ def extremes(bits_BN: np.ndarray, found_BX: np.ndarray) -> None:
 
 
 @compiled
-def pack(weight_GRK: np.ndarray, panels_GX: np.ndarray, signs_GQK: np.ndarray, stretch: tuple[int, int]) -> None:
-    """Nothing; lays a stretch of rows out as `denominators` reads them, and sets a bit of `signs` for weights above 0.
-
-    Stretches that are packed at the same time start at whole QUADs: four rows share a word of `signs`.
-    """
+def pack(weight_GRK: np.ndarray, panels_GX: np.ndarray, stretch: tuple[int, int]) -> None:
+    """Nothing; lays a stretch of rows out as `denominators` reads them."""
     n_groups, n_rows, fan_in = weight_GRK.shape
     for g in range(n_groups):
         panel = 0
@@ -43,21 +40,19 @@ def pack(weight_GRK: np.ndarray, panels_GX: np.ndarray, signs_GQK: np.ndarray, s
             at = panel * fan_in + line - panel
             for k in range(fan_in):
                 w = weight_GRK[g, r, k]
-                positive = w > 0.0
-                panels_GX[g, at + k * n_lines] = w if positive else np.float32(0.0)
-                panels_GX[g, at + k * n_lines + 1] = np.float32(0.0) if positive else -w
-                bit = (r % QUAD) * COLUMNS + k % COLUMNS
-                signs_GQK[g, r // QUAD, k // COLUMNS] |= np.int64(positive) << np.int64(bit)
+                panels_GX[g, at + k * n_lines] = max(w, np.float32(0.0))
+                panels_GX[g, at + k * n_lines + 1] = max(-w, np.float32(0.0))
 
 
 @compiled
-def pack_signs(positive_GRK: np.ndarray, signs_GQK: np.ndarray) -> None:
-    """Nothing; sets the bits of `signs` alone, from bytes that are 0 or 1."""
+def pack_signs(positive_GRK: np.ndarray, signs_GKR: np.ndarray, stretch: tuple[int, int]) -> None:
+    """Nothing; for a stretch of whole ranks, sets bit r % RANK of signs[g, k, r / RANK] where a byte is not 0."""
     n_groups, n_rows, fan_in = positive_GRK.shape
+    bits_K = np.empty(fan_in, np.int16)
     for g in range(n_groups):
-        for r in range(n_rows):
-            for start in range(0, fan_in, COLUMNS):
-                bits = np.int64(0)
-                for i in range(min(COLUMNS, fan_in - start)):
-                    bits |= np.int64(positive_GRK[g, r, start + i]) << np.int64(i)
-                signs_GQK[g, r // QUAD, start // COLUMNS] |= bits << np.int64((r % QUAD) * COLUMNS)
+        for start in range(stretch[0], stretch[1], RANK):
+            bits_K[:] = 0
+            for i in range(min(RANK, n_rows - start)):
+                for k in range(fan_in):
+                    bits_K[k] |= np.int16(positive_GRK[g, start + i, k]) << np.int16(i)
+            signs_GKR[g, :, start // RANK] = bits_K

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import numpy as np
 
+from sipp.kernels.bands import (
+    LARGEST_BAR,
+    LEAST_BAR,
+    PATCH_BYTES,
+    RANK_BYTES,
+    SIGN_BYTES,
+    above,
+    above_zero,
+    bar_1,
+    bar_2,
+    bar_4,
+    bit_count,
+    highest,
+    raise_1,
+    raise_2,
+    raise_4,
+    reaches,
+    turn,
+)
 from sipp.kernels.compiling import compiled
 from sipp.kernels.vectors import (
     BLOCK,
-    COLUMN_BITS,
-    COLUMNS,
     FLOAT,
     LINE,
+    MOST_RANKS,
     PANEL,
-    QUAD,
+    RANK,
     STRIP,
-    bit_count,
     copy_line,
-    first_quad,
     gather_1,
     gather_4,
     gather_4_even,
@@ -25,20 +41,15 @@ from sipp.kernels.vectors import (
     gather_16,
     gather_16_even,
     invert_line,
-    lowest_bit,
-    next_quad,
     panel_2,
     panel_4,
     panel_6,
-    raise_one,
-    reduce_quad,
     scale_line,
-    survivors,
 )
 
 SUM_BLOCK = 512  # terms summed before they join the total: bounds the rounding error of long sums (fixed: same bits)
-L1_GROUPS = 8  # groups of COLUMNS x blocks of patches that stay in the first-level cache while rows pass: 32 KB
-QUAD_DENSE = 16  # survivors among QUAD x COLUMNS from which on all are computed: measured break-even
+NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
+LARGEST_SCALE = 2.0**100  # of a line: any number serves, if its products stay finite
 
 
 @compiled
@@ -75,67 +86,100 @@ def denominators(a: int, weights: int, d: np.ndarray, fan_in: int) -> None:
 
 
 @compiled
+def band_ranks(first: int, n_ranks: int) -> int:
+    """How many ranks the band has that starts at this one: 4, 2 or 1."""
+    left = min(n_ranks - first, MOST_RANKS)
+    return 4 if left >= 4 else (2 if left >= 2 else 1)
+
+
+@compiled
+def turn_lines(d: np.ndarray, turned: np.ndarray, scales: np.ndarray, floors: np.ndarray, reach: np.ndarray) -> None:
+    """Nothing; lays the reciprocals of a block out rows side by side, scales their lines, notes the patches' reach.
+
+    A line is divided by its mean. One that is 0 in the whole block can raise nothing: its floor keeps it out of bars.
+    """
+    n_ranks = len(turned)
+    scales[:] = 0.0
+    for rank in range(n_ranks):
+        for s in range(2):
+            line = d[2 * RANK * rank + s].ctypes.data
+            turn(line, 2 * LINE, turned[rank, 0, s].ctypes.data, scales[rank, s].ctypes.data)
+    flat_scales, flat_floors = scales.reshape(-1), floors.reshape(-1)
+    for i in range(len(flat_scales)):
+        total = flat_scales[i]
+        flat_floors[i] = np.float32(0.0 if total > 0.0 else LARGEST_BAR)
+        flat_scales[i] = min(np.float32(BLOCK) / total, np.float32(LARGEST_SCALE)) if total > 0.0 else np.float32(0.0)
+    rank, band = 0, 0
+    while rank < n_ranks:
+        n = band_ranks(rank, n_ranks)
+        reaches(turned[rank].ctypes.data, scales[rank].ctypes.data, n, reach[band].ctypes.data)
+        rank, band = rank + n, band + 1
+
+
+@compiled
 def raise_best(
     a: int,
-    d: int,
-    a_peaks: int,
-    d_peaks: int,
+    turned: np.ndarray,
+    scales: np.ndarray,
+    floors: np.ndarray,
+    reach: np.ndarray,
     signs: np.ndarray,
-    best: int,
-    spill: int,
-    n_blocks: int,
+    best: np.ndarray,
     skip: bool,
-    fresh: bool,
 ) -> int:
-    """The number of (row, column, block) triples computed; raises best[r, k] to the largest product over the blocks.
+    """The number of (row, column, patch) triples computed; raises best[k, r] to the largest product of the block.
 
-    Arguments are addresses, but for `signs`. Skipping is exact: products of non-negative floats are monotone in both
-    factors, rounding included, so every product of a block is at most (peak of its column) x (peak of its row's line)
-    as computed here; where that bound is not above best[r, k], no product of the block is. (Inputs are finite.)
-    `fresh` says that best holds little yet: the maxima of a block are then reduced before the next one is tested.
+    `a` is the address of the block's patches. Skipping is exact: line k, patch p is left out of a band where
+    a_kp * max_r (u_rp * scale_r) <= min_r (best_kr * scale_r) less the rounding of these products (BAR_SLACK); then
+    a_kp * u_rp <= best_kr for every row r of the band. (Inputs are finite; bars that are not normal are not trusted.)
     """
-    n_quads, n_groups = signs.shape
-    padded = n_groups * COLUMNS
-    n_lines = 2 * QUAD * n_quads
-    groups_at_once = max(1, L1_GROUPS // n_blocks)
+    fan_in, n_ranks = signs.shape
     n_computed = 0
-    for first in range(0, n_groups, groups_at_once):
-        last = min(first + groups_at_once, n_groups)
-        for quad in range(n_quads):
-            for group in range(first, last):
-                bits = signs[quad, group]
-                best_at = best + (quad * QUAD * padded + group * COLUMNS) * FLOAT
-                n_dense = 0
-                for block in range(n_blocks):
-                    column, line = block * padded + group * COLUMNS, block * n_lines + 2 * QUAD * quad
-                    alive = np.int64(-1)
-                    if skip:
-                        alive = survivors(
-                            a_peaks + column * FLOAT, d_peaks + line * FLOAT, bits, best_at, padded * FLOAT
-                        )
-                        if alive == 0:
-                            continue
-                    if bit_count(alive) >= QUAD_DENSE:
-                        if n_dense == 0:
-                            first_quad(a + column * LINE, d + line * LINE, bits, spill)
-                        else:
-                            next_quad(a + column * LINE, d + line * LINE, bits, spill)
-                        n_dense += 1
-                        n_computed += QUAD * COLUMNS
-                        if fresh:
-                            reduce_quad(spill, best_at, padded * FLOAT)
-                            n_dense = 0
-                        continue
-                    n_computed += bit_count(alive)
-                    while alive != 0:
-                        i = lowest_bit(alive)
-                        alive &= alive - 1
-                        r, c = i >> COLUMN_BITS, i & (COLUMNS - 1)
-                        meets = line + 2 * r + (1 - ((bits >> i) & 1))
-                        raise_one(a + (column + c) * LINE, d + meets * LINE, best_at + (r * padded + c) * FLOAT)
-                if n_dense > 0:
-                    reduce_quad(spill, best_at, padded * FLOAT)
+    rank, band = 0, 0
+    while rank < n_ranks:
+        n = band_ranks(rank, n_ranks)
+        rows, reach_at = turned.ctypes.data + rank * RANK_BYTES, reach[band].ctypes.data
+        scale, floor = scales.ctypes.data + rank * PATCH_BYTES, floors.ctypes.data + rank * PATCH_BYTES
+        for k in range(fan_in):
+            line = a + k * LINE
+            best_at = best.ctypes.data + (k * n_ranks + rank) * RANK * FLOAT
+            signs_at = signs.ctypes.data + (k * n_ranks + rank) * SIGN_BYTES
+            mask = np.int64(-1)
+            if skip:
+                bar = _bar(n, best_at, scale, floor, signs_at)
+                if bar < LEAST_BAR:  # a maximum is 0 yet: the likeliest patches first, so that they set a bar
+                    peak = highest(line, reach_at)
+                    if peak >= LEAST_BAR:
+                        mask = above(line, reach_at, peak * np.float32(NEAR_PEAK))
+                        n_computed += bit_count(mask) * n * RANK
+                        _raise(n, mask, line, rows, best_at, signs_at)
+                        bar = _bar(n, best_at, scale, floor, signs_at)
+                mask = above(line, reach_at, bar) if bar >= LEAST_BAR else above_zero(line)
+                if mask == 0:
+                    continue
+            n_computed += bit_count(mask) * n * RANK
+            _raise(n, mask, line, rows, best_at, signs_at)
+        rank, band = rank + n, band + 1
     return n_computed
+
+
+@compiled
+def _bar(n_ranks: int, best: int, scales: int, floors: int, signs: int) -> np.float32:
+    if n_ranks == 4:
+        return bar_4(best, scales, floors, signs)
+    if n_ranks == 2:
+        return bar_2(best, scales, floors, signs)
+    return bar_1(best, scales, floors, signs)
+
+
+@compiled
+def _raise(n_ranks: int, mask: int, line: int, turned: int, best: int, signs: int) -> None:
+    if n_ranks == 4:
+        raise_4(mask, line, turned, best, signs)
+    elif n_ranks == 2:
+        raise_2(mask, line, turned, best, signs)
+    else:
+        raise_1(mask, line, turned, best, signs)
 
 
 @compiled
@@ -187,13 +231,13 @@ def _gather(source: int, offsets: np.ndarray, fan: np.ndarray, factors: int, blo
 
 
 @compiled
-def _normalise(block: np.ndarray, fan_in: int, sums: np.ndarray, peaks: np.ndarray) -> None:
-    """Nothing; divides every patch of the block by its sum (0 stays 0) and notes the peaks of the columns."""
+def _normalise(block: np.ndarray, sums: np.ndarray) -> None:
+    """Nothing; divides every patch of the block by its sum (0 stays 0)."""
     factors = np.empty(BLOCK, np.float32)
     for p in range(BLOCK):
         factors[p] = np.float32(1.0) / sums[p] if sums[p] > 0.0 else np.float32(0.0)
-    for k in range(fan_in):
-        peaks[k] = scale_line(block[k].ctypes.data, factors.ctypes.data)
+    for k in range(len(block)):
+        scale_line(block[k].ctypes.data, factors.ctypes.data)
 
 
 @compiled
@@ -228,7 +272,6 @@ def _prepare(
     fan: np.ndarray,
     factors_B: np.ndarray,
     a: np.ndarray,
-    a_peaks: np.ndarray,
     sums: np.ndarray,
 ) -> None:
     """Nothing; lays one block of patches out, scaled to sum 1 each, from patch place[0] up to (not with) place[1]."""
@@ -243,10 +286,13 @@ def _prepare(
         if position == len(positions):
             point, position = point + 1, 0
     if n_patches < BLOCK:
-        a[: len(fan), n_patches:] = 0.0
+        a[:, n_patches:] = 0.0
         sums[n_patches:] = 0.0
     _gather(source.ctypes.data, offsets[:n_patches], fan, factors.ctypes.data, a.ctypes.data, sums.ctypes.data)
-    _normalise(a, len(fan), sums, a_peaks)
+    _normalise(a, sums)
+
+
+Scratch = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @compiled
@@ -257,11 +303,11 @@ def scan(
     fan: np.ndarray,
     factors_TB: np.ndarray,
     weights_GX: np.ndarray,
-    signs_GQK: np.ndarray,
+    signs_GKR: np.ndarray,
     row_factors_GR: np.ndarray,
     stretch: tuple[int, int],
-    scratch: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    best_GRK: np.ndarray,
+    scratch: Scratch,
+    best_GKR: np.ndarray,
     squares_QP: np.ndarray,
 ) -> int:
     """The number of triples `raise_best` computed; takes a stretch of patches into the maxima and the squares.
@@ -270,94 +316,69 @@ def scan(
     point * strides[0] + g * strides[1] + positions[p % n] + fan[k]. factors_TB[t, b] scales the activations of point
     b that have sign t; it is 0 where there are none.
     """
-    a, d, z, a_peaks, d_peaks, spill = scratch
+    a, d, z, turned, scales, floors, reach = scratch
     n_groups, n_rows = row_factors_GR.shape
     first, last = stretch
     both = np.any(factors_TB[0] != 0.0) and np.any(factors_TB[1] != 0.0)
     sums = np.empty(BLOCK, np.float32)
     squares = np.empty((3, BLOCK))
     n_computed = 0
-    for tile in range(first, last, len(a) * BLOCK):
-        n_blocks = min(len(a), (last - tile + BLOCK - 1) // BLOCK)
+    for start in range(first, last, BLOCK):
+        place = (start, last, strides[0])
         for g in range(n_groups):
             for t in range(2):
                 if not np.any(factors_TB[t] != 0.0):
                     continue
-                turn = (1 + t) if both else 0
-                for block in range(n_blocks):
-                    start = tile + block * BLOCK
-                    place = (start, last, strides[0])
-                    _prepare(
-                        source, g * strides[1], place, positions, fan, factors_TB[t], a[block], a_peaks[block], sums
-                    )
-                    lines = d[block, : 2 * n_rows]
-                    denominators(a[block].ctypes.data, weights_GX[g].ctypes.data, lines, len(fan))
-                    squares[:] = 0.0
-                    _add_squares(lines, row_factors_GR[g], sums, z[block], turn, squares)
-                    for p in range(min(BLOCK, last - start)):
-                        squares_QP[2 * t, start + p] += squares[0, p]
-                        squares_QP[2 * t + 1, start + p] += squares[1, p]
-                        squares_QP[4, start + p] += squares[2, p]
-                    for line in range(2 * n_rows):
-                        d_peaks[block, line] = invert_line(lines[line].ctypes.data)
-                n_computed += raise_best(
-                    a.ctypes.data,
-                    d.ctypes.data,
-                    a_peaks.ctypes.data,
-                    d_peaks.ctypes.data,
-                    signs_GQK[g],
-                    best_GRK[g].ctypes.data,
-                    spill.ctypes.data,
-                    n_blocks,
-                    True,
-                    tile == first,
-                )
+                _prepare(source, g * strides[1], place, positions, fan, factors_TB[t], a, sums)
+                lines = d[: 2 * n_rows]
+                denominators(a.ctypes.data, weights_GX[g].ctypes.data, lines, len(fan))
+                squares[:] = 0.0
+                _add_squares(lines, row_factors_GR[g], sums, z, (1 + t) if both else 0, squares)
+                for p in range(min(BLOCK, last - start)):
+                    squares_QP[2 * t, start + p] += squares[0, p]
+                    squares_QP[2 * t + 1, start + p] += squares[1, p]
+                    squares_QP[4, start + p] += squares[2, p]
+                for line in range(2 * n_rows):
+                    invert_line(lines[line].ctypes.data)
+                turn_lines(d, turned, scales, floors, reach)
+                n_computed += raise_best(a.ctypes.data, turned, scales, floors, reach, signs_GKR[g], best_GKR[g], True)
     return n_computed
 
 
 @compiled
-def _copy_lines(
-    source: np.ndarray, start: int, last: int, block: np.ndarray, first_line: int, step: int, peaks: np.ndarray
-) -> None:
+def _copy_lines(source: np.ndarray, start: int, last: int, block: np.ndarray, first_line: int, step: int) -> None:
     """Nothing; copies patches start.. of every line of `source` into every `step`-th line of the block, zeros after."""
     n_patches = min(BLOCK, last - start)
     for k in range(len(source)):
         line = first_line + k * step
-        at = block[line].ctypes.data
         if n_patches == BLOCK:
-            peaks[line] = copy_line(source[k].ctypes.data + start * FLOAT, at)
+            copy_line(source[k].ctypes.data + start * FLOAT, block[line].ctypes.data)
         else:
             block[line, :n_patches] = source[k, start:last]
             block[line, n_patches:] = 0.0
-            peaks[line] = copy_line(at, at)
 
 
 @compiled
 def product(
     patches_GKP: np.ndarray,
     inverse_SGRP: np.ndarray,
-    signs_GQK: np.ndarray,
+    signs_GKR: np.ndarray,
     stretch: tuple[int, int],
-    scratch: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    best_GRK: np.ndarray,
+    scratch: Scratch,
+    best_GKR: np.ndarray,
     skip: bool,
 ) -> int:
     """The number of triples `raise_best` computed; takes a stretch of patches into the maxima of their products."""
-    a, d, _, a_peaks, d_peaks, spill = scratch
+    a, d, _, turned, scales, floors, reach = scratch
     first, last = stretch
     n_computed = 0
-    for tile in range(first, last, len(a) * BLOCK):
-        n_blocks = min(len(a), (last - tile + BLOCK - 1) // BLOCK)
-        for g in range(len(patches_GKP)):
-            for block in range(n_blocks):
-                start = tile + block * BLOCK
-                _copy_lines(patches_GKP[g], start, last, a[block], 0, 1, a_peaks[block])
-                for s in range(2):
-                    _copy_lines(inverse_SGRP[s, g], start, last, d[block], s, 2, d_peaks[block])
-            addresses = a.ctypes.data, d.ctypes.data, a_peaks.ctypes.data, d_peaks.ctypes.data
-            best = best_GRK[g].ctypes.data
-            fresh = skip and tile == first
-            n_computed += raise_best(*addresses, signs_GQK[g], best, spill.ctypes.data, n_blocks, skip, fresh)
+    for g in range(len(patches_GKP)):
+        for start in range(first, last, BLOCK):
+            _copy_lines(patches_GKP[g], start, last, a, 0, 1)
+            for s in range(2):
+                _copy_lines(inverse_SGRP[s, g], start, last, d, s, 2)
+            turn_lines(d, turned, scales, floors, reach)
+            n_computed += raise_best(a.ctypes.data, turned, scales, floors, reach, signs_GKR[g], best_GKR[g], skip)
     return n_computed
 
 
@@ -372,11 +393,10 @@ def sums(
 ) -> None:
     """Nothing; fills a stretch of the denominators."""
     first, last = stretch
-    peaks = np.empty(len(a), np.float32)
     for start in range(first, last, BLOCK):
         n_patches = min(BLOCK, last - start)
         for g in range(len(patches_GKP)):
-            _copy_lines(patches_GKP[g], start, last, a, 0, 1, peaks)
+            _copy_lines(patches_GKP[g], start, last, a, 0, 1)
             denominators(a.ctypes.data, weights_GX[g].ctypes.data, d, patches_GKP.shape[1])
             for line in range(len(d)):
                 sums_SGRP[line & 1, g, line >> 1, start : start + n_patches] = d[line, :n_patches]
