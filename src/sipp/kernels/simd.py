@@ -135,30 +135,33 @@ def raise_best(
     """
     fan_in, n_ranks = signs.shape
     n_computed = 0
+    bars, masks = np.empty(fan_in, np.float32), np.full(fan_in, np.int64(-1))
     rank, band = 0, 0
     while rank < n_ranks:
         n = band_ranks(rank, n_ranks)
         rows, reach_at = turned.ctypes.data + rank * RANK_BYTES, reach[band].ctypes.data
         scale, floor = scales.ctypes.data + rank * PATCH_BYTES, floors.ctypes.data + rank * PATCH_BYTES
+        best_at, best_step = best.ctypes.data + rank * RANK * FLOAT, n_ranks * RANK * FLOAT
+        signs_at, signs_step = signs.ctypes.data + rank * SIGN_BYTES, n_ranks * SIGN_BYTES
+        if skip:  # three loops: what the first two find is there before the third has to branch on it
+            for k in range(fan_in):
+                bars[k] = _bar(n, best_at + k * best_step, scale, floor, signs_at + k * signs_step)
+            for k in range(fan_in):
+                masks[k] = above(a + k * LINE, reach_at, bars[k])
         for k in range(fan_in):
-            line = a + k * LINE
-            best_at = best.ctypes.data + (k * n_ranks + rank) * RANK * FLOAT
-            signs_at = signs.ctypes.data + (k * n_ranks + rank) * SIGN_BYTES
-            mask = np.int64(-1)
-            if skip:
-                bar = _bar(n, best_at, scale, floor, signs_at)
-                if bar < LEAST_BAR:  # a maximum is 0 yet: the likeliest patches first, so that they set a bar
-                    peak = highest(line, reach_at)
-                    if peak >= LEAST_BAR:
-                        mask = above(line, reach_at, peak * np.float32(NEAR_PEAK))
-                        n_computed += bit_count(mask) * n * RANK
-                        _raise(n, mask, line, rows, best_at, signs_at)
-                        bar = _bar(n, best_at, scale, floor, signs_at)
+            line, column, column_signs = a + k * LINE, best_at + k * best_step, signs_at + k * signs_step
+            mask = masks[k]
+            if skip and bars[k] < LEAST_BAR:  # a maximum is 0 yet: the likeliest patches first, so that they set a bar
+                bar, peak = bars[k], highest(line, reach_at)
+                if peak >= LEAST_BAR:
+                    mask = above(line, reach_at, peak * np.float32(NEAR_PEAK))
+                    n_computed += bit_count(mask) * n * RANK
+                    _raise(n, mask, line, rows, column, column_signs)
+                    bar = _bar(n, column, scale, floor, column_signs)
                 mask = above(line, reach_at, bar) if bar >= LEAST_BAR else above_zero(line)
-                if mask == 0:
-                    continue
-            n_computed += bit_count(mask) * n * RANK
-            _raise(n, mask, line, rows, best_at, signs_at)
+            if mask != 0:
+                n_computed += bit_count(mask) * n * RANK
+                _raise(n, mask, line, rows, column, column_signs)
         rank, band = rank + n, band + 1
     return n_computed
 
