@@ -65,6 +65,13 @@ def test_long_sums_stay_accurate() -> None:
     assert agree(cpu.quadrant_sums(weight, a), reference.quadrant_sums(weight, a))
 
 
+def test_columns_without_a_weight_cost_nothing() -> None:
+    weight = rand(1, 4, 600) - 0.5
+    weight[..., ::3] = 0.0
+    _, _, _, ends = cpu._packed(weight)
+    assert ends[0].max(-1).sum(-1).tolist() == [400, 400]  # two panels of two rows, each over all columns
+
+
 # --- Skipping ---------------------------------------------------------------------------------------------------------
 
 

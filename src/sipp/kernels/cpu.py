@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sipp.kernels import packing, reference, simd
 from sipp.kernels.threads import run_parallel
-from sipp.kernels.vectors import BLOCK, RANK
+from sipp.kernels.vectors import BLOCK, PANEL, RANK
 
 FUSED = True  # has `max_ratios`
 SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
@@ -226,9 +226,23 @@ def _signs(positive_GRK: Tensor) -> np.ndarray:
     return signs
 
 
-def _packed(weight_GRK: Tensor) -> np.ndarray:
+def _packed(weight_GRK: Tensor) -> simd.Packed:
     """The weights as `simd.denominators` reads them."""
     n_groups, n_rows, fan_in = weight_GRK.shape
-    weight, panels = _array(weight_GRK), torch.empty(n_groups, 2 * n_rows * fan_in).numpy()
-    _by_ranks(lambda rows: packing.pack(weight, panels, rows), weight_GRK)
-    return panels
+    panels = np.array(_panels(n_rows), np.int64)
+    n_panels = len(panels) - 1
+    magnitudes = torch.empty(n_groups, n_rows * fan_in).numpy()
+    places = torch.empty(n_groups, n_panels, fan_in, dtype=torch.int32).numpy()
+    n_chunks = -(-fan_in // simd.SUM_BLOCK)
+    ends = torch.empty(n_groups, n_panels, n_chunks, 2**PANEL, dtype=torch.int32).numpy()
+    weight, cuts = _array(weight_GRK), _cuts(n_panels, _n_threads(weight_GRK))
+    run_parallel(lambda i: packing.pack(weight, panels, magnitudes, places, ends, cuts[i]), len(cuts))
+    return panels, magnitudes, places, ends
+
+
+def _panels(n_rows: int) -> list[int]:
+    """Where panels of PANEL rows start, and the end; two of two rows end better than one of three and one of one."""
+    starts = list(range(0, n_rows, PANEL))
+    if n_rows % PANEL == 1 and n_rows > 1:
+        starts[-1] -= 1
+    return [*starts, n_rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sipp.kernels.compiling import compiled
-from sipp.kernels.simd import panel_lines
+from sipp.kernels.simd import SUM_BLOCK
 from sipp.kernels.vectors import RANK
 
 
@@ -26,22 +26,49 @@ def extremes(bits_BN: np.ndarray, found_BX: np.ndarray) -> None:
 
 
 @compiled
-def pack(weight_GRK: np.ndarray, panels_GX: np.ndarray, stretch: tuple[int, int]) -> None:
-    """Nothing; lays a stretch of rows out as `denominators` reads them."""
-    n_groups, n_rows, fan_in = weight_GRK.shape
+def pack(
+    weight_GRK: np.ndarray,
+    panels: np.ndarray,
+    magnitudes_GX: np.ndarray,
+    places_GNK: np.ndarray,
+    ends_GNCQ: np.ndarray,
+    stretch: tuple[int, int],
+) -> None:
+    """Nothing; lays a stretch of panels, of the rows from panels[n] to panels[n + 1], out as `denominators` reads them.
+
+    In every SUM_BLOCK of columns they are sorted by the signs of the panel's weights: places[n] says which column is
+    where, ends[n, c, q] where those of pattern q end, magnitudes has the panel's |w| in that order. Columns without a
+    weight come last, after all ends.
+    """
+    n_groups, _, fan_in = weight_GRK.shape
+    n_chunks, n_patterns = ends_GNCQ.shape[2:]
+    pattern_K = np.empty(fan_in, np.int64)
     for g in range(n_groups):
-        panel = 0
-        for r in range(stretch[0], stretch[1]):
-            line = 2 * r
-            n_lines = panel_lines(panel, 2 * n_rows)
-            while line >= panel + n_lines:
-                panel += n_lines
-                n_lines = panel_lines(panel, 2 * n_rows)
-            at = panel * fan_in + line - panel
+        for panel in range(stretch[0], stretch[1]):
+            first, n_rows = panels[panel], panels[panel + 1] - panels[panel]
+            pattern_K[:] = 0
             for k in range(fan_in):
-                w = weight_GRK[g, r, k]
-                panels_GX[g, at + k * n_lines] = max(w, np.float32(0.0))
-                panels_GX[g, at + k * n_lines + 1] = max(-w, np.float32(0.0))
+                is_empty = True
+                for i in range(n_rows):
+                    w = weight_GRK[g, first + i, k]
+                    pattern_K[k] |= np.int64(w < 0.0) << i
+                    is_empty &= w == 0.0
+                if is_empty:
+                    pattern_K[k] = n_patterns
+            for chunk in range(n_chunks):
+                start, stop = chunk * SUM_BLOCK, min((chunk + 1) * SUM_BLOCK, fan_in)
+                filled = np.zeros(n_patterns + 2, np.int64)
+                for k in range(start, stop):
+                    filled[pattern_K[k] + 1] += 1
+                for q in range(n_patterns):
+                    filled[q + 1] += filled[q]
+                    ends_GNCQ[g, panel, chunk, q] = filled[q + 1]
+                for k in range(start, stop):
+                    at = start + filled[pattern_K[k]]
+                    filled[pattern_K[k]] += 1
+                    places_GNK[g, panel, at] = k
+                    for i in range(n_rows):
+                        magnitudes_GX[g, first * fan_in + at * n_rows + i] = abs(weight_GRK[g, first + i, k])
 
 
 @compiled

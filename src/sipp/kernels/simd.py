@@ -27,9 +27,9 @@ from sipp.kernels.compiling import compiled
 from sipp.kernels.vectors import (
     BLOCK,
     FLOAT,
+    INDEX,
     LINE,
     MOST_RANKS,
-    PANEL,
     RANK,
     STRIP,
     copy_line,
@@ -41,9 +41,9 @@ from sipp.kernels.vectors import (
     gather_16,
     gather_16_even,
     invert_line,
+    panel_1,
     panel_2,
-    panel_4,
-    panel_6,
+    panel_3,
     scale_line,
 )
 
@@ -52,37 +52,30 @@ NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
 LARGEST_SCALE = 2.0**100  # of a line: any number serves, if its products stay finite
 
 
-@compiled
-def panel_lines(first: int, n_lines: int) -> int:
-    """How many lines the panel has that starts at line `first` of d; two of 4 end better than one of 6 and one of 2."""
-    left = n_lines - first
-    return 4 if left == PANEL + 2 else min(PANEL, left)
+Packed = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # see `packing.pack`
 
 
 @compiled
-def denominators(a: int, weights: int, d: np.ndarray, fan_in: int) -> None:
-    """Nothing; fills d[2 r + s, p] with sum over k of w_k^s a_k (T2), always in the same order of terms.
-
-    `weights` is the address of panels of `panel_lines` lines, one after the other, each fan_in x lines.
-    """
-    n_lines = d.shape[0]
-    out = d.ctypes.data
+def denominators(a: int, packed: Packed, group: int, d: np.ndarray) -> None:
+    """Nothing; fills d[2 r + s, p] with sum over k of w_k^s a_k (T2), always in the same order of terms."""
+    panels, magnitudes_GX, places_GNK, ends_GNCQ = packed
+    fan_in = places_GNK.shape[2]
     d[:] = 0.0
-    for start in range(0, fan_in, SUM_BLOCK):
-        n_terms = min(SUM_BLOCK, fan_in - start)
-        line = 0
-        while line < n_lines:
-            left = panel_lines(line, n_lines)
-            w = weights + (line * fan_in + start * left) * FLOAT
+    for chunk in range(ends_GNCQ.shape[2]):
+        start = chunk * SUM_BLOCK
+        for panel in range(len(panels) - 1):
+            first, n_rows = panels[panel], panels[panel + 1] - panels[panel]
+            magnitudes = magnitudes_GX[group].ctypes.data + (first * fan_in + start * n_rows) * FLOAT
+            places = places_GNK[group, panel].ctypes.data + start * INDEX
+            ends = ends_GNCQ[group, panel, chunk].ctypes.data
             for strip in range(0, BLOCK, STRIP):
-                source, target = a + start * LINE + strip * FLOAT, out + line * LINE + strip * FLOAT
-                if left == PANEL:
-                    panel_6(source, w, target, n_terms)
-                elif left == 4:
-                    panel_4(source, w, target, n_terms)
+                source, target = a + strip * FLOAT, d[2 * first].ctypes.data + strip * FLOAT
+                if n_rows == 3:
+                    panel_3(source, magnitudes, places, ends, target)
+                elif n_rows == 2:
+                    panel_2(source, magnitudes, places, ends, target)
                 else:
-                    panel_2(source, w, target, n_terms)
-            line += left
+                    panel_1(source, magnitudes, places, ends, target)
 
 
 @compiled
@@ -305,7 +298,7 @@ def scan(
     positions: np.ndarray,
     fan: np.ndarray,
     factors_TB: np.ndarray,
-    weights_GX: np.ndarray,
+    packed: Packed,
     signs_GKR: np.ndarray,
     row_factors_GR: np.ndarray,
     stretch: tuple[int, int],
@@ -334,7 +327,7 @@ def scan(
                     continue
                 _prepare(source, g * strides[1], place, positions, fan, factors_TB[t], a, sums)
                 lines = d[: 2 * n_rows]
-                denominators(a.ctypes.data, weights_GX[g].ctypes.data, lines, len(fan))
+                denominators(a.ctypes.data, packed, g, lines)
                 squares[:] = 0.0
                 _add_squares(lines, row_factors_GR[g], sums, z, (1 + t) if both else 0, squares)
                 for p in range(min(BLOCK, last - start)):
@@ -388,7 +381,7 @@ def product(
 @compiled
 def sums(
     patches_GKP: np.ndarray,
-    weights_GX: np.ndarray,
+    packed: Packed,
     stretch: tuple[int, int],
     a: np.ndarray,
     d: np.ndarray,
@@ -400,6 +393,6 @@ def sums(
         n_patches = min(BLOCK, last - start)
         for g in range(len(patches_GKP)):
             _copy_lines(patches_GKP[g], start, last, a, 0, 1)
-            denominators(a.ctypes.data, weights_GX[g].ctypes.data, d, patches_GKP.shape[1])
+            denominators(a.ctypes.data, packed, g, d)
             for line in range(len(d)):
                 sums_SGRP[line & 1, g, line >> 1, start : start + n_patches] = d[line, :n_patches]

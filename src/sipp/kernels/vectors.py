@@ -23,13 +23,13 @@ from numba.extending import intrinsic
 
 WIDE = bool(dict(llvm.get_host_cpu_features()).get("avx512f"))
 LANES = 16 if WIDE else 8  # floats of one vector register
-FLOAT = 4  # bytes
-STRIP_VECTORS = 4 if WIDE else 2  # PANEL x STRIP_VECTORS accumulators: 24 of 32 registers, or 12 of 16
+FLOAT = INDEX = 4  # bytes
+STRIP_VECTORS = 4 if WIDE else 2  # 2 x PANEL x STRIP_VECTORS accumulators: 24 of 32 registers, or 12 of 16
 STRIP = LANES * STRIP_VECTORS  # patches of one register tile of the ordinary product
 BLOCK = 64  # patches laid out at once: one bit of an integer each
 RANK = 16  # rows side by side
 MOST_RANKS = 4 if WIDE else 2  # of a band: as many maxima stay in registers
-PANEL = 6  # (row, sign) pairs of one register tile of the ordinary product; even: both signs of a row lie together
+PANEL = 3  # rows of one register tile of the ordinary product, both signs of each
 LINE = BLOCK * FLOAT
 VECTOR = LANES * FLOAT
 
@@ -135,29 +135,38 @@ def invert_line(b: Any, line: Any) -> None:
         store(b, b.select(b.fcmp_ordered(">", value, zero), b.fdiv(one, value), zero), line, offset)
 
 
-def _panel(n_lines: int) -> Any:
-    """A function: out[i, strip] += sum over k of weights[k, i] * a[k, strip] for `n_lines` lines i of d."""
+def _panel(n_rows: int) -> Any:
+    """A function: out[2 i + s, strip] += sum of magnitudes[j, i] * a[places[j], strip] over columns j, for rows i.
 
-    @primitive(types.none, *[types.int64] * 4)
-    def panel(b: Any, a: Any, weights: Any, out: Any, n_terms: Any) -> None:
-        sums = [[cgutils.alloca_once(b, VECTOR_TYPE) for _ in range(STRIP_VECTORS)] for _ in range(n_lines)]
+    Columns come sorted by the signs of their weights in these rows, bit i of the pattern for row i; those of pattern q
+    end at ends[q]. So each product goes to the sum of its own sign, and the other needs none.
+    """
+
+    @primitive(types.none, *[types.int64] * 5)
+    def panel(b: Any, a: Any, magnitudes: Any, places: Any, ends: Any, out: Any) -> None:
+        sums = [[cgutils.alloca_once(b, VECTOR_TYPE) for _ in range(STRIP_VECTORS)] for _ in range(2 * n_rows)]
         for cell in (cell for line in sums for cell in line):
             b.store(ZERO, cell)
-        with cgutils.for_range(b, n_terms) as loop:
-            a_k = b.add(a, b.mul(loop.index, I64(LINE)))
-            w_k = b.add(weights, b.mul(loop.index, I64(n_lines * FLOAT)))
-            terms = [load(b, a_k, v * VECTOR) for v in range(STRIP_VECTORS)]
-            for i, line in enumerate(sums):
-                w = splat(b, load(b, w_k, i * FLOAT, F32))
-                for cell, term in zip(line, terms):
-                    product = b.fmul(w, term, flags=("contract",))
-                    b.store(b.fadd(product, b.load(cell), flags=("contract",)), cell)
-        for i, line in enumerate(sums):
-            for v, cell in enumerate(line):
+        start = I64(0)
+        for pattern in range(2**n_rows):
+            stop = b.sext(load(b, ends, pattern * INDEX, I32), I64)
+            with cgutils.for_range(b, b.sub(stop, start)) as loop:
+                j = b.add(start, loop.index)
+                place = b.sext(load(b, b.add(places, b.mul(j, I64(INDEX))), 0, I32), I64)
+                line = b.add(a, b.mul(place, I64(LINE)))
+                terms = [load(b, line, v * VECTOR) for v in range(STRIP_VECTORS)]
+                for i in range(n_rows):
+                    w = splat(b, load(b, b.add(magnitudes, b.mul(j, I64(n_rows * FLOAT))), i * FLOAT, F32))
+                    for cell, term in zip(sums[2 * i + (pattern >> i & 1)], terms):
+                        product = b.fmul(w, term, flags=("contract",))
+                        b.store(b.fadd(product, b.load(cell), flags=("contract",)), cell)
+            start = stop
+        for i, line_cells in enumerate(sums):
+            for v, cell in enumerate(line_cells):
                 offset = i * LINE + v * VECTOR
                 store(b, b.fadd(load(b, out, offset), b.load(cell)), out, offset)
 
     return panel
 
 
-panel_6, panel_4, panel_2 = _panel(6), _panel(4), _panel(2)
+panel_3, panel_2, panel_1 = _panel(3), _panel(2), _panel(1)
