@@ -132,7 +132,11 @@ def test_twice_does_nothing_and_a_damaged_result_is_made_again(tmp_path: Path) -
     tensors = saved(first.folder)
     results = [*first.folder.glob("*/*"), first.folder / "records.jsonl"]
     times = [path.stat().st_mtime_ns for path in results]
+    stage = first.folder / plan(recipe)[0].stage
+    for ending in (".json", ".safetensors"):  # killed between saving the result and dropping what led to it
+        (stage / f"start{ending}").write_bytes((stage / f"final{ending}").read_bytes())
     again = run(recipe, out=tmp_path, device="cpu", accept_changes=True)
+    assert sorted(path.name for path in stage.iterdir()) == ["final.json", "final.safetensors"]
     assert again.n_made == 0 and again.records == first.records
     assert [path.stat().st_mtime_ns for path in results] == times
     broken = first.folder / "seed0.wt.01" / "final.safetensors"

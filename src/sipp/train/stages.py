@@ -84,9 +84,12 @@ def module_of(work: Work, network: Network) -> nn.Module:
 
 
 def finished(team: Team, stage: Path) -> Network | None:
-    """The stage's result if it was done before and is sound."""
+    """The stage's result if it was done before and is sound; checkpoints that a kill left beside it are dropped."""
     found = from_leader(team, lambda: runs.load_if_sound(stage, runs.FINAL))
-    return None if found is None else network_of(found[0])
+    if found is None:
+        return None
+    from_leader(team, lambda: runs.drop_checkpoints(stage))
+    return network_of(found[0])
 
 
 def run_stage(work: Work, stage: Path, *, seed: int, prepare: Callable[[], Prepared], describe: Describe) -> Network:

@@ -229,6 +229,11 @@ def load_if_sound(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | 
 def finish_stage(stage: Path, tensors: Mapping[str, Tensor], values: Values) -> None:
     """Nothing; the stage's result is saved and its checkpoints are gone."""
     files.save_pair(stage, FINAL, tensors, values)
+    drop_checkpoints(stage)
+
+
+def drop_checkpoints(stage: Path) -> None:
+    """Nothing; what was saved on the way to the stage's result is gone."""
     for name in (*checkpoints(stage), START):
         files.remove_pair(stage, name)
 
