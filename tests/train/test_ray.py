@@ -136,10 +136,14 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
         if killed or progress.epoch is None:
             return
         (folder,) = (tmp_path / "two").iterdir()
-        (folder / progress.stage / f"{TEMPORARY}1-final.json").write_text("half")  # as a death in a save leaves it
-        killed.extend(workers())
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
+        found = workers()
+        for pid in found:
+            os.kill(pid, signal.SIGSTOP)  # nothing moves while we look
+        if not (folder / progress.stage / "final.json").exists():  # it may be done since we heard of it
+            (folder / progress.stage / f"{TEMPORARY}1-final.json").write_text("half")  # as a death in a save leaves it
+            killed.extend(found)
+        for pid in found:
+            os.kill(pid, signal.SIGKILL if killed else signal.SIGCONT)
 
     alone = run(AT_INIT, out=tmp_path / "one", device="cpu")
     on_ray = partial(run, AT_INIT, out=tmp_path / "two", device="cpu", engine="ray", ray=RayOptions(n_at_once=1))
