@@ -4,7 +4,7 @@ python benchmarks/bench_kernels.py [--busy]
 
 Pairs per second over multiply-adds per second. A kernel that disagrees with the float64 reference, or whose skipping
 changes a bit, is not timed. "real-like": activations behind a ReLU with neighbours alike, as a network has them;
-"random": independent values, of which little can be skipped.
+"random": independent values, of which less can be skipped.
 """
 
 from __future__ import annotations
