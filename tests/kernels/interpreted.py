@@ -47,7 +47,13 @@ def hard_cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     a, inverse, positive, _ = operands(1, 5, 3, 150)
     alone = torch.zeros(1, 3, 150)
     alone[..., 149] = 1e-20
+    own_patch = torch.ones_like(inverse)  # each row has its maximum elsewhere
+    own_patch[..., range(5), range(3, 28, 5)] = 9.0
+    vanishing = torch.full_like(inverse, 1e30)  # the product of the last patch and its reach is no float32 above 0
+    vanishing[..., 149] = 1e10
     return {
+        "each row by its own patch": (torch.ones_like(a), own_patch, positive),
+        "products that vanish in the test": (alone * 1e-10, vanishing, positive),
         "zeros": (torch.zeros_like(a), inverse, positive),
         "no reciprocals": (a, torch.zeros_like(inverse), positive),
         "a sign that never occurs": (a, inverse * torch.tensor([1.0, 0.0]).view(2, 1, 1, 1), positive),
@@ -61,7 +67,9 @@ def hard_cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     }
 
 
-@pytest.mark.parametrize(("case", "n_single"), [*((case, 32) for case in hard_cases()), ("growing", 2), ("ties", 2)])
+@pytest.mark.parametrize(
+    ("case", "n_single"), [*((case, 32) for case in hard_cases()), ("each row by its own patch", 2), ("ties", 2)]
+)
 def test_skipping_changes_nothing(case: str, n_single: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "MOST_SINGLE", n_single)
     monkeypatch.setattr(gpu, "CHUNK", 32)  # the interpreter takes its time

@@ -30,7 +30,6 @@ LARGEST_SCALE = 2.0**100
 LEAST_BAR: tl.constexpr = tl.constexpr(2.0**-100)
 LARGEST_BAR: tl.constexpr = tl.constexpr(2.0**126)
 LEAST_REACH: tl.constexpr = tl.constexpr(2.0**-60)
-LEAST_PRODUCT: tl.constexpr = tl.constexpr(2.0**-110)
 BAR_SLACK: tl.constexpr = tl.constexpr(1.0 - 2.0**-20)  # rounding of the five operations of a test, with room
 
 
@@ -159,8 +158,9 @@ def _raise_best(  # type: ignore[no-untyped-def]
         start = first + step
         inside = start + lane < n_patches
         a = tl.load(a_from + start + lane, inside, other=0.0)
-        product = tl.maximum(a * tl.load(reach_from + start + lane, inside, other=0.0), LEAST_PRODUCT)
-        # A product and where it stands in one integer: the place takes the last bits of the fraction.
+        product = a * tl.load(reach_from + start + lane, inside, other=0.0)
+        # A product and where it stands in one integer: the place takes the last bits of the fraction. Even a product
+        # that is 0 by underflow stands above a bar of 0.
         key = tl.where(a > 0, (product.to(tl.int32, bitcast=True) & -CHUNK) | lane, -1)
         highest = tl.max(key, axis=0)
         n_taken = 0
