@@ -148,6 +148,7 @@ def runs(
 
 def _look(out: Path) -> list[Listed | Broken]:
     """Every run below `out`, by name; one that cannot be read does not hide the others."""
+    from sipp.train.run import look_at
     from sipp.train.store import MANIFEST
 
     found: list[Listed | Broken] = []
@@ -155,21 +156,12 @@ def _look(out: Path) -> list[Listed | Broken]:
         try:
             if (folder / MANIFEST).exists():
                 with at(str(folder), REPAIR):
-                    found.append(_look_at(folder))
+                    found.append(look_at(folder))
         except Trouble as trouble:
             found.append(Broken(folder, trouble.what, trouble.fix))
         except OSError as error:
             found.append(Broken(folder, f"{error.filename or folder}: {error.strerror or error}", "allow reading it"))
     return found
-
-
-def _look_at(folder: Path) -> Listed:
-    from sipp.train.run import Listed, RunState
-    from sipp.train.store import is_locked, read_begun, read_records
-
-    begun, n_done = read_begun(folder), len(read_records(folder))
-    state: RunState = "running" if is_locked(folder) else "finished" if n_done == begun.n_stages else "stopped"
-    return Listed(folder, begun.recipe, begun.pipeline, n_done, begun.n_stages, state, begun.n_origins)
 
 
 def _values(one: Listed | Broken) -> Values:

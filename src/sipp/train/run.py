@@ -13,7 +13,7 @@ import torch
 from sipp.errors import OptionError
 from sipp.recipes import Recipe, config_of
 from sipp.train import store as runs
-from sipp.train.files import Values, read_json
+from sipp.train.files import Values
 from sipp.train.loop import EpochRow
 from sipp.train.pipelines import plan, run_units
 from sipp.train.setup import Device, device_of, feed_of, hyper_of, threads
@@ -129,15 +129,11 @@ def _check_engine(engine: Engine, ray: RayOptions | None, team: Team) -> None:
 
 def list_runs(out: Path) -> list[Listed]:
     """Every run below `out`, by name."""
-    found = []
-    for manifest in sorted(out.glob(f"*/{runs.MANIFEST}")):
-        folder = manifest.parent
-        values = read_json(manifest)
-        config = values["config"]
-        n_stages = config["repetitions"] * (1 + len(config["prune"]["methods"]) * config["prune"]["levels"])
-        n_done = len(runs.read_records(folder))
-        state: RunState = "running" if runs.is_locked(folder) else "finished" if n_done == n_stages else "stopped"
-        found.append(
-            Listed(folder, config["name"], config["pipeline"], n_done, n_stages, state, len(values["origins"]))
-        )
-    return found
+    return [look_at(manifest.parent) for manifest in sorted(out.glob(f"*/{runs.MANIFEST}"))]
+
+
+def look_at(folder: Path) -> Listed:
+    """How far the run in this folder is."""
+    begun, n_done = runs.read_begun(folder), len(runs.read_records(folder))
+    state: RunState = "running" if runs.is_locked(folder) else "finished" if n_done == begun.n_stages else "stopped"
+    return Listed(folder, begun.recipe, begun.pipeline, n_done, begun.n_stages, state, begun.n_origins)
