@@ -17,7 +17,8 @@ from sipp.errors import DataError, OptionError
 from sipp.records import Batch
 
 Data = Iterable[Any] | Tensor | Dataset[Any]
-DEFAULT_BATCH_SIZE = 16  # only where we do the batching ourselves: a tensor or a Dataset of points
+# Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.
+FEWEST_POINTS, MOST_POINTS, BATCH_BYTES = 16, 1024, 2**20
 
 
 def batches_of(
@@ -27,14 +28,15 @@ def batches_of(
     n_points: int | None = None,
     seed: int = 0,
     role: str = "calibration",
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int | None = None,
     refuses_non_finite: bool = True,
 ) -> Iterator[Batch]:
     """The batches of `data`, at most `n_points` points in all, moved to `device` if one is given.
 
     A batch is a tensor, (inputs, labels) or a dict of tensors; inputs may be a tuple or a dict of tensors. From a
     tensor or a Dataset the points are drawn uniformly without replacement with the given seed (T4); from any other
-    iterable the first `n_points` are taken, cutting the last batch if need be. `role` names the data in errors.
+    iterable the first `n_points` are taken, cutting the last batch if need be. `role` names the data in errors;
+    `batch_size` is for a tensor or a Dataset, and follows the size of a point if not given.
     """
     if n_points is not None and (not isinstance(n_points, int) or n_points < 1):
         raise OptionError(f"n_points={n_points!r} must be a whole number of at least 1")
@@ -60,6 +62,14 @@ def batches_of(
         warnings.warn(f"asked for {n_points} points, {role} has only {n_seen}", stacklevel=2)
 
 
+def points_per_batch(inputs: Tensor) -> int:
+    """As many points as BATCH_BYTES hold; few of whole numbers: a token is small, what a network makes of it is not."""
+    if not inputs.is_floating_point():
+        return FEWEST_POINTS
+    point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())
+    return min(max(BATCH_BYTES // point_bytes, FEWEST_POINTS), MOST_POINTS)
+
+
 def count_points(data: Data) -> int | None:
     """The number of points, where that is known without reading them."""
     if isinstance(data, Tensor):
@@ -69,7 +79,7 @@ def count_points(data: Data) -> int | None:
     return None
 
 
-def _source(data: Data, n_points: int | None, seed: int, role: str, batch_size: int) -> Iterable[Any]:
+def _source(data: Data, n_points: int | None, seed: int, role: str, batch_size: int | None) -> Iterable[Any]:
     if isinstance(data, tuple | Mapping):
         raise DataError(
             f"{role} is a single {type(data).__name__}, not an iterable of batches: wrap it in a list, [batch]"
@@ -77,6 +87,8 @@ def _source(data: Data, n_points: int | None, seed: int, role: str, batch_size: 
     if isinstance(data, Tensor) and data.ndim > 0:
         data = _Points(data)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        if batch_size is None:  # a point of another Dataset might be random, or long in reading
+            batch_size = points_per_batch(data.tensors[0]) if isinstance(data, TensorDataset) else FEWEST_POINTS
         n_all = len(data)  # type: ignore[arg-type]
         if n_points is not None and n_points < n_all:
             chosen = torch.randperm(n_all, generator=torch.Generator().manual_seed(seed))[:n_points]
@@ -178,9 +190,11 @@ def _refuse_non_finite(batch: Batch) -> None:
             continue
         if "mask" in name:  # an additive attention mask says "never" with -inf
             tensor = tensor.clamp(min=torch.finfo(tensor.dtype).min)
-        n_bad = int((~torch.isfinite(tensor)).sum())
-        if n_bad:
-            raise DataError(
-                f"{batch.where}, {name}: {n_bad} of {tensor.numel()} values are NaN or infinite; "
-                "clean or drop that batch, it would decide every maximum"
-            )
+        if tensor.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()):
+            continue  # NaN counts as both extremes; one reading, where nothing is wrong
+        bad = ~torch.isfinite(tensor)
+        where = "" if isinstance(value, PackedSequence) else f", first in point {int(bad.nonzero()[0, 0])}"
+        raise DataError(
+            f"{batch.where}, {name}: {int(bad.sum())} of {tensor.numel()} values are NaN or infinite{where}; "
+            "clean or drop that batch, it would decide every maximum"
+        )

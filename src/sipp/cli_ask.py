@@ -53,7 +53,7 @@ class Ask:
     output: str | None
     ledger: Path | None
     seed: int
-    batch_size: int
+    batch_size: int | None
     device: str
     dry_run: bool
     out: Path | None

@@ -107,7 +107,7 @@ def _claim(
 
 
 def _points(
-    spec: str, option: str, network: nn.Module, model: str, batch_size: int, n_points: int | None = None
+    spec: str, option: str, network: nn.Module, model: str, batch_size: int | None, n_points: int | None = None
 ) -> Points:
     """The points of a holdout or of a calibration set: so many, or all of them, or of a large set's holdout 1,000."""
     role: Role = "holdout" if option == "--holdout" else "calibration"

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sipp.batches import batches_of
+from sipp.batches import batches_of, points_per_batch
 from sipp.capture import scoring_mode
 from sipp.cli_errors import Trouble, at
 from sipp.data import FolderBatches, FolderIndex, ImageSet, index_folders, load_cifar10, load_digits, normalise
@@ -86,7 +86,7 @@ def open_source(spec: str, role: Role, option: str, *, seed: int = 0) -> Source:
         return _file(spec, path)
 
 
-def draw(source: Source, n_points: int | None, *, seed: int, batch_size: int, model: nn.Module) -> Points:
+def draw(source: Source, n_points: int | None, *, seed: int, batch_size: int | None, model: nn.Module) -> Points:
     """So many points of the source, drawn without replacement with the seed; None: all, in their order."""
     if n_points is not None and n_points < 1:
         raise Trouble(f"{n_points} points are none", "--points", "give a whole number of at least 1, all or theory")
@@ -112,18 +112,19 @@ def split(source: Source, n_points: int | None, n_holdout: int | None, *, seed: 
     return order[n_theirs:][:n_points], order[:n_theirs]
 
 
-def collect(source: Source, items: Tensor, *, batch_size: int, model: nn.Module) -> Points:
+def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.Module) -> Points:
     """The items of a source in batches; floating-point inputs in the network's own precision."""
     tensors = source.take(items)
     labels = tensors.pop(LABELS, None)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     cast = sorted({str(t.dtype)[6:] for t in tensors.values() if t.is_floating_point() and t.dtype != dtype})
     tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+    step = batch_size or min(map(points_per_batch, tensors.values()))
     batches: list[Any] = []
-    for start in range(0, len(items), batch_size):
-        part = {name: tensor[start : start + batch_size] for name, tensor in tensors.items()}
+    for start in range(0, len(items), step):
+        part = {name: tensor[start : start + step] for name, tensor in tensors.items()}
         inputs: Any = part[INPUTS] if set(part) == {INPUTS} else part
-        batches.append(inputs if labels is None else (inputs, labels[start : start + batch_size]))
+        batches.append(inputs if labels is None else (inputs, labels[start : start + step]))
     n = len(items)
     words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
     words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""

@@ -98,7 +98,7 @@ def prune(
     output: OutputPart = None,
     ledger: Annotated[Path | None, typer.Option(help="File that records every use of a holdout.")] = None,
     seed: Seed = 0,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = None,
     device: Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the table and the bounds; write nothing.")] = False,
     out: Annotated[Path | None, typer.Option(help=f"New folder for {WEIGHTS_NAME} and {REPORT_NAME}.")] = None,

@@ -31,7 +31,7 @@ def score(
     delta: Annotated[float, typer.Option(help="Only for --points theory: failure probability (T4).")] = 1e-16,
     reduce: Annotated[Reduce, typer.Option(help="Over patches: max (with bounds) or mean (T3).")] = "max",
     seed: Seed = 0,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = None,
     device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="File for all scores: .safetensors, one tensor a weight.")] = None,
     force: Force = False,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp import kernels
-from sipp.batches import Data, batches_of
+from sipp.batches import FEWEST_POINTS, Data, batches_of
 from sipp.capture import capture, depends_on_batch, output_norms
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
@@ -102,7 +102,8 @@ def score(
         for tally in tallies.values():
             tally.close_batch(norms_B)
 
-    for batch in batches_of(data, device=device, n_points=n_points, seed=seed):
+    few = FEWEST_POINTS if reduce == "mean" else None  # sums over a point's patches are kept for a whole batch
+    for batch in batches_of(data, device=device, n_points=n_points, seed=seed, batch_size=few):
         # A mean over a point's patches ends with its last use, so the uses are counted first, in a pass of their own.
         n_uses = _count_uses(model, sites, batch, norm_stats) if reduce == "mean" else {}
         n_seen = sum(tally.order is not None for tally in tallies.values())

@@ -218,7 +218,7 @@ class Tally:
         """
         # Patches are divided by their sum at most, which is below fan-in x peak.
         ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
-        is_wide = [bool(flag) for flag in ratio_B * self.smallest_weight < UNDERFLOW_GUARD]
+        is_wide = (ratio_B * self.smallest_weight < UNDERFLOW_GUARD).tolist()
         kinds = [
             None if peak == 0 else wide and self._underflows(use, rows, point, float(values.scale_B[point]))
             for point, (peak, wide) in enumerate(zip(values.peak_B.tolist(), is_wide))

@@ -116,7 +116,7 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("6 arrays of unequal length", points("p.npz", vectors(lambda a: a, labels=np.zeros(3))), "'labels': 3", 2),
     ("6 unknown kind of file", points("p.csv", write(b"1,2")), "p.csv", 2),
     ("8 out is a link", lambda folder: ["--out", _link(folder)], "symbolic link", 2),
-    ("13 NaN in the data", points("p.npz", vectors(put((70, 2), np.nan))), "calibration batch 2", 2),
+    ("13 NaN in the data", points("p.npz", vectors(put((70, 2), np.nan))), "first in point 70", 2),
     ("13 infinity in the data", points("p.npz", vectors(put((0, 0), np.inf))), "NaN or infinite", 2),
     ("14 NaN weight", weights("w.safetensors", state(lambda s: s["2.weight"].fill_(np.nan))), "2.weight", 2),
     ("15 output not finite", points("h.npz", vectors(lambda a: a + np.nan), "--holdout"), "not certified", 3),
@@ -249,7 +249,8 @@ def test_too_few_calibration_points_prune_and_promise_nothing(n: int, tmp_path: 
 def test_all_zero_points_and_small_precision_are_no_faults(tmp_path: Path) -> None:
     done = run(*command(tmp_path, points("p.npz", vectors(np.zeros_like))(tmp_path)))  # fault 16
     assert done.returncode == 0 and "nan" not in done.stdout.lower()
-    low = run(*command(tmp_path, ["--model", "cli_zoo:half", "--out", tmp_path / "half"]))  # fault 17
+    few = ["--batch-size", 32]  # torch itself dies of an illegal instruction on some CPUs at 64 bfloat16 points
+    low = run(*command(tmp_path, ["--model", "cli_zoo:half", "--out", tmp_path / "half", *few]))  # fault 17
     assert low.returncode == 0 and "float32 read as bfloat16" in low.stdout
 
 

@@ -148,7 +148,7 @@ def raise_best(understate: float, skip: bool = True, n_blocks: int = 40) -> tupl
     best = torch.zeros(32, 32)
     n_computed = 0
     for start in range(0, a.shape[-1], 64):
-        block, d, _, *turned, reach = cpu._scratch(32, 32)
+        block, d, _, *turned, reach = cpu._scratch(positive)
         block[:] = a[0, :, start : start + 64].numpy()
         d[0::2], d[1::2] = (inverse[s, 0, :, start : start + 64].numpy() for s in (0, 1))
         simd.turn_lines(d, *turned, reach)

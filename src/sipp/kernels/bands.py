@@ -13,7 +13,22 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 
-from sipp.kernels.vectors import BLOCK, F32, FLOAT, I1, I32, I64, RANK, larger, load, pick, primitive, splat, store
+from sipp.kernels.vectors import (
+    BLOCK,
+    F32,
+    FLOAT,
+    I1,
+    I32,
+    I64,
+    RANK,
+    larger,
+    load,
+    pick,
+    primitive,
+    splat,
+    store,
+    tree,
+)
 
 # A test whose numbers are not normal proves nothing: it is made between these bounds only.
 LEAST_BAR, LARGEST_BAR = 2.0**-100, 2.0**126
@@ -58,12 +73,6 @@ def _transposed(b: Any, vectors: list[Any]) -> list[Any]:
     return vectors
 
 
-def _tree(b: Any, join: Any, values: list[Any]) -> Any:
-    while len(values) > 1:
-        values = [join(b, *values[i : i + 2]) if i + 1 < len(values) else values[i] for i in range(0, len(values), 2)]
-    return values[0]
-
-
 @primitive(types.none, *[types.int64] * 4)
 def turn(b: Any, lines: Any, step: Any, turned: Any, sums: Any) -> None:
     """turned[p, 0, r] = lines[r, p] for RANK lines `step` bytes apart; adds each line's values to sums[r]."""
@@ -73,7 +82,7 @@ def turn(b: Any, lines: Any, step: Any, turned: Any, sums: Any) -> None:
         vectors = _transposed(b, [load(b, b.add(at, b.mul(step, I64(r))), 0, _rank) for r in range(RANK)])
         for p, vector in enumerate(vectors):
             store(b, vector, target, p * PATCH_BYTES)
-        total = _tree(b, lambda b, x, y: b.fadd(x, y), vectors)
+        total = tree(b, lambda b, x, y: b.fadd(x, y), vectors)
         store(b, b.fadd(load(b, sums, 0, _rank), total), sums)
 
 
@@ -93,7 +102,7 @@ def reaches(b: Any, turned: Any, scales: Any, n_ranks: Any, reach: Any) -> None:
                 for p, cell in enumerate(cells):
                     value = b.fmul(load(b, at, p * PATCH_BYTES + sign, _rank), factor)
                     b.store(larger(b, value, b.load(cell)), cell)
-        found = _tree(b, larger, _transposed(b, [b.load(cell) for cell in cells]))
+        found = tree(b, larger, _transposed(b, [b.load(cell) for cell in cells]))
         store(b, found, b.add(reach, b.mul(piece.index, I64(_BYTES))))
 
 
@@ -123,7 +132,7 @@ def _bar(n_ranks: int) -> Any:
 
 def _mask(b: Any, flags: list[Any]) -> Any:
     """The flags of BLOCK patches, RANK in a vector, as the bits of one integer."""
-    return _tree(
+    return tree(
         b,
         lambda b, x, y: b.or_(x, y),
         [b.shl(b.zext(b.bitcast(flag, _bits), I64), I64(i * RANK)) for i, flag in enumerate(flags)],
@@ -144,7 +153,7 @@ def highest(b: Any, line: Any, reach: Any) -> Any:
     """The largest of line[p] * reach[p]."""
     pieces = range(0, BLOCK * FLOAT, _BYTES)
     products = [b.fmul(load(b, line, offset, _rank), load(b, reach, offset, _rank)) for offset in pieces]
-    return _across(b, larger, _tree(b, larger, products))
+    return _across(b, larger, tree(b, larger, products))
 
 
 @primitive(types.int64, types.int64)
@@ -182,7 +191,7 @@ def _raise(n_ranks: int, n_at_once: int) -> Any:
         rows = [b.add(turned, b.mul(patch, I64(PATCH_BYTES))) for patch in patches]
         for rank, cell in enumerate(cells):
             inverse = [_of_sign(b, positive[rank], row, rank * RANK_BYTES) for row in rows]
-            found = _tree(b, larger, [b.fmul(x, y) for x, y in zip(values, inverse)])
+            found = tree(b, larger, [b.fmul(x, y) for x, y in zip(values, inverse)])
             b.store(larger(b, found, b.load(cell)), cell)
         b.cbranch(b.icmp_unsigned("!=", rest, I64(0)), again, done)
         b.position_at_end(done)

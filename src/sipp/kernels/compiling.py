@@ -10,9 +10,9 @@ from typing import Any
 
 import numba
 
-from sipp.kernels import bands, vectors
+from sipp.kernels import bands, few, vectors
 
-_STAMP = zlib.crc32(Path(vectors.__file__).read_bytes() + Path(bands.__file__).read_bytes())
+_STAMP = zlib.crc32(b"".join(Path(str(part.__file__)).read_bytes() for part in (vectors, bands, few)))
 _log = logging.getLogger("sipp")
 
 

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from sipp.kernels import packing, reference, simd
+from sipp.kernels.few import MOST_WEIGHTS
 from sipp.kernels.threads import run_parallel
-from sipp.kernels.vectors import BLOCK, PANEL, RANK
+from sipp.kernels.vectors import BLOCK, LANES, PANEL, RANK
 
 FUSED = True  # has `max_ratios`
 SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
@@ -61,18 +62,18 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
     With `skip=False` every product is computed; the result is the same, bit for bit.
     """
     _announce()
-    n_groups, n_rows, fan_in = positive_GRK.shape
     patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
+    is_few, none = _is_few(positive_GRK), torch.zeros(()).expand_as(positive_GRK)
 
     stretches = _stretches(patches.shape[-1])
-    bests = [torch.zeros(n_groups, fan_in, _padded(n_rows)) for _ in stretches]
-    scratches = [_scratch(n_rows, fan_in) for _ in stretches]
+    bests = [_maxima(none) for _ in stretches]
+    scratches = [_scratch(positive_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        simd.product(patches, inverse, signs, stretches[i], scratches[i], bests[i].numpy(), skip)
+        simd.product(patches, inverse, signs, stretches[i], scratches[i], bests[i].numpy(), is_few, skip)
 
     run_parallel(work, len(stretches))
-    return _joined(bests, n_rows)
+    return _joined(bests, positive_GRK)
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
@@ -97,7 +98,6 @@ def max_ratios(
     scale of the weights out of the norms again; best_GRK holds the maxima so far: the better, the more is skipped.
     """
     _announce()
-    n_groups, n_rows, fan_in = weight_GRK.shape
     n_points, n_positions = len(windows), windows.shape[2 : 2 + n_position_dims].numel()
     source, strides = _flat(windows), (windows.stride(0), windows.stride(1))
     positions = _offsets(windows, range(2, 2 + n_position_dims))
@@ -106,20 +106,19 @@ def max_ratios(
     squares_QP = torch.zeros(N_SQUARES, n_points * n_positions, dtype=torch.float64)
 
     stretches = _stretches(n_points * n_positions)
-    bests = [torch.zeros(n_groups, fan_in, _padded(n_rows)) for _ in stretches]
-    for best in bests:
-        best[..., :n_rows] = best_GRK.transpose(1, 2)
-    scratches = [_scratch(n_rows, fan_in) for _ in stretches]
+    bests = [_maxima(best_GRK) for _ in stretches]
+    scratches = [_scratch(weight_GRK) for _ in stretches]
     operands = factors_TB.numpy(), weights, signs, row_factors_GR.numpy()
+    is_few = _is_few(weight_GRK)
 
     def work(i: int) -> None:
         given = (source, strides, positions, fan, *operands, stretches[i], scratches[i])
-        simd.scan(*given, bests[i].numpy(), squares_QP.numpy())
+        simd.scan(*given, bests[i].numpy(), is_few, squares_QP.numpy())
 
     run_parallel(work, len(stretches))
     scale_B = factors_TB.abs().amax(0).double()
     squares_QB = squares_QP.view(N_SQUARES, n_points, n_positions).sum(-1)
-    return _joined(bests, n_rows), torch.where(scale_B > 0, squares_QB / scale_B.square(), torch.zeros(()).double())
+    return _joined(bests, weight_GRK), torch.where(scale_B > 0, squares_QB / scale_B.square(), torch.zeros(()).double())
 
 
 def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,16 +179,36 @@ def _by_ranks(work: Callable[[tuple[int, int]], None], weight_GRK: Tensor) -> No
     run_parallel(lambda i: work((cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows))), len(cuts))
 
 
-def _joined(bests: list[Tensor], n_rows: int) -> Tensor:
+def _is_few(weight_GRK: Tensor) -> bool:
+    """Whether all products of a group are computed (`few.py`): to look for what can be left out would cost more."""
+    return weight_GRK.shape[1] * weight_GRK.shape[2] <= MOST_WEIGHTS
+
+
+def _maxima(best_GRK: Tensor) -> Tensor:
+    """The maxima so far as the loops of `simd` keep them: G x K x rows, in whole ranks or LANES of each."""
+    n_groups, n_rows, fan_in = best_GRK.shape
+    if _is_few(best_GRK):
+        lanes = torch.zeros(n_groups, fan_in, n_rows, LANES)
+        lanes[..., 0] = best_GRK.transpose(1, 2)
+        return lanes.flatten(2)
+    ranks = torch.zeros(n_groups, fan_in, _padded(n_rows))
+    ranks[..., :n_rows] = best_GRK.transpose(1, 2)
+    return ranks
+
+
+def _joined(bests: list[Tensor], weight_GRK: Tensor) -> Tensor:
     """The largest of all threads' maxima, G x R x K."""
-    return reduce(torch.maximum, bests)[..., :n_rows].transpose(1, 2).contiguous()
+    best, n_rows = reduce(torch.maximum, bests), weight_GRK.shape[1]
+    best_GKR = best.unflatten(2, (n_rows, LANES)).amax(-1) if _is_few(weight_GRK) else best[..., :n_rows]
+    return best_GKR.transpose(1, 2).contiguous()
 
 
-def _scratch(n_rows: int, fan_in: int) -> tuple[np.ndarray, ...]:
+def _scratch(weight_GRK: Tensor) -> tuple[np.ndarray, ...]:
     """a, d, z, turned, scales, floors, reach of `simd`: torch's memory, because its lines are aligned.
 
     Only what no patch and no row will be written to is set to zero: the lines of padding.
     """
+    _, n_rows, fan_in = weight_GRK.shape
     n_ranks = _padded(n_rows) // RANK
     a, d = torch.empty(fan_in, BLOCK), torch.empty(2 * RANK * n_ranks, BLOCK)
     d[2 * n_rows :].zero_()

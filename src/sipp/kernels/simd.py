@@ -24,10 +24,12 @@ from sipp.kernels.bands import (
     turn,
 )
 from sipp.kernels.compiling import compiled
+from sipp.kernels.few import raise_lanes
 from sipp.kernels.vectors import (
     BLOCK,
     FLOAT,
     INDEX,
+    LANES,
     LINE,
     MOST_RANKS,
     RANK,
@@ -160,6 +162,27 @@ def raise_best(
 
 
 @compiled
+def raise_few(a: int, step: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.ndarray) -> int:
+    """The number of triples computed: all; raises best[k, r * LANES + lane] to the largest product of the lane.
+
+    `a` is the address of the block's patches, their lines `step` bytes apart; d holds the reciprocals.
+    """
+    fan_in, n_ranks = signs.shape
+    lines, maxima, bits = d.ctypes.data, best.ctypes.data, signs.ctypes.data
+    for k in range(fan_in):
+        for rank in range(n_ranks):
+            first = rank * RANK
+            raise_lanes(
+                min(RANK, n_rows - first),
+                a + k * step,
+                lines + first * 2 * LINE,
+                maxima + (k * n_rows + first) * LANES * FLOAT,
+                bits + (k * n_ranks + rank) * SIGN_BYTES,
+            )
+    return n_rows * fan_in * BLOCK
+
+
+@compiled
 def _bar(n_ranks: int, best: int, scales: int, floors: int, signs: int) -> np.float32:
     if n_ranks == 4:
         return bar_4(best, scales, floors, signs)
@@ -244,19 +267,22 @@ def _add_squares(
 
     `turn`: 0 the only sign of the activations, 1 the first of two (their outputs wait in z), 2 the second.
     """
+    outputs = np.empty(BLOCK)
     for r in range(len(row_factors)):
-        factor = row_factors[r]
-        for p in range(BLOCK):
-            scale = factor * sums[p]
+        for p in range(BLOCK):  # loops without a branch, which a compiler turns into vectors
+            scale = row_factors[r] * sums[p]
             positive, negative = d[2 * r, p] * scale, d[2 * r + 1, p] * scale
             squares[0, p] += positive * positive
             squares[1, p] += negative * negative
-            output = positive - negative
-            if turn == 1:
-                z[r, p] = output
-            else:
-                output = output - z[r, p] if turn == 2 else output
-                squares[2, p] += output * output
+            outputs[p] = positive - negative
+        if turn == 1:
+            z[r] = outputs
+            continue
+        if turn == 2:
+            for p in range(BLOCK):
+                outputs[p] -= z[r, p]
+        for p in range(BLOCK):
+            squares[2, p] += outputs[p] * outputs[p]
 
 
 @compiled
@@ -303,10 +329,11 @@ def scan(
     row_factors_GR: np.ndarray,
     stretch: tuple[int, int],
     scratch: Scratch,
-    best_GKR: np.ndarray,
+    best_GKX: np.ndarray,
+    is_few: bool,
     squares_QP: np.ndarray,
 ) -> int:
-    """The number of triples `raise_best` computed; takes a stretch of patches into the maxima and the squares.
+    """The number of triples computed; takes a stretch of patches into the maxima and the squares.
 
     Patch p is position p % n of point p / n, n = len(positions); value k of group g of it lies in `source` at
     point * strides[0] + g * strides[1] + positions[p % n] + fan[k]. factors_TB[t, b] scales the activations of point
@@ -315,7 +342,8 @@ def scan(
     a, d, z, turned, scales, floors, reach = scratch
     n_groups, n_rows = row_factors_GR.shape
     first, last = stretch
-    both = np.any(factors_TB[0] != 0.0) and np.any(factors_TB[1] != 0.0)
+    occurs = (np.any(factors_TB[0] != 0.0), np.any(factors_TB[1] != 0.0))
+    both = occurs[0] and occurs[1]
     sums = np.empty(BLOCK, np.float32)
     squares = np.empty((3, BLOCK))
     n_computed = 0
@@ -323,7 +351,7 @@ def scan(
         place = (start, last, strides[0])
         for g in range(n_groups):
             for t in range(2):
-                if not np.any(factors_TB[t] != 0.0):
+                if not occurs[t]:
                     continue
                 _prepare(source, g * strides[1], place, positions, fan, factors_TB[t], a, sums)
                 lines = d[: 2 * n_rows]
@@ -336,8 +364,11 @@ def scan(
                     squares_QP[4, start + p] += squares[2, p]
                 for line in range(2 * n_rows):
                     invert_line(lines[line].ctypes.data)
+                if is_few:
+                    n_computed += raise_few(a.ctypes.data, LINE, d, n_rows, signs_GKR[g], best_GKX[g])
+                    continue
                 turn_lines(d, turned, scales, floors, reach)
-                n_computed += raise_best(a.ctypes.data, turned, scales, floors, reach, signs_GKR[g], best_GKR[g], True)
+                n_computed += raise_best(a.ctypes.data, turned, scales, floors, reach, signs_GKR[g], best_GKX[g], True)
     return n_computed
 
 
@@ -361,20 +392,29 @@ def product(
     signs_GKR: np.ndarray,
     stretch: tuple[int, int],
     scratch: Scratch,
-    best_GKR: np.ndarray,
+    best_GKX: np.ndarray,
+    is_few: bool,
     skip: bool,
 ) -> int:
-    """The number of triples `raise_best` computed; takes a stretch of patches into the maxima of their products."""
+    """The number of triples computed; takes a stretch of patches into the maxima of their products."""
     a, d, _, turned, scales, floors, reach = scratch
+    n_rows, n_patches = inverse_SGRP.shape[2:]
     first, last = stretch
     n_computed = 0
     for g in range(len(patches_GKP)):
         for start in range(first, last, BLOCK):
-            _copy_lines(patches_GKP[g], start, last, a, 0, 1)
             for s in range(2):
                 _copy_lines(inverse_SGRP[s, g], start, last, d, s, 2)
+            if is_few and last - start >= BLOCK:  # each line is read once: where it is
+                source, step = patches_GKP[g].ctypes.data + start * FLOAT, n_patches * FLOAT
+            else:
+                _copy_lines(patches_GKP[g], start, last, a, 0, 1)
+                source, step = a.ctypes.data, LINE
+            if is_few:
+                n_computed += raise_few(source, step, d, n_rows, signs_GKR[g], best_GKX[g])
+                continue
             turn_lines(d, turned, scales, floors, reach)
-            n_computed += raise_best(a.ctypes.data, turned, scales, floors, reach, signs_GKR[g], best_GKR[g], skip)
+            n_computed += raise_best(source, turned, scales, floors, reach, signs_GKR[g], best_GKX[g], skip)
     return n_computed
 
 

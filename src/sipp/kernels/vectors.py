@@ -80,6 +80,13 @@ def larger(b: Any, left: Any, right: Any) -> Any:
     return b.select(b.fcmp_ordered(">", left, right), left, right)
 
 
+def tree(b: Any, join: Any, values: list[Any]) -> Any:
+    """All values joined, two by two."""
+    while len(values) > 1:
+        values = [join(b, *values[i : i + 2]) if i + 1 < len(values) else values[i] for i in range(0, len(values), 2)]
+    return values[0]
+
+
 @primitive(types.none, types.int64, types.int64)
 def scale_line(b: Any, line: Any, factors: Any) -> None:
     """line[p] *= factors[p]."""
