@@ -85,14 +85,14 @@ def _source(data: Data, n_points: int | None, seed: int, role: str, batch_size: 
             f"{role} is a single {type(data).__name__}, not an iterable of batches: wrap it in a list, [batch]"
         )
     if isinstance(data, Tensor) and data.ndim > 0:
-        data = _Points(data)
+        chosen = _chosen(len(data), n_points, seed)
+        step = batch_size or points_per_batch(data)
+        return data.split(step) if chosen is None else (data[part] for part in chosen.split(step))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         if batch_size is None:  # a point of another Dataset might be random, or long in reading
             batch_size = points_per_batch(data.tensors[0]) if isinstance(data, TensorDataset) else FEWEST_POINTS
-        n_all = len(data)  # type: ignore[arg-type]
-        if n_points is not None and n_points < n_all:
-            chosen = torch.randperm(n_all, generator=torch.Generator().manual_seed(seed))[:n_points]
-            data = Subset(data, chosen.tolist())
+        chosen = _chosen(len(data), n_points, seed)  # type: ignore[arg-type]
+        data = data if chosen is None else Subset(data, chosen.tolist())
         # a generator of its own: a DataLoader draws its base seed, and must not draw it from the global one
         return DataLoader(data, batch_size=batch_size, generator=torch.Generator())
     if isinstance(data, str | Tensor) or not isinstance(data, Iterable):
@@ -100,14 +100,11 @@ def _source(data: Data, n_points: int | None, seed: int, role: str, batch_size: 
     return data
 
 
-class _Points(TensorDataset):
-    """A tensor of points as a Dataset of plain points (TensorDataset alone would give 1-tuples)."""
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.tensors[0][index]
-
-    def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        return list(self.tensors[0][indices])
+def _chosen(n_all: int, n_points: int | None, seed: int) -> Tensor | None:
+    """The points drawn with the seed; None: all of them, in their order."""
+    if n_points is None or n_points >= n_all:
+        return None
+    return torch.randperm(n_all, generator=torch.Generator().manual_seed(seed))[:n_points]
 
 
 def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -30,6 +30,19 @@ SHAPES = [
     (1, 70, 30, 200),
     (1, 112, 12, 200),
 ]
+
+
+@pytest.fixture(params=["few", "many"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test goes both ways: every product at once, and only those that can count."""
+    monkeypatch.setattr(cpu, "MOST_WEIGHTS", 2**30 if request.param == "few" else 0)
+    return str(request.param)
+
+
+def test_the_way_follows_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert cpu._is_few(torch.empty(64, 1, 9)) and cpu._is_few(torch.empty(1, 16, 27))  # depthwise; a first layer
+    assert not cpu._is_few(torch.empty(1, 16, 144))
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
@@ -119,7 +132,7 @@ def test_skipping_changes_no_bit(case: str) -> None:
     assert agree(brute, reference.max_times(a, inverse, positive)) or case == "subnormal"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 150), st.integers(1, 40), st.integers(1, 400)),
     st.integers(0, 2**31),
