@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from sipp import kernels
 from sipp.batches import FEWEST_POINTS, Data, batches_of
@@ -102,7 +103,7 @@ def score(
         for tally in tallies.values():
             tally.close_batch(norms_B)
 
-    few = FEWEST_POINTS if reduce == "mean" else None  # sums over a point's patches are kept for a whole batch
+    few = FEWEST_POINTS if reduce == "mean" and _waits(model, sites, data, device, norm_stats) else None
     for batch in batches_of(data, device=device, n_points=n_points, seed=seed, batch_size=few):
         # A mean over a point's patches ends with its last use, so the uses are counted first, in a pass of their own.
         n_uses = _count_uses(model, sites, batch, norm_stats) if reduce == "mean" else {}
@@ -129,6 +130,14 @@ def score(
         norm_stats=norm_stats,
         batch_dependent=depends_on_batch(model, norm_stats),
     )
+
+
+def _waits(model: nn.Module, sites: tuple[Site, ...], data: Data, device: torch.device, norm_stats: NormStats) -> bool:
+    """Whether a weight is used several times for a point: its sums wait for the last use, for all points of a batch."""
+    if not isinstance(data, Tensor | TensorDataset):  # batches come as they are, or few at a time
+        return False
+    few = next(batches_of(data, device=device, n_points=min(2, len(data)), refuses_non_finite=False))
+    return max(_count_uses(model, sites, few, norm_stats).values(), default=0) > 1
 
 
 def _count_uses(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> dict[str, int]:

@@ -114,20 +114,14 @@ class Tally:
             self.counts_BF = torch.zeros(batch.n_points, self.weight.n_rows, dtype=torch.int64, device=device)
             self.squares_QB = torch.zeros(TOTAL + 1, batch.n_points, dtype=BOUND_DTYPE, device=device)
         self.attributed &= use.attributed
-        n_patches = use.windows.shape[2 : 2 + use.n_position_dims].numel()
-        counts_B = torch.full((len(use.windows),), n_patches) if use.counts_B is None else use.counts_B
-        self.counts_BF[:, rows] += counts_B.to(self.counts_BF)[:, None]
+        self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
 
     def _add_max(self, use: Use, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
         """Takes the largest ratios of these points into the running maximum."""
-        part = replace(use, windows=use.windows[points])
         if self.kernel.FUSED and not is_wide:
-            if not self._attempt(part, rows, partial(self._fused, part, rows, points, values)):
-                middle = (points.start + points.stop) // 2
-                for half in (slice(points.start, middle), slice(middle, points.stop)):
-                    if half.start < half.stop:
-                        self._add_max(use, rows, half, values, is_wide)
+            self._add_fused(use, rows, points, values)
             return
+        part = replace(use, windows=use.windows[points])
 
         def take(piece: slice, windows: Tensor) -> None:
             at = slice(points.start + piece.start, points.start + piece.stop)
@@ -140,22 +134,33 @@ class Tally:
 
         self._piecewise(part, rows, take)
 
+    def _add_fused(self, use: Use, rows: slice, points: slice, values: Values) -> None:
+        """Takes these points in by a kernel that does all of it in one go; halves of them where memory is short."""
+        part = _part(use, points)
+        if not self._attempt(part, rows, partial(self._fused, part, rows, points, values)):
+            middle = (points.start + points.stop) // 2
+            for half in (slice(points.start, middle), slice(middle, points.stop)):
+                if half.start < half.stop:
+                    self._add_fused(use, rows, half, values)
+
     def _fused(self, use: Use, rows: slice, points: slice, values: Values) -> None:
-        """The same by a kernel that does all of it in one go, for the windows of these points."""
         scale_B, applied_B, windows = values.scale_B[points], values.scale_B[points], use.windows
         if windows.dtype != SCORE_DTYPE:
             windows, applied_B = to_score_dtype(windows, scale_B), torch.ones_like(scale_B)
         _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
         occurs_TB = torch.stack((values.has_positive_B[points], values.has_negative_B[points]))
-        best_GRK, squares_QB = self.kernel.max_ratios(
-            windows,
-            use.n_position_dims,
-            weight_GRK,
-            factors_TB=(torch.stack((applied_B, -applied_B)) * occurs_TB).to(SCORE_DTYPE),
-            row_factors_GR=factors_GR,
-            best_GRK=self.best_FK[rows].view_as(weight_GRK),
-        )
-        self.best_FK[rows] = best_GRK.flatten(0, 1)
+        factors_TB = (torch.stack((applied_B, -applied_B)) * occurs_TB).to(SCORE_DTYPE)
+        given = windows, use.n_position_dims, weight_GRK
+        if self.reduce == "max" or _n_patches(use) == 1:  # the mean over one patch is its ratio
+            known_GRK = self.best_FK[rows].view_as(weight_GRK)
+            best_GRK, squares_QB = self.kernel.max_ratios(
+                *given, factors_TB=factors_TB, row_factors_GR=factors_GR, best_GRK=known_GRK
+            )
+            self.best_FK[rows] = best_GRK.flatten(0, 1)
+        else:
+            best_GRK, squares_QB = self.kernel.mean_ratios(
+                *given, factors_TB=factors_TB, row_factors_GR=factors_GR, counts_B=_counts(use)
+            )
         self._take_max(best_GRK, weight_GRK, rows)
         self._take_squares(squares_QB * (applied_B / scale_B).square(), points)
 
@@ -178,6 +183,9 @@ class Tally:
         if n_uses > 1 and self.sums_TBFK is None:
             self.sums_TBFK = torch.zeros(2, len(use.windows), *self.scaled_FK.shape, device=self.scale_F.device)
         for run, is_wide in self._runs(use, rows, values):
+            if self.kernel.FUSED and not is_wide and n_uses == 1:
+                self._add_fused(use, rows, run, values)
+                continue
             start = run.start
             while start < run.stop:
                 block = max(1, self.chunk_bytes // (4 * FLOAT_BYTES * (rows.stop - rows.start) * self.weight.fan_in))
@@ -286,6 +294,22 @@ class Tally:
         self.chunk_bytes //= 2
         _log.warning("out of memory at %s: going on with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
         return False
+
+
+def _n_patches(use: Use) -> int:
+    """How many patches the windows show of each point."""
+    return use.windows.shape[2 : 2 + use.n_position_dims].numel()
+
+
+def _counts(use: Use) -> Tensor:
+    """How many patches each point has."""
+    return torch.full((len(use.windows),), _n_patches(use)) if use.counts_B is None else use.counts_B
+
+
+def _part(use: Use, points: slice) -> Use:
+    """The use of some of its points."""
+    counts_B = None if use.counts_B is None else use.counts_B[points]
+    return replace(use, windows=use.windows[points], counts_B=counts_B)
 
 
 def _times_powers_of_two(rows_FK: Tensor, scale_F: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ def raise_best(understate: float, skip: bool = True, n_blocks: int = 40) -> tupl
     best = torch.zeros(32, 32)
     n_computed = 0
     for start in range(0, a.shape[-1], 64):
-        block, d, _, *turned, reach = cpu._scratch(positive)
+        block, d, _, _, _, *turned, reach = cpu._scratch(positive)
         block[:] = a[0, :, start : start + 64].numpy()
         d[0::2], d[1::2] = (inverse[s, 0, :, start : start + 64].numpy() for s in (0, 1))
         simd.turn_lines(d, *turned, reach)
@@ -230,22 +230,22 @@ def test_chunks_and_threads_change_no_score(reduce: str, threads: Callable[[int]
     expected = scores(reduce, [x], 32 << 20)
     for chunk_bytes in (1, 5_000, 60_000):
         got = scores(reduce, [x], chunk_bytes)
-        for name, score in expected.items():
-            # `mean` cuts a point's sum where the point does not fit: the order of the terms is another then
-            assert torch.equal(got[name], score) if reduce == "max" else torch.allclose(got[name], score, rtol=1e-6)
+        assert all(torch.equal(got[name], score) for name, score in expected.items())
     threads(1)
     got = scores(reduce, [x], 32 << 20)
-    assert all(torch.equal(got[name], expected[name]) for name in expected) or reduce == "mean"
+    assert all(torch.equal(got[name], score) for name, score in expected.items())
 
 
-def test_a_point_is_scored_the_same_in_any_batch() -> None:
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+def test_a_point_is_scored_the_same_in_any_batch(reduce: str) -> None:
     """The layer's own input is given, so that the forward pass of the model cannot differ."""
     torch.manual_seed(0)
     model, x = nn.Conv2d(4, 7, 3, padding=1), rand(6, 4, 9, 8) - 0.5
     x *= torch.tensor([60.0, 60, -70, 60, 60, 60]).exp2().view(-1, 1, 1, 1)  # by the scale of its batch, x[2] vanishes
-    whole = sipp.sensitivity(model, [x])["weight"]
-    assert torch.equal(whole, sipp.sensitivity(model, list(x.split(1)))["weight"])
-    assert torch.equal(whole, sipp.sensitivity(model, [x[:4], x[4:]])["weight"])
+    whole, *others = (
+        sipp.sensitivity(model, batches, reduce=reduce)["weight"] for batches in ([x], list(x.split(1)), [x[:4], x[4:]])
+    )
+    assert all(torch.equal(whole, other) for other in others)
 
 
 # --- Windows ----------------------------------------------------------------------------------------------------------
@@ -258,22 +258,23 @@ def windows_of(x: Tensor, groups: int, kernel: int, stride: int, dilation: int) 
     return view.unflatten(1, (groups, -1)).permute(0, 1, 3, 4, 2, 5, 6)
 
 
-@pytest.mark.parametrize("sign", ["both", "positive", "negative", "mixed points"])
-@pytest.mark.parametrize(
-    ("channels", "groups", "rows", "kernel", "stride", "dilation", "width"),
-    [
-        (5, 1, 7, 3, 1, 1, 20),
-        (8, 8, 1, 3, 1, 1, 9),
-        (6, 2, 3, 3, 2, 1, 9),
-        (3, 1, 4, 2, 1, 3, 12),
-        (70, 1, 3, 1, 1, 1, 5),
-        (4, 1, 3, 3, 2, 1, 43),
-    ],
-)
-def test_max_ratios_against_the_definition(
-    channels: int, groups: int, rows: int, kernel: int, stride: int, dilation: int, width: int, sign: str
-) -> None:
-    x = rand(3, channels, 9, width) - 0.5
+SIGNS = ["both", "positive", "negative", "mixed points"]
+GEOMETRIES = [  # channels, groups, rows, kernel, stride, dilation, width
+    (5, 1, 7, 3, 1, 1, 20),
+    (8, 8, 1, 3, 1, 1, 9),
+    (6, 2, 3, 3, 2, 1, 9),
+    (3, 1, 4, 2, 1, 3, 12),
+    (70, 1, 3, 1, 1, 1, 5),
+    (4, 1, 3, 3, 2, 1, 43),
+    (2, 1, 37, 9, 1, 1, 10),
+]
+Operands = tuple[Tensor, Tensor, dict[str, Tensor], tuple[bool, bool]]
+
+
+def layer(geometry: tuple[int, ...], sign: str, n_points: int) -> Operands:
+    """(windows, weights, factors of points and rows, the signs that occur)."""
+    channels, groups, rows, kernel, stride, dilation, width = geometry
+    x = rand(n_points, channels, 9, width) - 0.5
     if sign == "mixed points":
         x[0], x[1] = x[0].abs(), -x[1].abs()
     elif sign != "both":
@@ -282,22 +283,46 @@ def test_max_ratios_against_the_definition(
     weight = rand(groups, rows, windows.shape[4:].numel(), seed=4) - 0.5
     row_factors = torch.arange(1.0, groups * rows + 1).view(groups, rows).double()
     occurs = torch.stack(((x > 0).flatten(1).any(1), (x < 0).flatten(1).any(1)))
-    scale = torch.tensor([1.0, 0.5, 4.0])
+    scale = torch.tensor([1.0, 0.5, 4.0]).repeat(n_points)[:n_points]
+    factors = {"factors_TB": torch.stack((scale, -scale)) * occurs, "row_factors_GR": row_factors}
+    return windows, weight, factors, (bool(occurs[0].any()), bool(occurs[1].any()))
+
+
+def in_float64(windows: Tensor, weight: Tensor) -> tuple[Tensor, int, Tensor]:
+    """The patches, the number of points and the weights, as `chunked` takes them."""
+    patches = windows.permute(1, 4, 5, 6, 0, 2, 3).reshape(len(weight), weight.shape[2], -1)
+    return patches.double(), len(windows), weight.double()
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_max_ratios_against_the_definition(geometry: tuple[int, ...], sign: str) -> None:
+    windows, weight, factors, occurs = layer(geometry, sign, 3)
     before = torch.zeros_like(weight)
     before[0, 0, 0] = 1e9
-    best, squares = cpu.max_ratios(
-        windows,
-        2,
-        weight,
-        factors_TB=torch.stack((scale, -scale)) * occurs,
-        row_factors_GR=row_factors,
-        best_GRK=before,
-    )
-    patches = windows.permute(1, 4, 5, 6, 0, 2, 3).reshape(groups, weight.shape[2], -1).double()
-    both = bool(occurs[0].any()), bool(occurs[1].any())
-    expected, expected_squares = chunked.max_chunk(reference, patches, 3, weight.double(), row_factors, both)
+    best, squares = cpu.max_ratios(windows, 2, weight, **factors, best_GRK=before)
+    given = *in_float64(windows, weight), factors["row_factors_GR"], occurs
+    expected, expected_squares = chunked.max_chunk(reference, *given)
     assert agree(best, torch.maximum(expected, before.double()))
     torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_mean_ratios_against_the_definition(geometry: tuple[int, ...], sign: str) -> None:
+    windows, weight, factors, occurs = layer(geometry, sign, 11)
+    counts = torch.arange(windows[0, 0, ..., 0, 0, 0].numel(), 0, -1)[:11]  # no two points are averaged alike
+    counts = torch.cat((counts, counts[-1:].repeat(11 - len(counts))))
+    mean, squares = cpu.mean_ratios(windows, 2, weight, **factors, counts_B=counts)
+    given = *in_float64(windows, weight), factors["row_factors_GR"], occurs
+    sums, expected_squares = chunked.sum_chunk(reference, *given)
+    assert agree(mean, (sums / counts.view(1, -1, 1, 1, 1)).amax((0, 1)))
+    torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
+    alone = []
+    for i in range(11):
+        own = factors | {"factors_TB": factors["factors_TB"][:, i : i + 1], "counts_B": counts[i : i + 1]}
+        alone.append(cpu.mean_ratios(windows[i : i + 1], 2, weight, **own)[0])
+    assert torch.equal(torch.stack(alone).amax(0), mean)  # bit for bit: what stands beside a point does not matter
 
 
 def test_extremes() -> None:

@@ -106,9 +106,13 @@ def reaches(b: Any, turned: Any, scales: Any, n_ranks: Any, reach: Any) -> None:
         store(b, found, b.add(reach, b.mul(piece.index, I64(_BYTES))))
 
 
+def sign_flags(b: Any, signs: Any) -> Any:
+    """The RANK bits at an address as flags: where weights are positive."""
+    return b.bitcast(b.load(b.inttoptr(signs, _bits.as_pointer()), align=SIGN_BYTES, typ=_bits), _flags)
+
+
 def _signs(b: Any, signs: Any, n_ranks: int) -> list[Any]:
-    at = [b.inttoptr(b.add(signs, I64(i * SIGN_BYTES)), _bits.as_pointer()) for i in range(n_ranks)]
-    return [b.bitcast(b.load(address, align=SIGN_BYTES, typ=_bits), _flags) for address in at]
+    return [sign_flags(b, b.add(signs, I64(i * SIGN_BYTES))) for i in range(n_ranks)]
 
 
 def _of_sign(b: Any, positive: Any, address: Any, offset: int) -> Any:

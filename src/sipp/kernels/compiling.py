@@ -10,15 +10,14 @@ from typing import Any
 
 import numba
 
-from sipp.kernels import bands, few, vectors
-
-_STAMP = zlib.crc32(b"".join(Path(str(part.__file__)).read_bytes() for part in (vectors, bands, few)))
+# Numba sees changes of the file a function is in, but not of those it calls into
+_STAMP = zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
 _log = logging.getLogger("sipp")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function compiled by Numba at its first call, cached on disk where a folder can be written."""
-    function.__qualname__ += f"_{_STAMP:x}"  # names the cache: Numba sees changes of this file, but not of these
+    function.__qualname__ += f"_{_STAMP:x}"  # names the cache
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz"}}
     try:
         made = numba.njit(cache=True, **options)(function)

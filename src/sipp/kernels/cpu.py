@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.kernels import packing, reference, simd
+from sipp.kernels import packing, reference, scans, simd
 from sipp.kernels.few import MOST_WEIGHTS
 from sipp.kernels.threads import run_parallel
 from sipp.kernels.vectors import BLOCK, LANES, PANEL, RANK
 
-FUSED = True  # has `max_ratios`
+FUSED = True  # has `max_ratios` and `mean_ratios`
 SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 
@@ -97,28 +97,82 @@ def max_ratios(
     peak near 1, with the sign of t, or 0 where the point has no activation of that sign; row_factors_GR take the
     scale of the weights out of the norms again; best_GRK holds the maxima so far: the better, the more is skipped.
     """
-    _announce()
-    n_points, n_positions = len(windows), windows.shape[2 : 2 + n_position_dims].numel()
-    source, strides = _flat(windows), (windows.stride(0), windows.stride(1))
-    positions = _offsets(windows, range(2, 2 + n_position_dims))
-    fan = _offsets(windows, range(2 + n_position_dims, windows.ndim))
-    weights, signs = _packed(weight_GRK), _signs(weight_GRK > 0)
-    squares_QP = torch.zeros(N_SQUARES, n_points * n_positions, dtype=torch.float64)
-
-    stretches = _stretches(n_points * n_positions)
-    bests = [_maxima(best_GRK) for _ in stretches]
-    scratches = [_scratch(weight_GRK) for _ in stretches]
-    operands = factors_TB.numpy(), weights, signs, row_factors_GR.numpy()
+    layer, signs, squares_QP = _layer(windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR)
     is_few = _is_few(weight_GRK)
 
+    stretches = _stretches(squares_QP.shape[1])
+    bests = [_maxima(best_GRK) for _ in stretches]
+    scratches = [_scratch(weight_GRK) for _ in stretches]
+
     def work(i: int) -> None:
-        given = (source, strides, positions, fan, *operands, stretches[i], scratches[i])
-        simd.scan(*given, bests[i].numpy(), is_few, squares_QP.numpy())
+        scans.scan(layer, signs, stretches[i], scratches[i], bests[i].numpy(), is_few, squares_QP.numpy())
 
     run_parallel(work, len(stretches))
+    return _joined(bests, weight_GRK), _by_point(squares_QP, factors_TB)
+
+
+def mean_ratios(
+    windows: Tensor,
+    n_position_dims: int,
+    weight_GRK: Tensor,
+    *,
+    factors_TB: Tensor,
+    row_factors_GR: Tensor,
+    counts_B: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same for `mean` (T3): the largest, over points and signs, of the mean of a_kp / D_rp over a point's patches.
+
+    Point b has counts_B[b] of them; others that its windows show are 0. They are summed in the same order whatever
+    stands beside them.
+    """
+    layer, signs, squares_QP = _layer(windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR)
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    n_points = len(windows)
+    n_positions = squares_QP.shape[1] // n_points
+    shares_B = (1 / counts_B.clamp(min=1)).to(torch.float32)
+
+    stretches = [_starts(first, last, n_positions) for first, last in _cuts(n_points, torch.get_num_threads())]
+    shape = (n_groups, fan_in, _padded(n_rows))
+    bests = [torch.zeros(shape) for _ in stretches]
+    totals = [torch.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
+    scratches = [_scratch(weight_GRK) for _ in stretches]
+
+    def work(i: int) -> None:
+        given = (layer, signs, stretches[i].numpy(), shares_B.numpy(), scratches[i])
+        scans.scan_means(*given, totals[i].numpy(), bests[i].numpy(), squares_QP.numpy())
+
+    run_parallel(work, len(stretches))
+    mean_GRK = reduce(torch.maximum, bests)[..., :n_rows].transpose(1, 2).contiguous()
+    return mean_GRK, _by_point(squares_QP, factors_TB)
+
+
+def _layer(
+    windows: Tensor, n_position_dims: int, weight_GRK: Tensor, factors_TB: Tensor, row_factors_GR: Tensor
+) -> tuple[scans.Layer, np.ndarray, Tensor]:
+    """(What `scans` reads, the signs, the squares of each patch to add to.)"""
+    _announce()
+    positions = _offsets(windows, range(2, 2 + n_position_dims))
+    fan = _offsets(windows, range(2 + n_position_dims, windows.ndim))
+    strides = (windows.stride(0), windows.stride(1))
+    operands = factors_TB.numpy(), _packed(weight_GRK), row_factors_GR.numpy()
+    squares_QP = torch.zeros(N_SQUARES, len(windows) * len(positions), dtype=torch.float64)
+    return (_flat(windows), strides, positions, fan, *operands), _signs(weight_GRK > 0), squares_QP
+
+
+def _by_point(squares_QP: Tensor, factors_TB: Tensor) -> Tensor:
+    """The squares of each point's patches together, its scale taken out."""
     scale_B = factors_TB.abs().amax(0).double()
-    squares_QB = squares_QP.view(N_SQUARES, n_points, n_positions).sum(-1)
-    return _joined(bests, weight_GRK), torch.where(scale_B > 0, squares_QB / scale_B.square(), torch.zeros(()).double())
+    squares_QB = squares_QP.unflatten(1, (len(scale_B), -1)).sum(-1)
+    return torch.where(scale_B > 0, squares_QB / scale_B.square(), torch.zeros(()).double())
+
+
+def _starts(first: int, last: int, n_positions: int) -> Tensor:
+    """Where blocks of the patches of points first.. start, and the end: of whole points, or of parts of one."""
+    if n_positions <= BLOCK:
+        starts = torch.arange(first, last, BLOCK // n_positions) * n_positions
+    else:
+        starts = (torch.arange(first, last)[:, None] * n_positions + torch.arange(0, n_positions, BLOCK)).flatten()
+    return torch.cat((starts, torch.tensor([last * n_positions])))
 
 
 def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -204,7 +258,7 @@ def _joined(bests: list[Tensor], weight_GRK: Tensor) -> Tensor:
 
 
 def _scratch(weight_GRK: Tensor) -> tuple[np.ndarray, ...]:
-    """a, d, z, turned, scales, floors, reach of `simd`: torch's memory, because its lines are aligned.
+    """a, d, z, sums, squares, turned, scales, floors, reach of `simd`: torch's memory, because its lines are aligned.
 
     Only what no patch and no row will be written to is set to zero: the lines of padding.
     """
@@ -212,10 +266,10 @@ def _scratch(weight_GRK: Tensor) -> tuple[np.ndarray, ...]:
     n_ranks = _padded(n_rows) // RANK
     a, d = torch.empty(fan_in, BLOCK), torch.empty(2 * RANK * n_ranks, BLOCK)
     d[2 * n_rows :].zero_()
-    z = torch.empty(n_rows, BLOCK, dtype=torch.float64)
+    z, squares = torch.empty(n_rows + 3, BLOCK, dtype=torch.float64).split((n_rows, 3))
     turned, reach = torch.empty(n_ranks, BLOCK, 2, RANK), torch.empty(n_ranks, BLOCK)
     scales, floors = torch.empty(2, n_ranks, 2, RANK).unbind()
-    return tuple(part.numpy() for part in (a, d, z, turned, scales, floors, reach))
+    return tuple(part.numpy() for part in (a, d, z, torch.empty(BLOCK), squares, turned, scales, floors, reach))
 
 
 def _array(tensor: Tensor) -> np.ndarray:

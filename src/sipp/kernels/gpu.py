@@ -17,7 +17,7 @@ from torch import Tensor
 from sipp.kernels.reference import extremes as extremes
 from sipp.numerics import exact_matmul
 
-FUSED = False  # no `max_ratios` of its own: the caller goes chunk by chunk through the functions below
+FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk through the functions below
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs
 CHUNK = 128  # patches looked at together, a power of two
 MOST_SINGLE = 32  # patches of a chunk that are taken one by one; where more are above the bar, all of them are

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FUSED = False  # no `max_ratios` of its own: the caller goes chunk by chunk through the functions below
+FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk through the functions below
 _BLOCK = 1 << 24  # elements of one broadcast product
 
 

@@ -35,18 +35,9 @@ from sipp.kernels.vectors import (
     RANK,
     STRIP,
     copy_line,
-    gather_1,
-    gather_4,
-    gather_4_even,
-    gather_8,
-    gather_8_even,
-    gather_16,
-    gather_16_even,
-    invert_line,
     panel_1,
     panel_2,
     panel_3,
-    scale_line,
 )
 
 SUM_BLOCK = 512  # terms summed before they join the total: bounds the rounding error of long sums (fixed: same bits)
@@ -88,17 +79,23 @@ def band_ranks(first: int, n_ranks: int) -> int:
 
 
 @compiled
+def turn_rows(d: np.ndarray, turned: np.ndarray, totals: np.ndarray) -> None:
+    """Nothing; lays the reciprocals of a block out rows side by side, and fills totals[rank, s, r] with their sums."""
+    totals[:] = 0.0
+    for rank in range(len(turned)):
+        for s in range(2):
+            line = d[2 * RANK * rank + s].ctypes.data
+            turn(line, 2 * LINE, turned[rank, 0, s].ctypes.data, totals[rank, s].ctypes.data)
+
+
+@compiled
 def turn_lines(d: np.ndarray, turned: np.ndarray, scales: np.ndarray, floors: np.ndarray, reach: np.ndarray) -> None:
     """Nothing; lays the reciprocals of a block out rows side by side, scales their lines, notes the patches' reach.
 
     A line is divided by its mean. One that is 0 in the whole block can raise nothing: its floor keeps it out of bars.
     """
     n_ranks = len(turned)
-    scales[:] = 0.0
-    for rank in range(n_ranks):
-        for s in range(2):
-            line = d[2 * RANK * rank + s].ctypes.data
-            turn(line, 2 * LINE, turned[rank, 0, s].ctypes.data, scales[rank, s].ctypes.data)
+    turn_rows(d, turned, scales)
     flat_scales, flat_floors = scales.reshape(-1), floors.reshape(-1)
     for i in range(len(flat_scales)):
         total = flat_scales[i]
@@ -201,175 +198,10 @@ def _raise(n_ranks: int, mask: int, line: int, turned: int, best: int, signs: in
         raise_1(mask, line, turned, best, signs)
 
 
-@compiled
-def _gather(source: int, offsets: np.ndarray, fan: np.ndarray, factors: int, block: int, sums: int) -> None:
-    """Nothing; block[k, p] = max(0, source[offsets[p] + fan[k]] * factors[p]) and sums[p], in runs of equal stride.
-
-    `source`, `factors`, `block` and `sums` are addresses. Where pieces overlap, the same values are written again.
-    """
-    n_patches, at_fan, n_fan = len(offsets), fan.ctypes.data, len(fan)
-    first = 0
-    while first < n_patches:
-        step = offsets[first + 1] - offsets[first] if first + 1 < n_patches else 1
-        last = first + 1
-        while last < n_patches and offsets[last] - offsets[last - 1] == step:
-            last += 1
-        n, start = last - first, source + offsets[first] * FLOAT
-        factor, to, total = factors + first * FLOAT, block + first * FLOAT, sums + first * FLOAT
-        done = 0
-        if step == 1:
-            while n - done >= 16:
-                i = done * FLOAT
-                gather_16(start + i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 16
-            while n >= 8 and done < n:
-                i = min(done, n - 8) * FLOAT
-                gather_8(start + i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 8
-            while n >= 4 and done < n:
-                i = min(done, n - 4) * FLOAT
-                gather_4(start + i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 4
-        elif step == 2:
-            while n - done >= 16:
-                i = done * FLOAT
-                gather_16_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 16
-            while n >= 8 and done < n:
-                i = min(done, n - 8) * FLOAT
-                gather_8_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 8
-            while n >= 4 and done < n:
-                i = min(done, n - 4) * FLOAT
-                gather_4_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 4
-        for patch in range(done, n):
-            i = patch * FLOAT
-            gather_1(start + step * i, at_fan, n_fan, factor + i, to + i, total + i)
-        first = last
-
-
-@compiled
-def _normalise(block: np.ndarray, sums: np.ndarray) -> None:
-    """Nothing; divides every patch of the block by its sum (0 stays 0)."""
-    factors = np.empty(BLOCK, np.float32)
-    for p in range(BLOCK):
-        factors[p] = np.float32(1.0) / sums[p] if sums[p] > 0.0 else np.float32(0.0)
-    for k in range(len(block)):
-        scale_line(block[k].ctypes.data, factors.ctypes.data)
-
-
-@compiled
-def _add_squares(
-    d: np.ndarray, row_factors: np.ndarray, sums: np.ndarray, z: np.ndarray, turn: int, squares: np.ndarray
-) -> None:
-    """Nothing; adds a block's squared denominators, and squared outputs once they are complete, to squares[q, p].
-
-    `turn`: 0 the only sign of the activations, 1 the first of two (their outputs wait in z), 2 the second.
-    """
-    outputs = np.empty(BLOCK)
-    for r in range(len(row_factors)):
-        for p in range(BLOCK):  # loops without a branch, which a compiler turns into vectors
-            scale = row_factors[r] * sums[p]
-            positive, negative = d[2 * r, p] * scale, d[2 * r + 1, p] * scale
-            squares[0, p] += positive * positive
-            squares[1, p] += negative * negative
-            outputs[p] = positive - negative
-        if turn == 1:
-            z[r] = outputs
-            continue
-        if turn == 2:
-            for p in range(BLOCK):
-                outputs[p] -= z[r, p]
-        for p in range(BLOCK):
-            squares[2, p] += outputs[p] * outputs[p]
-
-
-@compiled
-def _prepare(
-    source: np.ndarray,
-    at: int,
-    place: tuple[int, int, int],
-    positions: np.ndarray,
-    fan: np.ndarray,
-    factors_B: np.ndarray,
-    a: np.ndarray,
-    sums: np.ndarray,
-) -> None:
-    """Nothing; lays one block of patches out, scaled to sum 1 each, from patch place[0] up to (not with) place[1]."""
-    offsets, factors = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.float32)
-    first, last, point_stride = place
-    n_patches = min(BLOCK, last - first)
-    point, position = divmod(first, len(positions))
-    for p in range(n_patches):
-        offsets[p] = at + point * point_stride + positions[position]
-        factors[p] = factors_B[point]
-        position += 1
-        if position == len(positions):
-            point, position = point + 1, 0
-    if n_patches < BLOCK:
-        a[:, n_patches:] = 0.0
-        sums[n_patches:] = 0.0
-    _gather(source.ctypes.data, offsets[:n_patches], fan, factors.ctypes.data, a.ctypes.data, sums.ctypes.data)
-    _normalise(a, sums)
-
-
-Scratch = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-
-@compiled
-def scan(
-    source: np.ndarray,
-    strides: tuple[int, int],
-    positions: np.ndarray,
-    fan: np.ndarray,
-    factors_TB: np.ndarray,
-    packed: Packed,
-    signs_GKR: np.ndarray,
-    row_factors_GR: np.ndarray,
-    stretch: tuple[int, int],
-    scratch: Scratch,
-    best_GKX: np.ndarray,
-    is_few: bool,
-    squares_QP: np.ndarray,
-) -> int:
-    """The number of triples computed; takes a stretch of patches into the maxima and the squares.
-
-    Patch p is position p % n of point p / n, n = len(positions); value k of group g of it lies in `source` at
-    point * strides[0] + g * strides[1] + positions[p % n] + fan[k]. factors_TB[t, b] scales the activations of point
-    b that have sign t; it is 0 where there are none.
-    """
-    a, d, z, turned, scales, floors, reach = scratch
-    n_groups, n_rows = row_factors_GR.shape
-    first, last = stretch
-    occurs = (np.any(factors_TB[0] != 0.0), np.any(factors_TB[1] != 0.0))
-    both = occurs[0] and occurs[1]
-    sums = np.empty(BLOCK, np.float32)
-    squares = np.empty((3, BLOCK))
-    n_computed = 0
-    for start in range(first, last, BLOCK):
-        place = (start, last, strides[0])
-        for g in range(n_groups):
-            for t in range(2):
-                if not occurs[t]:
-                    continue
-                _prepare(source, g * strides[1], place, positions, fan, factors_TB[t], a, sums)
-                lines = d[: 2 * n_rows]
-                denominators(a.ctypes.data, packed, g, lines)
-                squares[:] = 0.0
-                _add_squares(lines, row_factors_GR[g], sums, z, (1 + t) if both else 0, squares)
-                for p in range(min(BLOCK, last - start)):
-                    squares_QP[2 * t, start + p] += squares[0, p]
-                    squares_QP[2 * t + 1, start + p] += squares[1, p]
-                    squares_QP[4, start + p] += squares[2, p]
-                for line in range(2 * n_rows):
-                    invert_line(lines[line].ctypes.data)
-                if is_few:
-                    n_computed += raise_few(a.ctypes.data, LINE, d, n_rows, signs_GKR[g], best_GKX[g])
-                    continue
-                turn_lines(d, turned, scales, floors, reach)
-                n_computed += raise_best(a.ctypes.data, turned, scales, floors, reach, signs_GKR[g], best_GKX[g], True)
-    return n_computed
+# a, d, z, sums, squares, turned, scales, floors, reach
+Scratch = tuple[
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray
+]
 
 
 @compiled
@@ -397,7 +229,7 @@ def product(
     skip: bool,
 ) -> int:
     """The number of triples computed; takes a stretch of patches into the maxima of their products."""
-    a, d, _, turned, scales, floors, reach = scratch
+    a, d, _, _, _, turned, scales, floors, reach = scratch
     n_rows, n_patches = inverse_SGRP.shape[2:]
     first, last = stretch
     n_computed = 0
