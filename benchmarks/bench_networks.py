@@ -1,9 +1,10 @@
-"""Prints how many forward passes a network's max-sensitivities take on the same images, and the memory they need.
+"""Prints how many forward passes a network's sensitivities take on the same points, and the memory they need.
 
 python benchmarks/bench_networks.py [--busy]
 
 The networks are untrained, with BatchNorm statistics of the images (so that activations are like a trained one's);
-images are smooth noise. Scores are compared with the float64 reference kernel on a few images before anything is timed.
+images are smooth noise, other inputs independent numbers. Scores are compared with the float64 reference kernel on a
+few points before anything is timed. All points are one batch; `mean` makes a second forward pass, which is counted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from functools import partial
 
 import torch
 from common import alternate, clock_for, peak_extra_bytes, smooth_images, table
@@ -19,48 +21,92 @@ from torch import Tensor, nn
 import sipp
 from sipp.nets.registry import NETS
 
-CASES = (("resnet20", 128, 32, 7), ("resnet18", 16, 224, 5))  # network, images, side, repeats
+NETWORKS = (("resnet20", 128, 32, 7), ("resnet18", 16, 224, 5))  # network, images, side, repeats
 TARGET_RATIO, TARGET_BYTES = 5.0, 600 << 20
 MEMORY_BATCH = 16
+CHECKED = 4
 AGREEMENT = 1e-5
 
 
-def network(name: str, images: Tensor) -> nn.Module:
-    """The untrained network in eval mode, its BatchNorm statistics those of some images."""
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(40, 128, 2, batch_first=True), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.lstm(x)[0][:, -1])
+
+
+def separable(channels: int, out: int, stride: int) -> list[nn.Module]:
+    """A depthwise convolution and a pointwise one."""
+    depthwise = nn.Conv2d(channels, channels, 3, stride, 1, groups=channels, bias=False)
+    pointwise = nn.Conv2d(channels, out, 1, bias=False)
+    return [depthwise, nn.BatchNorm2d(channels), nn.ReLU6(), pointwise, nn.BatchNorm2d(out), nn.ReLU6()]
+
+
+def others() -> dict[str, tuple[nn.Module, Tensor]]:
+    """Networks of other layers, with their points."""
     torch.manual_seed(0)
-    model = NETS[name].builder(NETS[name].n_classes).train()
+    dense = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
+    first = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()]
+    body = [*separable(32, 64, 1), *separable(64, 128, 2), *separable(128, 128, 1), *separable(128, 256, 2)]
+    mobile = nn.Sequential(*first, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 100))
+    block = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0)
+    attention = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+    return {
+        "dense 784-300-100-10": (dense, torch.rand(1024, 784)),
+        "depthwise, 96 x 96": (with_statistics(mobile, smooth_images(32, 96)), smooth_images(32, 96)),
+        "LSTM 40-128-128, 50 steps": (Recurrent(), torch.randn(64, 50, 40)),
+        "transformer 128, 2 blocks, 64 tokens": (attention, torch.randn(32, 64, 128)),
+    }
+
+
+def with_statistics(model: nn.Module, images: Tensor) -> nn.Module:
+    """The network in eval mode, its BatchNorm statistics those of some images."""
+    model.train()
     with torch.no_grad():
         for _ in range(3):
             model(images[:8])
     return model.eval()
 
 
-def check(model: nn.Module, images: Tensor) -> None:
-    fast = sipp.sensitivity(model, [images])
-    slow = sipp.sensitivity(model, [images], kernel="reference")
-    worst = max(float(((fast[n] - slow[n]).abs() / slow[n].clamp(min=1e-12)).max()) for n in fast)
-    if not worst <= AGREEMENT:
-        raise SystemExit(f"scores disagree with the reference by {worst:.1e}: not timed")
+def network(name: str, images: Tensor) -> nn.Module:
+    torch.manual_seed(0)
+    return with_statistics(NETS[name].builder(NETS[name].n_classes), images)
+
+
+def check(model: nn.Module, points: Tensor) -> None:
+    for reduce in ("max", "mean"):
+        fast = sipp.sensitivity(model, [points], reduce=reduce)
+        slow = sipp.sensitivity(model, [points], reduce=reduce, kernel="reference")
+        worst = max(float(((fast[n] - slow[n]).abs() / slow[n].clamp(min=1e-12)).max()) for n in fast)
+        if not worst <= AGREEMENT:
+            raise SystemExit(f"{reduce}-scores disagree with the reference by {worst:.1e}: not timed")
 
 
 def time_table(busy: bool) -> None:
     clock = clock_for(busy)
-    rows = []
-    for name, n_images, side, repeats in CASES:
+    cases = []
+    for name, n_images, side, repeats in NETWORKS:
         images = smooth_images(n_images, side)
-        model = network(name, images)
-        check(model, smooth_images(4, 32, seed=1))
+        cases.append((name, network(name, images), images, smooth_images(CHECKED, 32, seed=1), repeats))
+    cases += [(name, model.eval(), points, points[:CHECKED], 5) for name, (model, points) in others().items()]
+    rows = []
+    for name, model, points, few, repeats in cases:
+        check(model, few)
         with torch.no_grad():
-            forward, score = alternate(
-                lambda m=model, x=images: m(x),
-                lambda m=model, x=images: sipp.sensitivity(m, [x]),
+            forward, *scores = alternate(
+                partial(model, points),
+                partial(sipp.sensitivity, model, [points]),
+                partial(sipp.sensitivity, model, [points], reduce="mean"),
                 repeats=repeats,
                 clock=clock,
             )
-        rows.append(
-            [name, n_images, f"{forward * 1e3:.0f}", f"{score * 1e3:.0f}", f"{score / forward:.2f}", TARGET_RATIO]
-        )
-    table("max-sensitivities", ["network", "images", "forward ms", "scores ms", "ratio", "target"], rows)
+        cells = [cell for t in scores for cell in (f"{t * 1e3:.0f}", f"{t / forward:.2f}")]
+        target = TARGET_RATIO if name in NETS else ""
+        rows.append([name, len(points), f"{forward * 1e3:.1f}", *cells[:2], target, *cells[2:]])
+    header = ["network", "points", "forward ms", "max ms", "ratio", "target", "mean ms", "ratio"]
+    table("sensitivities", header, rows)
 
 
 def extra_bytes(n_images: int) -> int:
