@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sipp
+from sipp.batches import batches_of
 from sipp.errors import DataError, ModelError, OptionError
 
 F64 = torch.float64
@@ -117,6 +118,55 @@ def test_forms_of_data(form: str) -> None:
     agree(sipp.sensitivity(Net(), FORMS[form]()), net_oracle(Net(), [IMAGES], "running"))
 
 
+@pytest.mark.parametrize(
+    ("points", "sizes"),
+    [
+        (torch.zeros(3000, 8), [1024, 1024, 952]),
+        (torch.zeros(200, 3, 32, 32), [85, 85, 30]),
+        (torch.zeros(()).expand(40, 3, 224, 224), [16, 16, 8]),
+        (torch.zeros(40, 7, dtype=torch.int64), [16, 16, 8]),  # tokens
+        (torch.zeros(20, 0), [20]),
+    ],
+)
+def test_small_points_come_many_at_once(points: Tensor, sizes: list[int]) -> None:
+    assert [batch.n_points for batch in batches_of(points)] == sizes
+    assert [batch.n_points for batch in batches_of(TensorDataset(points, points[:, :0]))] == sizes
+    of_unknown_size = Items(len(points), lambda i: points[i])
+    assert {batch.n_points for batch in itertools.islice(batches_of(of_unknown_size), 1)} == {16}
+    assert [batch.n_points for batch in batches_of(points, batch_size=11)][:1] == [11]
+
+
+def test_a_tensor_and_a_dataset_of_it_give_the_same_points() -> None:
+    points = randn(300, 4)
+    drawn, other, again = (
+        torch.cat([batch.args[0] for batch in batches_of(data, n_points=50, seed=seed)])
+        for data, seed in ((points, 3), (TensorDataset(points), 3), (points, 4))
+    )
+    assert torch.equal(drawn, other) and len(drawn) == 50 and not torch.equal(drawn, again)
+    assert len({tuple(point) for point in drawn.tolist()} & {tuple(point) for point in points.tolist()}) == 50
+
+
+class Counting(nn.Module):
+    """A layer used once or several times for each point, which notes how many points come at once."""
+
+    def __init__(self, n_uses: int) -> None:
+        super().__init__()
+        self.layer, self.n_uses, self.seen = nn.Linear(3, 3), n_uses, set[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(len(x))
+        for _ in range(self.n_uses):
+            x = self.layer(x)
+        return x
+
+
+def test_sums_that_wait_for_a_further_use_are_of_few_points() -> None:
+    once, twice, x = Counting(1), Counting(2), randn(100, 3, dtype=torch.float32)
+    for model in (once, twice):
+        sipp.sensitivity(model, x, reduce="mean")
+    assert max(once.seen) == 100 and max(twice.seen) == 16
+
+
 def test_one_point() -> None:
     agree(sipp.sensitivity(Net(), IMAGES[:1]), net_oracle(Net(), [IMAGES[:1]], "running"))
 
@@ -127,6 +177,8 @@ def test_one_point() -> None:
 def test_no_data(data: object) -> None:
     with pytest.raises(DataError, match=r"(?i)empty|no (batch|data|point)|0 points"):
         sipp.sensitivity(Net(), data)
+    with pytest.raises(DataError, match=r"(?i)empty|no (batch|data|point)|0 points"):
+        sipp.sensitivity(Net(), data, reduce="mean")
 
 
 @pytest.mark.parametrize("data", [(IMAGES, LABELS), {"image": IMAGES}])

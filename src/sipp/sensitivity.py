@@ -136,7 +136,7 @@ def _waits(model: nn.Module, sites: tuple[Site, ...], data: Data, device: torch.
     """Whether a weight is used several times for a point: its sums wait for the last use, for all points of a batch."""
     if not isinstance(data, Tensor | TensorDataset):  # batches come as they are, or few at a time
         return False
-    few = next(batches_of(data, device=device, n_points=min(2, len(data)), refuses_non_finite=False))
+    few = next(batches_of(data, device=device, n_points=min(2, len(data)) or 1, refuses_non_finite=False))
     return max(_count_uses(model, sites, few, norm_stats).values(), default=0) > 1
 
 

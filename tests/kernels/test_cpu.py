@@ -325,6 +325,22 @@ def test_mean_ratios_against_the_definition(geometry: tuple[int, ...], sign: str
     assert torch.equal(torch.stack(alone).amax(0), mean)  # bit for bit: what stands beside a point does not matter
 
 
+@pytest.mark.parametrize("fan_in", [1, 15, 16, 17, 47])
+@pytest.mark.parametrize("n_points", [3, 16, 53, 130])
+@pytest.mark.parametrize("gap", [0, 3])
+def test_points_that_are_lines(fan_in: int, n_points: int, gap: int) -> None:
+    """A Linear: columns side by side, points apart."""
+    x = (rand(n_points, gap + fan_in + gap, seed=6) - 0.5)[:, gap : gap + fan_in]
+    windows, weight = x[:, None, None], rand(1, 5, fan_in, seed=7) - 0.5
+    scale = rand(n_points, seed=8) + 0.5
+    factors = {"factors_TB": torch.stack((scale, -scale)), "row_factors_GR": torch.ones(1, 5).double()}
+    best, squares = cpu.max_ratios(windows, 1, weight, **factors, best_GRK=torch.zeros_like(weight))
+    given = x.T[None].double(), n_points, weight.double(), factors["row_factors_GR"], (True, True)
+    expected, expected_squares = chunked.max_chunk(reference, *given)
+    assert agree(best, expected)
+    torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
+
+
 def test_extremes() -> None:
     x = rand(6, 1000) - 0.5
     x[1], x[2], x[3], x[0, :5] = x[1].abs(), -x[2].abs(), 0.0, -0.0

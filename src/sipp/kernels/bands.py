@@ -27,6 +27,7 @@ from sipp.kernels.vectors import (
     primitive,
     splat,
     store,
+    transposed,
     tree,
 )
 
@@ -59,27 +60,13 @@ def _across(b: Any, join: Any, vector: Any) -> Any:
     return b.extract_element(vector, I32(0))
 
 
-def _transposed(b: Any, vectors: list[Any]) -> list[Any]:
-    """RANK vectors of RANK lanes with lanes and vectors exchanged, one bit of their indices after the other."""
-    vectors = list(vectors)
-    bit = 1
-    while bit < RANK:
-        low = [lane if not lane & bit else RANK + lane - bit for lane in range(RANK)]
-        high = [lane + bit if not lane & bit else RANK + lane for lane in range(RANK)]
-        for i in (i for i in range(RANK) if not i & bit):
-            x, y = vectors[i], vectors[i + bit]
-            vectors[i], vectors[i + bit] = pick(b, x, y, low), pick(b, x, y, high)
-        bit *= 2
-    return vectors
-
-
 @primitive(types.none, *[types.int64] * 4)
 def turn(b: Any, lines: Any, step: Any, turned: Any, sums: Any) -> None:
     """turned[p, 0, r] = lines[r, p] for RANK lines `step` bytes apart; adds each line's values to sums[r]."""
     with cgutils.for_range(b, I64(BLOCK // RANK)) as loop:
         at = b.add(lines, b.mul(loop.index, I64(_BYTES)))
         target = b.add(turned, b.mul(loop.index, I64(RANK * PATCH_BYTES)))
-        vectors = _transposed(b, [load(b, b.add(at, b.mul(step, I64(r))), 0, _rank) for r in range(RANK)])
+        vectors = transposed(b, [load(b, b.add(at, b.mul(step, I64(r))), 0, _rank) for r in range(RANK)])
         for p, vector in enumerate(vectors):
             store(b, vector, target, p * PATCH_BYTES)
         total = tree(b, lambda b, x, y: b.fadd(x, y), vectors)
@@ -102,7 +89,7 @@ def reaches(b: Any, turned: Any, scales: Any, n_ranks: Any, reach: Any) -> None:
                 for p, cell in enumerate(cells):
                     value = b.fmul(load(b, at, p * PATCH_BYTES + sign, _rank), factor)
                     b.store(larger(b, value, b.load(cell)), cell)
-        found = tree(b, larger, _transposed(b, [b.load(cell) for cell in cells]))
+        found = tree(b, larger, transposed(b, [b.load(cell) for cell in cells]))
         store(b, found, b.add(reach, b.mul(piece.index, I64(_BYTES))))
 
 

@@ -20,6 +20,7 @@ from sipp.kernels.vectors import (
     gather_8_even,
     gather_16,
     gather_16_even,
+    gather_lines,
     invert_line,
     scale_line,
 )
@@ -38,6 +39,7 @@ def _gather(source: int, offsets: np.ndarray, fan: np.ndarray, factors: int, blo
     `source`, `factors`, `block` and `sums` are addresses. Where pieces overlap, the same values are written again.
     """
     n_patches, at_fan, n_fan = len(offsets), fan.ctypes.data, len(fan)
+    is_line = fan[-1] - fan[0] == n_fan - 1  # columns lie side by side
     first = 0
     while first < n_patches:
         step = offsets[first + 1] - offsets[first] if first + 1 < n_patches else 1
@@ -73,6 +75,11 @@ def _gather(source: int, offsets: np.ndarray, fan: np.ndarray, factors: int, blo
                 i = min(done, n - 4) * FLOAT
                 gather_4_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
                 done += 4
+        elif is_line:
+            while n - done >= RANK:
+                i, patches = done * FLOAT, offsets[first + done :].ctypes.data
+                gather_lines(source + fan[0] * FLOAT, patches, n_fan, factor + i, to + i, total + i)
+                done += RANK
         for patch in range(done, n):
             i = patch * FLOAT
             gather_1(start + step * i, at_fan, n_fan, factor + i, to + i, total + i)

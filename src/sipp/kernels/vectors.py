@@ -87,6 +87,20 @@ def tree(b: Any, join: Any, values: list[Any]) -> Any:
     return values[0]
 
 
+def transposed(b: Any, vectors: list[Any]) -> list[Any]:
+    """RANK vectors of RANK lanes with lanes and vectors exchanged, one bit of their indices after the other."""
+    vectors = list(vectors)
+    bit = 1
+    while bit < RANK:
+        low = [lane if not lane & bit else RANK + lane - bit for lane in range(RANK)]
+        high = [lane + bit if not lane & bit else RANK + lane for lane in range(RANK)]
+        for i in (i for i in range(RANK) if not i & bit):
+            x, y = vectors[i], vectors[i + bit]
+            vectors[i], vectors[i + bit] = pick(b, x, y, low), pick(b, x, y, high)
+        bit *= 2
+    return vectors
+
+
 @primitive(types.none, types.int64, types.int64)
 def scale_line(b: Any, line: Any, factors: Any) -> None:
     """line[p] *= factors[p]."""
@@ -124,6 +138,35 @@ def _gather(n: int, step: int = 1) -> Any:
 
 gather_16, gather_8, gather_4, gather_1 = (_gather(n) for n in (16, 8, 4, 1))
 gather_16_even, gather_8_even, gather_4_even = (_gather(n, 2) for n in (16, 8, 4))
+
+
+@primitive(types.none, *[types.int64] * 6)
+def gather_lines(b: Any, source: Any, offsets: Any, n_fan: Any, factors: Any, target: Any, sums: Any) -> None:
+    """The same for RANK patches i whose columns lie side by side: column k of patch i is source[offsets[i] + k]."""
+    kind = ir.VectorType(F32, RANK)
+    zero, total = ir.Constant(kind, [0.0] * RANK), cgutils.alloca_once(b, kind)
+    b.store(zero, total)
+    scale = load(b, factors, 0, kind)
+    starts = [b.add(source, b.mul(load(b, offsets, i * 8, I64), I64(FLOAT))) for i in range(RANK)]
+
+    def take(value: Any, to: Any, offset: int) -> None:
+        value = larger(b, b.fmul(value, scale), zero)
+        store(b, value, to, offset)
+        b.store(b.fadd(b.load(total), value), total)
+
+    n_tiles = b.udiv(n_fan, I64(RANK))
+    with cgutils.for_range(b, n_tiles) as tile:
+        at, to = (b.mul(tile.index, I64(RANK * size)) for size in (FLOAT, LINE))
+        for k, value in enumerate(transposed(b, [load(b, b.add(start, at), 0, kind) for start in starts])):
+            take(value, b.add(target, to), k * LINE)
+    done = b.mul(n_tiles, I64(RANK))
+    with cgutils.for_range(b, b.sub(n_fan, done)) as rest:
+        at, to = (b.mul(b.add(done, rest.index), I64(size)) for size in (FLOAT, LINE))
+        value = zero
+        for i, start in enumerate(starts):
+            value = b.insert_element(value, load(b, b.add(start, at), 0, F32), I32(i))
+        take(value, b.add(target, to), 0)
+    store(b, b.load(total), sums)
 
 
 @primitive(types.none, types.int64, types.int64)
