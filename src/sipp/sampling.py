@@ -70,12 +70,12 @@ def draw_lots_until(lots: Sequence[Lot], generator: torch.Generator) -> list[np.
     first = np.cumsum([0, *(len(lot.rows_D) for lot in lots)])
     rates = torch.empty(int(n_kept.sum()), dtype=BOUND_DTYPE)
 
-    def arrive(i: int, begin: int, end: int, _: np.ndarray) -> None:
+    def arrive(i: int, begin: int, end: int, scratch: np.ndarray) -> None:
         lot, rows = lots[i], slice(first[i] + begin, first[i] + end)
         given = (lot.worth_FK, lot.total_F, lot.rows_D[begin:end], n_kept[rows], ends[rows])
-        _arrive(*given, counts[i][begin:end], rates.numpy())
+        _arrive(*given, scratch, counts[i][begin:end], rates.numpy())
 
-    over_rows(arrive, [lot.shape for lot in lots], n_scratch=1)
+    over_rows(arrive, [lot.shape for lot in lots], n_scratch=2)
     _add_again(flat, poisson(rates, generator))
     return counts
 
@@ -84,7 +84,11 @@ def poisson(rates: Tensor, generator: torch.Generator) -> np.ndarray:
     """As many Poisson numbers of these rates, float64: small ones by inversion, which is sooner than torch's way."""
     uniform = torch.rand(len(rates), dtype=BOUND_DTYPE, device=generator.device, generator=generator)
     counts = as_array(uniform)
-    _invert_poisson(rates.numpy(), counts)
+
+    def invert(_: int, first: int, end: int, __: np.ndarray) -> None:
+        _invert_poisson(rates.numpy()[first:end], counts[first:end])
+
+    over_rows(invert, [(len(counts), 1)], n_scratch=0)
     large = (rates > _INVERTED_RATE).nonzero()[:, 0]
     rate = rates[large].to(generator.device)
     drawn = torch.poisson(rate.clamp(max=_LARGEST_RATE), generator=generator)
@@ -113,13 +117,16 @@ def _arrive(
     rows_D: np.ndarray,
     kept_D: np.ndarray,
     ends_D: np.ndarray,
+    scratch: np.ndarray,
     arrival_DK: np.ndarray,
     rates: np.ndarray,
 ) -> None:
     """The m first columns of each row: 1 in `arrival_DK`, which held log(1 - u) of uniform numbers, 0 for the others.
 
-    `rates` gets q (tau - T) of each of these, T = -log(1 - u) / q; a row's rates end at `ends_D`.
+    `rates` gets q (tau - T) of each of these, T = -log(1 - u) / q; a row's rates end at `ends_D`. Numbers are written
+    before it is known whether they count, and then the next ones over them: a branch could not be foreseen.
     """
+    times, row_rates = scratch[0], scratch[1]
     for d in range(rows_D.shape[0]):
         worth, total, arrival = worth_FK[rows_D[d]], total_F[rows_D[d]], arrival_DK[d]
         for j in range(worth.shape[0]):
@@ -127,33 +134,32 @@ def _arrive(
             arrival[j] = time if worth[j] > 0 else math.inf
         keys = arrival.view(np.int64)  # numbers >= 0 are in the order of their bits
         edge, room = smallest_of(keys, kept_D[d])
-        at = ends_D[d] - kept_D[d]
-        tau = 0.0
+        at, tau = 0, 0.0
         for j in range(worth.shape[0]):
-            is_tied = keys[j] == edge and room > 0
-            if keys[j] < edge or is_tied:
-                room -= int(is_tied)
-                tau = max(tau, arrival[j])
-                rates[at] = arrival[j]
-                arrival[j] = 1.0
-                at += 1
-            else:
-                arrival[j] = 0.0
-        at = ends_D[d] - kept_D[d]
+            is_tied = int(keys[j] == edge) & int(room > 0)
+            is_first = int(keys[j] < edge) | is_tied
+            room -= is_tied
+            times[at] = arrival[j]
+            tau = max(tau, arrival[j] if is_first else 0.0)
+            arrival[j] = is_first
+            at += is_first
+        at = 0
         for j in range(worth.shape[0]):
-            if arrival[j] > 0:
-                rates[at] = worth[j] / total * (tau - rates[at])
-                at += 1
+            row_rates[at] = worth[j] / total * (tau - times[at])
+            at += int(arrival[j] > 0)
+        for i in range(kept_D[d]):
+            rates[ends_D[d] - kept_D[d] + i] = row_rates[i]
 
 
 @compiled_rows
 def _add_again(count: np.ndarray, again: np.ndarray) -> None:
-    """The next number of `again` is added where the count is not 0."""
-    at = 0
-    for j in range(count.shape[0]):
-        if count[j] > 0:
-            count[j] += again[at]
-            at += 1
+    """The next number of `again` is added where the count is not 0, which no branch could foresee."""
+    at, last = 0, again.shape[0] - 1
+    for j in range(count.shape[0] if last >= 0 else 0):
+        is_drawn = int(count[j] > 0)
+        more = again[min(at, last)]
+        count[j] += more if is_drawn else 0.0
+        at += is_drawn
 
 
 def draw_until(share_FK: Tensor, kept_F: Tensor, generator: torch.Generator) -> Tensor:
