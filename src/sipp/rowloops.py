@@ -65,14 +65,15 @@ def over_rows(
     """
     ends = np.cumsum([0, *(n_rows * fan_in for n_rows, fan_in in shapes)])
     n_threads = int(max(1, min(torch.get_num_threads(), ends[-1] // SHARED_WEIGHTS)))
-    scratches = np.empty((n_threads, n_scratch, max((fan_in for _, fan_in in shapes), default=0)))
+    scratches = np.empty((n_threads, n_scratch * max((fan_in for _, fan_in in shapes), default=0)))
 
     def stretch(thread: int) -> None:
         begin, end = (ends[-1] * i // n_threads for i in (thread, thread + 1))
         for layer, (n_rows, fan_in) in enumerate(shapes):
             first, last = (min(max(-(-(edge - ends[layer]) // max(1, fan_in)), 0), n_rows) for edge in (begin, end))
             if first < last:
-                work(layer, first, last, scratches[thread, :, :fan_in])
+                scratch = scratches[thread, : n_scratch * fan_in].reshape(n_scratch, fan_in)  # no gaps: loops vectorise
+                work(layer, first, last, scratch)
 
     run_parallel(stretch, n_threads)
 
