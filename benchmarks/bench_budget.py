@@ -10,10 +10,10 @@ linear program; the same rows, the same budget. Agreement of both optima is chec
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 
 import torch
+from common import alternate, peak_extra_bytes
 from torch import Tensor, nn
 
 from sipp.budget import allocate, largest, relax
@@ -49,25 +49,24 @@ def ours(name: str) -> tuple[list[Tensor], int, float]:
     rows = sensitivities(name)
     n_weights = sum(layer.numel() for layer in rows)
     budget = round(KEEP * n_weights)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    best = {"allocate (hybrid)": float("inf"), "largest (det)": float("inf")}
-    for _ in range(REPEATS if n_weights < 10**6 else 1):
-        start = time.perf_counter()
-        kept = allocate(rows, budget, generator=torch.Generator().manual_seed(0), **options())
-        best["allocate (hybrid)"] = min(best["allocate (hybrid)"], time.perf_counter() - start)
-        start = time.perf_counter()
-        masks = largest(rows, budget)
-        best["largest (det)"] = min(best["largest (det)"], time.perf_counter() - start)
-        if sum(int(k.sum()) for k in kept) != budget or sum(int(m.sum()) for m in masks) != budget:
-            raise SystemExit("the budget is not met exactly: nothing is timed")
-    extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    results: dict[str, list[Tensor]] = {}
+
+    def allocated() -> None:
+        results["kept"] = allocate(rows, budget, generator=torch.Generator().manual_seed(0), **options())
+
+    def selected() -> None:
+        results["masks"] = largest(rows, budget)
+
+    steps = {"allocate (hybrid)": allocated, "largest (det)": selected}
+    extra = {what: peak_extra_bytes(step) for what, step in steps.items()}  # of the first call
+    if any(sum(int(layer.sum()) for layer in result) != budget for result in results.values()):
+        raise SystemExit("the budget is not met exactly: nothing is timed")
+    seconds = alternate(*steps.values(), repeats=REPEATS if n_weights < 10**6 else 1)
     n_rows = sum(len(layer) for layer in rows)
-    for what, seconds in best.items():
-        print(
-            f"| {name} | {n_rows:,} rows, {n_weights:,} weights | {what} | {seconds:.3f} s | {extra:.2f} GiB |",
-            flush=True,
-        )
-    return rows, budget, best["allocate (hybrid)"]
+    for what, best in zip(steps, seconds):
+        size = f"{n_rows:,} rows, {n_weights:,} weights"
+        print(f"| {name} | {size} | {what} | {best:.3f} s | {extra[what] / 2**30:.2f} GiB |", flush=True)
+    return rows, budget, seconds[0]
 
 
 def tangents(layer: Tensor, n_chords: int) -> tuple[Tensor, Tensor]:
