@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sipp
-from sipp.batches import batches_of
+from sipp.batches import batches_of, points_per_batch
 from sipp.errors import DataError, ModelError, OptionError
 
 F64 = torch.float64
@@ -134,6 +134,11 @@ def test_small_points_come_many_at_once(points: Tensor, sizes: list[int]) -> Non
     of_unknown_size = Items(len(points), lambda i: points[i])
     assert {batch.n_points for batch in itertools.islice(batches_of(of_unknown_size), 1)} == {16}
     assert [batch.n_points for batch in batches_of(points, batch_size=11)][:1] == [11]
+
+
+def test_a_gpu_takes_more_points_at_once() -> None:
+    images = torch.zeros(()).expand(40, 3, 224, 224)
+    assert [points_per_batch(images, torch.device(name)) for name in ("cpu", "cuda")] == [16, 27]
 
 
 def test_a_tensor_and_a_dataset_of_it_give_the_same_points() -> None:

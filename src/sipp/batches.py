@@ -18,7 +18,8 @@ from sipp.records import Batch
 
 Data = Iterable[Any] | Tensor | Dataset[Any]
 # Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.
-FEWEST_POINTS, MOST_POINTS, BATCH_BYTES = 16, 1024, 2**20
+FEWEST_POINTS, MOST_POINTS = 16, 1024
+BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**24
 
 
 def batches_of(
@@ -41,7 +42,7 @@ def batches_of(
     if n_points is not None and (not isinstance(n_points, int) or n_points < 1):
         raise OptionError(f"n_points={n_points!r} must be a whole number of at least 1")
     left, n_seen = n_points, 0
-    for index, raw in _read(_source(data, n_points, seed, role, batch_size), role):
+    for index, raw in _read(_source(data, n_points, seed, role, batch_size, device), role):
         batch = _as_batch(raw, index, role)
         if batch.n_points == 0:
             continue
@@ -62,12 +63,13 @@ def batches_of(
         warnings.warn(f"asked for {n_points} points, {role} has only {n_seen}", stacklevel=2)
 
 
-def points_per_batch(inputs: Tensor) -> int:
-    """As many points as BATCH_BYTES hold; few of whole numbers: a token is small, what a network makes of it is not."""
+def points_per_batch(inputs: Tensor, device: torch.device) -> int:
+    """As many as fit so many bytes; few of whole numbers: a token is small, what a network makes of it is not."""
     if not inputs.is_floating_point():
         return FEWEST_POINTS
     point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())
-    return min(max(BATCH_BYTES // point_bytes, FEWEST_POINTS), MOST_POINTS)
+    n_bytes = BATCH_BYTES if device.type == "cpu" else GPU_BATCH_BYTES
+    return min(max(n_bytes // point_bytes, FEWEST_POINTS), MOST_POINTS)
 
 
 def count_points(data: Data) -> int | None:
@@ -79,22 +81,24 @@ def count_points(data: Data) -> int | None:
     return None
 
 
-def _source(data: Data, n_points: int | None, seed: int, role: str, batch_size: int | None) -> Iterable[Any]:
+def _source(
+    data: Data, n_points: int | None, seed: int, role: str, batch_size: int | None, device: torch.device | None
+) -> Iterable[Any]:
     if isinstance(data, tuple | Mapping):
         raise DataError(
             f"{role} is a single {type(data).__name__}, not an iterable of batches: wrap it in a list, [batch]"
         )
     if isinstance(data, Tensor) and data.ndim > 0:
         chosen = _chosen(len(data), n_points, seed)
-        step = batch_size or points_per_batch(data)
+        step = batch_size or points_per_batch(data, device or data.device)
         return data.split(step) if chosen is None else (data[part] for part in chosen.split(step))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        if batch_size is None:  # a point of another Dataset might be random, or long in reading
-            batch_size = points_per_batch(data.tensors[0]) if isinstance(data, TensorDataset) else FEWEST_POINTS
+        if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow to read
+            batch_size = points_per_batch(data.tensors[0], device or data.tensors[0].device)
         chosen = _chosen(len(data), n_points, seed)  # type: ignore[arg-type]
         data = data if chosen is None else Subset(data, chosen.tolist())
         # a generator of its own: a DataLoader draws its base seed, and must not draw it from the global one
-        return DataLoader(data, batch_size=batch_size, generator=torch.Generator())
+        return DataLoader(data, batch_size=batch_size or FEWEST_POINTS, generator=torch.Generator())
     if isinstance(data, str | Tensor) or not isinstance(data, Iterable):
         raise DataError(f"{role} is a {type(data).__name__}, not a tensor of points or an iterable of batches")
     return data

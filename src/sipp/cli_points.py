@@ -119,7 +119,8 @@ def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     cast = sorted({str(t.dtype)[6:] for t in tensors.values() if t.is_floating_point() and t.dtype != dtype})
     tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-    step = batch_size or min(map(points_per_batch, tensors.values()))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    step = batch_size or min(points_per_batch(tensor, device) for tensor in tensors.values())
     batches: list[Any] = []
     for start in range(0, len(items), step):
         part = {name: tensor[start : start + step] for name, tensor in tensors.items()}
