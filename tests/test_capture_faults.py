@@ -138,7 +138,7 @@ def test_small_points_come_many_at_once(points: Tensor, sizes: list[int]) -> Non
 
 def test_a_gpu_takes_more_points_at_once() -> None:
     images = torch.zeros(()).expand(40, 3, 224, 224)
-    assert [points_per_batch(images, torch.device(name)) for name in ("cpu", "cuda")] == [16, 27]
+    assert [points_per_batch(images, torch.device(name)) for name in ("cpu", "cuda")] == [16, 111]
 
 
 def test_a_tensor_and_a_dataset_of_it_give_the_same_points() -> None:

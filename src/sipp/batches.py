@@ -19,7 +19,7 @@ from sipp.records import Batch
 Data = Iterable[Any] | Tensor | Dataset[Any]
 # Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024
-BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**24
+BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
 
 
 def batches_of(
