@@ -144,6 +144,7 @@ class Tally:
                     self._add_fused(use, rows, half, values)
 
     def _fused(self, use: Use, rows: slice, points: slice, values: Values) -> None:
+        """One call of the kernel, for a use of these points alone."""
         scale_B, applied_B, windows = values.scale_B[points], values.scale_B[points], use.windows
         if windows.dtype != SCORE_DTYPE:
             windows, applied_B = to_score_dtype(windows, scale_B), torch.ones_like(scale_B)

@@ -1,8 +1,8 @@
 """Vector code for the maxima where rows and columns are few: every product, patches side by side.
 
-To find what can be left out (`bands.py`) costs a block about as much as 60 rows and columns' products; a depthwise
-convolution has nine. Here nothing is laid out anew and nothing is tested: each weight has LANES maxima, one for each
-lane of a vector, joined when all patches are through. They have to fit the first cache.
+There, finding out what can be left out (`bands.py`) costs more than it spares. Nothing is laid out anew and nothing is
+tested: each weight has LANES maxima, one for each lane of a vector, joined when all patches are through. They have to
+fit the first cache.
 """
 
 from __future__ import annotations
