@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numba
+import numpy as np
 import pytest
 import torch
+from numba.np.numpy_support import carray
 
 from sipp.kernels import compiling, cpu, threads
 
@@ -61,15 +64,25 @@ def test_parts_are_done_when_fewer_threads_come(monkeypatch: pytest.MonkeyPatch)
     assert seen == [0, 1, 2]
 
 
-def test_scores_are_the_same_bits_on_both_kinds_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+class OneThread:
+    """An OpenMP that gives one thread for a job, whatever was asked for."""
+
+    def GOMP_parallel(self, function: Any, job: Any, n: int, flags: int) -> None:
+        function(job)
+
+
+@pytest.mark.parametrize(("rows", "openmp"), [(9, None), (9, OneThread()), (60, None)])  # few weights, or many
+def test_results_are_the_same_bits_on_any_threads(
+    rows: int, openmp: OneThread | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    patches, inverse = torch.rand(1, 20, 300, generator=generator), torch.rand(2, 1, 9, 300, generator=generator)
-    positive = torch.rand(1, 9, 20, generator=generator) > 0.5
+    patches, inverse = torch.rand(1, 20, 300, generator=generator), torch.rand(2, 1, rows, 300, generator=generator)
+    positive = torch.rand(1, rows, 20, generator=generator) > 0.5
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         ours = cpu.max_times(patches, inverse, positive)
-        monkeypatch.setattr(threads, "_torch_openmp", lambda: None)
+        monkeypatch.setattr(threads, "_torch_openmp", lambda: openmp)
         assert torch.equal(cpu.max_times(patches, inverse, positive), ours)
     finally:
         torch.set_num_threads(before)
@@ -86,3 +99,22 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_kernel(monkeypatch: pyte
         return 2 * x
 
     assert compiling.compiled(twice)(21) == 42
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("no locator available")])
+def test_a_job_is_compiled_without_a_cache(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = numba.cfunc
+
+    def no_cache(*given: Any, cache: bool = False, **options: Any) -> Any:
+        if cache:
+            raise error
+        return real(*given, **options)
+
+    def double_first(raw: Any) -> None:
+        numbers = carray(raw, 2, np.int64)
+        numbers[0] = 2 * numbers[0] + numbers[1]
+
+    monkeypatch.setattr(numba, "cfunc", no_cache)
+    numbers = np.array([20, 2])
+    compiling.entry(double_first)(numbers.ctypes.data)
+    assert numbers.tolist() == [42, 2]

@@ -34,3 +34,15 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     made._cache.save_overload = save_if_possible
     return made
+
+
+def entry(function: Callable[[Any], None]) -> Any:
+    """The function of one address, compiled at once: a ctypes function, which threads call without Python."""
+    function.__qualname__ += f"_{_STAMP:x}"
+    try:
+        made = numba.cfunc("void(voidptr)", cache=True, error_model="numpy")(function)
+    except (RuntimeError, OSError):
+        made = numba.cfunc("void(voidptr)", error_model="numpy")(function)
+    result: Any = made.ctypes
+    result.code = made  # lives as long
+    return result

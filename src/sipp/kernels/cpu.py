@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.kernels import packing, reference, scans, simd
+from sipp.kernels import few, packing, reference, scans, simd
 from sipp.kernels.few import MOST_WEIGHTS
-from sipp.kernels.threads import run_parallel
+from sipp.kernels.threads import run_job, run_parallel
 from sipp.kernels.vectors import BLOCK, LANES, PANEL, RANK
 
 FUSED = True  # has `max_ratios` and `mean_ratios`
@@ -62,18 +62,32 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
     With `skip=False` every product is computed; the result is the same, bit for bit.
     """
     _announce()
+    if _is_few(positive_GRK):
+        return _max_times_of_few(_plain(patches_GKP), _plain(inverse_SGRP), positive_GRK.contiguous())
     patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
-    is_few, none = _is_few(positive_GRK), torch.zeros(()).expand_as(positive_GRK)
+    none = torch.zeros(()).expand_as(positive_GRK)
 
     stretches = _stretches(patches.shape[-1])
     bests = [_maxima(none) for _ in stretches]
     scratches = [_scratch(positive_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        simd.product(patches, inverse, signs, stretches[i], scratches[i], bests[i].numpy(), is_few, skip)
+        simd.product(patches, inverse, signs, stretches[i], scratches[i], bests[i].numpy(), skip)
 
     run_parallel(work, len(stretches))
     return _joined(bests, positive_GRK)
+
+
+def _max_times_of_few(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
+    """The same where a group has few weights: so little work for a patch that calls from Python would count."""
+    n_groups, n_rows, fan_in = positive_GRK.shape
+    n_parts = torch.get_num_threads()
+    best = torch.zeros(n_parts, n_groups, n_rows, fan_in)
+    scratch = torch.empty(n_parts * few.scratch_floats(n_rows, fan_in))
+    given = patches_GKP.data_ptr(), inverse_SGRP.data_ptr(), positive_GRK.data_ptr()
+    sizes = n_groups, n_rows, fan_in, patches_GKP.shape[-1]
+    run_job(few.do_parts(), [0, n_parts, *given, *sizes, scratch.data_ptr(), best.data_ptr()], n_parts)
+    return reduce(torch.maximum, best.unbind())
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
@@ -272,8 +286,12 @@ def _scratch(weight_GRK: Tensor) -> tuple[np.ndarray, ...]:
     return tuple(part.numpy() for part in (a, d, z, torch.empty(BLOCK), squares, turned, scales, floors, reach))
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32).contiguous()
+
+
 def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.to(torch.float32).contiguous().numpy()
+    return _plain(tensor).numpy()
 
 
 def _flat(windows: Tensor) -> np.ndarray:

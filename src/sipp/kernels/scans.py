@@ -6,8 +6,9 @@ import numpy as np
 
 from sipp.kernels.bands import PATCH_BYTES, RANK_BYTES, SIGN_BYTES
 from sipp.kernels.compiling import compiled
+from sipp.kernels.few import raise_few
 from sipp.kernels.means import COLUMNS, mean_column, mean_columns, sum_column, sum_columns
-from sipp.kernels.simd import Packed, Scratch, denominators, raise_best, raise_few, turn_lines, turn_rows
+from sipp.kernels.simd import Packed, Scratch, denominators, raise_best, turn_lines, turn_rows
 from sipp.kernels.vectors import (
     BLOCK,
     FLOAT,

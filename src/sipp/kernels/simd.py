@@ -24,12 +24,10 @@ from sipp.kernels.bands import (
     turn,
 )
 from sipp.kernels.compiling import compiled
-from sipp.kernels.few import raise_lanes
 from sipp.kernels.vectors import (
     BLOCK,
     FLOAT,
     INDEX,
-    LANES,
     LINE,
     MOST_RANKS,
     RANK,
@@ -159,27 +157,6 @@ def raise_best(
 
 
 @compiled
-def raise_few(a: int, step: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.ndarray) -> int:
-    """The number of triples computed: all; raises best[k, r * LANES + lane] to the largest product of the lane.
-
-    `a` is the address of the block's patches, their lines `step` bytes apart; d holds the reciprocals.
-    """
-    fan_in, n_ranks = signs.shape
-    lines, maxima, bits = d.ctypes.data, best.ctypes.data, signs.ctypes.data
-    for k in range(fan_in):
-        for rank in range(n_ranks):
-            first = rank * RANK
-            raise_lanes(
-                min(RANK, n_rows - first),
-                a + k * step,
-                lines + first * 2 * LINE,
-                maxima + (k * n_rows + first) * LANES * FLOAT,
-                bits + (k * n_ranks + rank) * SIGN_BYTES,
-            )
-    return n_rows * fan_in * BLOCK
-
-
-@compiled
 def _bar(n_ranks: int, best: int, scales: int, floors: int, signs: int) -> np.float32:
     if n_ranks == 4:
         return bar_4(best, scales, floors, signs)
@@ -205,7 +182,7 @@ Scratch = tuple[
 
 
 @compiled
-def _copy_lines(source: np.ndarray, start: int, last: int, block: np.ndarray, first_line: int, step: int) -> None:
+def copy_lines(source: np.ndarray, start: int, last: int, block: np.ndarray, first_line: int, step: int) -> None:
     """Nothing; copies patches start.. of every line of `source` into every `step`-th line of the block, zeros after."""
     n_patches = min(BLOCK, last - start)
     for k in range(len(source)):
@@ -224,29 +201,20 @@ def product(
     signs_GKR: np.ndarray,
     stretch: tuple[int, int],
     scratch: Scratch,
-    best_GKX: np.ndarray,
-    is_few: bool,
+    best_GKR: np.ndarray,
     skip: bool,
 ) -> int:
-    """The number of triples computed; takes a stretch of patches into the maxima of their products."""
+    """The number of triples `raise_best` computed; takes a stretch of patches into the maxima of their products."""
     a, d, _, _, _, turned, scales, floors, reach = scratch
-    n_rows, n_patches = inverse_SGRP.shape[2:]
     first, last = stretch
     n_computed = 0
     for g in range(len(patches_GKP)):
         for start in range(first, last, BLOCK):
+            copy_lines(patches_GKP[g], start, last, a, 0, 1)
             for s in range(2):
-                _copy_lines(inverse_SGRP[s, g], start, last, d, s, 2)
-            if is_few and last - start >= BLOCK:  # each line is read once: where it is
-                source, step = patches_GKP[g].ctypes.data + start * FLOAT, n_patches * FLOAT
-            else:
-                _copy_lines(patches_GKP[g], start, last, a, 0, 1)
-                source, step = a.ctypes.data, LINE
-            if is_few:
-                n_computed += raise_few(source, step, d, n_rows, signs_GKR[g], best_GKX[g])
-                continue
+                copy_lines(inverse_SGRP[s, g], start, last, d, s, 2)
             turn_lines(d, turned, scales, floors, reach)
-            n_computed += raise_best(source, turned, scales, floors, reach, signs_GKR[g], best_GKX[g], skip)
+            n_computed += raise_best(a.ctypes.data, turned, scales, floors, reach, signs_GKR[g], best_GKR[g], skip)
     return n_computed
 
 
@@ -264,7 +232,7 @@ def sums(
     for start in range(first, last, BLOCK):
         n_patches = min(BLOCK, last - start)
         for g in range(len(patches_GKP)):
-            _copy_lines(patches_GKP[g], start, last, a, 0, 1)
+            copy_lines(patches_GKP[g], start, last, a, 0, 1)
             denominators(a.ctypes.data, packed, g, d)
             for line in range(len(d)):
                 sums_SGRP[line & 1, g, line >> 1, start : start + n_patches] = d[line, :n_patches]

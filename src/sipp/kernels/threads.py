@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,6 +36,15 @@ def run_parallel(work: Callable[[int], None], n: int) -> None:
                 future.result()
     else:
         _run_in(library, work, n)
+
+
+def run_job(function: Any, job: list[int], n: int) -> None:
+    """Nothing; calls a compiled function (`compiling.entry`) with the address of these numbers on n threads."""
+    library, numbers = _torch_openmp(), (ctypes.c_int64 * len(job))(*job)
+    if library is None or n == 1:
+        run_parallel(lambda _: function(numbers), n)
+    else:
+        library.GOMP_parallel(function, numbers, n, 0)
 
 
 def _run_in(library: ctypes.CDLL, work: Callable[[int], None], n: int) -> None:

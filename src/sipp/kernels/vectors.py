@@ -32,6 +32,7 @@ MOST_RANKS = 4 if WIDE else 2  # of a band: as many maxima stay in registers
 PANEL = 3  # rows of one register tile of the ordinary product, both signs of each
 LINE = BLOCK * FLOAT
 VECTOR = LANES * FLOAT
+CACHE_LINE = 64  # bytes
 
 F32, I1, I32, I64 = ir.FloatType(), ir.IntType(1), ir.IntType(32), ir.IntType(64)
 VECTOR_TYPE = ir.VectorType(F32, LANES)
@@ -173,6 +174,32 @@ def gather_lines(b: Any, source: Any, offsets: Any, n_fan: Any, factors: Any, ta
 def copy_line(b: Any, source: Any, target: Any) -> None:
     for offset in range(0, LINE, VECTOR):
         store(b, load(b, source, offset), target, offset)
+
+
+@primitive(types.none, types.int64)
+def prefetch_line(b: Any, line: Any) -> None:
+    """Asks for a line that will be read soon; an address outside of all memory does no harm."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+    for offset in range(0, LINE, CACHE_LINE):
+        b.call(prefetch, [b.inttoptr(b.add(line, I64(offset)), byte), I32(0), I32(3), I32(1)])
+
+
+@primitive(types.int64, types.int64)
+def take_number(b: Any, counter: Any) -> Any:
+    """The number at this address, which is one more after it: no other thread gets the same."""
+    return b.atomic_rmw("add", b.inttoptr(counter, I64.as_pointer()), I64(1), "seq_cst")
+
+
+@primitive(types.CPointer(types.float32), types.int64)
+def floats_at(b: Any, address: Any) -> Any:
+    return b.inttoptr(address, F32.as_pointer())
+
+
+@primitive(types.CPointer(types.uint8), types.int64)
+def bytes_at(b: Any, address: Any) -> Any:
+    return b.inttoptr(address, ir.IntType(8).as_pointer())
 
 
 @primitive(types.none, types.int64)
