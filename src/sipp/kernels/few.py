@@ -76,15 +76,15 @@ def raise_rank(b: Any, line: Any, d: Any, best: Any, signs: Any) -> None:
 
 
 @compiled
-def raise_few(a: int, step: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.ndarray) -> int:
+def raise_few(a: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.ndarray) -> int:
     """The number of triples computed: all; raises best[k, r * LANES + lane] to the largest product of the lane.
 
-    `a` is the address of the block's patches, their lines `step` bytes apart; d holds the reciprocals.
+    `a` is the address of the block's patches; d holds the reciprocals.
     """
     fan_in, n_ranks = signs.shape
     for k in range(fan_in):
         bits, maxima = signs.ctypes.data + k * n_ranks * SIGN_BYTES, best.ctypes.data + k * n_rows * LANES * FLOAT
-        _raise_column(a + k * step, d.ctypes.data, n_rows, bits, maxima)
+        _raise_column(a + k * LINE, d.ctypes.data, n_rows, bits, maxima)
     return n_rows * fan_in * BLOCK
 
 

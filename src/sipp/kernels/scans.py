@@ -202,7 +202,7 @@ def scan(
                     continue
                 _reciprocals(layer, patches, g, t, occurs[0] and occurs[1], scratch, squares_QP)
                 if is_few:
-                    n_computed += raise_few(a.ctypes.data, LINE, d, n_rows, signs_GKR[g], best_GKX[g])
+                    n_computed += raise_few(a.ctypes.data, d, n_rows, signs_GKR[g], best_GKX[g])
                     continue
                 turn_lines(d, turned, scales, floors, reach)
                 n_computed += raise_best(a.ctypes.data, turned, scales, floors, reach, signs_GKR[g], best_GKX[g], True)
