@@ -52,7 +52,7 @@ def _smaller(b: Any, left: Any, right: Any) -> Any:
     return b.select(b.fcmp_ordered("<", left, right), left, right)
 
 
-def _across(b: Any, join: Any, vector: Any) -> Any:
+def across(b: Any, join: Any, vector: Any) -> Any:
     """The lanes of a vector joined into one number."""
     while vector.type.count > 1:
         half = vector.type.count // 2
@@ -116,7 +116,7 @@ def _bar(n_ranks: int) -> Any:
         for rank, positive in enumerate(_signs(b, signs, n_ranks)):
             scale, floor = (_of_sign(b, positive, address, rank * PATCH_BYTES) for address in (scales, floors))
             least = _smaller(b, larger(b, b.fmul(load(b, best, rank * _BYTES, _rank), scale), floor), least)
-        return b.fmul(_across(b, _smaller, least), ir.Constant(F32, BAR_SLACK))
+        return b.fmul(across(b, _smaller, least), ir.Constant(F32, BAR_SLACK))
 
     return bar
 
@@ -144,7 +144,7 @@ def highest(b: Any, line: Any, reach: Any) -> Any:
     """The largest of line[p] * reach[p]."""
     pieces = range(0, BLOCK * FLOAT, _BYTES)
     products = [b.fmul(load(b, line, offset, _rank), load(b, reach, offset, _rank)) for offset in pieces]
-    return _across(b, larger, tree(b, larger, products))
+    return across(b, larger, tree(b, larger, products))
 
 
 @primitive(types.int64, types.int64)

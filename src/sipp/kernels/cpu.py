@@ -82,7 +82,7 @@ def _max_times_of_few(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: T
     """The same where a group has few weights: so little work for a patch that calls from Python would count."""
     n_groups, n_rows, fan_in = positive_GRK.shape
     n_parts = torch.get_num_threads()
-    best = torch.zeros(n_parts, n_groups, n_rows, fan_in)
+    best = torch.empty(n_parts, n_groups, n_rows, fan_in)
     scratch = torch.empty(n_parts * few.scratch_floats(n_rows, fan_in))
     given = patches_GKP.data_ptr(), inverse_SGRP.data_ptr(), positive_GRK.data_ptr()
     sizes = n_groups, n_rows, fan_in, patches_GKP.shape[-1]

@@ -15,7 +15,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.np.numpy_support import carray
 
-from sipp.kernels.bands import SIGN_BYTES
+from sipp.kernels.bands import SIGN_BYTES, across
 from sipp.kernels.compiling import compiled, entry
 from sipp.kernels.packing import pack_signs
 from sipp.kernels.simd import copy_lines
@@ -73,6 +73,12 @@ def raise_rank(b: Any, line: Any, d: Any, best: Any, signs: Any) -> None:
     bits = b.zext(b.load(b.inttoptr(signs, _bits.as_pointer()), align=RANK // 8, typ=_bits), I64)
     for row in map(I64, range(RANK)):
         _raise_row(b, vectors, row, b.trunc(b.lshr(bits, row), I1), d, best)
+
+
+@primitive(types.float32, types.int64)
+def joined(b: Any, lanes: Any) -> Any:
+    """The largest of LANES maxima."""
+    return across(b, larger, load(b, lanes))
 
 
 @compiled
@@ -151,7 +157,7 @@ def product(
                     copy_lines(inverse_SGRP[s, g], following, last, d[1 - now], s, 2)
         for k in range(fan_in):
             for r in range(n_rows):
-                best_GRK[g, r, k] = lanes[k, r].max()
+                best_GRK[g, r, k] = joined(lanes.ctypes.data + (k * n_rows + r) * LANES * FLOAT)
 
 
 # What a thread is given: the part to do next, then numbers and addresses
