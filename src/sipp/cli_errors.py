@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -142,8 +143,10 @@ def _as_trouble(error: Exception, where: str, fix: str) -> Trouble:
 
 def _unexpected(error: BaseException, debug: bool) -> Trouble:
     """A bug: its type, the last line of this package that ran, and how to see more."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "sipp" in f.filename]
-    place = f"{frames[-1].filename.rpartition('sipp/')[2]}:{frames[-1].lineno}" if frames else "outside of sipp"
+    home = Path(__file__).parent
+    frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    ours = [f"{file.relative_to(home)}:{line}" for file, line in frames if file.is_relative_to(home)]
+    place = ours[-1] if ours else "outside of sipp"
     fix = "report it with the traceback above" if debug else f"run the same command with {DEBUG} for the traceback"
     return Trouble(f"unexpected {type(error).__name__}: {error}", place, fix, UNEXPECTED)
 
