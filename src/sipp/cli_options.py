@@ -37,7 +37,7 @@ OutputPart = Annotated[
 MOST_SEED = 2**63 - 1  # what torch.Generator takes
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MOST_SEED)]
 BatchSize = Annotated[
-    int | None, typer.Option(help="Points per forward pass [by default more, the smaller they are].", min=1)
+    int | None, typer.Option(help="Points per forward pass; by default more, the smaller they are.", min=1)
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
