@@ -36,7 +36,7 @@ def certify(
     force: Force = False,
     verify: Annotated[Path | None, typer.Option(help="A certificate to check again on these networks.")] = None,
     points: HoldoutPoints = None,
-    batch_size: BatchSize = 256,
+    batch_size: BatchSize = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
