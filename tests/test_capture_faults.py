@@ -125,6 +125,7 @@ def test_forms_of_data(form: str) -> None:
         (torch.zeros(200, 3, 32, 32), [85, 85, 30]),
         (torch.zeros(()).expand(40, 3, 224, 224), [16, 16, 8]),
         (torch.zeros(40, 7, dtype=torch.int64), [16, 16, 8]),  # tokens
+        (torch.zeros(40, 7, dtype=torch.bfloat16), [16, 16, 8]),
         (torch.zeros(20, 0), [20]),
     ],
 )

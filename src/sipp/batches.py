@@ -65,7 +65,9 @@ def batches_of(
 
 def points_per_batch(inputs: Tensor, device: torch.device) -> int:
     """As many as fit so many bytes; few of whole numbers: a token is small, what a network makes of it is not."""
-    if not inputs.is_floating_point():
+    # Half-precision products of torch are slow on a CPU, and end the process on some (an illegal instruction)
+    is_half = inputs.element_size() < 4 and device.type == "cpu"
+    if not inputs.is_floating_point() or is_half:
         return FEWEST_POINTS
     point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())
     n_bytes = BATCH_BYTES if device.type == "cpu" else GPU_BATCH_BYTES

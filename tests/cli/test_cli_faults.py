@@ -249,8 +249,7 @@ def test_too_few_calibration_points_prune_and_promise_nothing(n: int, tmp_path: 
 def test_all_zero_points_and_small_precision_are_no_faults(tmp_path: Path) -> None:
     done = run(*command(tmp_path, points("p.npz", vectors(np.zeros_like))(tmp_path)))  # fault 16
     assert done.returncode == 0 and "nan" not in done.stdout.lower()
-    few = ["--batch-size", 32]  # torch itself dies of an illegal instruction on some CPUs at 64 bfloat16 points
-    low = run(*command(tmp_path, ["--model", "cli_zoo:half", "--out", tmp_path / "half", *few]))  # fault 17
+    low = run(*command(tmp_path, ["--model", "cli_zoo:half", "--out", tmp_path / "half"]))  # fault 17
     assert low.returncode == 0 and "float32 read as bfloat16" in low.stdout
 
 
