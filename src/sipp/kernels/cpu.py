@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sipp.kernels import few, packing, reference, scans, simd
 from sipp.kernels.few import MOST_WEIGHTS
-from sipp.kernels.threads import run_job, run_parallel
+from sipp.kernels.threads import run_parallel
 from sipp.kernels.vectors import BLOCK, LANES, PANEL, RANK
 
 FUSED = True  # has `max_ratios` and `mean_ratios`
@@ -63,7 +63,7 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
     """
     _announce()
     if _is_few(positive_GRK):
-        return _max_times_of_few(_plain(patches_GKP), _plain(inverse_SGRP), positive_GRK.contiguous())
+        return few.max_times(_plain(patches_GKP), _plain(inverse_SGRP), positive_GRK.contiguous())
     patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
     none = torch.zeros(()).expand_as(positive_GRK)
 
@@ -76,18 +76,6 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
 
     run_parallel(work, len(stretches))
     return _joined(bests, positive_GRK)
-
-
-def _max_times_of_few(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
-    """The same where a group has few weights: so little work for a patch that calls from Python would count."""
-    n_groups, n_rows, fan_in = positive_GRK.shape
-    n_parts = torch.get_num_threads()
-    best = torch.empty(n_parts, n_groups, n_rows, fan_in)
-    scratch = torch.empty(n_parts * few.scratch_floats(n_rows, fan_in))
-    given = patches_GKP.data_ptr(), inverse_SGRP.data_ptr(), positive_GRK.data_ptr()
-    sizes = n_groups, n_rows, fan_in, patches_GKP.shape[-1]
-    run_job(few.do_parts(), [0, n_parts, *given, *sizes, scratch.data_ptr(), best.data_ptr()], n_parts)
-    return reduce(torch.maximum, best.unbind())
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:

@@ -7,18 +7,21 @@ fit the first cache.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.np.numpy_support import carray
+from torch import Tensor
 
 from sipp.kernels.bands import SIGN_BYTES, across
 from sipp.kernels.compiling import compiled, entry
 from sipp.kernels.packing import pack_signs
 from sipp.kernels.simd import copy_lines
+from sipp.kernels.threads import run_job
 from sipp.kernels.vectors import (
     BLOCK,
     FLOAT,
@@ -46,6 +49,11 @@ AHEAD = 2  # lines asked for before they are read: the maxima leave the first ca
 _bits = ir.IntType(RANK)
 
 
+def _line_and_bits(b: Any, line: Any, signs: Any) -> tuple[list[Any], Any]:
+    vectors = [load(b, line, offset) for offset in range(0, LINE, VECTOR)]
+    return vectors, b.zext(b.load(b.inttoptr(signs, _bits.as_pointer()), align=SIGN_BYTES, typ=_bits), I64)
+
+
 def _raise_row(b: Any, vectors: list[Any], row: Any, is_positive: Any, d: Any, best: Any) -> None:
     at = b.add(d, b.mul(row, I64(2 * LINE)))
     at = b.select(is_positive, at, b.add(at, I64(LINE)))
@@ -60,8 +68,7 @@ def raise_rows(b: Any, n_rows: Any, line: Any, d: Any, best: Any, signs: Any) ->
 
     For up to RANK rows; s is the sign of the weight of row r, bit r of what lies at `signs`.
     """
-    vectors = [load(b, line, offset) for offset in range(0, LINE, VECTOR)]
-    bits = b.zext(b.load(b.inttoptr(signs, _bits.as_pointer()), align=RANK // 8, typ=_bits), I64)
+    vectors, bits = _line_and_bits(b, line, signs)
     with cgutils.for_range(b, n_rows) as row:
         _raise_row(b, vectors, row.index, b.trunc(b.lshr(bits, row.index), I1), d, best)
 
@@ -69,8 +76,7 @@ def raise_rows(b: Any, n_rows: Any, line: Any, d: Any, best: Any, signs: Any) ->
 @primitive(types.none, *[types.int64] * 4)
 def raise_rank(b: Any, line: Any, d: Any, best: Any, signs: Any) -> None:
     """The same for RANK rows, without a loop."""
-    vectors = [load(b, line, offset) for offset in range(0, LINE, VECTOR)]
-    bits = b.zext(b.load(b.inttoptr(signs, _bits.as_pointer()), align=RANK // 8, typ=_bits), I64)
+    vectors, bits = _line_and_bits(b, line, signs)
     for row in map(I64, range(RANK)):
         _raise_row(b, vectors, row, b.trunc(b.lshr(bits, row), I1), d, best)
 
@@ -164,9 +170,10 @@ def product(
 NEXT, N_PARTS, PATCHES, INVERSE, POSITIVE, GROUPS, ROWS, FAN_IN, N_PATCHES, SCRATCH, BEST, JOB_SIZE = range(12)
 
 
-def scratch_floats(n_rows: int, fan_in: int) -> int:
+@compiled
+def _scratch_floats(n_rows: int, fan_in: int) -> tuple[int, int, int]:
     """Of each part: a, two blocks of d, lanes."""
-    return (fan_in + 4 * n_rows) * BLOCK + fan_in * n_rows * LANES
+    return fan_in * BLOCK, 4 * n_rows * BLOCK, fan_in * n_rows * LANES
 
 
 def _do_parts(raw: Any) -> None:
@@ -177,7 +184,7 @@ def _do_parts(raw: Any) -> None:
     positive = carray(bytes_at(job[POSITIVE]), (n_groups, n_rows, fan_in))
     n_parts, n_blocks = job[N_PARTS], -(-n_patches // BLOCK)
     best = carray(floats_at(job[BEST]), (n_parts, n_groups, n_rows, fan_in))
-    n_a, n_d, n_lanes = fan_in * BLOCK, 4 * n_rows * BLOCK, fan_in * n_rows * LANES
+    n_a, n_d, n_lanes = _scratch_floats(n_rows, fan_in)
     part = take_number(job.ctypes.data)
     while part < n_parts:
         scratch = job[SCRATCH] + part * (n_a + n_d + n_lanes) * FLOAT
@@ -190,6 +197,18 @@ def _do_parts(raw: Any) -> None:
 
 
 @cache
-def do_parts() -> Any:
+def _entry() -> Any:
     """A compiled function of a job (above): does parts of it, beside other threads, until none is left."""
     return entry(_do_parts)
+
+
+def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
+    """`cpu.max_times` of float32 without gaps: so little work for a patch that calls from Python would count."""
+    n_groups, n_rows, fan_in = positive_GRK.shape
+    n_parts = torch.get_num_threads()
+    best = torch.empty(n_parts, n_groups, n_rows, fan_in)
+    scratch = torch.empty(n_parts * sum(_scratch_floats(n_rows, fan_in)))
+    given = patches_GKP.data_ptr(), inverse_SGRP.data_ptr(), positive_GRK.data_ptr()
+    sizes = n_groups, n_rows, fan_in, patches_GKP.shape[-1]
+    run_job(_entry(), [0, n_parts, *given, *sizes, scratch.data_ptr(), best.data_ptr()], n_parts)
+    return reduce(torch.maximum, best.unbind())
