@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.kernels import cpu, reference
 from sipp.layers import find_sites
-from sipp.records import LayerScores
+from sipp.records import LayerScores, Reduce
 from sipp.sensitivity import chunk_of, score
 
 ERRORS = [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 1")]
@@ -77,28 +80,39 @@ def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
         run(monkeypatch, limited(reference, 0, RuntimeError("mat1 and mat2 shapes cannot be multiplied")), "max")
 
 
-def test_the_fused_kernel_takes_fewer_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = model_and_data()
-    expected = sipp.sensitivity(model, [data])
-    real, asked = cpu.max_ratios, []
+def packed() -> tuple[nn.Module, PackedSequence]:
+    """Sequences of unequal length: their points have different numbers of patches."""
+    torch.manual_seed(0)
+    return nn.GRU(3, 4), pack_sequence([torch.randn(n, 3) for n in (7, 5, 2, 1)])
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+@pytest.mark.parametrize("given", [model_and_data, packed])
+def test_the_fused_kernel_takes_fewer_points(
+    given: Callable[[], tuple[nn.Module, Any]], reduce: Reduce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = given()
+    expected = sipp.sensitivity(model, [data], reduce=reduce)
+    name = f"{reduce}_ratios"
+    real, asked = getattr(cpu, name), []
 
     def tight(windows: Tensor, *args: object, **rest: object) -> tuple[Tensor, Tensor]:
         asked.append(len(windows))
         if len(windows) > 1:
             raise MemoryError
-        return real(windows, *args, **rest)  # type: ignore[arg-type]
+        return real(windows, *args, **rest)
 
-    monkeypatch.setattr(cpu, "max_ratios", tight)
-    got = sipp.sensitivity(model, [data])
-    assert all(torch.equal(got[name], expected[name]) for name in expected)
-    assert asked[0] == len(data) > 1 and asked.count(1) >= len(data)
+    monkeypatch.setattr(cpu, name, tight)
+    got = sipp.sensitivity(model, [data], reduce=reduce)
+    assert all(torch.equal(got[weight], expected[weight]) for weight in expected)
+    assert asked[0] == 4 and asked.count(1) >= 4
 
     def never(*args: object, **rest: object) -> tuple[Tensor, Tensor]:
         raise MemoryError
 
-    monkeypatch.setattr(cpu, "max_ratios", never)
+    monkeypatch.setattr(cpu, name, never)
     with pytest.raises(ModelError, match="out of memory"):
-        sipp.sensitivity(model, [data])
+        sipp.sensitivity(model, [data], reduce=reduce)
 
 
 def test_a_chunk_is_chosen_by_device_and_nonsense_is_refused() -> None:
