@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sipp.batches import batches_of
 from sipp.capture import scoring_mode
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.pointkeys import keys_of, raw_bytes
 from sipp.records import Batch
 
 Output = int | str | Callable[[Any], Any] | None
@@ -43,7 +44,7 @@ def look(
     dtypes: set[str] = set()
     with scoring_mode(dense, "running"), scoring_mode(pruned, "running"):
         for batch in holdout_batches(holdout):
-            keys += _keys(batch)
+            keys += keys_of(batch)
             f, g = run_model(dense, batch, output), run_model(pruned, batch, output)
             if f.shape != g.shape:
                 raise ModelError(
@@ -104,22 +105,9 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
     return result.detach().cpu()
 
 
-def _keys(batch: Batch) -> list[bytes]:
-    """One SHA-256 per point over dtype, shape and bytes of its inputs; how they are passed (names) does not matter."""
-    tensors = [*batch.args, *(batch.kwargs[name] for name in sorted(batch.kwargs))]
-    if not all(isinstance(t, Tensor) for t in tensors):
-        raise DataError(f"{batch.where} holds a PackedSequence, which a certificate cannot take; give padded tensors")
-    head = json.dumps([[str(t.dtype), list(t.shape[1:])] for t in tensors]).encode()
-    parts = [_raw(t).reshape(batch.n_points, t[0].nbytes).numpy() for t in tensors]
-    return [
-        hashlib.sha256(head + b"".join(part[index].tobytes() for part in parts)).digest()
-        for index in range(batch.n_points)
-    ]
-
-
 def point_keys(data: Any, role: str) -> list[bytes]:
     """The key of every point, in order."""
-    return [key for batch in holdout_batches(data, role) for key in _keys(batch)]
+    return [key for batch in holdout_batches(data, role) for key in keys_of(batch)]
 
 
 def refuse_overlap(holdout: Any, calibration: Any) -> None:
@@ -150,13 +138,7 @@ def model_hash(model: nn.Module) -> str:
             raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
         if isinstance(value, Tensor):
             digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-            digest.update(_raw(value).numpy().data)
+            digest.update(raw_bytes(value).numpy().data)
         else:
             digest.update(json.dumps([name, repr(value)]).encode())
     return digest.hexdigest()
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    """The tensor's values as one flat row of bytes on the CPU (every dtype, bfloat16 included)."""
-    flat = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
-    return flat.cpu().contiguous().reshape(-1).view(torch.uint8)

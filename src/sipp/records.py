@@ -71,6 +71,7 @@ class Batch:
     kwargs: dict[str, Any]
     labels: Any
     n_points: int
+    real_BT: Tensor | None = None  # which positions of each point count; False is padding. None: all of them
 
 
 @dataclass(frozen=True)
