@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,7 +75,7 @@ def look(
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
-    known = None if calibration is None else known_points(calibration)
+    known = None if calibration is None else known_points(holdout_batches(calibration, "calibration"))
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     measured: list[Tensor] = []
     keys: list[bytes] = []
@@ -174,22 +174,6 @@ def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) ->
     return result.masked_fill(~real, 0.0)
 
 
-def real_rows(result: Tensor, batch: Batch, has_positions: bool | None) -> list[Tensor]:
-    """The output at each point, of sequences at the real positions only: the same however the batch is padded."""
-    if not has_positions or batch.real_BT is None:
-        return list(result)
-    return [row[real] for row, real in zip(result, batch.real_BT.cpu())]
-
-
-def from_real_rows(rows: list[Tensor], batch: Batch, has_positions: bool | None) -> Tensor:
-    """The outputs of a batch from what `real_rows` gave for its points, 0 at padding."""
-    if not has_positions or batch.real_BT is None:
-        return torch.stack(rows)
-    result = torch.zeros(*batch.real_BT.shape, *rows[0].shape[1:], dtype=rows[0].dtype)
-    result[batch.real_BT.cpu()] = torch.cat(rows)  # in the order of points, then positions
-    return result
-
-
 def check_model(role: str, model: nn.Module) -> None:
     """Raises a ModelError for what is no network, and for layers that normalise by the batch."""
     if not isinstance(model, nn.Module):
@@ -206,8 +190,8 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
     """The selected output of the model for the batch: a real n x ... tensor on the CPU."""
     device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
     # Copies: a first layer that works in place must not change what the other network, or the caller, sees.
-    args = [t.to(device, copy=True) for t in batch.args]
-    kwargs = {name: t.to(device, copy=True) for name, t in batch.kwargs.items()}
+    args = [_copied(value, device) for value in batch.args]
+    kwargs = {name: _copied(value, device) for name, value in batch.kwargs.items()}
     try:
         result = model(*args, **kwargs)
     except (DataError, ModelError, OptionError, MemoryError, torch.OutOfMemoryError):
@@ -235,6 +219,14 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
     return result.detach().cpu()
 
 
+def _copied(value: Any, device: torch.device) -> Any:
+    if isinstance(value, PackedSequence):
+        movable: Any = value  # PackedSequence.to is typed for dtypes only
+        moved = movable.to(device)
+        return PackedSequence(moved.data.clone(), moved.batch_sizes, moved.sorted_indices, moved.unsorted_indices)
+    return value.to(device, copy=True)
+
+
 def _failure(model: nn.Module, batch: Batch, error: Exception) -> Exception:
     """The error that says on which data the network failed, and how; of memory running out it says nothing new."""
     if "allocate memory" in str(error):
@@ -256,10 +248,10 @@ def point_keys(data: Any, role: str) -> list[bytes]:
     return [key for batch in holdout_batches(data, role) for key in keys_of(batch)]
 
 
-def known_points(calibration: Any) -> Known:
+def known_points(batches: Iterable[Batch]) -> Known:
     """The calibration points, in every form in which a holdout point may be compared with them."""
     known: Known = {}
-    for batch in holdout_batches(calibration, "calibration"):
+    for batch in batches:
         add_known(known, batch)
     return known
 

@@ -21,8 +21,8 @@ N_ROUNDINGS = 8  # of a half type, whose own rounding is larger than that
 
 CHANCE = "two runs on the same points differ: dropout or noise is at work at inference, turn it off"
 NEIGHBOURS = (
-    "the output at a point depends on the other points of its batch, such as a normalisation by the batch: give layers "
-    "running statistics, or let the model treat each point by itself"
+    "the output at a point depends on the other points of its batch: a normalisation by the batch (give it running "
+    "statistics), or dimension 0 is time, not points (put the points first, batch_first=True)"
 )
 ORDER = (
     "the output at a point depends on the points before it: dimension 0 seems to be time, not points; put the points "

@@ -37,12 +37,10 @@ from sipp.holdout import (
     changed,
     check_model,
     follows_positions,
-    from_real_rows,
     holdout_batches,
     known_points,
     model_hash,
     read_again,
-    real_rows,
     refuse_dependent,
     run_model,
     survey,
@@ -51,7 +49,7 @@ from sipp.holdout import (
 from sipp.layers import Selector
 from sipp.ledger import ledger_lines, record_use
 from sipp.numerics import budget_of
-from sipp.pointkeys import sketch_of
+from sipp.pointkeys import keys_of, sketch_of
 from sipp.progress import progress_bar
 from sipp.prune import before_cut, cut, rank, sparse_rows, write_rows
 from sipp.pruned import Method, Pruned, Ranking
@@ -152,7 +150,8 @@ def prune_to(
     if ledger is not None:
         ledger_lines(ledger)
     calibration = data if iter_is_new(data) else None
-    known = None if calibration is None else known_points(calibration)
+    seen = None if calibration is None else survey(calibration, "calibration")
+    known = None if seen is None else known_points(batch for batch, _ in read_again(calibration, "calibration", seen))
     points = survey(holdout, "holdout", known)
     ranking = rank(
         model,
@@ -166,7 +165,7 @@ def prune_to(
         progress=progress,
     )
     walker = _Walker(ranking, output, seed, len(grid), claim)
-    start = 0 if calibration is None else _start(walker, calibration, grid)
+    start = 0 if seen is None else _start(walker, calibration, seen, grid)
     if claim.n_needed > len(points.keys):
         reason = f"refused: needs n >= {claim.n_needed}, the holdout has {len(points.keys)}"
         return _none(ranking, grid, start, (), reason)
@@ -269,7 +268,8 @@ class _Walker:
         self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
         self.uncut = before_cut(ranking, n_cuts=n_levels)
         self.sparse = copy.deepcopy(ranking.model)
-        self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point; of sequences the real positions only
+        self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
+        self.roles: set[str] = set()  # whose points were all met
         self.has_positions: bool | None = None if claim.drops_padding else False
 
     def check_independence(self, holdout: Any) -> None:
@@ -286,31 +286,35 @@ class _Walker:
         measured = []
         with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
             for batch, keys in read_again(data, role, points):
-                g = run_model(self.sparse, batch, self.output)
-                f = self._dense(batch, keys)
+                f, g = self._dense(batch, keys, role), run_model(self.sparse, batch, self.output)
                 if f.shape != g.shape:
                     raise ModelError(f"{batch.where}: dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}")
-                measured.append(self.claim.measure(f, without_padding(g, batch, self.has_positions), batch))
+                if self.has_positions is None:
+                    self.has_positions = follows_positions(self.ranking.model, batch, self.output, f)
+                f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
+                measured.append(self.claim.measure(f, g, batch))
+        self.roles.add(role)
         count, limit, passed = self.claim.judge(torch.cat(measured))
         return Level(keep, budget, count, limit, passed)
 
-    def _dense(self, batch: Batch, keys: list[bytes]) -> Tensor:
-        """The dense outputs of these points, 0 at padding, found by content wherever the points came before."""
-        if any(key not in self.dense_rows for key in keys):
-            f = run_model(self.ranking.model, batch, self.output)
-            if self.has_positions is None:
-                self.has_positions = follows_positions(self.ranking.model, batch, self.output, f)
-            self.dense_rows.update(zip(keys, real_rows(f, batch, self.has_positions)))
-        return from_real_rows([self.dense_rows[key] for key in keys], batch, self.has_positions)
+    def _dense(self, batch: Batch, keys: list[bytes], role: str) -> Tensor:
+        """The dense outputs of these points, found by content wherever the points came in the first pass."""
+        if batch.real_BT is not None:  # padded otherwise, an output has another shape
+            keys = keys_of(replace(batch, real_BT=None))
+        if all(key in self.dense_rows for key in keys):
+            return torch.stack([self.dense_rows[key] for key in keys])
+        f = run_model(self.ranking.model, batch, self.output)
+        if role not in self.roles:  # later on only padding is new, and would fill the memory
+            self.dense_rows.update(zip(keys, f))
+        return f
 
 
-def _start(walker: _Walker, data: Any, grid: tuple[float, ...]) -> int:
+def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...]) -> int:
     """The level to start from: by bisection on the calibration data, some levels before the sparsest that passes.
 
     The holdout is not looked at, so a bad start costs sparsity, never validity. With too few calibration points for a
     test the walk starts at the first level.
     """
-    points = survey(data, "calibration")
     low, high = 0, len(grid)  # level `low` passes (level 0 keeps everything), level `high` does not
     while high - low > 1:
         middle = (low + high) // 2
