@@ -192,10 +192,9 @@ def prune_to(
         certificate = certify_accuracy(ranking.model, pruned.model, holdout, **options)
     if certificate.data_hash != points.facts["data_hash"]:
         raise changed("holdout")
-    if not claim.holds(certificate):
-        return _none(
-            ranking, grid, start, tuple(path), f"not certified: the certificate contradicts the walk; {claim.words}"
-        )
+    if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
+        reason = f"not certified: the certificate contradicts the walk; {claim.words}"
+        return _none(ranking, grid, start, tuple(path), reason)
     verdict = f"certified at keep {pruned.keep:.2%}: {claim.words}"
     return PrunedTo(pruned.model, pruned, replace(certificate, **use), tuple(path), grid, start, verdict)
 

@@ -1,7 +1,7 @@
 """Simulation: what a loader does between two passes, or a user between two looks, makes no claim false more often.
 
-Every true rate lies just beyond what is allowed, so each certificate is a false one; at most BETA of them may come. Each
-mechanism is then broken on purpose, and the same check must catch it.
+Every true rate lies just beyond what is allowed, so each certificate is a false one; at most BETA of the runs may give
+one. Each mechanism is then broken on purpose, and the same check must catch it.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ def false_walks(change: str, n_runs: int) -> list[bool]:
         try:
             best = prune_to(Voter(), iter([torch.zeros(1, 2)]), Loader(seed, change), **options)
         except DataError as error:
-            assert "changed between two passes" in str(error)
-            found.append(False)
+            found.append("changed between two passes" not in str(error))
         else:
             found.append(best.keep < 1)
     return found
@@ -253,8 +252,7 @@ def false_with_known_points(n_runs: int) -> list[bool]:
         try:
             verdict = certify(Wrong(0).double(), half(0).double(), mixed, **options).verdict
         except DataError as error:
-            assert "also calibration points" in str(error)
-            found.append(False)
+            found.append("also calibration points" not in str(error))
         else:
             found.append(verdict == "certified")
     return found
