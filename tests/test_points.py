@@ -99,6 +99,24 @@ class Noise(nn.Module):
         return nn.functional.dropout(x, 0.1, training=True)
 
 
+class Backwards(Sequences):
+    """An LSTM that reads from the last step to the first: the last steps do not depend on the others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flip(0)).flip(0)
+
+
+class OtherKernel(nn.Module):
+    """Rounds otherwise for another number of points, as kernels do."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if len(x) == 64 else x * self.factor
+
+
 class Attention(nn.Module):
     """Self-attention over dimension 0 (batch_first=False) or 1."""
 
@@ -117,6 +135,8 @@ DEPENDENT: dict[str, tuple[nn.Module, Tensor, str]] = {
     "noise, one point": (Noise(), points(1, 80), CHANCE),
     "time first": (Sequences(False), points(9, 3, 8), ORDER),
     "time first, two steps": (Sequences(False), points(2, 3, 8), ORDER),
+    "time first, backwards": (Backwards(False), points(9, 3, 8), ORDER),
+    "more than rounding": (OtherKernel(1.01), points(64, 8), NEIGHBOURS),
     "attention over points": (Attention(False), points(9, 3, 8), NEIGHBOURS),
 }
 FUNCTIONS: dict[str, tuple[nn.Module, Tensor]] = {
@@ -124,6 +144,8 @@ FUNCTIONS: dict[str, tuple[nn.Module, Tensor]] = {
     "one point": (mlp(), points(1, 8)),
     "bfloat16": (mlp().bfloat16(), points(64, 8, dtype=torch.bfloat16)),
     "float16": (mlp().half(), points(64, 8, dtype=torch.float16)),
+    "bfloat16, another kernel": (OtherKernel(1.01), points(64, 8, dtype=torch.bfloat16)),
+    "float32, another kernel": (OtherKernel(1 + 1e-5), points(64, 8)),
     "running statistics": (nn.BatchNorm1d(8), points(9, 8)),
     "sequences": (Sequences(True), points(9, 3, 8)),
     "attention": (Attention(True), points(9, 3, 8)),
@@ -292,6 +314,15 @@ def test_as_many_classes_as_positions_are_no_positions() -> None:
     assert cert.epsilon == pytest.approx(float(ratios[cert.k_allowed]), rel=1e-4)
 
 
+def test_a_class_that_is_a_position_is_chosen_among_all_outputs() -> None:
+    """Where an answer starts: n x positions, a class each; an output at padding may be the largest one."""
+    model, data = Tokens(1), padded(LENGTHS, 32)
+    with torch.no_grad():
+        classes = [net.eval()(**data).argmax(1) for net in (model, halved(model))]
+    cert = certify_accuracy(model, halved(model), [data])
+    assert cert.n_differ == int((classes[0] != classes[1]).sum()) > 5
+
+
 def test_prune_to_takes_a_loader_that_shuffles_and_pads_each_batch_to_its_longest() -> None:
     model, generator = Tokens(3), torch.Generator().manual_seed(0)
     sentences = padded(LENGTHS * 3, 32, seed=1)
@@ -314,6 +345,7 @@ def test_which_positions_count() -> None:
     real = batch["attention_mask"].bool()
     assert torch.equal(first([batch]).real_BT, real)
     assert torch.equal(first([batch], n_points=2).real_BT, real[:2])
+    assert first([batch], device=torch.device("meta")).real_BT.device.type == "meta"
     ids = batch["input_ids"]
     for name in ("key_padding_mask", "src_key_padding_mask", "padding_mask"):
         assert torch.equal(first([{"x": ids, name: ~real}]).real_BT, real)
