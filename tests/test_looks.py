@@ -114,22 +114,23 @@ class Augmented(Dataset):
         return self.x[i] + 0.01 * torch.randn(16), 0
 
 
-class OneLess:
-    """Gives one batch less every time it is read."""
+class Counted:
+    """Gives so many batches more (or fewer) every time it is read."""
 
-    def __init__(self, x: Tensor) -> None:
-        self.batches = list(x.split(50))
+    def __init__(self, x: Tensor, step: int) -> None:
+        self.batches, self.step, self.n = list(x.split(20)), step, 12
 
     def __iter__(self) -> Iterator[Tensor]:
-        self.batches = self.batches[:-1]
-        return iter(list(self.batches))
+        self.n += self.step
+        return iter(self.batches[: self.n])
 
 
 CHANGING: dict[str, Any] = {
     "augmented": lambda x: Augmented(x, labels=False),
     "labels drawn anew": lambda x: Augmented(x, labels=True),
     "shuffled, last batch dropped": lambda x: loader(x, drop_last=True),
-    "fewer each time": OneLess,
+    "fewer each time": lambda x: Counted(x, -1),
+    "more each time": lambda x: Counted(x, 1),
 }
 
 
