@@ -255,6 +255,15 @@ def test_in_a_pair_the_whole_dict_goes_to_the_model() -> None:
     batch = first([({"x": points(5, 8), "labels": torch.arange(5)}, None)])
     assert set(batch.kwargs) == {"x", "labels"} and batch.labels is None
 
+    class Conditional(nn.Module):
+        def forward(self, x: Tensor, label: Tensor) -> Tensor:
+            return x * label[:, None]
+
+    data = {"x": points(60, 8), "label": torch.arange(60)}
+    with pytest.raises(ModelError, match=r"missing .*'label'.*give the pair \(dict, labels\)"):
+        certify(Conditional(), Conditional(), [data])
+    assert certify(Conditional(), Conditional(), [(data, None)]).n == 60
+
 
 # ---- padding
 

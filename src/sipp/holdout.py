@@ -235,6 +235,8 @@ def _failure(model: nn.Module, batch: Batch, error: Exception) -> Exception:
     tensors = {name: value.data if isinstance(value, PackedSequence) else value for name, value in named.items()}
     shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in tensors.items())
     text = f"{batch.where} ({shapes}): the network fails on it with {type(error).__name__}: {error}"
+    if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:
+        text += " (the labels of a dict batch are not passed; if the network takes them, give the pair (dict, labels))"
     wants = {p.dtype for p in model.parameters() if p.is_floating_point()}
     given = {t.dtype for t in tensors.values()}
     if wants and not given <= wants:
