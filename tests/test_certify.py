@@ -209,7 +209,7 @@ def test_flags_come_back_after_an_exception_and_without_gradients():
 
     dense, _ = networks()
     broken = Broken(6, 4)
-    with pytest.raises(RuntimeError, match="in forward"):
+    with pytest.raises(ModelError, match=r"holdout batch 0 .*in forward"):
         certify(dense, broken, points(100))
     assert dense.training and dense[1].training and broken.training
     assert torch.is_grad_enabled()
@@ -318,8 +318,8 @@ def test_outputs_that_cannot_be_compared_name_the_way_out():
         (torch.tensor(1.0), "not a tensor of points or an iterable"),
         (7, "not a tensor of points or an iterable"),
         ("data", "not a tensor of points or an iterable"),
-        ([torch.zeros(5, 6), "x"], "holdout batch 1 holds a str"),
-        ([torch.tensor(1.0)], "holdout batch 0 holds a Tensor"),
+        ([torch.zeros(5, 6), "x"], "holdout batch 1, input 0 holds a str"),
+        ([torch.tensor(1.0)], "holdout batch 0, input 0 holds a single number"),
         ([(torch.zeros(5, 6),) * 3], "has 3 parts"),
         ([{"a": torch.zeros(5, 6), "b": torch.zeros(4, 6)}], r"hold \[4, 5\] points"),
     ],

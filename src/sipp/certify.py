@@ -2,10 +2,12 @@
 
 A certificate needs no assumption on the networks, only that the holdout points are independent draws from the source of
 future inputs and were used neither for training nor for calibration. What can be checked of that is checked by content
-hash; what was not checked is recorded as not checked. A point is one index of dimension 0 of every input tensor.
+hash; what was not checked is recorded as not checked. A point is one index of dimension 0 of every input tensor, and
+the output at it must be a function of that point alone, which is tried on the first and the last batch.
 
 Data (holdout, calibration): one tensor of points, a torch Dataset, or an iterable of batches; a batch is a tensor,
-(inputs, labels), or a dict of tensors passed as keywords, and inputs may itself be a tuple or a dict of tensors.
+(inputs, labels), or a dict of tensors passed as keywords, and inputs may itself be a tuple or a dict of tensors. The
+positions that an `attention_mask` or a `*padding_mask` of a dict batch calls padding are neither content nor output.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from sipp.binomial import certified_epsilon, check_share, n_violations
 from sipp.certificate import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.holdout import CALLABLE, Output, look, model_hash
-from sipp.ledger import ledger_lines, record_use
+from sipp.ledger import ledger_lines
 from sipp.records import Batch
 
 __all__ = [
@@ -57,7 +59,7 @@ def certify(
 
     Without `epsilon` the smallest provable one is reported; with it, whether it holds, and the provable delta_hat.
     `output` picks from tuple or dict outputs: an index, a key, or a function of the output. `calibration`: points that
-    must not be in the holdout. `ledger`: a JSON-lines file in which every use of this exact set of points is recorded.
+    must not be in the holdout. `ledger`: a JSON-lines file in which every look at these points is recorded.
 
     Example:
         >>> import sipp, torch
@@ -76,7 +78,16 @@ def certify(
         )
     if ledger is not None:
         ledger_lines(ledger)
-    ratios, evidence = look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, calibration)
+    ratios, evidence = look(
+        dense,
+        pruned,
+        holdout,
+        lambda f, g, _: point_ratios(f, g),
+        output,
+        calibration,
+        ledger=ledger,
+        claim="output",
+    )
     reached = float(certified_epsilon(ratios, delta, beta)) if epsilon is None else float(epsilon)
     return Certificate(
         fixed="delta" if epsilon is None else "epsilon",
@@ -85,7 +96,6 @@ def certify(
         confidence=float(confidence),
         violations=int(n_violations(ratios, reached)),
         **evidence,
-        **record_use(ledger, evidence, "output"),
     )
 
 
@@ -120,7 +130,15 @@ def certify_accuracy(
     if ledger is not None:
         ledger_lines(ledger)
     outcomes, evidence = look(
-        dense, pruned, holdout, lambda f, g, batch: outcomes_of(f, g, batch, labels), output, calibration
+        dense,
+        pruned,
+        holdout,
+        lambda f, g, batch: outcomes_of(f, g, batch, labels),
+        output,
+        calibration,
+        ledger=ledger,
+        claim="accuracy",
+        drops_padding=False,  # n x classes: a class is no position
     )
     lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
     if labelled not in (0, evidence["n"]) or (labels == "use" and labelled == 0):
@@ -135,7 +153,6 @@ def certify_accuracy(
         n_gained=gained,
         n_differ=differ,
         **evidence,
-        **record_use(ledger, evidence, "accuracy"),
     )
 
 

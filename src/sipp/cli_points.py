@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import zipfile
@@ -24,6 +23,7 @@ from sipp.data import FolderBatches, FolderIndex, ImageSet, index_folders, load_
 from sipp.data.imagefolder import SUFFIXES
 from sipp.errors import DataError, OptionError
 from sipp.holdout import point_keys
+from sipp.pointkeys import set_hash
 
 Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "random"]
@@ -129,8 +129,7 @@ def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.
     n = len(items)
     words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
     words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
-    digest = hashlib.sha256(b"".join(sorted(point_keys(batches, "data")))).hexdigest()
-    return Points(batches, n, source.spec, source.kind, words, digest)
+    return Points(batches, n, source.spec, source.kind, words, set_hash(point_keys(batches, "data")))
 
 
 def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -> None:

@@ -1,9 +1,14 @@
-"""Earlier uses of a holdout: a JSON-lines file in which every claim on a set of points leaves a line."""
+"""Earlier uses of a holdout: a JSON-lines file in which every look at a set of points leaves a line.
+
+A look counts whether or not a claim came of it: the best of several looks has less confidence than each alone.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from sipp.certificate import is_hash
@@ -25,23 +30,26 @@ def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[d
             entries.append(json.loads(line))
         except ValueError:
             entries.append(None)
-        if not isinstance(entries[-1], dict) or not is_hash(entries[-1].get("data_hash")):
+        if not _is_entry(entries[-1]):
             raise DataError(f"ledger {os.fspath(path)!r}, line {number} is no entry; repair it, uses must not be lost")
     if lines[-1]:
         raise DataError(f"ledger {os.fspath(path)!r} ends in the middle of line {len(lines)}; repair it first")
     return entries
 
 
-def record_use(ledger: str | os.PathLike[str] | None, evidence: dict[str, Any], kind: str) -> dict[str, Any]:
+def record_use(
+    ledger: str | os.PathLike[str] | None, evidence: dict[str, Any], kind: str, sketch: Sequence[str] = ()
+) -> dict[str, Any]:
     """The fields ledger_kept and prior_uses, after this use was appended to the ledger.
 
-    Append first, then count what lies before the own line: two processes at once cannot both be the first. Only the
-    exact same set of points is recognised, not a part of it.
+    Append first, then count what lies before the own line: two processes at once cannot both be the first. An earlier
+    use counts if it was of the exact same points, or if the sketches (`sketch_of`) share a point: then a part of these
+    points, or these with some exchanged, was looked at. Lines of older versions have no sketch.
     """
     if ledger is None:
         return {"ledger_kept": False, "prior_uses": 0}
     entry = {"claim": kind, **{name: evidence[name] for name in ("data_hash", "dense_hash", "pruned_hash", "n")}}
-    line = json.dumps(entry).encode() + b"\n"
+    line = json.dumps({**entry, "sketch": list(sketch)}).encode() + b"\n"
     try:
         with open(ledger, "ab", buffering=0) as file:
             written = file.write(line)
@@ -52,5 +60,17 @@ def record_use(ledger: str | os.PathLike[str] | None, evidence: dict[str, Any], 
             os.fsync(file.fileno())
     except OSError as error:
         raise DataError(f"ledger {os.fspath(ledger)!r} could not be written, so no claim is made: {error}") from error
-    earlier = [use for use in ledger_lines(ledger, start) if use["data_hash"] == evidence["data_hash"]]
+    mine = set(sketch)
+    earlier = [
+        use
+        for use in ledger_lines(ledger, start)
+        if use["data_hash"] == evidence["data_hash"] or not mine.isdisjoint(use.get("sketch", ()))
+    ]
     return {"ledger_kept": True, "prior_uses": len(earlier)}
+
+
+def _is_entry(value: Any) -> bool:
+    if not isinstance(value, dict) or not is_hash(value.get("data_hash")):
+        return False
+    sketch = value.get("sketch", [])
+    return isinstance(sketch, list) and all(isinstance(s, str) and re.fullmatch("[0-9a-f]{16}", s) for s in sketch)

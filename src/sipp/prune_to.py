@@ -3,6 +3,10 @@
 The levels, dense to sparse, are fixed before the holdout is looked at. Each is tested at the full confidence, in
 order; the first failure ends the walk, and the last level that passed is the answer. Where the walk starts may be
 chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels.
+
+The data is read once for every level. Points are matched by content, so a loader may shuffle; data that gives other
+points in another pass is refused. The walk and its certificate are one look at the holdout: one line of the ledger,
+written before the first level is tested.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,13 +27,29 @@ from torch import Tensor, nn
 from sipp.batches import Data
 from sipp.binomial import check_share, drop_limit, first_failure, k_allowed, n_violations, points_needed, upper_limit
 from sipp.capture import scoring_mode
-from sipp.certificate import AnyCertificate
+from sipp.certificate import AccuracyCertificate, AnyCertificate, Certificate
 from sipp.certify import certify, certify_accuracy, outcomes_of, point_ratios
 from sipp.display import text_of
-from sipp.errors import DataError, OptionError
-from sipp.holdout import Output, check_model, holdout_batches, refuse_overlap, run_model
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.holdout import (
+    Output,
+    Survey,
+    changed,
+    check_model,
+    follows_positions,
+    holdout_batches,
+    known_points,
+    model_hash,
+    read_again,
+    refuse_dependent,
+    run_model,
+    survey,
+    without_padding,
+)
 from sipp.layers import Selector
+from sipp.ledger import ledger_lines, record_use
 from sipp.numerics import budget_of
+from sipp.pointkeys import keys_of, sketch_of
 from sipp.progress import progress_bar
 from sipp.prune import before_cut, cut, rank, sparse_rows, write_rows
 from sipp.pruned import Method, Pruned, Ranking
@@ -127,9 +147,12 @@ def prune_to(
     grid = _checked_levels(levels)
     _require_reusable(holdout)
     check_model("dense", model)
-    is_reusable = iter_is_new(data)
-    if is_reusable:
-        refuse_overlap(holdout, data)
+    if ledger is not None:
+        ledger_lines(ledger)
+    calibration = data if iter_is_new(data) else None
+    seen = None if calibration is None else survey(calibration, "calibration")
+    known = None if seen is None else known_points(batch for batch, _ in read_again(calibration, "calibration", seen))
+    points = survey(holdout, "holdout", known)
     ranking = rank(
         model,
         data,
@@ -141,17 +164,19 @@ def prune_to(
         exclude=exclude,
         progress=progress,
     )
-    walker = _Walker(ranking, output, seed, len(grid))
-    start = _start(walker, data, grid, claim) if is_reusable else 0
-    n_holdout = sum(batch.n_points for batch in holdout_batches(holdout))
-    if claim.n_needed > n_holdout:
-        return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {n_holdout}")
+    walker = _Walker(ranking, output, seed, len(grid), claim)
+    start = 0 if seen is None else _start(walker, calibration, seen, grid)
+    if claim.n_needed > len(points.keys):
+        reason = f"refused: needs n >= {claim.n_needed}, the holdout has {len(points.keys)}"
+        return _none(ranking, grid, start, (), reason)
+    walker.check_independence(holdout)
+    use = _recorded(ledger, points, ranking)
     path: list[Level] = []
     with progress_bar("walking the levels", len(grid) - start, shown=progress) as advance:
 
         def tests() -> Iterator[bool]:
             for keep in grid[start:]:
-                path.append(walker.test(holdout, keep, claim))
+                path.append(walker.test(holdout, "holdout", points, keep))
                 advance(1)
                 yield path[-1].passed
 
@@ -159,32 +184,25 @@ def prune_to(
     if n_passed == 0:
         return _none(ranking, grid, start, tuple(path), f"not certified: no level passes; {claim.words}")
     pruned = cut(ranking, path[n_passed - 1].budget, seed=seed)
-    calibration = data if is_reusable else None
+    options: dict[str, Any] = {"confidence": confidence, "output": output, "calibration": calibration}
     certificate: AnyCertificate
     if epsilon is not None:
-        certificate = certify(
-            ranking.model,
-            pruned.model,
-            holdout,
-            delta=delta,
-            confidence=confidence,
-            epsilon=epsilon,
-            output=output,
-            calibration=calibration,
-            ledger=ledger,
-        )
+        certificate = certify(ranking.model, pruned.model, holdout, delta=delta, epsilon=epsilon, **options)
     else:
-        certificate = certify_accuracy(
-            ranking.model,
-            pruned.model,
-            holdout,
-            confidence=confidence,
-            output=output,
-            calibration=calibration,
-            ledger=ledger,
-        )
+        certificate = certify_accuracy(ranking.model, pruned.model, holdout, **options)
+    if certificate.data_hash != points.facts["data_hash"]:
+        raise changed("holdout")
+    if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
+        reason = f"not certified: the certificate contradicts the walk; {claim.words}"
+        return _none(ranking, grid, start, tuple(path), reason)
     verdict = f"certified at keep {pruned.keep:.2%}: {claim.words}"
-    return PrunedTo(pruned.model, pruned, certificate, tuple(path), grid, start, verdict)
+    return PrunedTo(pruned.model, pruned, replace(certificate, **use), tuple(path), grid, start, verdict)
+
+
+def _recorded(ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking) -> dict[str, Any]:
+    """The fields of a certificate that tell of the ledger, after this look was written into it."""
+    facts = {**points.facts, "dense_hash": model_hash(ranking.model), "pruned_hash": None}
+    return record_use(ledger, facts, "prune_to", sketch_of(points.plain))
 
 
 @dataclass(frozen=True)
@@ -193,6 +211,8 @@ class _Claim:
 
     measure: Callable[[Tensor, Tensor, Batch], Tensor]  # n x ... of a batch
     judge: Callable[[Tensor], tuple[int, float, bool]]  # count, proved limit, passed
+    holds: Callable[[AnyCertificate], bool]  # whether a certificate's own numbers say the same
+    drops_padding: bool  # padding positions of the output are not compared
     n_needed: int
     words: str
 
@@ -212,7 +232,13 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
             return count, upper_limit(count, n, beta), allowed is not None and count <= allowed
 
         words = f"relative output error <= {epsilon:g} for all but {delta:.2%} of inputs, confidence {1 - beta:.2%}"
-        return _Claim(lambda f, g, _: point_ratios(f, g), judge_errors, points_needed(delta, beta), words)
+
+        def holds_error(cert: AnyCertificate) -> bool:
+            return isinstance(cert, Certificate) and cert.verdict == "certified" and cert.epsilon <= tolerance
+
+        return _Claim(
+            lambda f, g, _: point_ratios(f, g), judge_errors, holds_error, True, points_needed(delta, beta), words
+        )
     assert max_drop is not None
     check_share("max_accuracy_drop", max_drop)
     most = float(max_drop)
@@ -227,36 +253,62 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
         return count, limit, limit <= most
 
     words = f"accuracy drop <= {max_drop:.2%}, confidence {1 - beta:.2%}"
-    return _Claim(lambda f, g, batch: outcomes_of(f, g, batch, "auto"), judge_drop, 1, words)
+
+    def holds_drop(cert: AnyCertificate) -> bool:
+        return isinstance(cert, AccuracyCertificate) and cert.drop_upper <= most
+
+    return _Claim(lambda f, g, batch: outcomes_of(f, g, batch, "auto"), judge_drop, holds_drop, False, 1, words)
 
 
 class _Walker:
-    """One copy of the network whose weights are set level by level; the dense outputs are computed once."""
+    """One copy of the network whose weights are set level by level; a point's dense output is computed once."""
 
-    def __init__(self, ranking: Ranking, output: Output, seed: int, n_levels: int) -> None:
-        self.ranking, self.output, self.seed = ranking, output, seed
+    def __init__(self, ranking: Ranking, output: Output, seed: int, n_levels: int, claim: _Claim) -> None:
+        self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
         self.uncut = before_cut(ranking, n_cuts=n_levels)
         self.sparse = copy.deepcopy(ranking.model)
-        self.dense_outputs: dict[int, list[Tensor]] = {}  # by identity of the data
+        self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
+        self.roles: set[str] = set()  # whose points were all met
+        self.has_positions: bool | None = None if claim.drops_padding else False
 
-    def test(self, data: Any, keep: float, claim: _Claim) -> Level:
-        """The verdict on one level."""
+    def check_independence(self, holdout: Any) -> None:
+        """Raises a ModelError where the dense output at a point of the first batch depends on anything else."""
+        batch = next(iter(holdout_batches(holdout)))
+        with scoring_mode(self.ranking.model, "running"):
+            whole = run_model(self.ranking.model, batch, self.output)
+            refuse_dependent("dense", self.ranking.model, batch, self.output, whole)
+
+    def test(self, data: Any, role: str, points: Survey, keep: float) -> Level:
+        """The verdict on one level; `points`: what the data held in its first pass."""
         budget = budget_of(keep, self.ranking.n_weights)
         write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed))
-        known = self.dense_outputs.get(id(data))
-        dense = known or []
         measured = []
         with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
-            for i, batch in enumerate(holdout_batches(data)):
-                if known is None:
-                    dense.append(run_model(self.ranking.model, batch, self.output))
-                measured.append(claim.measure(dense[i], run_model(self.sparse, batch, self.output), batch))
-        self.dense_outputs[id(data)] = dense
-        count, limit, passed = claim.judge(torch.cat(measured))
+            for batch, keys in read_again(data, role, points):
+                f, g = self._dense(batch, keys, role), run_model(self.sparse, batch, self.output)
+                if f.shape != g.shape:
+                    raise ModelError(f"{batch.where}: dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}")
+                if self.has_positions is None:
+                    self.has_positions = follows_positions(self.ranking.model, batch, self.output, f)
+                f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
+                measured.append(self.claim.measure(f, g, batch))
+        self.roles.add(role)
+        count, limit, passed = self.claim.judge(torch.cat(measured))
         return Level(keep, budget, count, limit, passed)
 
+    def _dense(self, batch: Batch, keys: list[bytes], role: str) -> Tensor:
+        """The dense outputs of these points, found by content wherever the points came in the first pass."""
+        if batch.real_BT is not None:  # padded otherwise, an output has another shape
+            keys = keys_of(replace(batch, real_BT=None))
+        if all(key in self.dense_rows for key in keys):
+            return torch.stack([self.dense_rows[key] for key in keys])
+        f = run_model(self.ranking.model, batch, self.output)
+        if role not in self.roles:  # later on only padding is new, and would fill the memory
+            self.dense_rows.update(zip(keys, f))
+        return f
 
-def _start(walker: _Walker, data: Any, grid: tuple[float, ...], claim: _Claim) -> int:
+
+def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...]) -> int:
     """The level to start from: by bisection on the calibration data, some levels before the sparsest that passes.
 
     The holdout is not looked at, so a bad start costs sparsity, never validity. With too few calibration points for a
@@ -265,7 +317,8 @@ def _start(walker: _Walker, data: Any, grid: tuple[float, ...], claim: _Claim) -
     low, high = 0, len(grid)  # level `low` passes (level 0 keeps everything), level `high` does not
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if walker.test(data, grid[middle], claim).passed else (low, middle)
+        passed = walker.test(data, "calibration", points, grid[middle]).passed
+        low, high = (middle, high) if passed else (low, middle)
     return max(0, low - START_MARGIN)
 
 
