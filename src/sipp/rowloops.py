@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.errors import DataError
 from sipp.kernels.compiling import compiled
 from sipp.kernels.target import product_and_sum
 from sipp.kernels.threads import run_parallel
+from sipp.numerics import BOUND_DTYPE
 
 MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0
 LARGEST_SHARE = 1.0 - 2.0**-53  # keeps log(1 - q) finite where one weight has all of a row's sensitivity
@@ -76,6 +78,28 @@ def over_rows(
                 work(layer, first, last, scratch)
 
     run_parallel(stretch, n_threads)
+
+
+def row_totals(values_FK: Tensor) -> Tensor:
+    """F float64: each row's sum. On a CPU in the order of `total_of`; torch's depends on threads where rows are few."""
+    if values_FK.device.type != "cpu":
+        return values_FK.sum(1, dtype=BOUND_DTYPE)
+    rows = as_array(values_FK)
+    result = np.empty(len(rows))
+
+    def work(_: int, first: int, end: int, __: np.ndarray) -> None:
+        _fill_totals(rows[first:end], result[first:end])
+
+    over_rows(work, [rows.shape], n_scratch=0)
+    return torch.from_numpy(result)
+
+
+def check_rows(where: str, values_FK: Tensor, *others: Tensor) -> None:
+    """A DataError unless `values_FK` is a matrix and each of the others has its shape, or a number for each row."""
+    shape = tuple(values_FK.shape)
+    for other in others:
+        if len(shape) != 2 or tuple(other.shape) not in (shape, shape[:1]):
+            raise DataError(f"{where}: rows of shape {shape} and a tensor of shape {tuple(other.shape)} do not fit")
 
 
 def as_array(rows: Tensor) -> np.ndarray:
@@ -137,6 +161,12 @@ def total_of(values_K: np.ndarray) -> float:
         for i in range(part.shape[0]):
             lanes[i] += np.float64(part[i])
     return joined(lanes)
+
+
+@compiled
+def _fill_totals(rows_FK: np.ndarray, total_F: np.ndarray) -> None:
+    for i in range(rows_FK.shape[0]):
+        total_F[i] = total_of(rows_FK[i])
 
 
 @compiled
