@@ -165,7 +165,7 @@ def test_rows_and_numbers_that_do_not_fit_are_refused() -> None:
 IN_A_PROCESS = """
 import sipp, torch
 from torch.nn import *
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError
 for model, data in [
     (Sequential(Linear(8, 16), ReLU(), Linear(16, 4)), torch.rand(200, 9)),
     (Sequential(Linear(8, 16), ReLU(), Linear(16, 4)), torch.rand(200, 3, 7)),
