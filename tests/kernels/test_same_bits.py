@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ import torch
 from kernels.many_ways import scores
 
 from sipp import rowloops
+from sipp.budget import curves
 from sipp.kernels import chunked, cpu, ordered, reference
+from sipp.kernels.target import HAS_FUSED
 
 SCRIPT = Path(__file__).parent / "many_ways.py"
 BETWEEN_TARGETS = 1e-6
@@ -100,3 +103,19 @@ def test_points_alone_and_together_have_the_same_sums(kernel: object) -> None:
         assert torch.equal(alone_squares[:, 0], squares[:, b])
     expected, _ = chunked.sum_chunk(reference, x.flatten(2).double(), 9, weight.double(), *given[1:])
     torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("fan_in", [1, 31, 32, 33, 100, 256])
+def test_vector_code_and_the_loop_it_replaces_round_alike(fan_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop as Python runs it, its product and sum rounded once by exact arithmetic."""
+    rates = torch.rand(fan_in, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+    hit, left = -np.expm1(-rates), np.exp(-rates)
+    left[::7] = 1e-150  # its square is nothing
+    results = [(hit.copy(), left.copy()) for _ in range(2)]
+    fast = curves._double(rates, 3.0, *results[0])
+    monkeypatch.setattr(curves, "double_blocks", lambda *_: 0)
+    once = (lambda x, y, z: float(Fraction(x) * Fraction(y) + Fraction(z))) if HAS_FUSED else lambda x, y, z: x * y + z
+    monkeypatch.setattr(curves, "product_and_sum", once)
+    slow = curves._double.py_func(rates, 3.0, *results[1])
+    assert fast == slow
+    assert all(np.array_equal(one, other) for one, other in zip(*results))
