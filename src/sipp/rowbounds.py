@@ -82,7 +82,7 @@ def draws_for(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
 
 def _by_row(loop: Callable[..., None], sensitivity_FK: Tensor, given_F: Tensor) -> Tensor:
     """F float64, where the sensitivities lie: what a compiled loop makes of each row and its number."""
-    check_rows("rows", sensitivity_FK, given_F)
+    check_rows("rows", sensitivity_FK, numbers=[given_F])
     rows, given = as_array(sensitivity_FK), as_array(given_F.to(BOUND_DTYPE))
     result = np.empty(len(rows))
 

@@ -94,12 +94,13 @@ def row_totals(values_FK: Tensor) -> Tensor:
     return torch.from_numpy(result)
 
 
-def check_rows(where: str, values_FK: Tensor, *others: Tensor) -> None:
-    """A DataError unless `values_FK` is a matrix and each of the others has its shape, or a number for each row."""
+def check_rows(where: str, values_FK: Tensor, *, beside: Sequence[Tensor] = (), numbers: Sequence[Tensor] = ()) -> None:
+    """A DataError unless the rows are a matrix, those beside them of its shape, and `numbers` one for each row."""
     shape = tuple(values_FK.shape)
-    for other in others:
-        if len(shape) != 2 or tuple(other.shape) not in (shape, shape[:1]):
-            raise DataError(f"{where}: rows of shape {shape} and a tensor of shape {tuple(other.shape)} do not fit")
+    for others, wanted in ((beside, shape), (numbers, shape[:1])):
+        for other in others:
+            if len(shape) != 2 or tuple(other.shape) != wanted:
+                raise DataError(f"{where}: rows of shape {shape} and {tuple(other.shape)}, which must be {wanted}")
 
 
 def as_array(rows: Tensor) -> np.ndarray:
@@ -127,7 +128,7 @@ def decay(y: float) -> tuple[float, float]:
     k = np.floor(product_and_sum(bounded, _LOG2_E, 0.5))
     r = (bounded - k * _LN2_HIGH) - k * _LN2_LOW
     shrink = r * _four(r, -1.0, _E2, _E3, _E4, _four(r, _E5, _E6, _E7, _E8, _four(r, _E9, _E10, _E11, _E12, _E13)))
-    scale = _power_of_two(-np.int64(k))  # shrink is e^-r - 1
+    scale = _power_of_two(-int(k))  # shrink is e^-r - 1
     left = product_and_sum(scale, shrink, scale) if y < _LARGEST_DECAY else 0.0
     return product_and_sum(-scale, shrink, 1.0 - scale), left
 

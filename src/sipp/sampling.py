@@ -168,7 +168,7 @@ def draw_until(share_FK: Tensor, kept_F: Tensor, generator: torch.Generator) -> 
 
     Rows need m < number of positive shares, m > 0.
     """
-    check_rows("draw_until", share_FK, kept_F)
+    check_rows("draw_until", share_FK, numbers=[kept_F])
     n_possible_F = (share_FK > 0).sum(1)
     if not bool(((kept_F > 0) & (kept_F < n_possible_F)).all()):
         raise DataError("draw_until: a row keeps at least 1 and fewer than its number of positive shares")

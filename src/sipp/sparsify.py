@@ -289,7 +289,7 @@ def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_co
 
 def reweighted(weight_FK: Tensor, count_FK: Tensor, share_FK: Tensor) -> Tensor:
     """w^_j = n_j w_j / (N q_j) of T8, in the dtype of the weights; 0 where nothing was drawn."""
-    check_rows("reweighted", weight_FK, count_FK, share_FK)
+    check_rows("reweighted", weight_FK, beside=[count_FK, share_FK])
     weights, share, count = map(as_array, (_wide(weight_FK), share_FK, count_FK))
     values, mask = np.empty_like(weights), np.empty(weights.shape, dtype=np.bool_)
     ones, n_draws = np.ones((2, len(weights)))

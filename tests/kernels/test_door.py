@@ -103,11 +103,10 @@ def test_operands_that_do_not_fit_are_refused(kernel: ModuleType, entry: str, da
     if "n_position_dims" in operands:
         operands["n_position_dims"] = data.draw(st.sampled_from([1, 1, 1, 0, 2, 3, 4, -1]))
     try:
-        getattr(kernel, entry)(**operands)  # changes may happen to fit each other
-    except DataError as error:
-        assert entry in str(error)
-    else:
-        assert fits(entry, operands)
+        getattr(kernel, entry)(**operands)
+    except DataError:
+        return
+    assert fits(entry, operands)  # changes may happen to fit each other
 
 
 def fits(entry: str, x: Operands) -> bool:

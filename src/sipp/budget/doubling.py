@@ -27,7 +27,7 @@ def _all(value: float) -> Any:
 
 @primitive(types.int64, types.int64, types.float64, *[types.int64] * 4)
 def _double_blocks(b: Any, n: Any, n_draws: Any, rates: Any, hits: Any, lefts: Any, sums: Any) -> Any:
-    """How many of n weights it took, in whole LANES; their hits and lefts are doubled, sums[3, LANES] get their terms."""
+    """How many of n weights it took, in whole LANES: hits and lefts are doubled, sums[3, LANES] hold their terms."""
     n_blocks = b.udiv(n, I64(LANES))
     cells = [[cgutils.alloca_once(b, _vector) for _ in range(LANES // _WIDTH)] for _ in range(3)]
     for cell in (cell for line in cells for cell in line):

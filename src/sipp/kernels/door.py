@@ -116,7 +116,7 @@ def _check(where: str, given: list[Given], device: str | None) -> None:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in one.dtypes)
             raise DataError(f"{where}: {one.name} is {tensor.dtype}; it must be {wanted}")
         if tensor.device != place or (device is not None and place.type != device):
-            raise DataError(f"{where}: {one.name} lies on {tensor.device}; all must lie on one {device or place} device")
+            raise DataError(f"{where}: {one.name} lies on {tensor.device}; all must lie on {device or place}")
         if tensor.layout != torch.strided or tensor.is_neg():
             raise DataError(f"{where}: {one.name} is not an ordinary dense tensor ({tensor.layout}); make it one")
         _check_memory(where, one)
