@@ -31,7 +31,7 @@ def scale_to_one(peaks: Tensor) -> Tensor:
     peaks = peaks.to(BOUND_DTYPE)
     _, exponents = torch.frexp(peaks)
     ones = torch.ones_like(peaks)
-    return torch.where(peaks > 0, torch.ldexp(ones, 1 - exponents), ones)
+    return torch.where(peaks > 0, torch.ldexp(ones, (1 - exponents).clamp(max=1023)), ones)  # finite in any case
 
 
 def row_scales(weight_FK: Tensor) -> Tensor:

@@ -70,23 +70,23 @@ def split_windows(
             yield slice(start, start + len(piece)), part
 
 
-def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor) -> Tensor:
+def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor, dtype: torch.dtype) -> Tensor:
     """The windows (B, G, *positions, *fan_in), scaled, as patches_GKP, P over points and then positions: a fresh copy.
 
-    Values are float32 (float64 for a float64 model, whose range may be wider).
+    Scaled in float64 where either that or the windows are float64: float32 may not hold the scale, or the values.
     """
     position_dims = range(2, 2 + n_position_dims)
     fan_dims = range(2 + n_position_dims, windows.ndim)
     ordered = windows.permute(1, *fan_dims, 0, *position_dims)
-    dtype = BOUND_DTYPE if windows.dtype == BOUND_DTYPE else SCORE_DTYPE
-    scale = scale_B.to(windows.device, dtype).view(-1, *[1] * n_position_dims)
-    patches = torch.empty(ordered.shape, dtype=dtype, device=windows.device)
-    if windows.dtype == dtype:
+    wide = BOUND_DTYPE if BOUND_DTYPE in (windows.dtype, dtype) else SCORE_DTYPE
+    scale = scale_B.to(windows.device, wide).view(-1, *[1] * n_position_dims)
+    patches = torch.empty(ordered.shape, dtype=wide, device=windows.device)
+    if windows.dtype == wide:
         torch.mul(ordered, scale, out=patches)
     else:
         patches.copy_(ordered).mul_(scale)
     n_patches = windows.shape[0] * windows.shape[2 : 2 + n_position_dims].numel()
-    return patches.view(windows.shape[1], windows.shape[2 + n_position_dims :].numel(), n_patches)
+    return patches.view(windows.shape[1], windows.shape[2 + n_position_dims :].numel(), n_patches).to(dtype)
 
 
 def _span(windows: Tensor) -> int:

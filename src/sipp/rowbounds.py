@@ -15,7 +15,17 @@ from torch import Tensor
 
 from sipp.errors import DataError, OptionError
 from sipp.numerics import BOUND_DTYPE
-from sipp.rowloops import add_up, as_array, compiled_rows, draws_of_row, fill_rates, look, over_rows
+from sipp.rowloops import (
+    add_up,
+    as_array,
+    check_rows,
+    compiled_rows,
+    draws_of_row,
+    fill_rates,
+    look,
+    over_rows,
+    row_totals,
+)
 
 UNION_FACTOR = 16.0  # T6: two tails, four quadrants, half of delta for the ES inequality
 CHUNK_CPU = 2**17  # weights worked on at once: their float64 temporaries stay in a core's cache
@@ -72,6 +82,7 @@ def draws_for(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
 
 def _by_row(loop: Callable[..., None], sensitivity_FK: Tensor, given_F: Tensor) -> Tensor:
     """F float64, where the sensitivities lie: what a compiled loop makes of each row and its number."""
+    check_rows("rows", sensitivity_FK, numbers=[given_F])
     rows, given = as_array(sensitivity_FK), as_array(given_F.to(BOUND_DTYPE))
     result = np.empty(len(rows))
 
@@ -120,7 +131,7 @@ def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:
 def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
     """F float64: the sum of what the mask leaves out of each row, added up itself, not as a difference of sums."""
     tails = [
-        sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0).sum(1)
+        row_totals(sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0))
         for rows in row_chunks(sensitivity_FK)
     ]
     return torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=sensitivity_FK.device), *tails])

@@ -15,13 +15,13 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import types
-from numba.extending import intrinsic
 from torch import Tensor
 
+from sipp.errors import DataError
 from sipp.kernels.compiling import compiled
+from sipp.kernels.target import product_and_sum
 from sipp.kernels.threads import run_parallel
+from sipp.numerics import BOUND_DTYPE
 
 MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0
 LARGEST_SHARE = 1.0 - 2.0**-53  # keeps log(1 - q) finite where one weight has all of a row's sensitivity
@@ -45,8 +45,10 @@ _LAST_STEP = 1e-6  # relative; the error after a step is of the order of its cub
 _STAMP = zlib.crc32(Path(__file__).read_bytes())
 SHARED_WEIGHTS = 2**14  # fewer than this many are done sooner than a second thread is there
 
-# No reassociation: it would undo the two-part logarithm of 2 and the order in which small numbers are added to large.
-_exact = numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})
+# Number j of a row goes to the sum j % LANES, and these meet at the end: vectors, without leave to reorder anything.
+LANES = 32
+
+_exact = numba.njit(nogil=True, error_model="numpy")  # no cache: part of what calls it
 
 
 def compiled_rows(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,52 +80,103 @@ def over_rows(
     run_parallel(stretch, n_threads)
 
 
+def row_totals(values_FK: Tensor) -> Tensor:
+    """F float64: each row's sum. On a CPU in the order of `total_of`; torch's depends on threads where rows are few."""
+    if values_FK.device.type != "cpu":
+        return values_FK.sum(1, dtype=BOUND_DTYPE)
+    rows = as_array(values_FK)
+    result = np.empty(len(rows))
+
+    def work(_: int, first: int, end: int, __: np.ndarray) -> None:
+        _fill_totals(rows[first:end], result[first:end])
+
+    over_rows(work, [rows.shape], n_scratch=0)
+    return torch.from_numpy(result)
+
+
+def check_rows(where: str, values_FK: Tensor, *, beside: Sequence[Tensor] = (), numbers: Sequence[Tensor] = ()) -> None:
+    """A DataError unless the rows are a matrix, those beside them of its shape, and `numbers` one for each row."""
+    shape = tuple(values_FK.shape)
+    for others, wanted in ((beside, shape), (numbers, shape[:1])):
+        for other in others:
+            if len(shape) != 2 or tuple(other.shape) != wanted:
+                raise DataError(f"{where}: rows of shape {shape} and {tuple(other.shape)}, which must be {wanted}")
+
+
 def as_array(rows: Tensor) -> np.ndarray:
     """The numbers of a tensor where compiled loops can read them: on the CPU, without gaps."""
     return rows.detach().cpu().contiguous().numpy()
 
 
-def _put_bits(_: Any, biased_exponent: Any) -> Any:
-    """2^(biased_exponent - 1023): the bits of a float64, put together."""
-
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.bitcast(builder.shl(given[0], ir.IntType(64)(_FRACTION_BITS)), ir.DoubleType())
-
-    return types.float64(types.int64), generate
+@_exact
+def _power_of_two(exponent: int) -> float:
+    """2^exponent: the bits of a float64, put together."""
+    return np.int64((_EXPONENT_BIAS + exponent) << _FRACTION_BITS).view(np.float64)
 
 
-_power_of_two: Any = intrinsic(_put_bits)
+@_exact
+def _four(x: float, a: float, b: float, c: float, d: float, tail: float) -> float:
+    """a + b x + c x^2 + d x^3 + tail x^4."""
+    upper = product_and_sum(x, product_and_sum(x, tail, d), c)
+    return product_and_sum(x, product_and_sum(x, upper, b), a)
 
 
 @_exact
 def decay(y: float) -> tuple[float, float]:
     """(1 - e^-y, e^-y) for y >= 0, each to its last bit or two; plain arithmetic, so that loops over it vectorise."""
     bounded = min(y, _LARGEST_DECAY)
-    k = math.floor(bounded * _LOG2_E + 0.5)
+    k = np.floor(product_and_sum(bounded, _LOG2_E, 0.5))
     r = (bounded - k * _LN2_HIGH) - k * _LN2_LOW
-    tail = _E7 + r * (_E8 + r * (_E9 + r * (_E10 + r * (_E11 + r * (_E12 + r * _E13)))))
-    shrink = r * (-1.0 + r * (_E2 + r * (_E3 + r * (_E4 + r * (_E5 + r * (_E6 + r * tail))))))  # e^-r - 1
-    scale = _power_of_two(_EXPONENT_BIAS - np.int64(k))
-    return (1.0 - scale) - scale * shrink, scale + scale * shrink if y < _LARGEST_DECAY else 0.0
+    shrink = r * _four(r, -1.0, _E2, _E3, _E4, _four(r, _E5, _E6, _E7, _E8, _four(r, _E9, _E10, _E11, _E12, _E13)))
+    scale = _power_of_two(-int(k))  # shrink is e^-r - 1
+    left = product_and_sum(scale, shrink, scale) if y < _LARGEST_DECAY else 0.0
+    return product_and_sum(-scale, shrink, 1.0 - scale), left
 
 
 @_exact
 def _small_rate(q: float) -> float:
     """-log(1 - q) for 0 <= q <= 0.3: 2 artanh(q / (2 - q)), with q as a factor so that the tiniest share stays."""
     half = 1.0 / (2.0 - q)
-    z = (q * half) ** 2
-    tail = 1 / 9 + z * (1 / 11 + z * (1 / 13 + z * (1 / 15 + z * (1 / 17 + z * (1 / 19)))))
-    return q * (2.0 * half * (1.0 + z * (1 / 3 + z * (1 / 5 + z * (1 / 7 + z * tail)))))
+    z = (q * half) * (q * half)
+    tail = _four(z, 1 / 9, 1 / 11, 1 / 13, 1 / 15, product_and_sum(z, 1 / 19, 1 / 17))
+    return q * (2.0 * half * _four(z, 1.0, 1 / 3, 1 / 5, 1 / 7, tail))
+
+
+@compiled
+def joined(lanes: np.ndarray) -> float:
+    """The sum of the lanes, half and half."""
+    n = LANES // 2
+    while n > 0:
+        for i in range(n):
+            lanes[i] += lanes[i + n]
+        n //= 2
+    return lanes[0]
+
+
+@compiled
+def total_of(values_K: np.ndarray) -> float:
+    """The sum of a row in float64, in an order of its own: the same bits in every process."""
+    lanes = np.zeros(LANES)
+    for start in range(0, values_K.shape[0], LANES):
+        part = values_K[start : start + LANES]
+        for i in range(part.shape[0]):
+            lanes[i] += np.float64(part[i])
+    return joined(lanes)
+
+
+@compiled
+def _fill_totals(rows_FK: np.ndarray, total_F: np.ndarray) -> None:
+    for i in range(rows_FK.shape[0]):
+        total_F[i] = total_of(rows_FK[i])
 
 
 @compiled
 def add_up(sensitivity_K: np.ndarray) -> tuple[float, int]:
     """The row's sum of sensitivities, and how many of them are positive."""
-    total, n_positive = 0.0, 0
+    n_positive = 0
     for j in range(sensitivity_K.shape[0]):
-        total += np.float64(sensitivity_K[j])
         n_positive += int(sensitivity_K[j] > 0)
-    return total, n_positive
+    return total_of(sensitivity_K), n_positive
 
 
 @compiled
@@ -144,15 +197,18 @@ def fill_rates(sensitivity_K: np.ndarray, total: float, rates_K: np.ndarray) -> 
 @compiled
 def look(rates_K: np.ndarray, n_draws: float) -> tuple[float, float, float]:
     """U(N), dU/d log N and sum_j y_j^2 e^-y_j with y_j = -N log(1 - q_j): minus d2U/d(log N)^2 plus dU/d log N."""
-    kept, gain, turn = 0.0, 0.0, 0.0
-    for j in range(rates_K.shape[0]):
-        y = rates_K[j] * n_draws
-        hit, left = decay(y)
-        falling = y * left
-        kept += hit
-        gain += falling
-        turn += falling * y
-    return kept, gain, turn
+    sums = np.zeros(3 * LANES)  # one piece of memory: a vectoriser has less to tell apart
+    kept, gain, turn = sums[:LANES], sums[LANES : 2 * LANES], sums[2 * LANES :]
+    for start in range(0, rates_K.shape[0], LANES):
+        rates = rates_K[start : start + LANES]
+        for i in range(rates.shape[0]):
+            y = rates[i] * n_draws
+            hit, left = decay(y)
+            falling = y * left
+            kept[i] += hit
+            gain[i] += falling
+            turn[i] = product_and_sum(falling, y, turn[i])
+    return joined(kept), joined(gain), joined(turn)
 
 
 @compiled
@@ -161,9 +217,7 @@ def draws_of_row(rates_K: np.ndarray, cap: float, kept: float) -> float:
 
     Halley's method, Newton's where that bends too much (from below it never passes the solution), between two bounds.
     """
-    total_rate = 0.0
-    for j in range(rates_K.shape[0]):
-        total_rate += rates_K[j]
+    total_rate = total_of(rates_K)
     # U(N) <= cap (1 - exp(-N mean rate)) since 1 - e^-y is concave: the first guess is below N(m), exact for equal q.
     n_draws = min(-(cap / total_rate) * math.log1p(-kept / cap), MAX_DRAWS)
     low, high = 0.0, math.inf

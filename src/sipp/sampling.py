@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.errors import DataError
 from sipp.numerics import BOUND_DTYPE
-from sipp.rowloops import MAX_DRAWS, as_array, compiled_rows, decay, over_rows, smallest_of
+from sipp.rowloops import MAX_DRAWS, as_array, check_rows, compiled_rows, decay, over_rows, smallest_of
 
 _BATCH = 2**22  # weights drawn from at once: bounds memory
 _INVERTED_RATE = 10.0
@@ -167,6 +168,10 @@ def draw_until(share_FK: Tensor, kept_F: Tensor, generator: torch.Generator) -> 
 
     Rows need m < number of positive shares, m > 0.
     """
+    check_rows("draw_until", share_FK, numbers=[kept_F])
+    n_possible_F = (share_FK > 0).sum(1)
+    if not bool(((kept_F > 0) & (kept_F < n_possible_F)).all()):
+        raise DataError("draw_until: a row keeps at least 1 and fewer than its number of positive shares")
     share, ones = as_array(share_FK), np.ones(len(share_FK))
     lot = Lot(share, ones, np.arange(len(share)), as_array(kept_F.to(torch.int64)))
     return torch.from_numpy(draw_lots_until([lot], generator)[0]).to(share_FK.device)

@@ -21,7 +21,18 @@ from sipp.rowbounds import (
     sampling_constant,
     tail_sum,
 )
-from sipp.rowloops import add_up, as_array, compiled_rows, draws_of_row, fill_rates, look, over_rows, smallest_of
+from sipp.rowloops import (
+    add_up,
+    as_array,
+    check_rows,
+    compiled_rows,
+    draws_of_row,
+    fill_rates,
+    look,
+    over_rows,
+    smallest_of,
+    total_of,
+)
 from sipp.sampling import Lot, batches, draw_fixed, draw_lots_until
 
 RowMethod = Literal["det", "rand", "hybrid"]
@@ -257,11 +268,9 @@ def _keep_largest(values_K: np.ndarray, m: int, keys: np.ndarray, mask_K: np.nda
         if keys[j] == edge:
             mask_K[j] = True
             room -= 1
-    tail = 0.0  # added up itself, not as a difference of sums
     for j in range(values_K.shape[0]):
-        value = values_K[j]
-        tail += 0.0 if mask_K[j] else value
-    return tail
+        keys[j] = 0 if mask_K[j] else bits[j]
+    return total_of(keys.view(np.float64))  # the tail is added up itself, not as a difference of sums
 
 
 def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_constant: float) -> SparseRows:
@@ -280,6 +289,7 @@ def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_co
 
 def reweighted(weight_FK: Tensor, count_FK: Tensor, share_FK: Tensor) -> Tensor:
     """w^_j = n_j w_j / (N q_j) of T8, in the dtype of the weights; 0 where nothing was drawn."""
+    check_rows("reweighted", weight_FK, beside=[count_FK, share_FK])
     weights, share, count = map(as_array, (_wide(weight_FK), share_FK, count_FK))
     values, mask = np.empty_like(weights), np.empty(weights.shape, dtype=np.bool_)
     ones, n_draws = np.ones((2, len(weights)))
@@ -300,10 +310,7 @@ def _reweigh(
 ) -> None:
     """Values, masks and numbers of draws of the rows `rows_D`, which the counts belong to. NaN draws: not in range."""
     for d in range(rows_D.shape[0]):
-        i, n_draws = rows_D[d], 0.0
-        for j in range(count_DK.shape[1]):
-            n_draws += count_DK[d, j]
-        n_outside = 0
+        i, n_draws, n_outside = rows_D[d], total_of(count_DK[d]), 0
         for j in range(count_DK.shape[1]):
             mask_FK[i, j] = count_DK[d, j] > 0
             factor = count_DK[d, j] / (n_draws * worth_FK[i, j]) * total_F[i]

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.kernels import reference
+from sipp.kernels import door, in_float64
 from sipp.kernels.chunked import TOTAL, max_chunk, sum_chunk
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, row_scales
 from sipp.patches import Values, patches_of, split_windows, to_score_dtype, values_of
 from sipp.records import Batch, LayerScores, Reduce, Use, Weight, to_rows
 
 FLOAT_BYTES = 4
+SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has fewer digits, and soon none
 
 _log = logging.getLogger("sipp")
 
@@ -60,6 +61,8 @@ class Tally:
         """Nothing; takes one use into account. `n_uses` is how many this batch makes of the weight (for `mean`)."""
         n_rows = use.n_rows or self.weight.n_rows - use.row_start
         rows = slice(use.row_start, use.row_start + n_rows)
+        sizes = {"n_rows": n_rows, "fan_in": self.weight.fan_in}
+        door.check_windows(f"batch {batch.index}: {self.weight.name}", use.windows, use.n_position_dims, **sizes)
         self._count(use, rows, batch)
         values = values_of(use.windows, self.kernel.extremes)
         if not bool(torch.isfinite(values.peak_B).all()):
@@ -127,7 +130,7 @@ class Tally:
             at = slice(points.start + piece.start, points.start + piece.stop)
             scale_B, occurs = values.scale_B[at], values.occurs(at)
             kernel, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], is_wide)
-            chunk_GKP = patches_of(windows, use.n_position_dims, scale_B).to(weight_GRK.dtype)
+            chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             best_GRK, squares_QB = max_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             self._take_max(best_GRK, weight_GRK, rows)
             self._take_squares(squares_QB / scale_B.to(squares_QB.device).square(), at)
@@ -204,7 +207,7 @@ class Tally:
         for piece, windows in split_windows(part, **self._piece_sizes(use, rows)):
             at = slice(points.start + piece.start, points.start + piece.stop)
             scale_B, occurs = values.scale_B[at], values.occurs(at)
-            chunk_GKP = patches_of(windows, use.n_position_dims, scale_B).to(weight_GRK.dtype)
+            chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             ratios, squares = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
             squares_QB[:, piece] += squares / scale_B.to(squares.device).square()
@@ -228,9 +231,10 @@ class Tally:
         # Patches are divided by their sum at most, which is below fan-in x peak.
         ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
         is_wide = (ratio_B * self.smallest_weight < UNDERFLOW_GUARD).tolist()
+        scales = values.scale_B.tolist()
         kinds = [
-            None if peak == 0 else wide and self._underflows(use, rows, point, float(values.scale_B[point]))
-            for point, (peak, wide) in enumerate(zip(values.peak_B.tolist(), is_wide))
+            None if peak == 0 else _is_extreme(use, scale) or (wide and self._underflows(use, rows, point, scale))
+            for point, (peak, scale, wide) in enumerate(zip(values.peak_B.tolist(), scales, is_wide))
         ]
         start = 0
         for kind, group in groupby(kinds):
@@ -240,13 +244,19 @@ class Tally:
             start = stop
 
     def _underflows(self, use: Use, rows: slice, point: int, scale: float) -> bool:
-        """Whether a weight and an activation of the same column of this point have a product below the guard."""
+        """Whether float32 loses an activation of this point, or its product with a weight of the same column.
+
+        A fused kernel divides each patch by its sum before anything is multiplied; others do not.
+        """
         one = replace(use, windows=use.windows[point : point + 1])
         smallest_GK: Tensor | None = None
         for _, windows in split_windows(one, **self._piece_sizes(use, rows)):
-            patches = patches_of(windows, use.n_position_dims, torch.tensor([scale])).to(BOUND_DTYPE).abs()
-            sums_GP = patches.sum(1, keepdim=True)
-            least = torch.where(patches > 0, patches / sums_GP, torch.inf).amin(-1)
+            scale_B = torch.tensor([scale], dtype=BOUND_DTYPE)
+            patches = patches_of(windows, use.n_position_dims, scale_B, BOUND_DTYPE).abs()
+            if bool(((patches > 0) & (patches < SMALLEST_NORMAL)).any()):
+                return True
+            shares = patches / patches.sum(1, keepdim=True) if self.kernel.FUSED else patches
+            least = torch.where(patches > 0, shares, torch.inf).amin(-1)
             smallest_GK = least if smallest_GK is None else torch.minimum(smallest_GK, least)
         assert smallest_GK is not None  # every point has patches
         products = self._scaled_rows(rows).unflatten(0, (len(smallest_GK), -1)).abs() * smallest_GK[:, None]
@@ -256,7 +266,7 @@ class Tally:
         """The kernel, the scaled weights (G x R x K), and the factors (G x R) that take their scale out again."""
         weight_FK = self._scaled_rows(rows) if is_wide else self.scaled_FK[rows]
         factors_F = 1 / self.scale_F[rows]
-        kernel = reference if is_wide else self.kernel
+        kernel = in_float64(self.kernel) if is_wide else self.kernel
         return kernel, weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
 
     def _scaled_rows(self, rows: slice) -> Tensor:
@@ -295,6 +305,11 @@ class Tally:
         self.chunk_bytes //= 2
         _log.warning("out of memory at %s: going on with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
         return False
+
+
+def _is_extreme(use: Use, scale: float) -> bool:
+    """Whether the scale of a point is no ordinary number of float32, so that to scale in float32 would lose it."""
+    return use.windows.dtype != BOUND_DTYPE and not SMALLEST_NORMAL <= scale <= 1 / SMALLEST_NORMAL
 
 
 def _n_patches(use: Use) -> int:

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from sipp.errors import DataError
 from sipp.kernels import gpu, reference
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
@@ -94,3 +95,15 @@ def test_half_precision_operands_are_computed_in_float32(dtype: torch.dtype) -> 
     assert sums.dtype == torch.float32
     expected = reference.quadrant_sums(weight.to(dtype), a.to(dtype))
     torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=0)
+
+
+def test_operands_that_do_not_fit_are_refused() -> None:
+    a, inverse, positive, weight = operands(2, 5, 7, 33)
+    for wrong in (a[:, :5], a[..., :9], a[:1], a[None], a.int()):
+        with pytest.raises(DataError):
+            gpu.max_times(wrong, inverse, positive)
+        with pytest.raises(DataError):
+            gpu.sum_times(wrong[..., None], inverse[..., None], positive)
+    for wrong in (weight[:, :, 1:], weight[:1], weight[0]):
+        with pytest.raises(DataError):
+            gpu.quadrant_sums(wrong, a)

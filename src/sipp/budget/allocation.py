@@ -14,6 +14,7 @@ from sipp.budget.envelope import Optimum, fill, optimum
 from sipp.errors import OptionError
 from sipp.numerics import BOUND_DTYPE
 from sipp.rowbounds import check_constants, check_sensitivity, sampling_constant
+from sipp.rowloops import row_totals
 
 _FRACTION_BITS = 40  # rounding works on whole multiples of 2^-40, so that its sums are exact
 # How far below half a weight a row's curve starts: as many octaves where a row has more than a weight of the budget,
@@ -58,7 +59,7 @@ def pose(
     weights = [1.0] * len(sensitivities) if layer_weights is None else list(layer_weights)
     n_rows = torch.tensor([len(layer) for layer in sensitivities], dtype=torch.int64)
     caps_R = _gather([(layer > 0).sum(1) for layer in sensitivities])
-    total_R = _gather([layer.sum(1, dtype=BOUND_DTYPE) for layer in sensitivities])
+    total_R = _gather([row_totals(layer) for layer in sensitivities])
     weight_R = torch.tensor(weights, dtype=BOUND_DTYPE).repeat_interleave(n_rows)
     competes_R = (caps_R > 0) & (weight_R > 0)
     scale_R = sampling_constant(total_R, n_outputs=n_outputs, delta=delta, c_constant=c_constant)

@@ -59,10 +59,15 @@ def optimum(curves: Curves, budget: int) -> Optimum:
     share_R = torch.where(room_R > 0, moved_R / room_R, 0.0)
     kept_R = near_R + sign * moved_R
     cost_R = near_cost_R + share_R * (far_cost_R - near_cost_R)
-    kept_R = kept_R * min(1.0, budget / float(kept_R.sum()))
-    kept_R = kept_R + fill(budget - float(kept_R.sum()), torch.from_numpy(curves.cap_R) - kept_R)  # rounding noise
+    kept_R = kept_R * min(1.0, budget / _total(kept_R))
+    kept_R = kept_R + fill(budget - _total(kept_R), torch.from_numpy(curves.cap_R) - kept_R)  # rounding noise
     is_inside = bool((near.kept_R > curves.kept_C[curves.first_R]).all())
-    return Optimum(kept_R, float(cost_R.sum()), math.exp(near.log_multiplier), is_inside)
+    return Optimum(kept_R, _total(cost_R), math.exp(near.log_multiplier), is_inside)
+
+
+def _total(values_R: Tensor) -> float:
+    """Their sum, by one thread: the same bits however many there are."""
+    return float(values_R.numpy().sum())
 
 
 def fill(amount: float, room: Tensor) -> Tensor:

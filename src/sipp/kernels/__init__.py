@@ -7,6 +7,7 @@ import logging
 from types import ModuleType
 from typing import Literal
 
+import numba
 import torch
 
 from sipp.errors import OptionError
@@ -39,9 +40,17 @@ def pick(kernel: Kernel, device: torch.device) -> ModuleType:
     return gpu
 
 
+def in_float64(kernel: ModuleType) -> ModuleType:
+    """The module that does a kernel's work where float32 has too little range."""
+    return getattr(kernel, "IN_FLOAT64", reference)
+
+
 @functools.cache
 def _automatic(device_type: str) -> ModuleType:
     """The fastest module for a type of device; a slower substitute is announced once."""
+    if device_type == "cpu" and numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        _log.warning("NUMBA_DISABLE_JIT is set: nothing is compiled, the float64 reference runs, slower")
+        return reference
     if device_type == "cpu":
         from sipp.kernels import cpu
 

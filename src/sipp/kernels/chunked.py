@@ -75,7 +75,8 @@ def _quadrants(
 def _squares(values_GRP: Tensor, row_factors_GR: Tensor, n_points: int) -> Tensor:
     """The squared norm of each point's values, rows taken back to the units of the weights."""
     norms_GRB = values_GRP.unflatten(-1, (n_points, -1)).norm(dim=-1)
-    return (norms_GRB.to(BOUND_DTYPE) * row_factors_GR[..., None]).square().sum((0, 1))
+    squares_GRB = (norms_GRB.to(BOUND_DTYPE) * row_factors_GR[..., None]).square()
+    return squares_GRB.flatten(0, 1).t().contiguous().sum(1)  # line by line: no point's sum depends on the others
 
 
 def _no_squares(n_points: int, like: Tensor) -> Tensor:

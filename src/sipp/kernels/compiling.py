@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import zlib
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 
 # Numba sees changes of the file a function is in, but not of those it calls into
 _STAMP = zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
@@ -16,9 +18,16 @@ _log = logging.getLogger("sipp")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled by Numba at its first call, cached on disk where a folder can be written."""
+    """The function compiled by Numba at its first call, cached on disk where a folder can be written.
+
+    With no fast-math flag: a compiler that may reorder or join operations does so differently for a function that was
+    inlined fresh and one that came out of the cache, and the same seed would not give the same bits. A sum that has to
+    be fast is written with its own order of terms, a product and a sum rounded once by name (`target.py`).
+    """
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return _interpreted(function)
     function.__qualname__ += f"_{_STAMP:x}"  # names the cache
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz"}}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         made = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # neither beside this file nor in the user's cache folder
@@ -34,6 +43,17 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     made._cache.save_overload = save_if_possible
     return made
+
+
+def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as Python runs it (NUMBA_DISABLE_JIT=1), with compiled code's silence about 1 / 0."""
+
+    @functools.wraps(function)
+    def run(*given: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return function(*given)
+
+    return run
 
 
 def entry(function: Callable[[Any], None]) -> Any:

@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.kernels import few, packing, reference, scans, simd
+from sipp.kernels import door, few, ordered, packing, reference, scans, simd
 from sipp.kernels.few import MOST_WEIGHTS
 from sipp.kernels.threads import run_parallel
 from sipp.kernels.vectors import BLOCK, LANES, PANEL, RANK
 
 FUSED = True  # has `max_ratios` and `mean_ratios`
+IN_FLOAT64 = ordered
 SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 
@@ -39,6 +40,7 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
 
     Each is summed in the same order whatever stands beside it: the same bits for any chunk and any batch.
     """
+    door.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
     _announce()
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_patches = patches_GKP.shape[-1]
@@ -61,6 +63,7 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
 
     With `skip=False` every product is computed; the result is the same, bit for bit.
     """
+    door.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
     _announce()
     if _is_few(positive_GRK):
         return few.max_times(_plain(patches_GKP), _plain(inverse_SGRP), positive_GRK.contiguous())
@@ -79,9 +82,8 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
-    """sum over the N patches of each point of the same products: B x G x R x K. An ordinary matrix product (T3)."""
-    total = torch.einsum("gkbn,sgrbn->sbgrk", patches_GKBN, inverse_SGRBN)
-    return torch.where(positive_GRK, total[0], total[1])
+    """sum over the N patches of each point of the same products: B x G x R x K (T3), in the same order in any batch."""
+    return ordered.sum_in_order(patches_GKBN, inverse_SGRBN, positive_GRK, torch.float32)
 
 
 def max_ratios(
@@ -99,7 +101,10 @@ def max_ratios(
     peak near 1, with the sign of t, or 0 where the point has no activation of that sign; row_factors_GR take the
     scale of the weights out of the norms again; best_GRK holds the maxima so far: the better, the more is skipped.
     """
-    layer, signs, squares_QP = _layer(windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR)
+    best = door.Given("best_GRK", best_GRK, tuple(weight_GRK.shape))
+    layer, signs, squares_QP = _layer(
+        "max_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, best
+    )
     is_few = _is_few(weight_GRK)
 
     stretches = _stretches(squares_QP.shape[1])
@@ -127,7 +132,10 @@ def mean_ratios(
     Point b has counts_B[b] of them; others that its windows show are 0. They are summed in the same order whatever
     stands beside them.
     """
-    layer, signs, squares_QP = _layer(windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR)
+    counts = door.Given("counts_B", counts_B, tuple(windows.shape[:1]), door.INTEGERS)
+    layer, signs, squares_QP = _layer(
+        "mean_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, counts
+    )
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_points = len(windows)
     n_positions = squares_QP.shape[1] // n_points
@@ -149,14 +157,22 @@ def mean_ratios(
 
 
 def _layer(
-    windows: Tensor, n_position_dims: int, weight_GRK: Tensor, factors_TB: Tensor, row_factors_GR: Tensor
+    where: str,
+    windows: Tensor,
+    n_position_dims: int,
+    weight_GRK: Tensor,
+    factors_TB: Tensor,
+    row_factors_GR: Tensor,
+    beside: door.Given,
 ) -> tuple[scans.Layer, np.ndarray, Tensor]:
-    """(What `scans` reads, the signs, the squares of each patch to add to.)"""
+    """(What `scans` reads, the signs, the squares of each patch to add to), once all of it and `beside` is checked."""
+    factors = {"factors_TB": factors_TB, "row_factors_GR": row_factors_GR}
+    door.check_ratios(where, windows, n_position_dims, weight_GRK, **factors, beside=beside)
     _announce()
     positions = _offsets(windows, range(2, 2 + n_position_dims))
     fan = _offsets(windows, range(2 + n_position_dims, windows.ndim))
     strides = (windows.stride(0), windows.stride(1))
-    operands = factors_TB.numpy(), _packed(weight_GRK), row_factors_GR.numpy()
+    operands = _plain(factors_TB).numpy(), _packed(weight_GRK), row_factors_GR.detach().contiguous().numpy()
     squares_QP = torch.zeros(N_SQUARES, len(windows) * len(positions), dtype=torch.float64)
     return (_flat(windows), strides, positions, fan, *operands), _signs(weight_GRK > 0), squares_QP
 
@@ -182,6 +198,7 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     A NaN makes the highest (or, with its sign bit set, the lowest) NaN. Other dtypes than float32 go the slow way.
     """
+    door.check_lines("extremes", values_BN, device="cpu")
     if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
         return reference.extremes(values_BN)
     _announce()
@@ -275,7 +292,7 @@ def _scratch(weight_GRK: Tensor) -> tuple[np.ndarray, ...]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float32).contiguous()
+    return tensor.detach().to(torch.float32).contiguous()
 
 
 def _array(tensor: Tensor) -> np.ndarray:

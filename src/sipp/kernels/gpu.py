@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sipp.kernels import door
 from sipp.kernels.reference import extremes as extremes
 from sipp.numerics import exact_matmul
 
@@ -35,6 +36,7 @@ BAR_SLACK: tl.constexpr = tl.constexpr(1.0 - 2.0**-20)  # rounding of the five o
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
+    door.check_sums("quadrant_sums", weight_GRK, patches_GKP)
     n_groups, n_rows, _ = weight_GRK.shape
     weight = weight_GRK.to(torch.float32)
     both = torch.cat((weight.clamp(min=0), (-weight).clamp(min=0)), dim=1)
@@ -44,6 +46,7 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
 
 def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
     """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
+    door.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK)
     n_groups, n_rows, fan_in = positive_GRK.shape
     n_patches = patches_GKP.shape[-1]
     patches = patches_GKP.to(torch.float32).contiguous()
@@ -83,6 +86,7 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
     """sum over the N patches of each point of the same products: B x G x R x K. An ordinary matrix product (T3)."""
+    door.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2)
     with exact_matmul():
         total = torch.einsum("gkbn,sgrbn->sbgrk", patches_GKBN.to(torch.float32), inverse_SGRBN.to(torch.float32))
     return torch.where(positive_GRK, total[0], total[1])

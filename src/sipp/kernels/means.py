@@ -12,7 +12,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 
 from sipp.kernels.bands import PATCH_BYTES, sign_flags
-from sipp.kernels.vectors import F32, FLOAT, I64, LINE, RANK, WIDE, larger, load, primitive, splat, store
+from sipp.kernels.target import WIDE, fused
+from sipp.kernels.vectors import F32, FLOAT, I64, LINE, RANK, larger, load, primitive, splat, store
 
 COLUMNS = 8 if WIDE else 2  # 2 x COLUMNS sums stay in registers
 
@@ -40,8 +41,7 @@ def _mean(n_columns: int, is_whole: bool) -> Any:
             for k, pair in enumerate(sums):
                 value = splat(b, load(b, value_at, k * LINE, F32), _rank)
                 for cell, vector in zip(pair, inverse):
-                    product = b.fmul(value, vector, flags=("contract",))
-                    b.store(b.fadd(product, b.load(cell), flags=("contract",)), cell)
+                    b.store(fused(b, value, vector, b.load(cell)), cell)
         for k, (positive, negative) in enumerate(sums):
             is_positive = sign_flags(b, b.add(signs, b.mul(signs_step, I64(k))))
             total = b.select(is_positive, b.load(positive), b.load(negative))

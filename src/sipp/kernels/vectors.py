@@ -16,12 +16,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-WIDE = bool(dict(llvm.get_host_cpu_features()).get("avx512f"))
+from sipp.kernels.target import WIDE, fused
+
 LANES = 16 if WIDE else 8  # floats of one vector register
 FLOAT = INDEX = 4  # bytes
 STRIP_VECTORS = 4 if WIDE else 2  # 2 x PANEL x STRIP_VECTORS accumulators: 24 of 32 registers, or 12 of 16
@@ -235,8 +235,7 @@ def _panel(n_rows: int) -> Any:
                 for i in range(n_rows):
                     w = splat(b, load(b, b.add(magnitudes, b.mul(j, I64(n_rows * FLOAT))), i * FLOAT, F32))
                     for cell, term in zip(sums[2 * i + (pattern >> i & 1)], terms):
-                        product = b.fmul(w, term, flags=("contract",))
-                        b.store(b.fadd(product, b.load(cell), flags=("contract",)), cell)
+                        b.store(fused(b, w, term, b.load(cell)), cell)
             start = stop
         for i, line_cells in enumerate(sums):
             for v, cell in enumerate(line_cells):
