@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sipp.batches import batches_of
-from sipp.capture import scoring_mode
+from sipp.capture import run_batch, scoring_mode
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.pointkeys import keys_of, raw_bytes
 from sipp.records import Batch
@@ -82,8 +83,9 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
     """The selected output of the model for the batch: a real n x ... tensor on the CPU."""
     device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
     # Copies: a first layer that works in place must not change what the other network, or the caller, sees.
-    args = [t.to(device, copy=True) for t in batch.args]
-    result = model(*args, **{name: t.to(device, copy=True) for name, t in batch.kwargs.items()})
+    args = tuple(t.to(device, copy=True) for t in batch.args)
+    kwargs = {name: t.to(device, copy=True) for name, t in batch.kwargs.items()}
+    result = run_batch(model, replace(batch, args=args, kwargs=kwargs))
     if callable(output):
         result = output(result)
     elif output is not None:
