@@ -311,7 +311,7 @@ def attention_points(
     attn_mask: torch.Tensor | None = None,
     key_padding_mask: torch.Tensor | None = None,
 ) -> tuple[dict[str, Points], Points]:
-    """({"q", "k", "v", "out": patches}, outputs (T, E) per point); a key or value that its padding mask hides is no patch.
+    """({"q", "k", "v", "out": patches}, outputs (T, E) per point); a key or value that is hidden is no patch.
 
     attn_mask is (T, S) or (N * heads, T, S), key_padding_mask (N, S), as the module takes them.
     """
