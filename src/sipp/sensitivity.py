@@ -88,8 +88,12 @@ def score(
     chunk_bytes: ChunkBytes = "auto",
     kernel: Kernel = "auto",
     on_batch: Callable[[Batch], None] | None = None,
+    checked: Forms | None = None,
 ) -> Scores:
-    """The scores of all weights of `sites` over the calibration points (T3), with the norms of T11 and T12."""
+    """The scores of all weights of `sites` over the calibration points (T3), with the norms of T11 and T12.
+
+    `checked` holds the forms of batches whose layers were checked in earlier calls (see `capture`), and grows.
+    """
     _check_options(reduce, norm_stats)
     device = device_of(model)
     chosen = kernels.pick(kernel, device)
@@ -97,7 +101,7 @@ def score(
     weights = {weight.name: weight for site in sites for weight in site.weights.values()}
     tallies = {name: Tally(weight, model, chosen, reduce, n_bytes) for name, weight in weights.items()}
     total_points = n_batches = largest_batch = 0
-    checked: Forms = set()
+    checked = set() if checked is None else checked
 
     def on_output(output: Any, batch: Batch) -> None:
         norms_B = output_norms(output, batch.n_points)
