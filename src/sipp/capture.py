@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -56,17 +56,17 @@ def capture(
             on_output(output, batch)
 
 
-def run_batch(model: nn.Module, batch: Batch) -> Any:
+def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) -> Any:
     """The model's output on a batch; a forward that fails is a DataError that names the batch and its shapes.
 
-    Errors of our own and a lack of memory pass as they are.
+    Our own errors, those that `ours` lists among them, and a lack of memory pass as they are.
     """
     try:
         return model(*batch.args, **batch.kwargs)
     except (DataError, ModelError, OptionError):
         raise
     except Exception as error:  # their network, their data: anything may be raised
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or any(error is one for one in ours):
             raise
         named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
         given = ", ".join(f"{name}: {_described(value)}" for name, value in named.items())
@@ -78,11 +78,20 @@ def run_batch(model: nn.Module, batch: Batch) -> Any:
 
 def _run_hooked(model: nn.Module, sites: tuple[Site, ...], batch: Batch, on_use: OnUse, watch: Watch | None) -> Any:
     """The model's output on a batch, with hooks on the sites that hand over uses and, with a watch, check outputs."""
+    ours: list[Exception] = []  # what goes wrong behind `on_use` is not the model's fault
+
+    def noted(weight: Weight, use: Use, batch: Batch) -> None:
+        try:
+            on_use(weight, use, batch)
+        except Exception as error:
+            ours.append(error)
+            raise
+
     with ExitStack() as stack:
         for site in sites:
-            for handle in _hooks(site, batch, on_use, watch):
+            for handle in _hooks(site, batch, noted, watch):
                 stack.callback(handle.remove)
-        return run_batch(model, batch)
+        return run_batch(model, batch, ours)
 
 
 def _hooks(site: Site, batch: Batch, on_use: OnUse, watch: Watch | None) -> Iterator[Any]:
