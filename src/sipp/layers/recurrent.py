@@ -128,13 +128,13 @@ def _given_to_cell(
         got = by_size(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise DataError(f"takes {module.input_size} features, alone or for each point, not {got}")
     shape = (*x.shape[:-1], module.hidden_size)
-    hidden, cell = _states(module, state, isinstance(module, nn.LSTMCell), (shape, shape))
+    hidden, cell = _states(state, isinstance(module, nn.LSTMCell), (shape, shape))
     zeros = x.new_zeros(shape)
     return x, zeros if hidden is None else hidden, zeros if cell is None else cell
 
 
 def _states(
-    module: nn.Module, given: Any, is_lstm: bool, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    given: Any, is_lstm: bool, shapes: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> tuple[Tensor | None, Tensor | None]:
     """h and, for an LSTM, c as they were given; raises unless they have these shapes."""
     if given is None:
@@ -166,7 +166,7 @@ def _initial_states(module: nn.RNNBase, initial: Any, sequence_BTI: Tensor, *, i
     n_batch = (len(sequence_BTI),) if is_batched else ()
     sizes = (module.proj_size or module.hidden_size, module.hidden_size)
     shapes = ((n_states, *n_batch, sizes[0]), (n_states, *n_batch, sizes[1]))
-    given = _states(module, initial, module.mode == "LSTM", shapes)
+    given = _states(initial, module.mode == "LSTM", shapes)
     hidden, cell = (
         sequence_BTI.new_zeros(n_states, len(sequence_BTI), size)
         if state is None
