@@ -209,7 +209,7 @@ def test_flags_come_back_after_an_exception_and_without_gradients():
 
     dense, _ = networks()
     broken = Broken(6, 4)
-    with pytest.raises(ModelError, match=r"holdout batch 0 .*in forward"):
+    with pytest.raises(DataError, match=r"holdout batch 0 .*in forward"):
         certify(dense, broken, points(100))
     assert dense.training and dense[1].training and broken.training
     assert torch.is_grad_enabled()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sipp
 from sipp.certify import certify, certify_accuracy
-from sipp.errors import DataError, ModelError
+from sipp.errors import DataError
 from sipp.pointkeys import SKETCH_SIZE
 from sipp.prune_to import PrunedTo, prune_to
 
@@ -190,12 +190,12 @@ class Raises(nn.Module):
 def test_an_interrupted_look_is_recorded_with_the_points_it_measured(error: BaseException, tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(300, 2)
     for call in (certify, certify_accuracy):
-        with pytest.raises((ModelError, KeyboardInterrupt)):
+        with pytest.raises((DataError, KeyboardInterrupt)):
             call(MODEL, Raises(error, 3), list(x.split(50)), ledger=ledger)  # two batches and a half one alone
     assert [use["n"] for use in lines(ledger)] == [100, 100]
     assert all("interrupted" in use["claim"] for use in lines(ledger))
     assert certify(MODEL, MODEL, x, ledger=ledger).prior_uses == 2
-    with pytest.raises((ModelError, KeyboardInterrupt)):
+    with pytest.raises((DataError, KeyboardInterrupt)):
         certify(MODEL, Raises(error, 0), x, ledger=ledger)
     assert len(lines(ledger)) == 3  # nothing was measured
 

@@ -260,7 +260,7 @@ def test_in_a_pair_the_whole_dict_goes_to_the_model() -> None:
             return x * label[:, None]
 
     data = {"x": points(60, 8), "label": torch.arange(60)}
-    with pytest.raises(ModelError, match=r"missing .*'label'.*give the pair \(dict, labels\)"):
+    with pytest.raises(DataError, match=r"missing .*'label'.*give the pair \(dict, labels\)"):
         certify(Conditional(), Conditional(), [data])
     assert certify(Conditional(), Conditional(), [(data, None)]).n == 60
 
@@ -544,7 +544,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "none": ([None], r"batch 0, input 0 holds a NoneType"),
     "no data": (None, r"is a NoneType"),
     "nested lists": ([[[1.0] * 8] * 2], r"batch 0, input 0 holds a float"),
-    "width": ([points(60, 9)], r"batch 0 \(input 0: float32 60 x 9\).*in the shape and type"),
+    "width": ([points(60, 9)], r"batch 0 \(input 0: float32 60 x 9\).*of the shape and type"),
     "unknown keyword": ([{"nothing": X}], r"batch 0 \(nothing: float32 60 x 8\).*unexpected keyword"),
 }
 
@@ -572,6 +572,6 @@ def test_interrupts_and_memory_errors_of_a_network_stay_what_they_are() -> None:
         with pytest.raises(type(error)) as caught:
             certify(Raises(error), Raises(error), X)
         assert caught.value is error
-    with pytest.raises(ModelError, match=r"holdout batch 0 \(input 0: float32 60 x 8\).*ValueError: odd") as wrapped:
+    with pytest.raises(DataError, match=r"holdout batch 0 \(input 0: float32 60 x 8\).*ValueError: odd") as wrapped:
         certify(Raises(ValueError("odd")), mlp(), X)
     assert isinstance(wrapped.value.__cause__, ValueError)

@@ -255,7 +255,10 @@ def test_a_new_layer_type_takes_ten_lines() -> None:
     def uses(module, args, kwargs, n_points):  # type: ignore[no-untyped-def]
         yield Use("kernel", *by_point(args[0], n_points))
 
-    register(Doubled, Adapter(weights=lambda module: ("kernel",), uses=uses))
+    def output(module, args, kwargs):  # type: ignore[no-untyped-def]
+        return 2 * args[0] @ module.kernel.t()
+
+    register(Doubled, Adapter(weights=lambda module: ("kernel",), uses=uses, output=output))
     try:
         model, data = Doubled(), torch.randn(8, 4)
         twin = nn.Linear(4, 3, bias=False)

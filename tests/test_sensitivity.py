@@ -201,7 +201,7 @@ def test_self_attention(name: str, need_weights: bool, reduce: str) -> None:
 def encoder_layer_oracle(
     layer: nn.TransformerEncoderLayer, x: Tensor, padding: Tensor | None, reduce: str, prefix: str
 ) -> tuple[dict[str, np.ndarray], Tensor]:
-    """(scores, output) of one encoder layer, written out; padded positions are positions like any other."""
+    """(scores, output) of one encoder layer, written out; padding is a mask of keys and values alone here."""
 
     def attend(y: Tensor) -> Tensor:
         points, outputs = oracle.attention_points(

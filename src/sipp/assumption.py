@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from sipp.batches import Data, batches_of
-from sipp.capture import OnUse, capture, depends_on_batch
+from sipp.capture import Forms, OnUse, capture, depends_on_batch
 from sipp.display import text_of
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.layers import Selector, Site, find_sites, unwrap
@@ -213,6 +213,7 @@ class _Network:
     sites: tuple[Site, ...]
     norm_stats: NormStats
     chunk_bytes: int
+    checked: Forms = field(default_factory=set)  # its layers are checked once, not for every draw
 
     @property
     def is_batch_dependent(self) -> bool:
@@ -293,6 +294,7 @@ def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
         [(copy.kwargs or copy.args, None)],
         norm_stats=network.norm_stats,
         chunk_bytes=network.chunk_bytes,
+        checked=network.checked,
     )
     return {layer.weight.name: layer.sensitivity_FK for layer in scores.layers}
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.batches import Data, batches_of
-from sipp.capture import scoring_mode
+from sipp.capture import run_batch, scoring_mode
 from sipp.errors import DataError, ModelError
 from sipp.layers import Selector, find_sites, unwrap
 from sipp.numerics import SCORE_DTYPE, device_of
@@ -71,7 +71,7 @@ def snip(
             for batch in batches_of(data, device=device_of(model), n_points=n_points, seed=seed):
                 if batch.labels is None:
                     raise DataError(f"batch {batch.index} has no labels, which snip needs: give (inputs, labels)")
-                value = _loss_of(loss, model(*batch.args, **batch.kwargs), batch) * batch.n_points
+                value = _loss_of(loss, run_batch(model, batch), batch) * batch.n_points
                 for total, gradient in zip(totals, torch.autograd.grad(value, parameters, allow_unused=True)):
                     if gradient is not None:
                         total += gradient

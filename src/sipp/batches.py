@@ -94,7 +94,7 @@ def points_per_batch(inputs: Tensor, device: torch.device) -> int:
 def count_points(data: Data) -> int | None:
     """The number of points, where that is known without reading them."""
     if isinstance(data, Tensor):
-        return len(data)
+        return len(data) if data.ndim else None
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return len(data)  # type: ignore[arg-type]
     return None

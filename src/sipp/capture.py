@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,12 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.rnn import PackedSequence
 
+from sipp.errors import DataError, ModelError, OptionError
 from sipp.layers import Site
+from sipp.numerics import is_out_of_memory
+from sipp.outputs import Expected, expected_output, products, refuse_other_map
 from sipp.records import Batch, NormStats, Use, Weight
+from sipp.restore import left_as_it_was
+from sipp.uses import fitted
+from sipp.watch import Watch
 
 OnUse = Callable[[Weight, Use, Batch], None]
 OnOutput = Callable[[Any, Batch], None]
+Forms = set[tuple[Any, ...]]  # shapes and dtypes of batches, but for their number of points
 
 
 def capture(
@@ -26,58 +34,161 @@ def capture(
     on_use: OnUse,
     on_output: OnOutput,
     norm_stats: NormStats = "running",
+    checked: Forms | None = None,
 ) -> None:
-    """Nothing; calls `on_use` for every use of a weight, in the order of execution, and `on_output` after each batch.
+    """Calls `on_use` for every use of a weight, in the order of execution, and `on_output` after each batch.
 
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
+    With `checked`, the forms of the batches looked at so far, a batch of a new form is also checked for what hooks on
+    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere (FAULTS 40).
     """
-    current: list[Batch] = []
+    sites = tuple(sites)
+    with scoring_mode(model, norm_stats):
+        for batch in batches:
+            form = _form(batch)
+            if checked is None or form in checked:
+                output = _run_hooked(model, sites, batch, on_use, None)
+            else:
+                with Watch(sites, batch.where) as watch:
+                    output = _run_hooked(model, sites, batch, on_use, watch)
+                checked.add(form)
+            on_output(output, batch)
 
-    def hook_for(site: Site) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            batch = current[-1]
-            for use in site.adapter.uses(module, args, kwargs, batch.n_points):
-                if use.parameter in site.weights:
-                    on_use(site.weights[use.parameter], use, batch)
 
-        return hook
+def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) -> Any:
+    """The model's output on a batch; a forward that fails is a DataError that names the batch and its shapes.
+
+    Our own errors, those that `ours` lists among them, and a lack of memory pass as they are.
+    """
+    try:
+        return model(*batch.args, **batch.kwargs)
+    except (DataError, ModelError, OptionError):
+        raise
+    except Exception as error:  # their network, their data: anything may be raised
+        if is_out_of_memory(error) or any(error is one for one in ours):
+            raise
+        raise DataError(_failure(model, batch, error)) from error
+
+
+def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
+    """Says on which data the model failed, how, and what to try."""
+    named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
+    given = ", ".join(f"{name}: {_described(value)}" for name, value in named.items())
+    text = f"{batch.where} ({given}): the model's forward fails on it, {type(error).__name__}: {error}"
+    if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:
+        text += " (the labels of a dict batch are not passed; if the model takes them, give the pair (dict, labels))"
+    wanted = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    found = {t.dtype for t in map(_tensor, named.values()) if t is not None}
+    if wanted and not found <= wanted:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in wanted))
+        return f"{text}; its parameters are {names}: convert the points to that if it takes no others"
+    return f"{text}; give inputs of the shape and type that the model takes"
+
+
+def _run_hooked(model: nn.Module, sites: tuple[Site, ...], batch: Batch, on_use: OnUse, watch: Watch | None) -> Any:
+    """The model's output on a batch, with hooks on the sites that hand over uses and, with a watch, check outputs."""
+    ours: list[Exception] = []  # what goes wrong behind `on_use` is not the model's fault
+
+    def noted(weight: Weight, use: Use, batch: Batch) -> None:
+        try:
+            on_use(weight, use, batch)
+        except Exception as error:
+            ours.append(error)
+            raise
 
     with ExitStack() as stack:
-        stack.enter_context(scoring_mode(model, norm_stats))
         for site in sites:
-            handle = site.module.register_forward_pre_hook(hook_for(site), with_kwargs=True)
-            stack.callback(handle.remove)
-        for batch in batches:
-            current[:] = [batch]
-            on_output(model(*batch.args, **batch.kwargs), batch)
+            for handle in _hooks(site, batch, noted, watch):
+                stack.callback(handle.remove)
+        return run_batch(model, batch, ours)
+
+
+def _hooks(site: Site, batch: Batch, on_use: OnUse, watch: Watch | None) -> Iterator[Any]:
+    """Registers the hooks of one site. The user's own run first, so that ours see what the layer sees and gives."""
+    module = site.module
+    awaited: list[Expected | None] = []  # one for each call under way
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
+            by_use = []
+            for weight, whole, use in _uses(site, args, kwargs, batch):
+                if watch is not None:
+                    by_use.append(products(site, weight, whole))
+                on_use(weight, use, batch)
+            if watch is not None:
+                awaited.append(expected_output(site, args, kwargs, by_use))
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        expected = awaited.pop()
+        if expected is not None:
+            with torch._C.DisableTorchFunction():
+                refuse_other_map(site, expected, output, batch)
+
+    if watch is not None:
+        # reads by the user's own hooks of the module are the module's
+        yield module.register_forward_pre_hook(lambda module, args: watch.enter(site), prepend=True)
+        yield module.register_forward_hook(after)
+        yield module.register_forward_hook(lambda module, args, output: watch.leave(site), always_call=True)
+    yield module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _uses(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch) -> Iterator[tuple[Weight, Use, Use]]:
+    """The uses of one call: the weight, the use as its adapter reports it, and without its padding, both checked."""
+    reported = iter(site.adapter.uses(site.module, args, kwargs, batch.n_points))
+    while True:
+        try:
+            use = next(reported, None)
+            if use is None:
+                return
+            weight = site.weights.get(use.parameter)
+            if weight is None:  # not chosen, or tied to an embedding
+                continue
+            fits = fitted(use, weight, site.module.get_parameter(use.parameter).device, batch)
+        except (DataError, ModelError) as error:
+            raise type(error)(f"{batch.where}: {site.label} {error}") from None
+        if fits is not None:
+            yield weight, use, fits
+
+
+def _form(batch: Batch) -> tuple[Any, ...]:
+    named = [*enumerate(batch.args), *batch.kwargs.items()]
+    return tuple((name, str(t.dtype), tuple(t.shape[1:])) for name, value in named if (t := _tensor(value)) is not None)
+
+
+def _tensor(value: Any) -> Tensor | None:
+    if isinstance(value, PackedSequence):
+        return value.data
+    return value if isinstance(value, Tensor) else None
+
+
+def _described(value: Any) -> str:
+    tensor = _tensor(value)
+    if tensor is None:
+        return type(value).__name__
+    return f"{str(tensor.dtype).removeprefix('torch.')} {' x '.join(map(str, tensor.shape))}"
 
 
 @contextmanager
 def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[None]:
-    """A context without gradients in which the model is in eval mode; every flag is as before afterwards.
+    """A context without gradients in which the model is in eval mode; flags and buffers are as before afterwards.
 
     With `norm_stats="batch"` BatchNorm layers use the statistics of the batch and leave their buffers untouched.
     PyTorch's fused attention path is off: it runs a whole encoder layer without calling the layers inside it.
     """
-    training = [(module, module.training) for module in model.modules()]
     norms: list[Any] = [m for m in model.modules() if _uses_batch(m)] if norm_stats == "batch" else []
-    tracking = [(module, module.track_running_stats) for module in norms]
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    try:
-        model.eval()
-        for module in norms:
-            module.training = True
-            module.track_running_stats = False
-        torch.backends.mha.set_fastpath_enabled(False)
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-        for module, tracks in tracking:
-            module.track_running_stats = tracks
-        for module, was_training in training:
-            module.training = was_training
+    with left_as_it_was(model):  # training and track_running_stats are attributes like others
+        try:
+            model.eval()
+            for module in norms:
+                module.training = True
+                module.track_running_stats = False
+            torch.backends.mha.set_fastpath_enabled(False)
+            with torch.no_grad():
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
 def depends_on_batch(model: nn.Module, norm_stats: NormStats) -> bool:

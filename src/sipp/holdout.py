@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.batches import batches_of, points_at
-from sipp.capture import scoring_mode
+from sipp.capture import run_batch, scoring_mode
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.independence import why_dependent
 from sipp.ledger import record_use
@@ -190,14 +190,9 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
     """The selected output of the model for the batch: a real n x ... tensor on the CPU."""
     device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
     # Copies: a first layer that works in place must not change what the other network, or the caller, sees.
-    args = [_copied(value, device) for value in batch.args]
+    args = tuple(_copied(value, device) for value in batch.args)
     kwargs = {name: _copied(value, device) for name, value in batch.kwargs.items()}
-    try:
-        result = model(*args, **kwargs)
-    except (DataError, ModelError, OptionError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # their network, their data: anything may be raised
-        raise _failure(model, batch, error) from error
+    result = run_batch(model, replace(batch, args=args, kwargs=kwargs))
     if callable(output):
         result = output(result)
     elif output is not None:
@@ -225,24 +220,6 @@ def _copied(value: Any, device: torch.device) -> Any:
         moved = movable.to(device)
         return PackedSequence(moved.data.clone(), moved.batch_sizes, moved.sorted_indices, moved.unsorted_indices)
     return value.to(device, copy=True)
-
-
-def _failure(model: nn.Module, batch: Batch, error: Exception) -> Exception:
-    """The error that says on which data the network failed, and how; of memory running out it says nothing new."""
-    if "allocate memory" in str(error):
-        return error
-    named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
-    tensors = {name: value.data if isinstance(value, PackedSequence) else value for name, value in named.items()}
-    shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in tensors.items())
-    text = f"{batch.where} ({shapes}): the network fails on it with {type(error).__name__}: {error}"
-    if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:
-        text += " (the labels of a dict batch are not passed; if the network takes them, give the pair (dict, labels))"
-    wants = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    given = {t.dtype for t in tensors.values()}
-    if wants and not given <= wants:
-        names = ", ".join(sorted(str(dtype)[6:] for dtype in wants))
-        return DataError(f"{text}; its parameters are {names}: convert the points to that if it takes no others")
-    return ModelError(f"{text}; give inputs in the shape and type that it takes")
 
 
 def point_keys(data: Any, role: str) -> list[bytes]:

@@ -70,6 +70,11 @@ def exact_matmul() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was short: torch reports a full CPU as a plain RuntimeError, a full GPU as its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
 def device_of(model: nn.Module) -> torch.device:
     """The one device that the model's parameters lie on."""
     devices = sorted({str(parameter.device) for parameter in model.parameters()})

@@ -31,7 +31,7 @@ from sipp.bounds import (
 from sipp.budget import Posed, allocate_posed, largest, order_of, pose
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
-from sipp.layers import Selector, find_sites, unwrap
+from sipp.layers import Selector, find_sites, unwrap, warn_of_frozen
 from sipp.numerics import budget_of
 from sipp.progress import progress_bar
 from sipp.pruned import Allocation, Draws, Method, Pruned, PrunedLayer, Ranking
@@ -165,6 +165,7 @@ def rank(
     _check_options(method, draws, allocation, delta, c_constant, k_constant)
     model = unwrap(model)
     weights = _weights(model, include, exclude)
+    warn_of_frozen(model, weights)
     if data is None and method not in ("wt", "random"):
         raise OptionError(f"method={method!r} needs data: an iterable of batches, a tensor of points or a Dataset")
     scores = None

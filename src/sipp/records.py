@@ -48,8 +48,8 @@ class Use:
     """One meeting of (some rows of) a weight with patches, as a layer adapter reports it.
 
     `windows` is a view of shape (B, G, *positions, *fan_in): the positions are the patches of a point, the fan-in
-    dimensions are flattened in the order of the weight's own. Patches that are only padding must be all zero, and
-    `counts_B` then says how many of a point's patches are real.
+    dimensions are flattened in the order of the weight's own. An adapter says in `real_BP` which patches are real;
+    those that are only padding are zeroed, and counted in `counts_B`, before a use is handed on.
     """
 
     parameter: str  # local name in the module: "weight", "weight_ih_l0", "out_proj.weight"
@@ -59,6 +59,7 @@ class Use:
     n_rows: int | None = None  # None: all rows from row_start on
     counts_B: Tensor | None = None
     attributed: bool = True  # False: the patches could not be told apart by point, B is 1 for the whole batch
+    real_BP: Tensor | None = None  # bool, for one position dimension: False is padding. None: all are real
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ def sample_size(
 
     batches = batches_of([example], device=device_of(model))
     capture(model, sites, batches, on_use=on_use, on_output=lambda output, batch: None)
+    if not fan_ins:
+        raise DataError("the example brings no patch to any prunable weight: give a batch of at least one whole point")
     return points_needed(sum(outputs.values()), max(fan_ins), delta, factor=PRUNE_FACTOR, k_constant=k_constant)
 
 

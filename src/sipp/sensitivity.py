@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from sipp import kernels
 from sipp.batches import FEWEST_POINTS, Data, batches_of
-from sipp.capture import capture, depends_on_batch, output_norms
+from sipp.capture import Forms, capture, depends_on_batch, output_norms
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, Site, find_sites, unwrap
@@ -88,8 +88,12 @@ def score(
     chunk_bytes: ChunkBytes = "auto",
     kernel: Kernel = "auto",
     on_batch: Callable[[Batch], None] | None = None,
+    checked: Forms | None = None,
 ) -> Scores:
-    """The scores of all weights of `sites` over the calibration points (T3), with the norms of T11 and T12."""
+    """The scores of all weights of `sites` over the calibration points (T3), with the norms of T11 and T12.
+
+    `checked` holds the forms of batches whose layers were checked in earlier calls (see `capture`), and grows.
+    """
     _check_options(reduce, norm_stats)
     device = device_of(model)
     chosen = kernels.pick(kernel, device)
@@ -97,6 +101,7 @@ def score(
     weights = {weight.name: weight for site in sites for weight in site.weights.values()}
     tallies = {name: Tally(weight, model, chosen, reduce, n_bytes) for name, weight in weights.items()}
     total_points = n_batches = largest_batch = 0
+    checked = set() if checked is None else checked
 
     def on_output(output: Any, batch: Batch) -> None:
         norms_B = output_norms(output, batch.n_points)
@@ -116,7 +121,7 @@ def score(
                 tally.order, n_seen = n_seen, n_seen + 1
             tally.add(use, batch, n_uses.get(weight.name, 1))
 
-        capture(model, sites, [batch], on_use=on_use, on_output=on_output, norm_stats=norm_stats)
+        capture(model, sites, [batch], on_use=on_use, on_output=on_output, norm_stats=norm_stats, checked=checked)
         total_points, n_batches = total_points + batch.n_points, n_batches + 1
         largest_batch = max(largest_batch, batch.n_points)
         if on_batch is not None:

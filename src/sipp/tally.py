@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError
 from sipp.kernels import door, in_float64
 from sipp.kernels.chunked import TOTAL, max_chunk, sum_chunk
-from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, row_scales
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory, row_scales
 from sipp.patches import Values, patches_of, split_windows, to_score_dtype, values_of
 from sipp.records import Batch, LayerScores, Reduce, Use, Weight, to_rows
 
@@ -294,7 +294,7 @@ class Tally:
             work()
             return True
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         least = self._piece_sizes(use, rows)["bytes_per_patch"]
         if self.chunk_bytes <= least:
@@ -334,11 +334,6 @@ def _times_powers_of_two(rows_FK: Tensor, scale_F: Tensor) -> Tensor:
     if rows_FK.dtype == SCORE_DTYPE and bool((torch.isfinite(narrow_F) & (narrow_F > 0)).all()):
         return rows_FK * narrow_F[:, None]
     return (rows_FK.to(BOUND_DTYPE) * scale_F[:, None]).to(SCORE_DTYPE)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """torch reports a full CPU as a plain RuntimeError, a full GPU as its own."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def _ratio(above_B: Tensor, below_B: Tensor) -> Tensor:

@@ -311,7 +311,7 @@ def attention_points(
     attn_mask: torch.Tensor | None = None,
     key_padding_mask: torch.Tensor | None = None,
 ) -> tuple[dict[str, Points], Points]:
-    """({"q", "k", "v", "out": patches}, outputs (T, E) per point); every given position is a patch, masked or not.
+    """({"q", "k", "v", "out": patches}, outputs (T, E) per point); a key or value that is hidden is no patch.
 
     attn_mask is (T, S) or (N * heads, T, S), key_padding_mask (N, S), as the module takes them.
     """
@@ -326,6 +326,9 @@ def attention_points(
         heads.append(attention_heads(module, inputs, mask))
         bias = 0.0 if module.out_proj.bias is None else f64(module.out_proj.bias)
         outputs.append(heads[-1] @ f64(module.out_proj.weight).T + bias)
+    if key_padding_mask is not None:
+        shown = [additive(row) == 0 for row in key_padding_mask]
+        key, value = ([x[is_shown] for x, is_shown in zip(points, shown)] for points in (key, value))
     return {"q": query, "k": key, "v": value, "out": heads}, outputs
 
 

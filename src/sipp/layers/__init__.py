@@ -8,10 +8,13 @@ A layer type becomes prunable by one call, with a function that says what meets 
         yield Use("weight", *by_point(args[0], n_points))
 
     register(MyLinear, Adapter(weights=lambda module: ("weight",), uses=uses))
+
+On the first batch the real output is compared with what the uses give: products of patches and rows, plus `bias`. A
+layer whose output is something else says so with `Adapter(..., output=...)` (see registry.Output).
 """
 
 from sipp.layers.linear import by_point
-from sipp.layers.registry import Adapter, Selector, Site, find_sites, register, unwrap
+from sipp.layers.registry import Adapter, Selector, Site, find_sites, register, unwrap, warn_of_frozen
 from sipp.records import Use
 
-__all__ = ["Adapter", "Selector", "Site", "Use", "by_point", "find_sites", "register", "unwrap"]
+__all__ = ["Adapter", "Selector", "Site", "Use", "by_point", "find_sites", "register", "unwrap", "warn_of_frozen"]

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp.layers.linear import Points
+from sipp.errors import DataError
+from sipp.layers.linear import Points, by_size, refuse_points_along_time
 from sipp.records import Use
 
 
@@ -24,31 +25,76 @@ def attention_weights(module: nn.MultiheadAttention) -> tuple[str, ...]:
 def attention_uses(
     module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int
 ) -> Iterator[Use]:
-    """Every given position of query, key and value is a patch, masked or not: the weight meets it all the same."""
-    call = inspect.signature(module.forward).bind(*args, **kwargs)
-    call.apply_defaults()
-    given = call.arguments
-    batch_first = module.batch_first
+    """Every position of query, key and value is a patch, but for the keys and values that key_padding_mask hides."""
+    given = _given(module, args, kwargs)
+    is_real_BS = _is_real(module, given)
 
     def points(tensor: Tensor) -> Points:
-        """B x positions x features, whichever of the three layouts of nn.MultiheadAttention was given."""
-        if tensor.ndim == 2:  # unbatched
-            tensor = tensor.unsqueeze(0 if batch_first else 1)
-        sequence = tensor if batch_first else tensor.transpose(0, 1)
+        sequence = _by_sequence(module, tensor)
         attributed = len(sequence) == n_points
         windows = sequence[:, None] if attributed else sequence.flatten(0, 1)[None, None]
         return Points(windows, 1, 0, None, None, attributed)
 
-    inputs = [points(given[name]) for name in ("query", "key", "value")]
-    if module.in_proj_weight is not None:
-        for i, patches in enumerate(inputs):
+    n_sequences, n_steps, _ = _by_sequence(module, given["query"]).shape
+    refuse_points_along_time(n_sequences, n_steps, n_points)
+    for i, name in enumerate(("query", "key", "value")):
+        patches = points(given[name])
+        real_BP = None
+        if is_real_BS is not None and name != "query":
+            real_BP = is_real_BS if patches.attributed else is_real_BS.flatten()[None]
+        if module.in_proj_weight is not None:
             block = patches._replace(row_start=i * module.embed_dim, n_rows=module.embed_dim)
-            yield Use("in_proj_weight", *block)
-    else:
-        for letter, patches in zip("qkv", inputs):
-            yield Use(f"{letter}_proj_weight", *patches)
-    attended = _before_projection(module, given)
-    yield Use("out_proj.weight", *points(attended))
+            yield Use("in_proj_weight", *block, real_BP=real_BP)
+        else:
+            yield Use(f"{name[0]}_proj_weight", *patches, real_BP=real_BP)
+    yield Use("out_proj.weight", *points(_before_projection(module, given)))
+
+
+def attention_output(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The attention output, projected."""
+    attended = _before_projection(module, _given(module, args, kwargs))
+    return F.linear(attended, module.out_proj.weight, module.out_proj.bias)
+
+
+def _given(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, after checking that query, key and value fit the layer and each other."""
+    call = inspect.signature(nn.MultiheadAttention.forward).bind(module, *args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    sizes = {"query": module.embed_dim, "key": module.kdim, "value": module.vdim}
+    for name, size in sizes.items():
+        tensor = given[name]
+        if not isinstance(tensor, Tensor) or tensor.is_nested:
+            raise DataError(f"takes plain tensors, but its {name} is a nested one or a {type(tensor).__name__}")
+        if tensor.ndim not in (2, 3) or tensor.ndim != given["query"].ndim or tensor.shape[-1] != size:
+            raise DataError(
+                f"takes a {name} of {size} features in 2 dimensions, or 3 with a batch, not {by_size(tensor.shape)}"
+            )
+    query, key, value = (_by_sequence(module, given[name]) for name in sizes)
+    if key.shape[:2] != value.shape[:2] or len(key) != len(query) or query.numel() == 0 or key.numel() == 0:
+        shapes = ", ".join(by_size(tensor.shape) for tensor in (query, key, value))
+        raise DataError(f"takes query, key and value of as many sequences, key and value as long, not {shapes}")
+    return given
+
+
+def _by_sequence(module: nn.MultiheadAttention, tensor: Tensor) -> Tensor:
+    """Sequences x positions x features, whichever of the three layouts of nn.MultiheadAttention was given."""
+    if tensor.ndim == 2:  # unbatched
+        return tensor.unsqueeze(0)
+    return tensor if module.batch_first else tensor.transpose(0, 1)
+
+
+def _is_real(module: nn.MultiheadAttention, given: dict[str, Any]) -> Tensor | None:
+    """Which positions of key and value the call does not hide (sequences x positions); None where it hides none."""
+    mask = given["key_padding_mask"]
+    if mask is None:
+        return None
+    shape = tuple(_by_sequence(module, given["key"]).shape[:2])
+    expected = shape if given["key"].ndim == 3 else shape[1:]
+    if not isinstance(mask, Tensor) or tuple(mask.shape) != expected:
+        got = by_size(mask.shape) if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+        raise DataError(f"takes a key_padding_mask of {by_size(expected)}, not {got}")
+    return ~mask.reshape(shape) if mask.dtype == torch.bool else mask.reshape(shape) != -torch.inf
 
 
 def _before_projection(module: nn.MultiheadAttention, given: dict[str, Any]) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from sipp.errors import DataError, ModelError
 from sipp.records import Use
 
 
@@ -29,7 +30,7 @@ def by_point(inputs: Tensor, n_points: int) -> Points:
     stay together and `attributed` is False: a maximum needs no more.
     """
     fan_in = inputs.shape[-1]
-    attributed = True
+    attributed = inputs.numel() > 0  # an expert that got no tokens has none to attribute
     if inputs.ndim > 1 and inputs.shape[0] == n_points:
         grouped = inputs
     elif inputs.ndim > 2 and inputs.shape[1] == n_points:
@@ -39,11 +40,39 @@ def by_point(inputs: Tensor, n_points: int) -> Points:
     else:
         attributed = n_points == 1
     if not attributed or n_points == 1:
-        return Points(inputs.reshape(1, 1, -1, fan_in), 1, 0, None, None, attributed)
+        n_patches = inputs.shape[:-1].numel()
+        return Points(inputs.reshape(1, 1, n_patches, fan_in), 1, 0, None, None, attributed)
     return Points(grouped.reshape(n_points, 1, -1, fan_in), 1, 0, None, None, True)
+
+
+def one_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The one tensor that a layer of one input is called with."""
+    given = (*args, *kwargs.values())
+    if len(given) != 1:
+        raise ModelError(f"is called with {len(given)} arguments, which is not the known map of one input")
+    if not isinstance(given[0], Tensor):
+        raise DataError(f"takes a tensor, not a {type(given[0]).__name__}")
+    return given[0]
 
 
 def linear_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[Use]:
     """One use: every input vector is a patch, whatever the leading dimensions."""
-    (inputs,) = (*args, *kwargs.values())
+    inputs = one_input(args, kwargs)
+    if inputs.ndim == 0:
+        raise DataError("takes vectors of features, not a single number")
     yield Use("weight", *by_point(inputs, n_points))
+
+
+def refuse_points_along_time(n_sequences: int, n_steps: int, n_points: int) -> None:
+    """Raises where the data's points are the time steps of fewer sequences: the points would be counted too often."""
+    if n_sequences < n_points == n_steps:
+        raise DataError(
+            f"reads the {n_points} points of the batch as the {n_steps} time steps of {n_sequences} sequence(s); "
+            "points run along dimension 0 of the data: transpose the data, or wrap the model in one that transposes "
+            "(where a sequence is that long by chance, use batches of another size)"
+        )
+
+
+def by_size(shape: tuple[int, ...]) -> str:
+    """A shape in words: 200 x 9."""
+    return " x ".join(map(str, shape)) or "a single number"

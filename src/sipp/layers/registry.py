@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,22 +14,37 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from sipp.errors import ModelError, OptionError
-from sipp.layers.attention import attention_uses, attention_weights
+from sipp.layers.attention import attention_output, attention_uses, attention_weights
 from sipp.layers.conv import conv_uses
 from sipp.layers.linear import linear_uses
-from sipp.layers.recurrent import cell_uses, recurrent_uses, recurrent_weights
+from sipp.layers.recurrent import (
+    cell_output,
+    cell_uses,
+    recurrent_output,
+    recurrent_uses,
+    recurrent_weights,
+)
 from sipp.records import Use, Weight
 
 Selector = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 
 
+# How a layer's output follows from what it is called with, so that it can be compared with its real output:
+#   "products": one use of all rows, whose products with the patches, plus the module's `bias` where it has one, are
+#               the output, rows along the last dimension (before the spatial ones, for windows of several dimensions);
+#   a function (module, args, kwargs) that gives the output, or its first tensor where there are several;
+#   "unknown":  it cannot be told; this is noted in the log of every scoring.
+Output = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | Literal["products", "unknown"]
+
+
 @dataclass(frozen=True)
 class Adapter:
-    """How a layer type is scored: the local names of its weights, and the uses one call makes of them."""
+    """How a layer type is scored: the local names of its weights, the uses one call makes of them, and its output."""
 
     weights: Callable[[Any], tuple[str, ...]]
     uses: Callable[[Any, tuple[Any, ...], dict[str, Any], int], Iterator[Use]]
     rows_last: bool = False  # the weight is stored K x F
+    output: Output = "products"
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,11 @@ class Site:
     module: nn.Module
     adapter: Adapter
     weights: dict[str, Weight]
+    known_as: str  # the registered type whose map it is taken for
+
+    @property
+    def label(self) -> str:
+        return _where(self.module_name, self.module)
 
 
 def _one_weight(module: nn.Module) -> tuple[str, ...]:
@@ -55,13 +75,13 @@ _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
     nn.Conv1d: Adapter(_one_weight, conv_uses),
     nn.Conv2d: Adapter(_one_weight, conv_uses),
     nn.Conv3d: Adapter(_one_weight, conv_uses),
-    nn.RNN: Adapter(recurrent_weights, recurrent_uses),
-    nn.LSTM: Adapter(recurrent_weights, recurrent_uses),
-    nn.GRU: Adapter(recurrent_weights, recurrent_uses),
-    nn.RNNCell: Adapter(_cell_weights, cell_uses),
-    nn.LSTMCell: Adapter(_cell_weights, cell_uses),
-    nn.GRUCell: Adapter(_cell_weights, cell_uses),
-    nn.MultiheadAttention: Adapter(attention_weights, attention_uses),
+    nn.RNN: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
+    nn.LSTM: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
+    nn.GRU: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
+    nn.RNNCell: Adapter(_cell_weights, cell_uses, output=cell_output),
+    nn.LSTMCell: Adapter(_cell_weights, cell_uses, output=cell_output),
+    nn.GRUCell: Adapter(_cell_weights, cell_uses, output=cell_output),
+    nn.MultiheadAttention: Adapter(attention_weights, attention_uses, output=attention_output),
     "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
 }
 
@@ -148,11 +168,27 @@ def find_sites(
         )
     sites = (
         Site(
-            name, module, adapter, {l: known[id(p)] for l, p in _parameters(module, adapter).items() if id(p) in known}
+            module_name=name,
+            module=module,
+            adapter=adapter,
+            weights={l: known[id(p)] for l, p in _parameters(module, adapter).items() if id(p) in known},
+            known_as=_known_type(module) or type(module).__name__,
         )
         for name, module, adapter in candidates
     )
     return tuple(site for site in sites if site.weights)
+
+
+def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
+    """Warns of weights with requires_grad=False beside others that train: they would be pruned all the same."""
+    frozen = [weight.name for weight in weights if not model.get_parameter(weight.name).requires_grad]
+    if frozen and len(frozen) < len(weights):
+        some = ", ".join(frozen[:8]) + (", ..." if len(frozen) > 8 else "")
+        warnings.warn(
+            f"{len(frozen)} of {len(weights)} prunable weights are frozen (requires_grad=False) and are pruned like "
+            f"the others: {some}; leave them as they are with exclude={frozen[0]!r}",
+            stacklevel=3,
+        )
 
 
 def _parameters(module: nn.Module, adapter: Adapter) -> dict[str, nn.Parameter]:
@@ -183,11 +219,19 @@ def _remember(
 
 
 def _adapter_of(module: nn.Module) -> Adapter | None:
+    return next((adapter for _, adapter in _registered(module)), None)
+
+
+def _known_type(module: nn.Module) -> str | None:
+    return next((base.__name__ for base, _ in _registered(module)), None)
+
+
+def _registered(module: nn.Module) -> Iterator[tuple[type, Adapter]]:
+    """The registered types among the module's class and its ancestors, nearest first."""
     for base in type(module).__mro__:
         adapter = _REGISTRY.get(base) or _REGISTRY.get(f"{base.__module__}.{base.__qualname__}")
         if adapter is not None:
-            return adapter
-    return None
+            yield base, adapter
 
 
 def _refuses(module: nn.Module) -> bool:

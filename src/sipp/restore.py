@@ -1,0 +1,47 @@
+"""Puts a model back as it was: what its forward changes (observers, counters, caches) does not outlive our passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
+
+
+@contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """A context after which every buffer holds the values it held before, and every attribute is the same object.
+
+    Attributes come back together with the buffers: a cache and the number that says how long it is belong together.
+    """
+    modules = [m for m in model.modules() if not isinstance(m, LazyModuleMixin | torch.jit.ScriptModule)]
+    bindings = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
+    values = [(b, b.detach().clone()) for b in model.buffers() if not is_lazy(b) and not b.is_meta]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in bindings:
+            _rebind(vars(module), attributes)
+            _rebind(module._buffers, buffers)
+        with torch.no_grad():
+            for buffer, before in values:
+                _write_back(buffer, before)
+
+
+def _rebind(current: dict[str, Any], before: dict[str, Any]) -> None:
+    if current.keys() == before.keys() and all(current[name] is value for name, value in before.items()):
+        return
+    current.clear()  # and not key by key: the order of buffers is the order of the state_dict
+    current.update(before)
+
+
+def _write_back(buffer: Tensor, before: Tensor) -> None:
+    if buffer.shape == before.shape and buffer.layout == torch.strided and torch.equal(buffer, before):
+        return  # nothing was written, so nothing is: a write would count as a change of the tensor
+    if buffer.shape != before.shape:
+        buffer.resize_(before.shape)  # an observer of channels grows its buffers from nothing
+    buffer.copy_(before)

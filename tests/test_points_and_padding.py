@@ -1,0 +1,218 @@
+"""Points are counted as they are, and padding is no patch (FAULTS 41, 42): the side of the scores."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.capture import capture
+from sipp.errors import DataError
+from sipp.layers import find_sites
+from sipp.records import Batch, Scores, Use, Weight
+
+scoring = importlib.import_module("sipp.sensitivity")  # sipp.sensitivity itself is the function
+LENGTHS = torch.tensor([5, 2, 7, 1])
+WIDTH = 8
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal values."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padded_to(n_steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The same sequences with padding that is not zero, and which positions are real."""
+    real_BT = torch.arange(n_steps) < LENGTHS[:, None]
+    x = 5 * randn(len(LENGTHS), n_steps, WIDTH, seed=n_steps)
+    x[real_BT] = torch.cat([randn(int(n), WIDTH, seed=seed + i) for i, n in enumerate(LENGTHS)])
+    return x, real_BT
+
+
+def scores_of(model: nn.Module, batch: Batch, reduce: str, monkeypatch: pytest.MonkeyPatch) -> Scores:
+    """The scores of one batch as it is given, with what it says of padding."""
+    with monkeypatch.context() as patched:
+        patched.setattr(scoring, "batches_of", lambda *args, **kwargs: iter([batch]))
+        return scoring.score(model, find_sites(model), [None], reduce=reduce)
+
+
+def same(a: Scores, b: Scores) -> bool:
+    """Whether scores agree up to rounding, and so does what T4 counts."""
+    return a.n_outputs == b.n_outputs and all(
+        torch.allclose(x.sensitivity_FK, y.sensitivity_FK, rtol=1e-4, atol=1e-5) for x, y in zip(a.layers, b.layers)
+    )
+
+
+class Reader(nn.Module):
+    """Layers over padded sequences, called by `call(layer, x, real_BT)`, behind a layer of their own."""
+
+    def __init__(self, layer: nn.Module, call: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.layer, self.call = nn.Linear(WIDTH, WIDTH), layer, call
+
+    def forward(self, x: Tensor, real_BT: Tensor) -> Tensor:
+        return self.call(self.layer, self.first(x).tanh(), real_BT)
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
+
+
+READERS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: Reader(nn.Linear(WIDTH, 3), lambda m, x, real: m(x)),
+    "flattened": lambda: Reader(nn.Linear(WIDTH, 3), lambda m, x, real: m(x.flatten(0, 1)).unflatten(0, x.shape[:2])),
+    "time first": lambda: Reader(nn.Linear(WIDTH, 3), lambda m, x, real: m(x.transpose(0, 1)).transpose(0, 1)),
+    "lstm": lambda: Reader(nn.LSTM(WIDTH, 4, 2, batch_first=True), lambda m, x, real: m(x)[0]),
+    "time-major lstm": lambda: Reader(nn.LSTM(WIDTH, 4), lambda m, x, real: m(x.transpose(0, 1))[0].transpose(0, 1)),
+    "encoder": lambda: Reader(encoder(), lambda m, x, real: m(x, src_key_padding_mask=~real)),
+}
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+@pytest.mark.parametrize("kind", READERS)
+def test_padding_changes_no_score(kind: str, reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = READERS[kind]()
+    found = {}
+    for n_steps in (9, 30):
+        x, real_BT = padded_to(n_steps)
+        for given in (real_BT, None):
+            batch = Batch(0, "batch 0", (x, real_BT), {}, None, len(x), given)
+            found[n_steps, given is None] = scores_of(model, batch, reduce, monkeypatch)
+    assert same(found[9, False], found[30, False])
+    assert not same(found[9, True], found[30, True])  # padding that is not named as such counts
+
+
+def test_patches_of_padding_are_zero_and_the_others_counted() -> None:
+    x, real_BT = padded_to(9)
+    model = nn.Sequential(nn.Linear(WIDTH, 3))
+    seen: list[Use] = []
+
+    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+        seen.append(use)
+
+    batch = Batch(0, "batch 0", (x,), {}, None, len(x), real_BT)
+    capture(model, find_sites(model), [batch], on_use=on_use, on_output=lambda output, batch: None)
+    assert torch.equal(seen[0].counts_B, LENGTHS)
+    assert torch.equal(seen[0].windows[:, 0], torch.where(real_BT[..., None], x, 0))
+    assert bool((x[~real_BT] != 0).any())  # what the model sees is left as it was
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_keys_and_values_that_attention_hides_are_no_patches(batch_first: bool, reduce: str) -> None:
+    """Not named as padding by the batch: the mask of the call is enough for keys and values, queries stay."""
+
+    class Attends(nn.Module):
+        def __init__(self, keeps_padding: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.m = nn.MultiheadAttention(WIDTH, 2, batch_first=batch_first)
+            self.keeps_padding = keeps_padding
+
+        def forward(self, x: Tensor, is_hidden: Tensor) -> Tensor:
+            query = x[:, :4]
+            if not self.keeps_padding:
+                x, is_hidden = x[:, :4], is_hidden[:, :4]
+            tensors = (query, x, x) if batch_first else (t.transpose(0, 1) for t in (query, x, x))
+            out = self.m(*tensors, key_padding_mask=is_hidden)[0]
+            return out if batch_first else out.transpose(0, 1)
+
+    x = randn(3, 6, WIDTH)
+    is_hidden = torch.arange(6).expand(3, 6) >= 4
+    kept = sipp.sensitivity(Attends(True), [((x, is_hidden), None)], reduce=reduce)
+    cut = sipp.sensitivity(Attends(False), [((x, is_hidden), None)], reduce=reduce)
+    assert all(torch.allclose(kept[name], cut[name], rtol=1e-4, atol=1e-6) for name in cut)
+
+
+# --- Points ----------------------------------------------------------------------------------------------------------
+
+
+class First(nn.Module):
+    """A module whose first output counts."""
+
+    def __init__(self, layer: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.layer, x)
+
+
+TIME_MAJOR: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: First(nn.LSTM(8, 5), lambda m, x: m(x)[0]),
+    "gru": lambda: First(nn.GRU(8, 5, 2, bidirectional=True), lambda m, x: m(x)[0]),
+    "attention": lambda: First(nn.MultiheadAttention(8, 2), lambda m, x: m(x, x, x)[0]),
+    "encoder": lambda: nn.TransformerEncoderLayer(8, 2, 16),
+}
+
+
+@pytest.mark.parametrize("kind", TIME_MAJOR)
+def test_time_steps_are_no_points(kind: str) -> None:
+    torch.manual_seed(0)
+    model = TIME_MAJOR[kind]()
+    with pytest.raises(DataError, match=r"reads the 60 points of the batch as the 60 time steps of 4 sequence"):
+        sipp.prune(model, [randn(60, 4, 8)], keep=0.5)
+    with pytest.raises(DataError, match=r"60 time steps of 1 sequence"):
+        sipp.prune(model, [randn(60, 8)], keep=0.5)
+
+
+FOLDED: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "frames in the batch": lambda m, x: m(x.unflatten(1, (2, 3)).flatten(0, 1))[0].unflatten(0, (len(x), 2)),
+    "some points at a time": lambda m, x: torch.cat([m(part)[0] for part in x.split(2)]),
+    "one sequence at a time": lambda m, x: torch.stack([m(one)[0] for one in x]),
+}
+
+
+@pytest.mark.parametrize("call", FOLDED.values(), ids=FOLDED)
+def test_sequences_of_other_batches_inside_the_model_are_fine(call: Callable[[nn.Module, Tensor], Any]) -> None:
+    torch.manual_seed(0)
+    model = First(nn.LSTM(8, 5, batch_first=True), call)
+    assert sipp.sensitivity(model, [randn(4, 6, 8)])
+
+
+def test_one_vector_is_not_as_many_points_as_it_has_features() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(DataError):
+        sipp.prune(model, [randn(8), randn(8)], keep=0.5)
+
+
+def test_a_call_without_patches_adds_nothing() -> None:
+    """An expert that gets no token in one batch is scored by the others."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 3), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            goes_to_a = x[:, 0] > 0
+            out = x.new_zeros(len(x), 3)
+            out[goes_to_a], out[~goes_to_a] = self.a(x[goes_to_a]), self.b(x[~goes_to_a])
+            return out
+
+    torch.manual_seed(0)
+    model, x = Experts(), randn(6, 8)
+    x[:, 0] = x[:, 0].abs()
+    scores = sipp.sensitivity(model, [x, -x])
+    assert torch.equal(scores["a.weight"], sipp.sensitivity(model.a, [x])["weight"])
+    assert torch.equal(scores["b.weight"], sipp.sensitivity(model.b, [-x])["weight"])
+
+
+def test_a_broken_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison of test_padding_changes_no_score is not blind: a mask that is one step too long fails it."""
+
+    def mean_of(n_steps: int, n_more: int) -> Scores:
+        torch.manual_seed(0)
+        model = READERS["linear"]()
+        x, real_BT = padded_to(n_steps)
+        given_BT = torch.arange(n_steps) < LENGTHS[:, None] + n_more
+        return scores_of(model, Batch(0, "batch 0", (x, real_BT), {}, None, len(x), given_BT), "mean", monkeypatch)
+
+    assert same(mean_of(9, 0), mean_of(30, 0))
+    assert not same(mean_of(9, 1), mean_of(30, 1))
