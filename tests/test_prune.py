@@ -369,7 +369,19 @@ def test_the_table_shows_what_a_person_asks() -> None:
     text = str(pruned)
     for layer in pruned.layers:
         assert layer.name in text
-    for word in ("kept", "keep", "det", "rand", "dead rows", "eps", "Delta", "kappa", "contradicted", "needs", "network"):
+    for word in (
+        "kept",
+        "keep",
+        "det",
+        "rand",
+        "dead rows",
+        "eps",
+        "Delta",
+        "kappa",
+        "contradicted",
+        "needs",
+        "network",
+    ):
         assert word in text, word
     table = itertools.takewhile(lambda line: not line.startswith("assumed C"), text.splitlines())
     assert max(map(len, table)) <= 120 and "…" not in text

@@ -147,10 +147,6 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
 
 def _checked(dense: nn.Module, given: nn.Module) -> nn.Module:
     """The given network, refused unless its tensors have the names and shapes of the dense one's."""
-    if not isinstance(given, nn.Module):
-        raise OptionError(
-            f"pruned is a {type(given).__name__}; give a module, or masks {{parameter name: bool tensor}}"
-        )
     ours, theirs = dense.state_dict(), given.state_dict()
     for name in [*ours, *theirs]:
         if name not in ours or name not in theirs:
