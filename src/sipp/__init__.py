@@ -11,6 +11,7 @@ A model and a few data points go in; a sparse model and a statement of what was 
 
 from sipp.assumption import check_assumption
 from sipp.certify import certify, certify_accuracy
+from sipp.given import assess
 from sipp.graphbound import sound_bound
 from sipp.masking import hold, release
 from sipp.prune import prune
@@ -22,6 +23,7 @@ from sipp.sensitivity import sensitivity
 __version__ = "0.1.0"
 __all__ = [
     "Pruned",
+    "assess",
     "certify",
     "certify_accuracy",
     "check_assumption",

@@ -26,12 +26,13 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from sipp.apart import fresh
 from sipp.batches import Data, batches_of
 from sipp.capture import Forms, OnUse, capture, depends_on_batch
 from sipp.display import text_of
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.layers import Selector, Site, find_sites, unwrap
-from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rounding
 from sipp.records import Batch, NormStats, Use, Weight, to_rows
 from sipp.sample_size import C_CONSTANT, K_CONSTANT
 from sipp.sensitivity import ChunkBytes, chunk_of, score
@@ -39,11 +40,6 @@ from sipp.sensitivity import ChunkBytes, chunk_of, score
 SIGNS = (1, -1)
 DOUBLE_BYTES = 8
 
-# A float32 ratio is one product over a sum of K of them: K - 1 additions, and a few roundings of the weight, the
-# activation, their product, the reciprocal and the product with it, each by at most a unit. Two such ratios are
-# compared, so the relative difference that rounding alone can make is below 2 (K + 8) units.
-FLOAT32_UNIT = 2.0**-24
-FEW_ROUNDINGS = 8
 SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # a float32 ratio below has lost digits and is not told apart from 0
 
 Unit = Literal["points", "batches"]
@@ -259,16 +255,6 @@ def _one_by_one(value: Any) -> list[Any]:
     return list(value.split(1))
 
 
-def _fresh(draw: Batch) -> Batch:
-    """A copy, because a layer that works in place must not change what the next run, or the caller, sees."""
-
-    def copied(value: Any) -> Any:
-        return value._replace(data=value.data.clone()) if isinstance(value, PackedSequence) else value.clone()
-
-    kwargs = {name: copied(value) for name, value in draw.kwargs.items()}
-    return replace(draw, args=tuple(copied(value) for value in draw.args), kwargs=kwargs)
-
-
 def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
     """g_j(x) of T2 (F x K) for every weight that this draw reaches; the others have no ratio but 0."""
     reached: set[str] = set()
@@ -287,7 +273,7 @@ def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
     sites = tuple(replace(site, weights=weights) for site, weights in zip(network.sites, kept) if weights)
     if not sites:
         return {}
-    copy = _fresh(draw)
+    copy = fresh(draw)
     scores = score(
         network.model,
         sites,
@@ -301,12 +287,7 @@ def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
 
 def _run(network: _Network, draw: Batch, on_use: OnUse) -> None:
     model, sites, norm_stats = network.model, network.sites, network.norm_stats
-    capture(model, sites, [_fresh(draw)], on_use=on_use, on_output=lambda output, batch: None, norm_stats=norm_stats)
-
-
-def _rounding(weight: Weight) -> float:
-    """The largest relative difference that float32 makes between two ratios that are equal."""
-    return 2 * (weight.fan_in + FEW_ROUNDINGS) * FLOAT32_UNIT
+    capture(model, sites, [fresh(draw)], on_use=on_use, on_output=lambda output, batch: None, norm_stats=norm_stats)
 
 
 def _look_at_calibration(
@@ -320,7 +301,7 @@ def _look_at_calibration(
         n_draws += 1
         for name, ratio_FK in _ratios(network, draw).items():
             # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold, not more
-            is_above_FK = ratio_FK > (1 + _rounding(weights[name])) / c_constant
+            is_above_FK = ratio_FK > (1 + ratio_rounding(weights[name].fan_in)) / c_constant
             if name not in sensitivity:
                 sensitivity[name], n_above[name] = ratio_FK, is_above_FK.to(torch.int32)
             else:
@@ -351,8 +332,8 @@ def _look_at_holdout(
         limit_FK = c_constant * sensitivity[name].to(BOUND_DTYPE)
         # Only a weight whose largest ratio of the draw passes its limit has failures: the kernels' ratios tell which,
         # with the rounding on their side, and only these few are looked at pair by pair.
-        is_suspect_FK = ratios[name] > limit_FK * (1 - _rounding(weight))
-        limit_FK = limit_FK * (1 + _rounding(weight)) + SMALLEST_RATIO
+        is_suspect_FK = ratios[name] > limit_FK * (1 - ratio_rounding(weight.fan_in))
+        limit_FK = limit_FK * (1 + ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
         rows_FK = to_rows(weight, network.model.get_parameter(name).detach()).to(BOUND_DTYPE)
         n_failures, n_pairs = _count(rows_FK, limit_FK, is_suspect_FK, use, network.chunk_bytes)
         failures[name] += n_failures

@@ -157,7 +157,7 @@ def points_for(ask: Ask, model: nn.Module) -> tuple[Points | None, Points | None
         batch = next(iter(batches_of(first.batches)))
         example = (batch.kwargs or batch.args, None)
         with at(f"--model {ask.model}", "see sipp prune --help"):
-            return sample_size(model, example, ask.delta, include=ask.include, exclude=ask.exclude)
+            return sample_size(model, example, ask.delta, method=ask.method, include=ask.include, exclude=ask.exclude)
 
     n = n_points_of(ask.points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
     if ask.has_tolerance and holdout is None:

@@ -176,6 +176,7 @@ def _prune(
         budget=ask.budget,
         method=ask.method,
         delta=ask.delta,
+        confidence=ask.confidence,
         seed=ask.seed,
         draws=ask.draws,
         allocation=ask.allocation,

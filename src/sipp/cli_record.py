@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from rich.table import Table
 
 import sipp
-from sipp.bounds import Guarantee, NetworkBound
+from sipp.bounds import Guarantee, Measured, NetworkBound
 from sipp.certificate import AnyCertificate, to_json
 from sipp.cli_output import number, plain_table
+from sipp.display import budget_line, statement_lines
 from sipp.prune_to import Level
 from sipp.pruned import Pruned, PrunedLayer
 
@@ -57,11 +59,10 @@ def statements(pruned: Pruned) -> list[str]:
     """The statements below the table, one line each."""
     lines = [
         f"{pruned.method}: keeps {pruned.kept:,} of {pruned.n_weights:,} prunable weights ({pruned.keep:.2%})",
-        f"rows and layers: {pruned.guarantee if pruned.guarantee is not None else 'no bound'}",
-        f"network bound:   {pruned.bound}",
+        *statement_lines(pruned),
     ]
-    if pruned.kept < pruned.budget:
-        lines.insert(1, f"asked for {pruned.budget:,}: only so many weights have a positive sensitivity to draw by")
+    if missing := budget_line(pruned):
+        lines.insert(1, missing)
     return lines
 
 
@@ -82,6 +83,7 @@ def pruned_record(pruned: Pruned) -> dict[str, Any]:
         "bound": _bound(pruned.bound),
         "guarantee": None if pruned.guarantee is None else str(pruned.guarantee),
         "conditions": None if pruned.guarantee is None else _conditions(pruned.guarantee),
+        "measured": None if pruned.measured is None else _measured(pruned.measured),
         "dead_rows": sum(len(layer.dead_rows) for layer in pruned.layers),
     }
 
@@ -101,6 +103,8 @@ def _layer(layer: PrunedLayer) -> dict[str, Any]:
         "sign_complexity": layer.sign_complexity,
         "bound": layer.bound,
         "kappa": layer.kappa,
+        "eps_measured": layer.eps_measured,
+        "bound_measured": layer.bound_measured,
     }
 
 
@@ -113,12 +117,18 @@ def _bound(bound: NetworkBound) -> dict[str, Any]:
         "met": bound.met and is_finite,  # an infinite epsilon reads null: it must not look like a promise kept
         "reason": bound.reason or ("" if is_finite else "epsilon is infinite"),
         "words": str(bound),
+        "coverage": None if bound.coverage is None else asdict(bound.coverage),
     }
+
+
+def _measured(measured: Measured) -> dict[str, Any]:
+    return {**asdict(measured), "joint_confidence": measured.joint_confidence, "words": str(measured)}
 
 
 def _conditions(guarantee: Guarantee) -> dict[str, Any]:
     return {
         "met": guarantee.met,
+        "verdict": guarantee.verdict,
         "delta": guarantee.delta,
         "n": guarantee.n,
         "n_needed": guarantee.n_needed,
@@ -126,6 +136,9 @@ def _conditions(guarantee: Guarantee) -> dict[str, Any]:
         "c_constant": guarantee.c_constant,
         "k_constant": guarantee.k_constant,
         "reason": guarantee.reason,
+        "n_weights": guarantee.n_weights,
+        "n_refuting": guarantee.n_refuting,
+        "layers": asdict(guarantee.layers),
     }
 
 

@@ -167,10 +167,38 @@ _MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
 }
 
 
+# What these modules ran when this file was read: one whose class was given another forward since is not known.
+_STOCK: dict[type[nn.Module], Any] = {kind: vars(kind).get("forward") for kind in (*_MODULES, nn.Softplus)}
+
+
+def disguise(module: nn.Module) -> str:
+    """Why a module may do something else than its type says, which no graph shows; empty if it is what it seems.
+
+    A hook or a forward of its own is run in the place of the known operation, and a tracer records the operation.
+    """
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "forward hook"
+    if _global_hooks():
+        return "forward hook for all modules"
+    if "forward" in vars(module):
+        return "forward that was put in the place of its own"
+    if parametrize.is_parametrized(module):
+        return "parametrised weight"
+    kind = type(module)
+    if kind in _STOCK and vars(kind).get("forward") is not _STOCK[kind]:
+        return f"forward of {kind.__name__} that was replaced"
+    return ""
+
+
+def _global_hooks() -> bool:
+    state = torch.nn.modules.module
+    return bool(state._global_forward_hooks or state._global_forward_pre_hooks)
+
+
 def op_name(node: Node, root: GraphModule) -> str:
     """The name of a node's operation: as in the tables if it is known, else as the model spells it."""
     if node.op == "call_module":
-        kind = parametrize.type_before_parametrizations(root.get_submodule(str(node.target)))
+        kind = type(root.get_submodule(str(node.target)))
         return _MODULES[kind][0] if kind in _MODULES else kind.__name__
     if node.target in _AUGMENTED:
         return _AUGMENTED[node.target]
@@ -201,7 +229,7 @@ def named_options(
             raise NoBound("it is called with more than one argument")
         options = {"input": args[0] if args else next(iter(kwargs.values()))}
         path = str(node.target)
-        kind = parametrize.type_before_parametrizations(dense.get_submodule(path))
+        kind = type(dense.get_submodule(path))
         for attribute in _MODULES[kind][1] if kind in _MODULES else ():
             values = (getattr(dense.get_submodule(path), attribute), getattr(pruned.get_submodule(path), attribute))
             options[attribute] = Pair(*values) if isinstance(values[0], Tensor) else values[0]

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.utils import parametrize
 
 from sipp.errors import DataError, ModelError
-from sipp.graphcall import NoBound
+from sipp.graphcall import NoBound, disguise
 
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
@@ -36,13 +35,26 @@ class Traced:
 
 def trace_both(dense: nn.Module, pruned: nn.Module, inputs: Inputs) -> Traced:
     """The graphs of float64 copies in eval mode; raises NoBound where there is none that repeats the models."""
-    device = next((parameter.device for parameter in dense.parameters()), torch.device("cpu"))
+    graphs, outputs, (args, kwargs, n_samples) = _traced({"dense": dense, "pruned": pruned}, inputs)
+    return Traced(graphs[0], graphs[1], args, kwargs, n_samples, outputs[0])
+
+
+def trace_one(model: nn.Module, inputs: Inputs) -> fx.GraphModule:
+    """The graph of a float64 copy in eval mode; raises NoBound where there is none that repeats the model."""
+    return _traced({"dense": model}, inputs)[0][0]
+
+
+def _traced(
+    given: Mapping[str, nn.Module], inputs: Inputs
+) -> tuple[list[fx.GraphModule], list[Tensor], tuple[tuple[Tensor, ...], dict[str, Tensor], int]]:
+    """The graphs of these networks, their own outputs, and the arguments they were run on."""
+    device = next((p.device for model in given.values() for p in model.parameters()), torch.device("cpu"))
     args, kwargs, n_samples = _arguments(inputs, device)
-    for side, model in (("dense", dense), ("pruned", pruned)):
+    for side, model in given.items():
         _check_model(side, model)
     try:
         # Copies: the models given keep their mode, their precision and their buffers.
-        models = [copy.deepcopy(model).eval().to(torch.float64) for model in (dense, pruned)]
+        models = [copy.deepcopy(model).eval().to(torch.float64) for model in given.values()]
         outputs = [_single(model(*_fresh(args), **_fresh(kwargs))) for model in models]
     except NoBound:
         raise
@@ -56,9 +68,9 @@ def trace_both(dense: nn.Module, pruned: nn.Module, inputs: Inputs) -> Traced:
         except Exception as failure:  # a tracer can fail in any way: the next one, or the reason, takes over
             reasons.append(f"{name}: {_first_line(failure)}")
             continue
-        _check_same_operations(graphs[0], graphs[1])
+        _check_same_operations(graphs[0], graphs[-1])
         if all(_repeats(graph, args, kwargs, output) for graph, output in zip(graphs, outputs)):
-            return Traced(graphs[0], graphs[1], args, kwargs, n_samples, outputs[0])
+            return graphs, outputs, (args, kwargs, n_samples)
         reasons.append(f"{name}: the graph does not repeat the model's output")
     raise NoBound(f"could not trace: {'; '.join(reasons)}")
 
@@ -95,13 +107,13 @@ def _arguments(inputs: Inputs, device: torch.device) -> tuple[tuple[Tensor, ...]
 
 
 def _check_model(side: str, model: nn.Module) -> None:
-    """Refuses weights that are no numbers, and hooks, which no graph shows."""
+    """Refuses weights that are no numbers, and modules that are not what they seem, which no graph shows."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise ModelError(f"parameter {name} of the {side} model holds NaN or infinity: repair or reload it")
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
-            raise NoBound(f"forward hook in module {name or 'the model itself'} of the {side} model")
+        if found := disguise(module):
+            raise NoBound(f"{found} in module {name or 'the model itself'} of the {side} model")
 
 
 def _trace_fx(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.GraphModule]:
@@ -132,7 +144,7 @@ def _check_same_operations(dense: fx.GraphModule, pruned: fx.GraphModule) -> Non
         ]
         if pair[0].op == "call_module" and spelled[0] == spelled[1]:
             modules = [graph.get_submodule(str(pair[0].target)) for graph in (dense, pruned)]
-            spelled = [(parametrize.type_before_parametrizations(m), m.extra_repr()) for m in modules]
+            spelled = [(type(m), m.extra_repr()) for m in modules]
         if spelled[0] != spelled[1]:
             raise ModelError(
                 f"the models differ in more than weights: {spelled[0]} and {spelled[1]} at {pair[0].name}; "

@@ -18,6 +18,17 @@ BOUND_DTYPE = torch.float64  # what sums of sensitivities and every bound are co
 # float32 next to nothing else and turn a ratio of 1 into 0/0. Where that is possible, float64 takes over.
 UNDERFLOW_GUARD = 2.0**-100
 
+# A float32 ratio is one product over a sum of K of them: K - 1 additions, and a few roundings of the weight, the
+# activation, their product, the reciprocal and the product with it, each by at most a unit. Two such ratios are
+# compared, so the relative difference that rounding alone can make is below 2 (K + 8) units.
+FLOAT32_UNIT = 2.0**-24
+FEW_ROUNDINGS = 8
+
+
+def ratio_rounding(fan_in: int) -> float:
+    """The largest relative difference that float32 makes between two ratios of this fan-in that are equal."""
+    return 2 * (fan_in + FEW_ROUNDINGS) * FLOAT32_UNIT
+
 
 def inverse_or_zero(denominator: Tensor) -> Tensor:
     """1 / denominator, and 0 where the denominator is 0: the convention 0/0 := 0 of T2 (numerators are 0 there)."""

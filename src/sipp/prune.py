@@ -14,39 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp import baselines
 from sipp.assumption import check_assumption
 from sipp.baselines import Loss
-from sipp.batches import Data, count_points
-from sipp.bounds import (
-    Guarantee,
-    Mode,
-    NetworkBound,
-    layer_bound,
-    layer_weights,
-    no_bound,
-    paper_bound,
-    row_guarantee,
-)
+from sipp.batches import Data
+from sipp.bounds import Mode, layer_weights
 from sipp.budget import Posed, allocate_posed, largest, order_of, pose
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
-from sipp.layers import Selector, find_sites, unwrap, warn_of_frozen
+from sipp.layers import Selector, unwrap
 from sipp.numerics import budget_of
-from sipp.progress import progress_bar
-from sipp.pruned import Allocation, Draws, Method, Pruned, PrunedLayer, Ranking
-from sipp.records import NormStats, Reduce, Weight, from_rows, to_rows
-from sipp.sample_size import C_CONSTANT, K_CONSTANT, PRUNE_FACTOR, SIMPLE_FACTOR, check_delta, resolve_points
-from sipp.sensitivity import ChunkBytes, score
+from sipp.pruned import CONFIDENCE, Allocation, Draws, Method, Pruned, PrunedLayer, Ranking
+from sipp.ranking import ROW_METHODS, holdout_norms, take_aside, weights_of
+from sipp.ranking import rank as rank  # scores without a budget: `cut` them at any
+from sipp.records import NormStats, Reduce, from_rows, to_rows
+from sipp.sample_size import C_CONSTANT, K_CONSTANT
+from sipp.sensitivity import ChunkBytes
 from sipp.sound import sound_network_bound
-from sipp.sparsify import RAND, STRATEGIES, SparseRows, det_rows, keep_masked, sparsify_layers
-
-_ROW_METHODS: dict[str, Literal["det", "rand", "hybrid"]] = {
-    "sipp-det": "det",
-    "sipp-simple": "det",
-    "sipp-rand": "rand",
-    "sipp-hybrid": "hybrid",
-}
+from sipp.sparsify import SparseRows, det_rows, given_rows, sparsify_layers
+from sipp.statements import state
 
 
 def prune(
@@ -57,6 +42,7 @@ def prune(
     budget: int | None = None,
     method: Method = "sipp-hybrid",
     delta: float = 1e-16,
+    confidence: float = CONFIDENCE,
     seed: int = 0,
     draws: Draws = "until",
     allocation: Allocation = "rows",
@@ -78,8 +64,10 @@ def prune(
     """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
     `allocation="network"` weighs a row's error by what it costs the network (kappa_l Delta_l), `bound` chooses how the
-    network statement is computed: the paper's formula, or operator norms on the graph of the model.
-    `looks_at_assumption` adds what the data (and a `holdout`, which serves nothing else here) says of T4's assumption.
+    network statement is computed: the paper's formula, or operator norms on the graph of the model. What rests on a
+    maximum over points holds for all but a share of inputs, at `confidence` (T18); for the network statement that share
+    is smallest with a `holdout` of points that serve nothing else. `bound="sound"` needs such points: without a holdout
+    the last quarter of `data` is kept aside, not scored. `looks_at_assumption` adds what data and holdout say of T4.
 
     Example:
         >>> import sipp, torch
@@ -88,21 +76,29 @@ def prune(
         >>> pruned.kept, pruned.n_weights
         (96, 192)
     """
-    if bound not in get_args(Mode):
-        raise OptionError(f"bound={bound!r} is not one of {', '.join(get_args(Mode))}")
-    if (bound == "sound" or looks_at_assumption) and hasattr(data, "__next__"):
-        raise OptionError(
-            "bound='sound' and looks_at_assumption read the data twice: give a list, a loader or a tensor"
-        )
-    if holdout is not None and not looks_at_assumption:
-        raise OptionError("holdout is only looked at with looks_at_assumption=True; to certify, use sipp.certify")
-    n_weights = sum(weight.n_weights for weight in _weights(unwrap(model), include, exclude))
+    _check_reading(data, holdout, bound, looks_at_assumption)
+    n_weights = sum(weight.n_weights for weight in weights_of(unwrap(model), include, exclude))
     n_kept = _budget(keep, budget, n_weights)  # before the work: a wrong budget should not cost a pass over the data
+    aside = holdout
+    if bound == "sound" and data is not None and holdout is None:
+        data, aside = take_aside(
+            model,
+            data,
+            n_points,
+            delta,
+            method=method,
+            k_constant=k_constant,
+            include=include,
+            exclude=exclude,
+            seed=seed,
+        )
+        n_points = None
     ranking = rank(
         model,
         data,
         method=method,
         delta=delta,
+        confidence=confidence,
         seed=seed,
         draws=draws,
         allocation=allocation,
@@ -117,12 +113,20 @@ def prune(
         chunk_bytes=chunk_bytes,
         kernel=kernel,
         progress=progress,
+        statements=True,
     )
+    if bound == "paper" and holdout is not None and ranking.scores is not None:
+        ranking = replace(
+            ranking,
+            holdout=holdout_norms(
+                ranking, holdout, include=include, exclude=exclude, chunk_bytes=chunk_bytes, kernel=kernel
+            ),
+        )
     pruned = cut(ranking, n_kept, seed=seed)
-    if bound == "sound" and ranking.scores is not None and data is not None:
-        constants = {"delta": delta, "c_constant": c_constant, "k_constant": k_constant}
-        statement = sound_network_bound(ranking.model, pruned.model, data, ranking.scores, seed=seed, **constants)
-        pruned = replace(pruned, bound=statement)
+    if bound == "sound" and ranking.scores is not None and aside is not None:
+        pruned = replace(
+            pruned, bound=sound_network_bound(ranking.model, pruned.model, aside, ranking.scores, confidence=confidence)
+        )
     if looks_at_assumption and data is not None and ranking.scores is not None:
         found = check_assumption(
             ranking.model,
@@ -140,67 +144,6 @@ def prune(
     return pruned
 
 
-def rank(
-    model: nn.Module,
-    data: Data | None,
-    *,
-    method: Method = "sipp-hybrid",
-    delta: float = 1e-16,
-    seed: int = 0,
-    draws: Draws = "until",
-    allocation: Allocation = "rows",
-    reduce: Reduce = "max",
-    norm_stats: NormStats = "running",
-    n_points: int | Literal["theory"] | None = None,
-    include: Selector | None = None,
-    exclude: Selector | None = None,
-    loss: Loss = F.cross_entropy,
-    c_constant: float = C_CONSTANT,
-    k_constant: float = K_CONSTANT,
-    chunk_bytes: ChunkBytes = "auto",
-    kernel: Kernel = "auto",
-    progress: bool = False,
-) -> Ranking:
-    """The scores of every prunable weight by `method`: all of pruning that does not depend on the budget."""
-    _check_options(method, draws, allocation, delta, c_constant, k_constant)
-    model = unwrap(model)
-    weights = _weights(model, include, exclude)
-    warn_of_frozen(model, weights)
-    if data is None and method not in ("wt", "random"):
-        raise OptionError(f"method={method!r} needs data: an iterable of batches, a tensor of points or a Dataset")
-    scores = None
-    if method == "wt":
-        by_name = baselines.wt(model, include=include, exclude=exclude)
-    elif method == "random":
-        by_name = baselines.random(model, include=include, exclude=exclude, seed=seed)
-    else:
-        assert data is not None
-        n, data = resolve_points(model, data, n_points, delta, k_constant=k_constant, include=include, exclude=exclude)
-        if method == "snip":
-            by_name = baselines.snip(
-                model, data, loss=loss, include=include, exclude=exclude, norm_stats=norm_stats, n_points=n, seed=seed
-            )
-        else:
-            with progress_bar("scoring", n or count_points(data), shown=progress) as advance:
-                scores = score(
-                    model,
-                    find_sites(model, include=include, exclude=exclude),
-                    data,
-                    reduce=reduce,
-                    norm_stats=norm_stats,
-                    n_points=n,
-                    seed=seed,
-                    chunk_bytes=chunk_bytes,
-                    kernel=kernel,
-                    on_batch=lambda batch: advance(batch.n_points),
-                )
-    if scores is None:
-        ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in weights)
-    else:
-        ranks = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
-    return Ranking(model, weights, ranks, scores, method, draws, allocation, delta, c_constant, k_constant)
-
-
 def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
     uncut = before_cut(ranking)
@@ -211,21 +154,9 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     for weight, row in zip(ranking.weights, rows):
         parameter = pruned_model.get_parameter(weight.name)
         masks[weight.name] = from_rows(weight, row.mask_FK, parameter).to(parameter.device)
-    has_bound = ranking.scores is not None and ranking.scores.reduce == "max"
-    guarantee, bound = _statements(ranking, rows, dense)
-    layers = tuple(_layer_record(ranking, i, row, dense[i], bound, has_bound=has_bound) for i, row in enumerate(rows))
-    _warn_of_dead(layers)
-    return Pruned(
-        model=pruned_model,
-        masks=masks,
-        layers=layers,
-        guarantee=guarantee,
-        bound=bound,
-        method=ranking.method,
-        budget=budget,
-        kept=sum(layer.kept for layer in layers),
-        seed=seed,
-    )
+    pruned = state(ranking, rows, dense, pruned_model, masks, budget=budget, seed=seed)
+    _warn_of_dead(pruned.layers)
+    return pruned
 
 
 @dataclass(frozen=True)
@@ -240,7 +171,7 @@ class Uncut:
 def before_cut(ranking: Ranking, *, n_cuts: int = 1) -> Uncut:
     """The weights of a ranking, ready for this many budgets. Rows do not depend on the number."""
     dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
-    is_sampled = ranking.scores is not None and _ROW_METHODS.get(ranking.method) in ("rand", "hybrid")
+    is_sampled = ranking.scores is not None and ROW_METHODS.get(ranking.method) in ("rand", "hybrid")
     order = order_of(ranking.ranks) if n_cuts > 1 and not is_sampled else None
     return Uncut(dense, order, _pose(ranking, dense) if n_cuts > 1 and is_sampled else None)
 
@@ -267,10 +198,10 @@ def write_rows(model: nn.Module, ranking: Ranking, rows: list[SparseRows]) -> No
 def sparse_rows(ranking: Ranking, uncut: Uncut, budget: int, *, seed: int) -> list[SparseRows]:
     """Budget (T10), then rows (T5, T6, T8, T9). Without a method for rows: the largest scores, values unchanged."""
     generator = torch.Generator().manual_seed(seed)
-    row_method, dense = _ROW_METHODS.get(ranking.method), uncut.dense
+    row_method, dense = ROW_METHODS.get(ranking.method), uncut.dense
     if ranking.scores is None or row_method is None or budget == ranking.n_weights:
         masks = largest(ranking.ranks, budget, order=uncut.order)
-        return [keep_masked(w, mask) for w, mask in zip(dense, masks)]
+        return [masked_rows(ranking, i, w, mask) for i, (w, mask) in enumerate(zip(dense, masks))]
     if row_method == "det" and ranking.allocation == "rows":  # the largest scores of all are the largest of each row
         masks = largest(ranking.ranks, budget, order=uncut.order)
         triples = zip(dense, ranking.ranks, masks)
@@ -295,58 +226,13 @@ def sparse_rows(ranking: Ranking, uncut: Uncut, budget: int, *, seed: int) -> li
     )
 
 
-def _statements(ranking: Ranking, rows: list[SparseRows], dense: list[Tensor]) -> tuple[Guarantee | None, NetworkBound]:
-    """What is promised for rows and layers, and for the network, with every reason against it."""
+def masked_rows(ranking: Ranking, i: int, weight_FK: Tensor, mask_FK: Tensor) -> SparseRows:
+    """The weights of layer i under a mask, unchanged, with the bound of T17 where there are sensitivities."""
     if ranking.scores is None:
-        return None, no_bound(f"{ranking.method} is a heuristic: the statements rest on sensitivities", ranking.delta)
-    is_sampled = any(bool((row.strategy_F == RAND).any()) for row in rows)
-    reasons = []
-    if is_sampled and ranking.draws == "until":
-        reasons.append("draws='until' makes the number of draws depend on the draws, T6 is proved for draws='fixed'")
-    conditions = row_guarantee(
-        ranking.scores,
-        delta=ranking.delta,
-        factor=SIMPLE_FACTOR if ranking.method == "sipp-simple" else PRUNE_FACTOR,
-        c_constant=ranking.c_constant,
-        k_constant=ranking.k_constant,
-        reasons=reasons,
-    )
-    bound = paper_bound(
-        ranking.model,
-        ranking.scores,
-        [float(row.eps_F.max()) for row in rows],
-        dense,
-        [row.values_FK for row in rows],
-        delta=ranking.delta,
-        is_sampled=is_sampled,
-        c_constant=ranking.c_constant,
-        k_constant=ranking.k_constant,
-        reasons=reasons,
-    )
-    return conditions, bound
-
-
-def _layer_record(
-    ranking: Ranking, i: int, rows: SparseRows, dense_FK: Tensor, bound: NetworkBound, *, has_bound: bool
-) -> PrunedLayer:
-    weight = ranking.weights[i]
-    complexity = ranking.scores.layers[i].sign_complexity if ranking.scores is not None else None
-    is_dead = (dense_FK != 0).any(1) & ~((rows.values_FK != 0).any(1))
-    names = {} if ranking.scores is None else STRATEGIES
-    return PrunedLayer(
-        name=weight.name,
-        layer_type=weight.layer_type,
-        n_rows=weight.n_rows,
-        fan_in=weight.fan_in,
-        kept=int(rows.mask_FK.sum()),
-        strategies={name: int((rows.strategy_F == code).sum()) for code, name in names.items()},
-        dead_rows=tuple(is_dead.nonzero().flatten().tolist()),
-        eps_F=rows.eps_F if has_bound else None,
-        eps=float(rows.eps_F.max()) if has_bound else None,
-        sign_complexity=complexity,
-        bound=layer_bound(rows.eps_F, complexity) if has_bound else None,
-        kappa=bound.kappas.get(weight.name) if has_bound else None,
-    )
+        values_FK = torch.where(mask_FK, weight_FK, 0.0)
+        return given_rows(weight_FK, values_FK, mask_FK, None, c_constant=ranking.c_constant)
+    sensitivity_FK = ranking.scores.layers[i].sensitivity_FK.cpu()
+    return det_rows(weight_FK, sensitivity_FK, mask_FK, c_constant=ranking.c_constant)
 
 
 def _warn_of_dead(layers: tuple[PrunedLayer, ...]) -> None:
@@ -360,11 +246,6 @@ def _warn_of_dead(layers: tuple[PrunedLayer, ...]) -> None:
             )
 
 
-def _weights(model: nn.Module, include: Selector | None, exclude: Selector | None) -> tuple[Weight, ...]:
-    sites = find_sites(model, include=include, exclude=exclude)
-    return tuple({weight.name: weight for site in sites for weight in site.weights.values()}.values())
-
-
 def _budget(keep: float | None, budget: int | None, n_weights: int) -> int:
     if (keep is None) == (budget is None):
         raise OptionError("give exactly one of keep (a share in (0, 1]) and budget (a number of weights)")
@@ -375,14 +256,15 @@ def _budget(keep: float | None, budget: int | None, n_weights: int) -> int:
     return budget
 
 
-def _check_options(
-    method: str, draws: str, allocation: str, delta: float, c_constant: float, k_constant: float
-) -> None:
-    chosen = (("method", method, Method), ("draws", draws, Draws), ("allocation", allocation, Allocation))
-    for name, value, allowed in chosen:
-        if value not in get_args(allowed):
-            raise OptionError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
-    check_delta(delta)
-    for name, constant in (("c_constant", c_constant), ("k_constant", k_constant)):
-        if not constant > 0:
-            raise OptionError(f"{name}={constant!r} must be positive")
+def _check_reading(data: Data | None, holdout: Data | None, bound: str, looks_at_assumption: bool) -> None:
+    """Refuses what cannot be read as often as it must be, and a holdout that would serve nothing."""
+    if bound not in get_args(Mode):
+        raise OptionError(f"bound={bound!r} is not one of {', '.join(get_args(Mode))}")
+    if (bound == "sound" or looks_at_assumption) and hasattr(data, "__next__"):
+        raise OptionError(
+            "bound='sound' and looks_at_assumption read the data twice: give a list, a loader or a tensor"
+        )
+    if holdout is not None and data is None:
+        raise OptionError("holdout serves statements about points, and there is no data: give both, or neither")
+    if looks_at_assumption and hasattr(holdout, "__next__"):
+        raise OptionError("looks_at_assumption reads the holdout again: give a list, a loader or a tensor")

@@ -8,13 +8,15 @@ from typing import Literal
 from torch import Tensor, nn
 
 from sipp.assumption import Assumption
-from sipp.bounds import Guarantee, NetworkBound
+from sipp.bounds import Guarantee, Measured, NetworkBound, layer_bound
 from sipp.display import pruned_table
 from sipp.records import Scores, Weight
 
 Method = Literal["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "wt", "snip", "random"]
+Origin = Method | Literal["given"]  # "given": the new weights were the caller's own
 Draws = Literal["until", "fixed"]
 Allocation = Literal["rows", "network"]
+CONFIDENCE = 0.95  # of statements about all but a share of inputs (T18, T19)
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,17 @@ class PrunedLayer:
     kept: int
     strategies: dict[str, int]  # how many rows each strategy took; empty for a baseline
     dead_rows: tuple[int, ...]  # rows that had weights and have none now
-    eps_F: Tensor | None  # the bound of each row (T5, T6, T9)
+    eps_F: Tensor | None  # the bound of each row (T5, T6, T9, T17)
     eps: float | None  # eps_l, the largest of them
     sign_complexity: float | None  # Delta_l
     bound: float | None  # eps_l Delta_l (T11)
     kappa: float | None  # the layer condition number (T12)
+    eps_measured: float | None = None  # eps_l with the measured constant (T19)
+
+    @property
+    def bound_measured(self) -> float | None:
+        """eps_l Delta_l of T11 with the measured constant."""
+        return layer_bound(self.eps_measured, self.sign_complexity)
 
     @property
     def n_weights(self) -> int:
@@ -61,12 +69,14 @@ class Pruned:
     model: nn.Module
     masks: dict[str, Tensor]
     layers: tuple[PrunedLayer, ...]
-    guarantee: Guarantee | None  # the statement about rows and layers (T5-T11); None for a baseline
+    guarantee: Guarantee | None  # the statement about rows and layers (T5-T11, T17); None where nothing was scored
     bound: NetworkBound  # the statement about the network (T12)
-    method: Method
+    method: Origin
     budget: int  # asked for
-    kept: int  # reached: less only where sampling had fewer weights to draw from
+    kept: int  # reached: less where sampling had fewer weights to draw from; random with draws="fixed"
     seed: int
+    draws: Draws = "until"
+    measured: Measured | None = None  # the same without T4's assumption (T19); None where nothing was scored
     assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
 
     @property
@@ -89,13 +99,17 @@ class Ranking:
     model: nn.Module  # the dense network, untouched
     weights: tuple[Weight, ...]
     ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
-    scores: Scores | None  # None for a baseline: then nothing is promised
-    method: Method
+    scores: Scores | None  # None where nothing was scored: then nothing is promised
+    method: Origin
     draws: Draws
     allocation: Allocation
     delta: float
     c_constant: float
     k_constant: float
+    confidence: float = CONFIDENCE
+    obstacle: str = ""  # why T12 does not bind the model; empty if it does
+    unscored: str = ""  # why nothing was scored; empty if it was
+    holdout: Scores | None = None  # norms on points that are new to the pruning (T18)
 
     @property
     def n_weights(self) -> int:

@@ -85,6 +85,9 @@ class LayerScores:
     n_outputs: int  # eta_l: output scalars for one input
     sign_complexity: float | None  # Delta_l; None where points could not be told apart
     output_ratio: float | None  # max over S of ||Z_l(x)|| / ||f(x)||, the data part of kappa_l
+    quadrants_B: Tensor | None  # of each point: the four norms ||Z_l^{st}(x)|| added up, by ||f(x)|| (T18); or unknown
+    first_FK: Tensor | None = None  # s_j on the points of S1 alone; None where no point of S2 was met (T19)
+    apart_FK: Tensor | None = None  # and on those of S2 alone
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,13 @@ class Scores:
     reduce: Reduce
     norm_stats: NormStats
     batch_dependent: bool  # a point's patches depend on its batch (batch statistics): T4-T12 speak of batches
+    keys: frozenset[bytes]  # what the draws are, so that equal ones count once: points, or (batch_dependent) batches
+    n_apart: int | None = None  # points in S2 that are not in S1, equal ones once (T19); None where S was not split
 
     @property
-    def n_draws(self) -> int:
-        """n of T4: the independent draws that the maxima were taken over, points or (batch_dependent) whole batches."""
-        return self.n_batches if self.batch_dependent else self.n_points
+    def n_distinct(self) -> int:
+        """n of T4 and T18: the different draws that the maxima were taken over, points or whole batches."""
+        return len(self.keys)
 
     @property
     def n_outputs(self) -> int:

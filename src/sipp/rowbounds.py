@@ -1,4 +1,4 @@
-"""Sensitivities and a number kept or drawn per row in, the row's relative error bound out (T5, T6, T7).
+"""Sensitivities and a number kept or drawn per row in, the row's relative error bound out (T5, T6, T7, T17).
 
 Both bounds speak of one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
 T7 stands here because it is what turns a number kept into a number drawn.
@@ -38,6 +38,21 @@ def eps_det(sensitivity_FK: Tensor, kept_F: Tensor, *, c_constant: float) -> Ten
     check_kept(kept_F, sensitivity_FK)
     check_constants(c_constant=c_constant)
     return c_constant * tail_sum(sensitivity_FK, largest_in_rows(sensitivity_FK, kept_F))
+
+
+def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
+    """T17, F float64: C times the sum of |1 - r_j| s_j for rows whose weights w_j became r_j w_j, however chosen.
+
+    With r_j = 0 for what is removed and 1 for what is kept this is T5. Infinite where a weight was 0 and is not any
+    more, or is no number: there is no r_j.
+    """
+    sums = []
+    for rows in row_chunks(weight_FK):
+        weight, values = weight_FK[rows].to(BOUND_DTYPE), values_FK[rows].to(BOUND_DTYPE)
+        changed = torch.where(values == weight, 0.0, (1.0 - values / weight).abs())  # infinite or NaN: no r_j
+        lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(BOUND_DTYPE), torch.inf)
+        sums.append(lost.sum(1))
+    return c_constant * torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=weight_FK.device), *sums])
 
 
 def eps_rand(total_F: Tensor, n_draws_F: Tensor, *, n_outputs: int, delta: float, c_constant: float) -> Tensor:

@@ -25,18 +25,25 @@ SIMPLE_FACTOR = 16
 NETWORK_FACTOR = 6
 
 
+def factor_of(method: str) -> int:
+    """The factor c of T4 for the statement about the rows that a method prunes."""
+    return SIMPLE_FACTOR if method == "sipp-simple" else PRUNE_FACTOR
+
+
 def sample_size(
     model: nn.Module,
     example: Any,
     delta: float = 1e-16,
     *,
+    method: str = "sipp-hybrid",
     k_constant: float = K_CONSTANT,
     include: Selector | None = None,
     exclude: Selector | None = None,
 ) -> int:
     """The number of calibration points that pruning needs for its guarantee at failure probability `delta` (T4).
 
-    `example` is one batch; eta and rho are read off one dry run of the model over it.
+    `example` is one batch; eta and rho are read off one dry run of the model over it. `method` decides how many events
+    share delta: `sipp-simple` needs a few points more.
 
     Example:
         >>> import sipp, torch
@@ -58,7 +65,7 @@ def sample_size(
     capture(model, sites, batches, on_use=on_use, on_output=lambda output, batch: None)
     if not fan_ins:
         raise DataError("the example brings no patch to any prunable weight: give a batch of at least one whole point")
-    return points_needed(sum(outputs.values()), max(fan_ins), delta, factor=PRUNE_FACTOR, k_constant=k_constant)
+    return points_needed(sum(outputs.values()), max(fan_ins), delta, factor=factor_of(method), k_constant=k_constant)
 
 
 def points_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
@@ -79,6 +86,7 @@ def resolve_points(
     n_points: int | Literal["theory"] | None,
     delta: float,
     *,
+    method: str = "sipp-hybrid",
     k_constant: float = K_CONSTANT,
     include: Selector | None = None,
     exclude: Selector | None = None,
@@ -96,5 +104,7 @@ def resolve_points(
         example = next(batches, None)
         if example is None:
             raise DataError("the data holds no batch: at least one batch with one point is needed")
-        data = itertools.chain([example], batches)
-    return sample_size(model, example, delta, k_constant=k_constant, include=include, exclude=exclude), data
+        if hasattr(data, "__next__"):  # anything else begins anew
+            data = itertools.chain([example], batches)
+    needed = sample_size(model, example, delta, method=method, k_constant=k_constant, include=include, exclude=exclude)
+    return needed, data

@@ -7,21 +7,25 @@ T1-T3: for row i, weight j of sign s and activations of sign t,
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import TensorDataset
 
 from sipp import kernels
+from sipp.apart import hold_back
 from sipp.batches import FEWEST_POINTS, Data, batches_of
 from sipp.capture import Forms, capture, depends_on_batch, output_norms
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import device_of
+from sipp.pointkeys import keys_of
 from sipp.records import Batch, NormStats, Reduce, Scores, Use, Weight, from_rows
 from sipp.sample_size import resolve_points
 from sipp.tally import Tally
@@ -89,12 +93,16 @@ def score(
     kernel: Kernel = "auto",
     on_batch: Callable[[Batch], None] | None = None,
     checked: Forms | None = None,
+    splits: bool = False,
 ) -> Scores:
     """The scores of all weights of `sites` over the calibration points (T3), with the norms of T11 and T12.
 
     `checked` holds the forms of batches whose layers were checked in earlier calls (see `capture`), and grows.
+    With `splits` the last points are S2 of T19, and their maxima are kept apart from those of S1 too.
     """
     _check_options(reduce, norm_stats)
+    is_batch_dependent = depends_on_batch(model, norm_stats)
+    splits = splits and reduce == "max" and not is_batch_dependent
     device = device_of(model)
     chosen = kernels.pick(kernel, device)
     n_bytes = chunk_of(chunk_bytes, device)
@@ -102,6 +110,8 @@ def score(
     tallies = {name: Tally(weight, model, chosen, reduce, n_bytes) for name, weight in weights.items()}
     total_points = n_batches = largest_batch = 0
     checked = set() if checked is None else checked
+    keys: set[bytes] = set()
+    apart: set[bytes] = set()  # the points of S2
 
     def on_output(output: Any, batch: Batch) -> None:
         norms_B = output_norms(output, batch.n_points)
@@ -109,17 +119,23 @@ def score(
             tally.close_batch(norms_B)
 
     few = FEWEST_POINTS if reduce == "mean" and _waits(model, sites, data, device, norm_stats) else None
-    for batch in batches_of(data, device=device, n_points=n_points, seed=seed, batch_size=few):
+    batches = batches_of(data, device=device, n_points=n_points, seed=seed, batch_size=few)
+    for batch, n_first in hold_back(batches) if splits else ((batch, batch.n_points) for batch in batches):
+        found = draw_keys(batch)
+        keys |= {hashlib.sha256(b"".join(found)).digest()} if is_batch_dependent else set(found[:n_first])
+        apart |= set(found[n_first:])
         # A mean over a point's patches ends with its last use, so the uses are counted first, in a pass of their own.
         n_uses = _count_uses(model, sites, batch, norm_stats) if reduce == "mean" else {}
         n_seen = sum(tally.order is not None for tally in tallies.values())
 
-        def on_use(weight: Weight, use: Use, batch: Batch, n_uses: dict[str, int] = n_uses) -> None:
+        def on_use(
+            weight: Weight, use: Use, batch: Batch, n_uses: dict[str, int] = n_uses, n_first: int = n_first
+        ) -> None:
             nonlocal n_seen
             tally = tallies[weight.name]
             if tally.order is None:
                 tally.order, n_seen = n_seen, n_seen + 1
-            tally.add(use, batch, n_uses.get(weight.name, 1))
+            tally.add(use, batch, n_uses.get(weight.name, 1), n_first)
 
         capture(model, sites, [batch], on_use=on_use, on_output=on_output, norm_stats=norm_stats, checked=checked)
         total_points, n_batches = total_points + batch.n_points, n_batches + 1
@@ -133,8 +149,17 @@ def score(
         largest_batch=largest_batch,
         reduce=reduce,
         norm_stats=norm_stats,
-        batch_dependent=depends_on_batch(model, norm_stats),
+        batch_dependent=is_batch_dependent,
+        keys=frozenset(keys | apart),
+        n_apart=len(apart - keys) if splits and all(tally.tells_apart for tally in tallies.values()) else None,
     )
+
+
+def draw_keys(batch: Batch) -> list[bytes]:
+    """What makes each point of the batch the point it is; points that have no key count as different ones."""
+    if any(isinstance(value, PackedSequence) for value in (*batch.args, *batch.kwargs.values())):
+        return [f"{batch.where}, point {i}".encode() for i in range(batch.n_points)]
+    return keys_of(batch)
 
 
 def _waits(model: nn.Module, sites: tuple[Site, ...], data: Data, device: torch.device, norm_stats: NormStats) -> bool:

@@ -17,11 +17,13 @@ from sipp.rowbounds import (
     check_constants,
     check_kept,
     check_sensitivity,
+    eps_given,
     largest_in_rows,
     sampling_constant,
     tail_sum,
 )
 from sipp.rowloops import (
+    MAX_DRAWS,
     add_up,
     as_array,
     check_rows,
@@ -44,7 +46,7 @@ WHOLE = 2  # nothing of positive sensitivity was lost
 STRATEGIES = {DET: "det", RAND: "rand", WHOLE: "whole"}
 
 EMPTY_ROW_EPS = 1.0  # a row without weights answers 0 in every quadrant, and |0 - z| = z
-_DRAW_SLACK = 1e-9  # N(m) is computed: one that is a whole number (N(1) = 1) must not be rounded up to the next
+_DRAW_SLACK = 1e-9  # N(m) is computed: one that is a whole number (N(1) = 1) must not be rounded down to the last
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,23 @@ class SparseRows:
     eps_F: Tensor  # float64, the bound of T5, T6 or T9
 
 
-def keep_masked(weight_FK: Tensor, mask_FK: Tensor) -> SparseRows:
-    """The weights under a given mask, unchanged; no bound is claimed beyond 0 for a complete row."""
-    whole_F = mask_FK.all(1)
+def given_rows(
+    weight_FK: Tensor, values_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | None, *, c_constant: float
+) -> SparseRows:
+    """Rows whose new values are given, whatever chose them, with the bound of T17.
+
+    Without sensitivities nothing is claimed but 0 for a row that did not change.
+    """
+    if sensitivity_FK is None:
+        eps_F = torch.where((values_FK == weight_FK).all(1), 0.0, math.inf).to(BOUND_DTYPE)
+    else:
+        eps_F = eps_given(weight_FK, values_FK, sensitivity_FK, c_constant=c_constant)
     return SparseRows(
-        values_FK=torch.where(mask_FK, weight_FK, torch.zeros_like(weight_FK)),
+        values_FK=values_FK,
         mask_FK=mask_FK,
-        strategy_F=torch.where(whole_F, WHOLE, DET).to(torch.int8),
-        n_draws_F=torch.zeros(len(weight_FK), dtype=BOUND_DTYPE, device=weight_FK.device),
-        eps_F=torch.where(whole_F, 0.0, math.inf).to(BOUND_DTYPE),
+        strategy_F=torch.where(eps_F == 0, WHOLE, DET).to(torch.int8),
+        n_draws_F=torch.zeros_like(eps_F),
+        eps_F=eps_F,
     )
 
 
@@ -85,8 +95,9 @@ def sparsify(
     """Each row with `kept_F` of its weights: the most sensitive ones unchanged, or a re-weighted sample of them.
 
     method: det (T5), rand (T6), hybrid (T9, the smaller bound of each row). draws: "until" the row holds m different
-    weights, so the count is exact, or a "fixed" number ceil(N(m)), so unbiasedness and T6 are exact (T8). A weight that
-    is zero or has no sensitivity is never drawn. Rows that may keep all they can draw are kept whole.
+    weights, so the count is exact, or a "fixed" number floor(N(m)), so unbiasedness and T6 are exact and m different
+    weights are the most to be expected (T8). A weight that is zero or has no sensitivity is never drawn. Rows that may
+    keep all they can draw are kept whole.
     """
     return sparsify_layers(
         [weight_FK],
@@ -125,7 +136,8 @@ def sparsify_layers(
     layers = [_Layer(*map(as_array, (_wide(w), s, m.to(torch.int64)))) for w, s, m in zip(weights, sensitivities, kept)]
     one = torch.ones((), dtype=BOUND_DTYPE)
     scale = float(sampling_constant(one, n_outputs=n_outputs, delta=delta, c_constant=c_constant))
-    _settle(layers, sensitivities, is_hybrid=method == "hybrid", c_constant=c_constant, scale=scale)
+    options = {"is_hybrid": method == "hybrid", "is_whole": draws == "fixed"}
+    _settle(layers, sensitivities, **options, c_constant=c_constant, scale=scale)
     _draw(layers, draws, generator)
     results = []
     for weight_FK, layer in zip(weights, layers):
@@ -150,16 +162,22 @@ class _Layer:
 
 
 def _settle(
-    layers: list[_Layer], sensitivities: Sequence[Tensor], *, is_hybrid: bool, c_constant: float, scale: float
+    layers: list[_Layer],
+    sensitivities: Sequence[Tensor],
+    *,
+    is_hybrid: bool,
+    is_whole: bool,
+    c_constant: float,
+    scale: float,
 ) -> None:
-    """Nothing; T9 for each row of each layer: all is settled but what is drawn."""
+    """Settles T9 for each row of each layer, all but what is drawn. `is_whole`: N(m) is rounded down to a number."""
     n_unused = [np.zeros(len(layer.kept_F), dtype=np.int64) for layer in layers]
 
     def work(i: int, first: int, end: int, scratch: np.ndarray) -> None:
         layer, part = layers[i], slice(first, end)
         given = (layer.weight_FK, layer.worth_FK, layer.kept_F)
         results = (layer.values_FK, layer.mask_FK, layer.strategy_F, layer.total_F, layer.expected_F, layer.eps_F)
-        options = (is_hybrid, c_constant, scale, scratch)
+        options = (is_hybrid, is_whole, c_constant, scale, scratch)
         _settle_rows(*(a[part] for a in given), *options, *(a[part] for a in results), n_unused[i][part])
 
     over_rows(work, [layer.worth_FK.shape for layer in layers], n_scratch=3)
@@ -185,7 +203,8 @@ def _draw(layers: list[_Layer], draws: Draws, generator: torch.Generator) -> Non
 
 def _fixed_counts(lot: Lot, expected_F: np.ndarray, generator: torch.Generator) -> np.ndarray:
     share_DK = lot.worth_FK[lot.rows_D].astype(np.float64) / lot.total_F[lot.rows_D, None]
-    n_draws_D = np.ceil(expected_F[lot.rows_D] - _DRAW_SLACK)
+    # The most draws with U(N) <= m: the paper's "at most B weights" holds for what is expected, not for every draw.
+    n_draws_D = np.maximum(1.0, np.floor(expected_F[lot.rows_D] + _DRAW_SLACK))
     return as_array(draw_fixed(torch.from_numpy(share_DK), torch.from_numpy(n_draws_D), generator))
 
 
@@ -206,6 +225,7 @@ def _settle_rows(
     rows_FK: np.ndarray,
     kept_F: np.ndarray,
     is_hybrid: bool,
+    is_whole: bool,
     c_constant: float,
     scale: float,
     scratch: np.ndarray,
@@ -240,6 +260,7 @@ def _settle_rows(
             # eps = t + sqrt(t (t + 6)) has t = S~ / N = eps^2 / (6 + 2 eps): sampling m weights has a bound of at most
             # eps if N(m) is at least that N, which m >= U(N) tells without N(m)
             enough = scale * total * ((6.0 / eps_F[i] + 2.0) / eps_F[i]) if is_hybrid else 0.0
+            enough = math.ceil(enough) if is_whole and enough < MAX_DRAWS else enough
             if enough < math.inf and (not is_hybrid or m >= look(rates, enough)[0]):
                 strategy_F[i] = RAND
                 expected_F[i] = draws_of_row(rates, np.float64(cap), np.float64(m))
@@ -274,16 +295,14 @@ def _keep_largest(values_K: np.ndarray, m: int, keys: np.ndarray, mask_K: np.nda
 
 
 def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_constant: float) -> SparseRows:
-    """Each row with the weights under the mask, unchanged (T5); the mask holds a row's most sensitive weights."""
-    sensitivity_FK = torch.where(weight_FK != 0, sensitivity_FK, 0.0)
-    is_whole_F = mask_FK.sum(1) >= (sensitivity_FK > 0).sum(1)
-    eps_F = c_constant * tail_sum(sensitivity_FK, mask_FK)
+    """Each row with the weights under the mask, unchanged, whatever chose them (T5, T17 with r_j = 0 or 1)."""
+    eps_F = c_constant * tail_sum(torch.where(weight_FK != 0, sensitivity_FK, 0.0), mask_FK)
     return SparseRows(
         values_FK=torch.where(mask_FK, weight_FK, 0.0),
         mask_FK=mask_FK,
-        strategy_F=torch.where(is_whole_F, WHOLE, DET).to(torch.int8),
+        strategy_F=torch.where(eps_F == 0, WHOLE, DET).to(torch.int8),
         n_draws_F=torch.zeros_like(eps_F),
-        eps_F=torch.where(is_whole_F, 0.0, eps_F),
+        eps_F=eps_F,
     )
 
 

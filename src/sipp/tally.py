@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -49,6 +50,9 @@ class Tally:
         self.n_outputs = 0
         self.sign_complexity: float | None = 0.0
         self.output_ratio: float | None = 0.0
+        self.quadrants: list[Tensor] | None = []  # of each batch (T18); None once anything was unknown
+        self.tells_apart = True  # points of S1 and S2, where S is split
+        self.apart: tuple[Tensor, Tensor] | None = None  # sensitivity and best of the points of S2, if S is split (T19)
         self._open_batch()
 
     def _open_batch(self) -> None:
@@ -57,13 +61,18 @@ class Tally:
         self.squares_QB: Tensor | None = None  # ||Z^{st}(x)||^2 of the four quadrants, then ||Z(x)||^2
         self.sums_TBFK: Tensor | None = None  # `mean` only, for a weight with several uses
 
-    def add(self, use: Use, batch: Batch, n_uses: int) -> None:
-        """Nothing; takes one use into account. `n_uses` is how many this batch makes of the weight (for `mean`)."""
+    def add(self, use: Use, batch: Batch, n_uses: int, n_first: int | None = None) -> None:
+        """Takes one use into account. `n_uses` is how many this batch makes of the weight (for `mean`).
+
+        The points from `n_first` on belong to S2 and are kept apart from the others (T19).
+        """
         n_rows = use.n_rows or self.weight.n_rows - use.row_start
         rows = slice(use.row_start, use.row_start + n_rows)
         sizes = {"n_rows": n_rows, "fan_in": self.weight.fan_in}
         door.check_windows(f"batch {batch.index}: {self.weight.name}", use.windows, use.n_position_dims, **sizes)
         self._count(use, rows, batch)
+        if n_first is not None and n_first < batch.n_points and not use.attributed:
+            self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
         values = values_of(use.windows, self.kernel.extremes)
         if not bool(torch.isfinite(values.peak_B).all()):
             raise DataError(
@@ -73,26 +82,51 @@ class Tally:
         with exact_matmul():
             if self.reduce == "max":
                 for points, is_wide in self._runs(use, rows, values):
-                    self._add_max(use, rows, points, values, is_wide)
+                    for part, is_apart in _sides(points, n_first):
+                        with self._apart(is_apart):
+                            self._add_max(use, rows, part, values, is_wide)
             else:
                 self._add_mean(use, rows, values, batch, n_uses)
 
     def close_batch(self, output_norms_B: Tensor | None) -> None:
-        """Nothing; ends a batch: the points' means and norms are complete now."""
+        """Ends a batch: the points' means and norms are complete now."""
         if self.counts_BF is None or self.squares_QB is None:  # not used in this batch
+            self._keep_quadrants(None if output_norms_B is None else torch.zeros_like(output_norms_B))
             return
         self.n_outputs = max(self.n_outputs, int(self.counts_BF.sum(1).max()))
         if self.sums_TBFK is not None:
             self._fold(self.sums_TBFK, self.counts_BF, slice(None))
         norms_QB = self.squares_QB.sqrt()
-        complexity_B = to_output_B = None
+        complexity_B = to_output_B = quadrants_B = None
         if self.attributed:
             complexity_B = _ratio(norms_QB[:TOTAL].sum(0), norms_QB[TOTAL])
             if output_norms_B is not None:
                 to_output_B = _ratio(norms_QB[TOTAL], output_norms_B)
+                quadrants_B = _ratio(norms_QB[:TOTAL].sum(0), output_norms_B)
         self.sign_complexity = _running_max(self.sign_complexity, complexity_B)
         self.output_ratio = _running_max(self.output_ratio, to_output_B)
+        self._keep_quadrants(quadrants_B)
         self._open_batch()
+
+    def _keep_quadrants(self, quadrants_B: Tensor | None) -> None:
+        if quadrants_B is None or self.quadrants is None:
+            self.quadrants = None
+        else:
+            self.quadrants.append(quadrants_B.to("cpu", BOUND_DTYPE))
+
+    @contextmanager
+    def _apart(self, is_apart: bool) -> Iterator[None]:
+        """A context in which maxima go to those of S2 instead of those of S1 (T19)."""
+        if not is_apart:
+            yield
+            return
+        mine = self.sensitivity_FK, self.best_FK
+        self.sensitivity_FK, self.best_FK = self.apart or (torch.zeros_like(mine[0]), torch.zeros_like(mine[1]))
+        try:
+            yield
+        finally:
+            self.apart = self.sensitivity_FK, self.best_FK
+            self.sensitivity_FK, self.best_FK = mine
 
     def result(self) -> LayerScores:
         """The scores of this weight; raises if no input ever reached it."""
@@ -101,13 +135,17 @@ class Tally:
                 f"no input reached {self.weight.name}: the layer is not called in forward, or its weight is used "
                 f"through a functional call that cannot be seen; leave it as it is with exclude={self.weight.name!r}"
             )
+        joined_FK = self.sensitivity_FK if self.apart is None else torch.maximum(self.sensitivity_FK, self.apart[0])
         return LayerScores(
             weight=self.weight,
-            sensitivity_FK=self.sensitivity_FK,
+            sensitivity_FK=joined_FK,  # a maximum of maxima: the bits of one pass over all points
             order=self.order,
             n_outputs=self.n_outputs,
             sign_complexity=self.sign_complexity,
             output_ratio=self.output_ratio,
+            quadrants_B=torch.cat(self.quadrants) if self.quadrants else None,
+            first_FK=self.sensitivity_FK if self.apart is not None else None,
+            apart_FK=self.apart[0] if self.apart is not None else None,
         )
 
     def _count(self, use: Use, rows: slice, batch: Batch) -> None:
@@ -310,6 +348,14 @@ class Tally:
 def _is_extreme(use: Use, scale: float) -> bool:
     """Whether the scale of a point is no ordinary number of float32, so that to scale in float32 would lose it."""
     return use.windows.dtype != BOUND_DTYPE and not SMALLEST_NORMAL <= scale <= 1 / SMALLEST_NORMAL
+
+
+def _sides(points: slice, n_first: int | None) -> Iterator[tuple[slice, bool]]:
+    """The points before `n_first`, and those from it on, with whether they are the latter; empty sides are left out."""
+    middle = points.stop if n_first is None else min(max(n_first, points.start), points.stop)
+    for part, is_apart in ((slice(points.start, middle), False), (slice(middle, points.stop), True)):
+        if part.start < part.stop:
+            yield part, is_apart
 
 
 def _n_patches(use: Use) -> int:

@@ -35,20 +35,18 @@ def sensitivities(weights: list[np.ndarray], biases: list[np.ndarray], points: n
 def network_epsilon(
     weights: list[np.ndarray], pruned: list[np.ndarray], biases: list[np.ndarray], points: np.ndarray, eps: list[float]
 ) -> float:
-    """sum over layers of kappa_l Delta_l eps_l, kappa and Delta as maxima over the points."""
+    """sum over layers of eps_l, the norms after the layer, and the largest (sum of quadrants' norms) / ||f(x)||."""
     total = 0.0
     n_layers = len(weights)
     for l in range(n_layers):
         after = 1.0
         for k in range(l + 1, n_layers):
             after *= max(np.sqrt((weights[k] ** 2).sum()), np.sqrt((pruned[k] ** 2).sum()))
-        delta = kappa = 0.0
+        largest = 0.0
         for x in points:
-            inputs, products, output = forward(weights, biases, x)
-            a, w, z = inputs[l], weights[l], products[l]
+            inputs, _, output = forward(weights, biases, x)
+            a, w = inputs[l], weights[l]
             quadrants = [np.linalg.norm(np.maximum(s * w, 0) @ np.maximum(t * a, 0)) for s in (1, -1) for t in (1, -1)]
-            if np.linalg.norm(z) > 0:
-                delta = max(delta, sum(quadrants) / np.linalg.norm(z))
-                kappa = max(kappa, after * np.linalg.norm(z) / np.linalg.norm(output))
-        total += kappa * delta * eps[l]
+            largest = max(largest, sum(quadrants) / np.linalg.norm(output))
+        total += after * largest * eps[l]
     return total

@@ -266,8 +266,11 @@ def _promise(pruned: PrunedModel) -> str:
         return f"The holdout certifies outputs within {words.percent_up(certificate.epsilon)} of the dense network's"
     if certificate is not None:
         return f"Certificate: {certificate.verdict}"
-    met = pruned.bound is not None and pruned.bound.met
-    return "The theory's bound is met; no holdout was used" if met else "Nothing is promised: no certificate, no bound"
+    if pruned.bound is not None and pruned.bound.met:
+        return "The theory's bound is met, for all but a share of inputs; no holdout was used"
+    if pruned.measured is not None and pruned.measured.startswith("C = "):
+        return "Rows and layers have a bound with a measured constant; no holdout was used"
+    return "Nothing is promised: no certificate, no bound"
 
 
 def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

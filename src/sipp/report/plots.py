@@ -115,7 +115,7 @@ def _statement(record: Record) -> list[dict[str, Any]]:
 
 
 def statement_cards(
-    certificate: Certificate | None, bound: Bound | None, guarantee: str | None
+    certificate: Certificate | None, bound: Bound | None, guarantee: str | None, measured: str | None = None
 ) -> list[dict[str, Any]]:
     """The certificate and, beside it, the theory: a sentence each, and rows of name and value."""
     cards: list[dict[str, Any]] = []
@@ -126,17 +126,23 @@ def statement_cards(
         known = {name: certificate.values[name] for name in names if certificate.values.get(name) is not None}
         rows = [[name, up(value) if _is_limit(name, value) else _fact(value)] for name, value in known.items()]
         cards.append({"title": "Certificate (holdout)", "text": certificate.sentence, "rows": rows})
+    if measured is not None:
+        cards.append({"title": "Theory with a measured constant", "text": measured, "rows": []})
+    title = "Theory with the assumed constant"
     if bound is None or bound.epsilon is None:
         reason = bound.reason if bound is not None and bound.reason else "no statement was made"
-        cards.append({"title": "Theory", "text": f"No bound: {reason}.", "rows": []})
+        cards.append({"title": title, "text": f"No bound: {reason}.", "rows": []})
         return cards
-    text = "The conditions of the theorem are met."
+    text = f"The conditions are met: {bound.words}." if bound.words else "The conditions of the theorem are met."
     if not bound.met:
-        text = f"Not met, so this epsilon is a number and not a promise: {bound.reason}."
-    rows = [["epsilon", up(bound.epsilon)], ["delta", _fact(bound.delta)], ["met", "yes" if bound.met else "no"]]
+        word = "Contradicted by the data" if (guarantee or "").startswith("contradicted") else "Not met"
+        text = f"{word}, so this epsilon is a number and not a promise: {bound.reason}."
+    rows = [["epsilon", up(bound.epsilon)], ["met", "yes" if bound.met else "no"]]
+    if bound.delta is not None:
+        rows.insert(1, ["delta", _fact(bound.delta)])
     if guarantee is not None:
         rows.append(["rows and layers", guarantee])
-    cards.append({"title": "Theory", "text": text, "rows": rows})
+    cards.append({"title": title, "text": text, "rows": rows})
     return cards
 
 
@@ -270,7 +276,7 @@ def pruned_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
     x = {"label": "layer", "kind": "names", "names": [layer.name for layer in pruned.layers]}
     choices = [{"label": "Show", "options": labels}]
     layers: Plot = {"kind": "lines", "title": "Layer by layer", "x": x, "choices": choices, "views": views}
-    cards = statement_cards(pruned.certificate, pruned.bound, pruned.guarantee)
+    cards = statement_cards(pruned.certificate, pruned.bound, pruned.guarantee, pruned.measured)
     statements: Plot = {"kind": "facts", "title": "What is promised", "choices": [], "views": cards}
     found = {"layers": layers if pruned.layers else {}, "statements": statements}
     return {key: {"id": f"{ident}-{key}", **plot} for key, plot in found.items() if plot}

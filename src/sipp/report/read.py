@@ -60,6 +60,7 @@ class Bound:
     delta: float | None
     met: bool
     reason: str
+    words: str = ""  # the statement as a sentence, with the share of inputs it speaks of (T18)
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class PrunedModel:
     bound: Bound | None
     guarantee: str | None
     certificate: Certificate | None
+    measured: str | None  # the statement with the measured constant (T19)
     values: Values  # everything else that is plain: versions, seeds, hashes
 
 
@@ -222,7 +224,7 @@ def read_pruned(folder: Path) -> PrunedModel:
     values = _parsed(_text(folder / PRUNED), where)
     if values.get("kind") != "pruned":
         raise DataError(f"{where}: kind is {values.get('kind')!r}, not 'pruned'; was it written by `sipp prune`?")
-    shown = {"layers", "bound", "certificate", "kind"}
+    shown = {"layers", "bound", "certificate", "kind", "measured"}
     return PrunedModel(
         name=folder.resolve().name,
         method=_field(values, "method", where, str),
@@ -231,6 +233,7 @@ def read_pruned(folder: Path) -> PrunedModel:
         bound=_bound(values.get("bound"), where),
         guarantee=_optional_text(values, "guarantee", where),
         certificate=_certificate(values.get("certificate"), where),
+        measured=_measured(values.get("measured"), where),
         values={key: value for key, value in values.items() if key not in shown},
     )
 
@@ -312,7 +315,16 @@ def _bound(raw: Any, where: str) -> Bound | None:
     epsilon = _optional_number(raw, "epsilon", where)
     # A bound is met only where the record says so in so many words, and gives the number.
     met = raw.get("met") is True and epsilon is not None
-    return Bound(epsilon, _optional_number(raw, "delta", where), met, _optional_text(raw, "reason", where) or "")
+    reason, words = (_optional_text(raw, name, where) or "" for name in ("reason", "words"))
+    return Bound(epsilon, _optional_number(raw, "delta", where), met, reason, words)
+
+
+def _measured(raw: Any, where: str) -> str | None:
+    if raw is None:
+        return None
+    if not isinstance(raw, dict):
+        raise DataError(f"{where}: 'measured' must be an object")
+    return _optional_text(raw, "words", where)
 
 
 def _certificate(raw: Any, where: str) -> Certificate | None:

@@ -154,20 +154,26 @@ def _refuse_non_finite(ranking: Ranking) -> None:
 def _all_scores(team: Team, scores: Scores, ranks: list[Tensor], *, counted: bool) -> Scores:
     """The scores of all processes in one: maxima of what is a maximum, sums of what is counted."""
     gathered: list[Any] = [None] * team.count
-    summary = [(layer.sign_complexity, layer.output_ratio) for layer in scores.layers]
+    summary = [(layer.sign_complexity, layer.output_ratio, layer.quadrants_B) for layer in scores.layers]
     counts = (scores.n_points, scores.n_batches) if counted else (0, 0)
-    dist.all_gather_object(gathered, (summary, counts, scores.largest_batch), group=team.group)
+    dist.all_gather_object(gathered, (summary, counts, scores.largest_batch, scores.keys), group=team.group)
     layers = []
     for i, (layer, sensitivity_FK) in enumerate(zip(scores.layers, ranks)):
         sign, ratio = (_largest([one[0][i][k] for one in gathered]) for k in (0, 1))
+        # the points of a process that scored the first batch again are there twice, which changes no maximum
+        parts = [one[0][i][2] for one in gathered]
+        quadrants_B = None if any(part is None for part in parts) else torch.cat(parts)
         own = sensitivity_FK.to(layer.sensitivity_FK.device)
-        layers.append(replace(layer, sensitivity_FK=own, sign_complexity=sign, output_ratio=ratio))
+        layers.append(
+            replace(layer, sensitivity_FK=own, sign_complexity=sign, output_ratio=ratio, quadrants_B=quadrants_B)
+        )
     return replace(
         scores,
         layers=tuple(layers),
         n_points=sum(one[1][0] for one in gathered),
         n_batches=sum(one[1][1] for one in gathered),
         largest_batch=max(one[2] for one in gathered),
+        keys=frozenset().union(*(one[3] for one in gathered)),
     )
 
 
