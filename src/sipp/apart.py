@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.batches import points_at
@@ -59,8 +58,8 @@ def keep_aside(batches: Iterable[Batch]) -> tuple[list[Any], list[Any]]:
     for batch in read:
         inside = min(max(n_left, 0), batch.n_points)
         if 0 < inside < batch.n_points:
-            scored.append(_raw(points_at(batch, torch.arange(inside))))
-            aside.append(_raw(points_at(batch, torch.arange(inside, batch.n_points))))
+            scored.append(_raw(points_at(batch, slice(inside))))
+            aside.append(_raw(points_at(batch, slice(inside, None))))
         else:
             (scored if inside else aside).append(_raw(batch))
         n_left -= batch.n_points

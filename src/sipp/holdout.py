@@ -294,7 +294,7 @@ def model_hash(model: nn.Module) -> str:
             raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
         if isinstance(value, Tensor):
             digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-            digest.update(raw_bytes(value).numpy().data)
+            digest.update(raw_bytes(value.clone()).numpy().data)
         else:
             digest.update(json.dumps([name, repr(value)]).encode())
     return digest.hexdigest()
