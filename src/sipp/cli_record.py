@@ -15,9 +15,7 @@ from sipp.certificate import AnyCertificate, to_json
 from sipp.cli_output import number, plain_table
 from sipp.prune_to import Level
 from sipp.pruned import Pruned, PrunedLayer
-
-KIND = "pruned"
-FORMAT = 1
+from sipp.train.reading import FORMAT, KIND
 
 
 def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:

@@ -52,5 +52,9 @@ def record_use(ledger: str | os.PathLike[str] | None, evidence: dict[str, Any], 
             os.fsync(file.fileno())
     except OSError as error:
         raise DataError(f"ledger {os.fspath(ledger)!r} could not be written, so no claim is made: {error}") from error
-    earlier = [use for use in ledger_lines(ledger, start) if use["data_hash"] == evidence["data_hash"]]
-    return {"ledger_kept": True, "prior_uses": len(earlier)}
+    return {"ledger_kept": True, "prior_uses": n_uses(ledger_lines(ledger, start), evidence["data_hash"])}
+
+
+def n_uses(entries: list[dict[str, Any]], data_hash: str) -> int:
+    """How many of these entries are claims on the points with this hash."""
+    return sum(entry["data_hash"] == data_hash for entry in entries)

@@ -19,6 +19,7 @@ from sipp.report.read import Broken, PrunedModel, Run, Source
 from sipp.report.words import Finding, number
 
 TEMPLATE = "template.html.j2"
+GENERATOR = '<meta name="generator" content="sipp report">'  # a page is known again by this line of the template
 SHOWN_LENGTH = 500  # of a value in the table of the configuration
 
 PIPELINES = {
@@ -140,7 +141,7 @@ def _lede(sources: Sequence[Source]) -> str:
 def _run_part(run: Run, ident: str, plots: dict[str, Plot]) -> Part:
     config = run.config
     n_done = len(run.records)
-    caveats = []
+    caveats = list(run.marks)
     if not run.finished:
         caveats.append(
             f"This run is not finished: {n_done} of {run.n_stages} networks are done. Means are over the seeds "
@@ -247,7 +248,7 @@ def _pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Par
         title=f"{pruned.name}: {pruned.method} at {number(pruned.keep, 'share')} keep",
         state="pruned",
         finished=True,
-        caveats=[],
+        caveats=list(pruned.marks),
         tiles=[
             ("keep", number(pruned.keep, "share")),
             ("kept weights", f"{kept:,}"),
