@@ -258,7 +258,8 @@ def verify(
         why = f"{cert.prior_uses} uses before: give the ledger" if cert.ledger_kept else "none was kept: not known"
         unchecked.append(f"ledger_kept, prior_uses: the certificate says {why}")
     else:
-        reasons += _compare_uses(cert, ledger)
+        differ, unsure = _compare_uses(cert, ledger)
+        reasons, unchecked = reasons + differ, unchecked + unsure
     return Verification(not reasons, tuple(reasons), tuple(unchecked))
 
 
@@ -303,8 +304,8 @@ def _believed(cert: AnyCertificate) -> list[str]:
     return lines
 
 
-def _compare_uses(cert: AnyCertificate, ledger: str | os.PathLike[str]) -> list[str]:
-    """The reasons, if any, why this ledger does not show the certificate's claim and the uses before it."""
+def _compare_uses(cert: AnyCertificate, ledger: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+    """Why this ledger does not show the certificate's claim and the uses before it; what it leaves open."""
     if not os.path.isfile(ledger):
         raise DataError(f"ledger {os.fspath(ledger)!r} is no file; give the one that was kept, or none")
     lines = ledger_lines(ledger)
@@ -312,12 +313,13 @@ def _compare_uses(cert: AnyCertificate, ledger: str | os.PathLike[str]) -> list[
     own = {"claim": kind, **{name: getattr(cert, name) for name in ("data_hash", "dense_hash", "pruned_hash", "n")}}
     places = [i for i, line in enumerate(lines) if all(line.get(name) == value for name, value in own.items())]
     if not places:
-        return ["ledger_kept: the ledger holds no such claim"]
+        return ["ledger_kept: the ledger holds no such claim"], []
     before = [n_uses(lines[:i], cert.data_hash) for i in places]
-    if cert.prior_uses in before:
-        return []
     found = " or ".join(map(str, before))
-    return [f"prior_uses: the certificate says {cert.prior_uses}, the ledger has {found} before this claim"]
+    told = f"prior_uses: the certificate says {cert.prior_uses}, the ledger has {found} before this claim"
+    if cert.prior_uses not in before:
+        return [told], []
+    return [], [told] if len(before) > 1 else []  # one claim made twice: which of its lines is this one's?
 
 
 def _compare_ratios(cert: Certificate, ratios: Tensor, tolerance: float) -> list[str]:
@@ -330,6 +332,8 @@ def _compare_ratios(cert: Certificate, ratios: Tensor, tolerance: float) -> list
             reasons.append(f"epsilon: the certificate says {cert.epsilon!r}, now it is {epsilon!r}")
     # Points within rounding of epsilon may fall on either side of it.
     fewest, most = (int(n_violations(ratios, cert.epsilon + side)) for side in (slack, -slack))
+    if cert.fixed == "delta" and math.isfinite(cert.epsilon):
+        most -= 1  # epsilon is the ratio of a point, which is no violation of it
     if not fewest <= cert.violations <= most:
         reasons.append(f"violations: the certificate says {cert.violations}, now {fewest} to {most}")
     return reasons

@@ -22,15 +22,12 @@ from torch import Tensor
 from sipp.certificate import SCHEMA
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.ledger import ledger_lines
-from sipp.report.figures import MADE_BY
-from sipp.report.page import GENERATOR
+from sipp.marks import FIGURE_MARK, PAGE_MARK, SCORES_MARK
 from sipp.train.files import TEMPORARY, sync_folder
-from sipp.train.reading import read_pruned
 
 CHUNK = 1 << 20
 HEAD = 1 << 14  # bytes in which a page, a picture or a file of tensors says who made it
 MOST_RECORD = 1 << 28  # bytes of a record that is looked into
-SCORES_MARK = {"sipp": "scores"}  # in the header of a file of scores
 
 Inputs = Sequence[tuple[str, Path]]  # the option or argument, and what it reads
 
@@ -60,7 +57,7 @@ def _is_scores(path: Path) -> bool:
 
 def _is_figure(path: Path) -> bool:
     data = path.read_bytes()
-    png, pdf = b"Software\0" + MADE_BY.encode(), b"/Creator (" + MADE_BY.encode() + b")"
+    png, pdf = b"Software\0" + FIGURE_MARK.encode(), b"/Creator (" + FIGURE_MARK.encode() + b")"
     return (data.startswith(b"\x89PNG") and png in data[:HEAD]) or (data.startswith(b"%PDF") and pdf in data)
 
 
@@ -74,13 +71,15 @@ def _is_certificate(path: Path) -> bool:
 
 def _is_pruned(folder: Path) -> bool:
     """Whether a record and the network it speaks of lie there: weights put in their place by others are foreign."""
+    from sipp.train.reading import read_pruned  # the recipes behind it are slow to import
+
     try:
         return not read_pruned(folder)[1]
     except DataError:
         return False
 
 
-PAGE = Kind("page of `sipp report`", lambda path: GENERATOR.encode() in _head(path))
+PAGE = Kind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
 FIGURE = Kind("figure of sipp", _is_figure)
 SCORES = Kind("file of scores of `sipp score`", _is_scores)
 CERTIFICATE = Kind("certificate", _is_certificate)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from sipp.cli_errors import Terminated, Trouble, at
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.marks import WEIGHTS_NAME
 from sipp.nets import NETS, build
-from sipp.train.reading import WEIGHTS
 
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints keep it
 PREFIXES = ("model.", "module.", "_orig_mod.")  # of a run's networks, DistributedDataParallel and torch.compile
@@ -56,7 +56,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def weights_file(path: Path) -> Path:
     """The file of weights that `path` means: itself, or the network in a folder of `sipp prune --out`."""
-    found = path / WEIGHTS if path.is_dir() else path
+    found = path / WEIGHTS_NAME if path.is_dir() else path
     if not found.is_file():
         raise OptionError(f"{found} is not a file of weights; give .safetensors or .pt")
     return found
@@ -64,7 +64,7 @@ def weights_file(path: Path) -> Path:
 
 def weights_read(option: str, path: Path | None) -> list[tuple[str, Path]]:
     """What an option with weights reads, for `refuse_inputs`."""
-    return [] if path is None else [(option, path / WEIGHTS if path.is_dir() else path)]
+    return [] if path is None else [(option, path / WEIGHTS_NAME if path.is_dir() else path)]
 
 
 def find_device(name: str) -> torch.device:

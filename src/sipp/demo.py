@@ -18,11 +18,11 @@ from sipp.cli_files import FIGURE as FIGURE_KIND
 from sipp.cli_files import PAGE as PAGE_KIND
 from sipp.cli_files import check_file, write_file
 from sipp.errors import OptionError
+from sipp.marks import FIGURE_MARK
 from sipp.progress import progress_bar
 from sipp.pruned import Method
 from sipp.recipes import Recipe, load_recipe
 from sipp.report import read_sources, render
-from sipp.report.figures import MADE_BY
 from sipp.report.palette import STYLES
 from sipp.train.run import run
 from sipp.train.signals import Interrupted
@@ -165,4 +165,4 @@ def _draw(result: DemoResult, path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("test accuracy, %")
     axes[1].legend(fontsize="small")
-    figure.savefig(path, dpi=100, metadata={"Software": MADE_BY})
+    figure.savefig(path, dpi=100, metadata={"Software": FIGURE_MARK})

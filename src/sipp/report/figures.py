@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
+from sipp.marks import FIGURE_MARK
 from sipp.report import palette, series
 from sipp.report.read import Run, Source
 from sipp.report.series import METRICS, Curve
 from sipp.report.words import number
 
 FORMATS = ("pdf", "png")
-MADE_BY = "sipp report"  # in the files themselves: a figure is known again by it
 DPI = 300  # of the PNG
 COLUMN = 3.35  # inches: one column of a two-column page
 WIDE = 6.9  # both columns
@@ -95,7 +95,7 @@ def _literal(name: str) -> str:
 def _save(figure: Any, folder: Path, name: str, kind: str) -> Path:
     path = folder / _file_name(name, kind)
     # No date: the same numbers give the same file.
-    metadata = {"CreationDate": None, "Creator": MADE_BY} if kind == "pdf" else {"Software": MADE_BY}
+    metadata = {"CreationDate": None, "Creator": FIGURE_MARK} if kind == "pdf" else {"Software": FIGURE_MARK}
     try:
         figure.savefig(path, dpi=DPI, metadata=metadata)
     except OSError as error:

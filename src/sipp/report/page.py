@@ -13,13 +13,13 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from sipp.marks import PAGE_MARK
 from sipp.report import palette, series, words
 from sipp.report.plots import Plot, pruned_plots, run_plots
 from sipp.report.read import Broken, PrunedModel, Run, Source
 from sipp.report.words import Finding, number
 
 TEMPLATE = "template.html.j2"
-GENERATOR = '<meta name="generator" content="sipp report">'  # a page is known again by this line of the template
 SHOWN_LENGTH = 500  # of a value in the table of the configuration
 
 PIPELINES = {
@@ -82,6 +82,7 @@ def render(sources: Sequence[Source], *, version: str, broken: Sequence[Broken] 
         broken=[f"Not shown: {one.folder.name} is broken. {one.reason}" for one in broken],
         version=version,
         policy=_policy(css, script),
+        mark=Markup(PAGE_MARK),
         # What the package itself wrote goes in as it is; everything that came from files is escaped.
         css=Markup(css),
         script=Markup(script),

@@ -14,8 +14,8 @@ from typing import Any
 
 from sipp.certificate import from_values
 from sipp.errors import DataError
+from sipp.marks import RECORD_NAME, WEIGHTS_NAME
 from sipp.train import reading
-from sipp.train.reading import PRUNED, WEIGHTS
 from sipp.train.store import FINAL, MANIFEST, RECORDS
 
 Values = Mapping[str, Any]
@@ -160,7 +160,7 @@ def read_whole_sources(paths: Sequence[Path]) -> tuple[list[Source], list[Broken
         folders = [path] if named else sorted(inner for inner in _folders(path) if _is_source(inner))
         if not folders:
             raise DataError(
-                f"{path}: neither a run (with {MANIFEST}), nor a pruned model (with {PRUNED}), nor a folder of such"
+                f"{path}: neither a run (with {MANIFEST}) nor a pruned model (with {RECORD_NAME}), nor a folder of such"
             )
         for folder in folders:
             resolved = folder.resolve()
@@ -180,7 +180,7 @@ def files_read(paths: Sequence[Path]) -> list[Path]:
     found = []
     for path in paths:
         for folder in [path] if _is_source(path) else (inner for inner in _folders(path) if _is_source(inner)):
-            names = (MANIFEST, RECORDS, PRUNED, WEIGHTS)
+            names = (MANIFEST, RECORDS, RECORD_NAME, WEIGHTS_NAME)
             found += [folder / name for name in names] + sorted(folder.glob(f"*/{FINAL}.*"))
     return found
 
@@ -188,7 +188,7 @@ def files_read(paths: Sequence[Path]) -> list[Path]:
 def _is_source(folder: Path) -> bool:
     """Whether a result lies here, whole or not; of a folder into which nobody may look, reading says so in its turn."""
     try:
-        return (folder / MANIFEST).exists() or (folder / PRUNED).exists()
+        return (folder / MANIFEST).exists() or (folder / RECORD_NAME).exists()
     except OSError:
         return True
 
@@ -216,7 +216,7 @@ def read_run(folder: Path) -> Run:
 
 def read_pruned(folder: Path) -> PrunedModel:
     """The pruned model in this folder, as its report describes it."""
-    where = str(folder / PRUNED)
+    where = str(folder / RECORD_NAME)
     values, marks = reading.read_pruned(folder)
     shown = {"layers", "bound", "certificate", "kind"}
     return PrunedModel(

@@ -18,14 +18,12 @@ from torch import Tensor, count_nonzero
 
 from sipp.errors import DataError
 from sipp.holdout import state_hash
+from sipp.marks import RECORD_FORMAT, RECORD_KIND, RECORD_NAME, WEIGHTS_NAME
 from sipp.recipes import config_hash
 from sipp.train import files, store
 from sipp.train.files import Values
 from sipp.train.pipelines import Unit, units_of
 
-PRUNED = "report.json"  # what `sipp prune` calls its record,
-WEIGHTS = "model.safetensors"  # and the network
-KIND, FORMAT = "pruned", 2
 CHANGED = "it was changed after it was written"
 
 
@@ -100,21 +98,21 @@ def read_pruned(folder: Path) -> tuple[Values, tuple[str, ...]]:
 
     The record is checked by its checksum, and against the network: the same weights, and no more of them than it says.
     """
-    path = folder / PRUNED
+    path = folder / RECORD_NAME
     values = files.read_sealed(path) if _has_check(path) else {}
-    if values.get("kind") != KIND or values.get("format") != FORMAT:
+    if values.get("kind") != RECORD_KIND or values.get("format") != RECORD_FORMAT:
         raise DataError(
-            f"{path}: is no record of `sipp prune` with a checksum (format {FORMAT}); {CHANGED}, or is older"
+            f"{path}: is no record of `sipp prune` with a checksum (format {RECORD_FORMAT}); {CHANGED}, or is older"
         )
     _check_sums(values, path)
-    if not (folder / WEIGHTS).exists():
+    if not (folder / WEIGHTS_NAME).exists():
         return values, ("Its network is not here, so that its record was not checked against it.",)
     try:
-        tensors = load_file(folder / WEIGHTS)
+        tensors = load_file(folder / WEIGHTS_NAME)
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder / WEIGHTS}: cannot be read ({error}); {CHANGED}, or cut") from error
+        raise DataError(f"{folder / WEIGHTS_NAME}: cannot be read ({error}); {CHANGED}, or cut") from error
     if state_hash(tensors) != values.get("pruned_hash"):
-        raise DataError(f"{folder / WEIGHTS}: is not the network that {PRUNED} speaks of; {CHANGED}")
+        raise DataError(f"{folder / WEIGHTS_NAME}: is not the network that {RECORD_NAME} speaks of; {CHANGED}")
     _check_weights(values, tensors, path)
     return values, ()
 
