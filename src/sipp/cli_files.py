@@ -56,7 +56,7 @@ def _is_scores(path: Path) -> bool:
 
 
 def _is_figure(path: Path) -> bool:
-    data = path.read_bytes()
+    data = path.read_bytes() if path.stat().st_size <= MOST_RECORD else b""
     png, pdf = b"Software\0" + FIGURE_MARK.encode(), b"/Creator (" + FIGURE_MARK.encode() + b")"
     return (data.startswith(b"\x89PNG") and png in data[:HEAD]) or (data.startswith(b"%PDF") and pdf in data)
 
@@ -106,6 +106,8 @@ def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
         raise OptionError(f"{path} is a symbolic link, and leads elsewhere; give the place itself")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
+    if not path.is_dir() and not path.is_file():
+        raise OptionError(f"{path} is no plain file, and cannot be replaced; give another name")
     try:
         ours = kind.is_ours(path)
     except OSError as error:

@@ -24,6 +24,7 @@ PREFIXES = ("model.", "module.", "_orig_mod.")  # of a run's networks, Distribut
 MASKS = "mask."  # beside a run's networks
 COUNTER = ".num_batches_tracked"  # of BatchNorm: older checkpoints lack it, and evaluation does not need it
 MOST_NAMES = 4
+MOST_TEXT = 1 << 20  # bytes of a certificate
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -190,8 +191,10 @@ def _shape(tensor: Tensor) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file."""
+    """The text of a certificate's file."""
     try:
+        if not path.is_file() or path.stat().st_size > MOST_TEXT:
+            raise OSError(f"it is no plain file of at most {MOST_TEXT:,} bytes")
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(

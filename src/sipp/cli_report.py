@@ -71,6 +71,8 @@ def _check_places(out: Path, figures: Path | None) -> None:
     if figures is None:
         return
     with at(f"--figures {figures}", "give another folder"):
+        if os.path.lexists(figures) and not figures.is_dir():
+            raise OptionError(f"{figures} is no folder; give another folder")
         check_place(figures / out.name)
         if os.path.realpath(out) in (os.path.realpath(one) for one in (figures, *figures.parents)):
             raise OptionError(f"{figures} would be a folder, and {out} a page; give another folder")
