@@ -1,17 +1,19 @@
 """The command line in this process: words in; exit code, stdout and stderr out."""
 
 import io
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-from unittest import mock
 
+from typer.main import get_command
 from typer.models import ArgumentInfo, OptionInfo
 
-from sipp.cli import app, main
+from sipp.cli import app
+from sipp.cli_errors import fail_well
+
+COMMANDS = get_command(app)  # most of the time of a refusal is building these
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,14 @@ class Done:
 
 
 def run(*words: object) -> Done:
-    """What the command line does with these words."""
+    """What the command line does with these words, as `sipp.cli.main` does it, with the commands built once."""
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), mock.patch.object(sys, "argv", ["sipp", *map(str, words)]):
+    with redirect_stdout(out), redirect_stderr(err):
         try:
-            main()
+            code = fail_well(COMMANDS, [*map(str, words)])
         except SystemExit as stop:
-            return Done(int(stop.code or 0), out.getvalue(), err.getvalue())
-    return Done(0, out.getvalue(), err.getvalue())
+            code = int(stop.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
