@@ -101,4 +101,4 @@ def _write(path: Path, text: str, force: bool) -> None:
         raise DataError(
             f"{path}: the page could not be written ({error.strerror or error}); free space or allow writing"
         ) from error
-    write_file(path, text.encode(), PAGE, force=force)
+    write_file(path, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text

@@ -247,3 +247,9 @@ def test_the_network_of_a_record(net: Path) -> None:
     assert read_pruned(net).marks == ("Its network is not here, so that its record was not checked against it.",)
     found, broken = read_whole_sources([net.parent])
     assert len(found) == 1 and not broken
+
+
+def test_a_folder_whose_name_is_no_text(net: Path, tmp_path: Path) -> None:
+    odd = net.rename(tmp_path / "net\udcff")
+    done = run("report", odd, "--out", tmp_path / "page.html")
+    assert done.returncode == 0 and "net?" in (tmp_path / "page.html").read_text(encoding="utf-8"), done.stderr

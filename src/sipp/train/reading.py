@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor, count_nonzero
 
 from sipp.errors import DataError
@@ -108,7 +108,7 @@ def read_pruned(folder: Path) -> tuple[Values, tuple[str, ...]]:
     if not (folder / WEIGHTS_NAME).exists():
         return values, ("Its network is not here, so that its record was not checked against it.",)
     try:
-        tensors = load_file(folder / WEIGHTS_NAME)
+        tensors = tensors_from_bytes((folder / WEIGHTS_NAME).read_bytes())
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder / WEIGHTS_NAME}: cannot be read ({error}); {CHANGED}, or cut") from error
     if state_hash(tensors) != values.get("pruned_hash"):
