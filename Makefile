@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test lint types bench clean
 
 demo: $(STAMP)
-	$(BIN)/sipp demo
+	$(BIN)/sipp demo --force
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2

@@ -37,5 +37,6 @@ if best.certificate is None:
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "certificate.json"
     path.write_text(to_json(best.certificate))
-    same, differences = verify(from_json(path.read_text()), net, best.model, holdout)
-print("checked again: the same" if same else f"checked again: {differences}")
+    again = verify(from_json(path.read_text()), net, best.model, holdout, calibration=calibration)
+print("checked again: the same" if again.ok else f"checked again: {again.reasons}")
+print(*again.unchecked, sep="\n")  # what no second look can show

@@ -643,6 +643,11 @@ def test_a_key_given_twice_is_refused():
         from_json(text.replace("{", '{"violations": 0, ', 1))
 
 
+def ok_and_reasons(*given):
+    found = verify(*given)
+    return found.ok, found.reasons
+
+
 def test_verify_agrees_with_the_same_and_names_what_differs():
     dense, pruned = networks()
     x, y = points(100), torch.randint(0, 4, (100,), generator=torch.Generator().manual_seed(2))
@@ -657,37 +662,37 @@ def test_verify_agrees_with_the_same_and_names_what_differs():
         same = x if cert.n == 100 else x[:20]
         holdout = [(same, y[: len(same)])]
         stored = from_json(to_json(cert))
-        assert verify(stored, dense, pruned, points(20) if cert.n == 20 else holdout) == (True, ())
+        assert verify(stored, dense, pruned, points(20) if cert.n == 20 else holdout).ok
         for networks_now, name in (((pruned, pruned), "dense_hash"), ((dense, dense), "pruned_hash")):
-            ok, reasons = verify(stored, *networks_now, holdout)
+            ok, reasons = ok_and_reasons(stored, *networks_now, holdout)
             assert not ok and any(name in reason for reason in reasons)
-        ok, reasons = verify(stored, dense, pruned, [(points(100, 9), y)])
+        ok, reasons = ok_and_reasons(stored, dense, pruned, [(points(100, 9), y)])
         assert not ok and any("data_hash" in reason for reason in reasons)
 
 
 def test_verify_catches_numbers_that_do_not_follow_from_the_data():
     dense, pruned = networks()
     cert = certify(dense, pruned, points(100))
-    ok, reasons = verify(dataclasses.replace(cert, epsilon=cert.epsilon * 0.99), dense, pruned, points(100))
+    ok, reasons = ok_and_reasons(dataclasses.replace(cert, epsilon=cert.epsilon * 0.99), dense, pruned, points(100))
     assert not ok and any(reason.startswith("epsilon") for reason in reasons)
     nudged = dataclasses.replace(cert, epsilon=cert.epsilon * (1 + 1e-7))  # rounding between machines
-    assert verify(nudged, dense, pruned, points(100)) == (True, ())
+    assert verify(nudged, dense, pruned, points(100)).ok
     asked = certify(dense, pruned, points(100), epsilon=0.02)
-    ok, reasons = verify(dataclasses.replace(asked, violations=0), dense, pruned, points(100))
+    ok, reasons = ok_and_reasons(dataclasses.replace(asked, violations=0), dense, pruned, points(100))
     assert not ok and any(reason.startswith("violations") for reason in reasons)
     y = torch.zeros(100, dtype=torch.long)
     accuracy = certify_accuracy(dense, pruned, [(points(100), y)])
     for name in ("n_lost", "n_gained", "n_differ"):
         forged = dataclasses.replace(accuracy, **{name: 99})
-        ok, reasons = verify(forged, dense, pruned, [(points(100), y)])
+        ok, reasons = ok_and_reasons(forged, dense, pruned, [(points(100), y)])
         assert not ok and any(reason.startswith(name) for reason in reasons)
 
 
 def test_verify_uses_the_recorded_output_and_asks_for_a_function():
     data = [{"x": points(60), "y": points(60, 1)}]
     keyed = certify(Two(), Two(1.5), data, output="sum")
-    assert verify(keyed, Two(), Two(1.5), data) == (True, ())
-    assert not verify(keyed, Two(), Two(1.5), data, output="first")[0]
+    assert verify(keyed, Two(), Two(1.5), data).ok
+    assert not verify(keyed, Two(), Two(1.5), data, output="first").ok
 
     def half(out):
         return out["sum"][:, :3]
@@ -695,4 +700,4 @@ def test_verify_uses_the_recorded_output_and_asks_for_a_function():
     chosen = certify(Two(), Two(1.5), data, output=half)
     with pytest.raises(OptionError, match="pass that function as output="):
         verify(chosen, Two(), Two(1.5), data)
-    assert verify(chosen, Two(), Two(1.5), data, output=half) == (True, ())
+    assert verify(chosen, Two(), Two(1.5), data, output=half).ok

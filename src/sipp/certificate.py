@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
@@ -249,6 +249,18 @@ def from_json(text: str) -> AnyCertificate:
     content = dict(pairs)
     if len(content) != len(pairs):
         raise DataError("the certificate holds a key twice")
+    cert = from_values(content)
+    if content["sentence"] != cert.sentence:
+        raise DataError(
+            f"certificate key 'sentence' says {content['sentence']!r:.80}, its counts say {cert.sentence!r:.80}: it "
+            "was changed, or written by another version"
+        )
+    return cert
+
+
+def from_values(values: Mapping[str, Any]) -> AnyCertificate:
+    """The certificate with these values of its JSON; its words are those of its counts, whatever the values say."""
+    content = dict(values)
     if content.get("schema") != SCHEMA or content.get("kind") not in (*KINDS,):
         raise DataError(f"schema must be {SCHEMA!r} and kind one of {[*KINDS]}; got {content.get('schema')!r}")
     kind = content["kind"]

@@ -16,6 +16,7 @@ import typer
 import sipp
 from sipp import cli_bench, cli_certify, cli_data, cli_prune, cli_report, cli_run, cli_score
 from sipp.cli_errors import EXIT_CODES, fail_well
+from sipp.cli_options import Force
 from sipp.cli_output import Json, only_json, print_json, show, shows_progress
 
 app = typer.Typer(
@@ -48,13 +49,14 @@ def _options(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the page and the figure.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of the whole run: the same seed prints the same numbers.")] = 0,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Train a small network on embedded digits, prune it by every method, print and draw what that costs."""
     from sipp.demo import demo_table, run_demo
 
     with only_json(as_json):
-        result = run_demo(out, seed=seed, progress=shows_progress(as_json))
+        result = run_demo(out, seed=seed, progress=shows_progress(as_json), force=force)
     if not as_json:
         show(demo_table(result), f"page: {result.page}, figure: {out / 'accuracy.png'}")
         return

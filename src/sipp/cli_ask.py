@@ -13,8 +13,9 @@ from sipp.binomial import check_share, points_needed
 from sipp.bounds import Mode
 from sipp.cli_errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli_files import check_folder, check_ledger
+from sipp.cli_inputs import weights_read
 from sipp.cli_options import n_points_of
-from sipp.cli_points import Points, check_fits, collect, default_points, draw, open_source, split
+from sipp.cli_points import Points, check_fits, collect, default_points, draw, open_source, points_read, split
 from sipp.nets import NETS
 from sipp.pruned import Allocation, Draws, Method
 from sipp.records import Reduce
@@ -82,9 +83,11 @@ def check(ask: Ask) -> None:
         )
     if ask.out is None and not ask.dry_run:
         raise Trouble("the pruned network would be lost", "sipp prune", "give --out DIR, or --dry-run to see the table")
+    reads = weights_read("--weights", ask.weights) + points_read("--data", ask.data)
+    reads += points_read("--holdout", ask.holdout)
     if ask.out is not None:
         with at(f"--out {ask.out}", "give another folder"):
-            check_folder(ask.out, force=ask.force)
+            check_folder(ask.out, force=ask.force, inputs=reads)
     if ask.dry_run and ask.ledger is not None:
         raise Trouble(
             "a dry run writes nothing, so its look at the holdout would go unrecorded",
@@ -111,7 +114,7 @@ def check(ask: Ask) -> None:
     _check_numbers(ask)
     if ask.ledger is not None:
         with at(f"--ledger {ask.ledger}", "allow reading and writing, or give another file"):
-            check_ledger(ask.ledger, out=ask.out)
+            check_ledger(ask.ledger, out=ask.out, inputs=reads)
 
 
 def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:

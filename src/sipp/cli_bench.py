@@ -29,7 +29,7 @@ SHAPES = ((64, 576, 8192), (16, 27, 65536))  # rows, fan-in, patches: an inner a
 CHECKED_ROWS, CHECKED_PATCHES = 4, 512  # the float64 reference is slow
 CHECKED_POINTS = 2
 AGREEMENT = 1e-5  # relative, of float32 scores
-REPEATS = 5
+REPEATS, MOST_REPEATS = 5, 1000
 N_POINTS = 32
 
 
@@ -39,7 +39,9 @@ def bench(
     ] = "resnet20",
     weights: Weights = None,
     data: Annotated[str | None, typer.Option(help="Points; default: noise of a built-in network's shape.")] = None,
-    repeats: Annotated[int, typer.Option(help="Times each is measured; the best counts.", min=1)] = REPEATS,
+    repeats: Annotated[
+        int, typer.Option(help="Times each is measured; the best counts.", min=1, max=MOST_REPEATS)
+    ] = REPEATS,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -49,7 +51,7 @@ def bench(
     with only_json(as_json):
         where = find_device(device)
         lines = [_kernel_line(*shape, where, repeats) for shape in SHAPES]
-        spec = data or "random:" + "x".join(map(str, (N_POINTS, *NETS[model].input_shape)))
+        spec = data if data is not None else "random:" + "x".join(map(str, (N_POINTS, *NETS[model].input_shape)))
         lines.append(_network_line(model, load_model(model, weights, device=device), spec, repeats))
         machine = f"{where.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"
         if not as_json:

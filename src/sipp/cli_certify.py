@@ -13,11 +13,11 @@ import sipp
 from sipp.certify import AccuracyCertificate, Certificate, certify_accuracy, from_json, to_json
 from sipp.certify import verify as check
 from sipp.cli_errors import NOT_CERTIFIED, Trouble, at
-from sipp.cli_files import check_file, check_ledger, write_file
-from sipp.cli_inputs import load_model, read_text
+from sipp.cli_files import CERTIFICATE, check_file, check_ledger, write_file
+from sipp.cli_inputs import load_model, read_text, weights_read
 from sipp.cli_options import BatchSize, Confidence, Device, Force, HoldoutPoints, Model, OutputPart, output_of
 from sipp.cli_output import Json, only_json, print_json, show
-from sipp.cli_points import KINDS, Points, Role, check_fits, default_points, draw, open_source
+from sipp.cli_points import KINDS, Points, Role, check_fits, default_points, draw, open_source, points_read
 
 
 def certify(
@@ -31,7 +31,9 @@ def certify(
     accuracy: Annotated[bool, typer.Option("--accuracy", help="Certify the accuracy drop instead (T16).")] = False,
     calibration: Annotated[str | None, typer.Option(help="Calibration points; the holdout may hold none.")] = None,
     output: OutputPart = None,
-    ledger: Annotated[Path | None, typer.Option(help="File that records every use of a holdout.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="File that records every use of a holdout; with --verify it is only read.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the certificate as JSON.")] = None,
     force: Force = False,
     verify: Annotated[Path | None, typer.Option(help="A certificate to check again on these networks.")] = None,
@@ -43,27 +45,43 @@ def certify(
     """Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier."""
     if accuracy and epsilon is not None:
         raise Trouble("--accuracy and --epsilon are two claims", "sipp certify", "give one of them")
+    if verify is not None and (out is not None or accuracy or epsilon is not None):
+        raise Trouble(
+            "--out, --accuracy and --epsilon are for a new certificate, and --verify checks one",
+            f"--verify {verify}",
+            "leave them out",
+        )
     with only_json(as_json):
+        reads = weights_read("--dense", dense) + weights_read("--pruned", pruned)
+        reads += points_read("--holdout", holdout) + points_read("--calibration", calibration)
         if out is not None:
             with at(f"--out {out}", "give another file"):
-                check_file(out, force=force)
+                check_file(out, CERTIFICATE, force=force, inputs=reads)
         if ledger is not None and verify is None:
             with at(f"--ledger {ledger}", "allow reading and writing, or give another file"):
-                check_ledger(ledger, out=out)
+                check_ledger(ledger, out=out, inputs=reads)
         networks = (
             load_model(model, dense, option="--dense", device=device),
             load_model(model, pruned, option="--pruned", device=device),
         )
         fresh = _points(holdout, "--holdout", networks[0], model, batch_size, points)
+        seen = None if calibration is None else _points(calibration, "--calibration", networks[0], model, batch_size)
         if verify is not None:
             with at(f"--verify {verify}", "give a certificate that `sipp certify --out` wrote"):
-                ok, reasons = check(from_json(read_text(verify)), *networks, fresh.batches, output=output_of(output))
-            text = "verified" if ok else "not verified:\n" + "\n".join(reasons)
-            record: object = {"kind": "verification", "verified": ok, "reasons": reasons}
+                found = check(
+                    from_json(read_text(verify)),
+                    *networks,
+                    fresh.batches,
+                    output=output_of(output),
+                    calibration=None if seen is None else seen.batches,
+                    ledger=ledger,
+                )
+            ok, text = found.ok, str(found)
+            record: object = {"kind": "verification", "verified": ok} | {
+                "reasons": found.reasons,
+                "unchecked": found.unchecked,
+            }
         else:
-            seen = (
-                None if calibration is None else _points(calibration, "--calibration", networks[0], model, batch_size)
-            )
             goal = None if accuracy else (delta, epsilon)
             with at(f"--holdout {holdout}", "see sipp certify --help"):
                 cert = _claim(networks, fresh, seen, goal, confidence, output_of(output), ledger)
@@ -71,7 +89,7 @@ def certify(
             text, record = str(cert), json.loads(to_json(cert))
             if out is not None and ok:
                 with at(f"--out {out}", "give another file"):
-                    write_file(out, to_json(cert).encode(), force=force)
+                    write_file(out, to_json(cert).encode(), CERTIFICATE, force=force)
     if as_json:
         print_json(record)
     else:

@@ -32,7 +32,8 @@ DEBUG = "--debug"
 MOST_CHARACTERS = 700  # of one line: a list of a thousand parameter names helps nobody
 MOST_WARNINGS = 8
 REPAIR = "put back a whole copy of that file, or move its folder away and make it anew"  # of one result among others
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # no bug of anyone's
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # no bug of anyone's,
+_NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # and names that can be no file's
 
 _TYPED = (DataError, ModelError, OptionError)
 # typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
@@ -122,7 +123,7 @@ def _tell(error: BaseException, command: str, debug: bool) -> int:
         trouble = Trouble(error.format_message(), place, f"see {place} --help")  # type: ignore[attr-defined]
     elif isinstance(error, MemoryError):
         trouble = Trouble("out of memory", command, "give a smaller --batch-size or fewer --points")
-    elif isinstance(error, OSError) and error.errno in _DISK:
+    elif isinstance(error, OSError) and error.errno in (*_DISK, *_NO_PLACE):
         place = str(error.filename) if error.filename else f"{command}, its output"
         trouble = Trouble(
             error.strerror or str(error), place, "free space, allow reading and writing, or give another place"

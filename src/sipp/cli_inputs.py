@@ -16,14 +16,15 @@ from torch import Tensor, nn
 
 from sipp.cli_errors import Terminated, Trouble, at
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.marks import WEIGHTS_NAME
 from sipp.nets import NETS, build
 
-WEIGHTS_NAME = "model.safetensors"  # what `sipp prune --out DIR` calls the network
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints keep it
 PREFIXES = ("model.", "module.", "_orig_mod.")  # of a run's networks, DistributedDataParallel and torch.compile
 MASKS = "mask."  # beside a run's networks
 COUNTER = ".num_batches_tracked"  # of BatchNorm: older checkpoints lack it, and evaluation does not need it
 MOST_NAMES = 4
+MOST_TEXT = 1 << 20  # bytes of a certificate
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -60,6 +61,11 @@ def weights_file(path: Path) -> Path:
     if not found.is_file():
         raise OptionError(f"{found} is not a file of weights; give .safetensors or .pt")
     return found
+
+
+def weights_read(option: str, path: Path | None) -> list[tuple[str, Path]]:
+    """What an option with weights reads, for `refuse_inputs`."""
+    return [] if path is None else [(option, path / WEIGHTS_NAME if path.is_dir() else path)]
 
 
 def find_device(name: str) -> torch.device:
@@ -185,8 +191,10 @@ def _shape(tensor: Tensor) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file."""
+    """The text of a certificate's file."""
     try:
+        if not path.is_file() or path.stat().st_size > MOST_TEXT:
+            raise OSError(f"it is no plain file of at most {MOST_TEXT:,} bytes")
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(

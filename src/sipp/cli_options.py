@@ -40,7 +40,10 @@ BatchSize = Annotated[
     int | None, typer.Option(help="Points per forward pass; by default more, the smaller they are.", min=1)
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace what this command wrote there before; never what it reads, nor other files."),
+]
 
 
 def n_points_of(

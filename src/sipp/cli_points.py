@@ -20,6 +20,7 @@ from sipp.batches import batches_of, points_per_batch
 from sipp.capture import scoring_mode
 from sipp.cli_errors import Trouble, at
 from sipp.data import FolderBatches, FolderIndex, ImageSet, index_folders, load_cifar10, load_digits, normalise
+from sipp.data.cifar10 import BIN_FOLDER, PY_FOLDER
 from sipp.data.imagefolder import SUFFIXES
 from sipp.errors import DataError, OptionError
 from sipp.holdout import point_keys
@@ -84,6 +85,16 @@ def open_source(spec: str, role: Role, option: str, *, seed: int = 0) -> Source:
         if not path.is_file():
             raise DataError(f"{spec} is neither a file, a folder nor the name of a set; give {KINDS}")
         return _file(spec, path)
+
+
+def points_read(option: str, spec: str | None) -> list[tuple[str, Path]]:
+    """What an option with points reads, for `refuse_inputs`: a file, a folder, or those of CIFAR-10."""
+    name, _, root = (spec or "").partition(":")
+    if spec is None or name == "random" or (name == "digits" and not root):
+        return []
+    if name == "cifar10":
+        return [(option, (Path(root) if root else DEFAULT_ROOT) / folder) for folder in (BIN_FOLDER, PY_FOLDER)]
+    return [(option, Path(spec))]
 
 
 def draw(source: Source, n_points: int | None, *, seed: int, batch_size: int | None, model: nn.Module) -> Points:

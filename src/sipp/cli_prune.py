@@ -17,7 +17,7 @@ from sipp.certificate import AnyCertificate, Certificate
 from sipp.cli_ask import CONFIDENCE, DELTA, HOLDOUT_DELTA, Ask, check, check_enough, points_for
 from sipp.cli_errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli_files import file_hash, tensor_bytes, write_folder
-from sipp.cli_inputs import WEIGHTS_NAME, load_model, weights_file
+from sipp.cli_inputs import load_model, weights_file
 from sipp.cli_options import (
     BatchSize,
     Confidence,
@@ -38,11 +38,12 @@ from sipp.cli_output import Json, only_json, plain, print_json, show, shows_prog
 from sipp.cli_points import Points, check_fits, summary
 from sipp.cli_record import certificate_record, layer_table, path_record, pruned_record, statements
 from sipp.holdout import model_hash
+from sipp.marks import RECORD_NAME, WEIGHTS_NAME
 from sipp.prune_to import PrunedTo
 from sipp.pruned import Allocation, Draws, Method, Pruned
 from sipp.records import Reduce
+from sipp.train.files import seal
 
-REPORT_NAME = "report.json"
 LOOKED = "; the holdout was looked at: a claim on the same points is no longer a first look"
 
 
@@ -101,7 +102,7 @@ def prune(
     batch_size: BatchSize = None,
     device: Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the table and the bounds; write nothing.")] = False,
-    out: Annotated[Path | None, typer.Option(help=f"New folder for {WEIGHTS_NAME} and {REPORT_NAME}.")] = None,
+    out: Annotated[Path | None, typer.Option(help=f"New folder for {WEIGHTS_NAME} and {RECORD_NAME}.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -269,9 +270,9 @@ def _write(ask: Ask, outcome: Outcome, record: dict[str, Any]) -> dict[str, int]
         return {}
     with at(f"--out {ask.out}", "give another folder"):
         tensors = tensor_bytes(outcome.pruned.model.state_dict())
-        report = json.dumps(plain(record), indent=1, allow_nan=False).encode()
-        write_folder(ask.out, {WEIGHTS_NAME: tensors, REPORT_NAME: report}, force=ask.force)
-    return {str(ask.out / WEIGHTS_NAME): len(tensors), str(ask.out / REPORT_NAME): len(report)}
+        report = json.dumps(seal(plain(record)), indent=1, allow_nan=False).encode()
+        write_folder(ask.out, {WEIGHTS_NAME: tensors, RECORD_NAME: report}, force=ask.force)
+    return {str(ask.out / WEIGHTS_NAME): len(tensors), str(ask.out / RECORD_NAME): len(report)}
 
 
 def _tell(ask: Ask, outcome: Outcome, written: dict[str, int]) -> None:

@@ -15,11 +15,9 @@ from sipp.bounds import Guarantee, Measured, NetworkBound
 from sipp.certificate import AnyCertificate, to_json
 from sipp.cli_output import number, plain_table
 from sipp.display import budget_line, statement_lines
+from sipp.marks import RECORD_FORMAT, RECORD_KIND
 from sipp.prune_to import Level
 from sipp.pruned import Pruned, PrunedLayer
-
-KIND = "pruned"
-FORMAT = 1
 
 
 def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
@@ -69,8 +67,8 @@ def statements(pruned: Pruned) -> list[str]:
 def pruned_record(pruned: Pruned) -> dict[str, Any]:
     """The pruned network in JSON's types; floats that are not finite are for `plain` to turn into null."""
     return {
-        "kind": KIND,
-        "format": FORMAT,
+        "kind": RECORD_KIND,
+        "format": RECORD_FORMAT,
         "sipp": sipp.__version__,
         "torch": torch.__version__,
         "method": pruned.method,

@@ -18,6 +18,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from sipp.cli_errors import REPAIR, Trouble, at
+from sipp.cli_files import refuse_inputs
 from sipp.cli_output import Json, print_json
 from sipp.errors import OptionError
 
@@ -44,7 +45,9 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value: train.epochs=10.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder that holds one folder per run.")] = DEFAULT_OUT,
+    out: Annotated[
+        Path, typer.Option(help="Folder that holds one folder per run; what is no run stays as it is.")
+    ] = DEFAULT_OUT,
     data: Annotated[Path, typer.Option(help="Folder with cifar-10-batches-bin/ or imagenet/.")] = Path("data"),
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to train.")] = "auto",
     workers: Annotated[int, typer.Option(help="Processes that decode image files.", min=0)] = 0,
@@ -68,13 +71,18 @@ def run(
 
     Several processes: accelerate launch --num_processes 2 -m sipp run RECIPE ...
     """
-    from sipp.recipes import load_recipe
+    from sipp.recipes import config_of, load_recipe
+    from sipp.recipes.catalog import SUFFIX
     from sipp.train.run import run as run_recipe
     from sipp.train.signals import Interrupted
+    from sipp.train.store import run_name
     from sipp.train.sweep import LOCAL, RayOptions
     from sipp.train.team import ALONE, join_team, leave_team
 
     chosen = load_recipe(recipe, settings=settings or ())
+    with at(f"--out {out}", "give another folder"):
+        reads = [("RECIPE", Path(recipe))] if recipe.endswith(SUFFIX) else []
+        refuse_inputs(out / run_name(config_of(chosen)), [*reads, ("--data", data)])
     asked = RayOptions(ray_address or LOCAL, at_once) if ray_address or at_once else None
     team = join_team(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
     console = Console(quiet=not team.leads, stderr=as_json)

@@ -12,11 +12,12 @@ from torch import Tensor
 import sipp
 from sipp.batches import batches_of
 from sipp.cli_errors import Trouble, at
-from sipp.cli_files import check_file, tensor_bytes, write_file
-from sipp.cli_inputs import load_model
+from sipp.cli_files import SCORES, check_file, tensor_bytes, write_file
+from sipp.cli_inputs import load_model, weights_read
 from sipp.cli_options import BatchSize, Device, Exclude, Force, Include, Model, PointsOption, Seed, Weights, n_points_of
 from sipp.cli_output import Json, number, only_json, plain_table, print_json, show, size
-from sipp.cli_points import KINDS, check_fits, default_points, draw, open_source, summary
+from sipp.cli_points import KINDS, check_fits, default_points, draw, open_source, points_read, summary
+from sipp.marks import SCORES_MARK
 from sipp.records import Reduce
 from sipp.sample_size import sample_size
 
@@ -41,7 +42,8 @@ def score(
     with only_json(as_json):
         if out is not None:
             with at(f"--out {out}", "give another file"):
-                check_file(out, force=force)
+                reads = weights_read("--weights", weights) + points_read("--data", data)
+                check_file(out, SCORES, force=force, inputs=reads)
             if out.suffix != ".safetensors":
                 raise Trouble(
                     f"{out.name} is no name of scores", f"--out {out}", "give a name that ends in .safetensors"
@@ -63,10 +65,10 @@ def score(
             scores = sipp.sensitivity(network, chosen.batches, reduce=reduce, include=include, exclude=exclude)
             seconds = time.perf_counter() - begun
         layers = [_layer(name, scores_of) for name, scores_of in scores.items()]
-        content = tensor_bytes(scores) if out is not None else b""
+        content = tensor_bytes(scores, SCORES_MARK) if out is not None else b""
         if out is not None:
             with at(f"--out {out}", "give another file"):
-                write_file(out, content, force=force)
+                write_file(out, content, SCORES, force=force)
         if not as_json:
             show(f"data: {chosen.words}", _table(layers))
             if chosen.kind == "random":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -14,7 +15,11 @@ from rich import box
 from rich.table import Table
 
 from sipp import __version__
+from sipp.cli_files import FIGURE as FIGURE_KIND
+from sipp.cli_files import PAGE as PAGE_KIND
+from sipp.cli_files import check_file, write_file
 from sipp.errors import OptionError
+from sipp.marks import FIGURE_MARK
 from sipp.progress import progress_bar
 from sipp.pruned import Method
 from sipp.recipes import Recipe, load_recipe
@@ -47,33 +52,40 @@ class DemoResult:
     page: Path | None = None
 
 
-def run_demo(folder: Path, *, seed: int = 0, progress: bool = True, settings: tuple[str, ...] = SETTINGS) -> DemoResult:
+def run_demo(
+    folder: Path,
+    *,
+    seed: int = 0,
+    progress: bool = True,
+    settings: tuple[str, ...] = SETTINGS,
+    force: bool = False,
+) -> DemoResult:
     """The accuracies; trains, prunes and retrains on the digits, and writes a figure and a page into the folder.
 
-    The run is that of the recipe `digits-iterative` with these settings, made anew each time.
+    The run is that of the recipe `digits-iterative` with these settings, made anew each time. Those of an earlier demo
+    are replaced with `force` only, and files of others never.
     """
     recipe = load_recipe(RECIPE, settings=(*settings, f"seed={seed}"))
-    with _made(folder):
+    with _made(folder, force):
         with tempfile.TemporaryDirectory(dir=folder, prefix=".run-") as runs:
             try:
                 records = _records(recipe, Path(runs), progress)
             except Interrupted as stop:
                 raise SystemExit(stop.exit_status) from None
             page = render(read_sources([Path(runs)]), version=f"sipp {__version__}")
-        (folder / PAGE).write_text(page, encoding="utf-8")
+        write_file(folder / PAGE, page.encode(), PAGE_KIND, force=force)
         result = _result(recipe, records, folder / PAGE)
         _draw(result, folder / FIGURE)
     return result
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
+def _made(folder: Path, force: bool) -> Iterator[None]:
     """A context in which the folder exists; what was made of it goes again if the work stops before it holds a file."""
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"{folder} is a file; give a folder")
-    taken = next((folder / name for name in (PAGE, FIGURE) if (folder / name).is_dir()), None)
-    if taken is not None:
-        raise OptionError(f"{taken} is a folder, and a file is to be written there; give another folder")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise OptionError(f"{folder} is no folder; give a folder")
+    for name, kind in ((PAGE, PAGE_KIND), (FIGURE, FIGURE_KIND)):
+        check_file(folder / name, kind, force=force, makes_folder=True)
     new = [one for one in (folder, *folder.parents) if not one.exists()]  # innermost first
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,4 +166,4 @@ def _draw(result: DemoResult, path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("test accuracy, %")
     axes[1].legend(fontsize="small")
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=100, metadata={"Software": FIGURE_MARK})

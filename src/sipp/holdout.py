@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -287,8 +287,13 @@ def refuse_shared(shared: list[bool]) -> None:
 
 def model_hash(model: nn.Module) -> str:
     """SHA-256 over the state_dict's names, dtypes, shapes and bytes, sorted by name; DDP and compile change nothing."""
+    return state_hash(model.state_dict())
+
+
+def state_hash(state: Mapping[str, Any]) -> str:
+    """The hash that a network with this state_dict has."""
     digest = hashlib.sha256()
-    named = [(".".join(p for p in name.split(".") if p not in WRAPPERS), v) for name, v in model.state_dict().items()]
+    named = [(".".join(p for p in name.split(".") if p not in WRAPPERS), v) for name, v in state.items()]
     for name, value in sorted(named, key=lambda pair: pair[0]):
         if value is not None and not isinstance(value, (Tensor, str, int, float, bytes)):
             raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")

@@ -14,6 +14,8 @@ from typing import Any
 from sipp.certificate import is_hash
 from sipp.errors import DataError
 
+WALK = "prune_to"  # the claim of a look at many networks, of which one is certified: its line names none
+
 
 def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[dict[str, Any]]:
     """The ledger's entries in its first `end` bytes; made if absent. DataError if unusable, before any work is lost."""
@@ -60,13 +62,15 @@ def record_use(
             os.fsync(file.fileno())
     except OSError as error:
         raise DataError(f"ledger {os.fspath(ledger)!r} could not be written, so no claim is made: {error}") from error
-    mine = set(sketch)
-    earlier = [
-        use
-        for use in ledger_lines(ledger, start)
-        if use["data_hash"] == evidence["data_hash"] or not mine.isdisjoint(use.get("sketch", ()))
-    ]
-    return {"ledger_kept": True, "prior_uses": len(earlier)}
+    return {"ledger_kept": True, "prior_uses": n_uses(ledger_lines(ledger, start), json.loads(line))}
+
+
+def n_uses(entries: list[dict[str, Any]], own: dict[str, Any]) -> int:
+    """How many of these entries are looks at the points of the entry `own`, at a part of them, or at more."""
+    mine = set(own.get("sketch", ()))
+    return sum(
+        entry["data_hash"] == own["data_hash"] or not mine.isdisjoint(entry.get("sketch", ())) for entry in entries
+    )
 
 
 def _is_entry(value: Any) -> bool:

@@ -47,7 +47,7 @@ from sipp.holdout import (
     without_padding,
 )
 from sipp.layers import Selector
-from sipp.ledger import ledger_lines, record_use
+from sipp.ledger import WALK, ledger_lines, record_use
 from sipp.numerics import budget_of
 from sipp.pointkeys import keys_of, sketch_of
 from sipp.progress import progress_bar
@@ -202,7 +202,7 @@ def prune_to(
 def _recorded(ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking) -> dict[str, Any]:
     """The fields of a certificate that tell of the ledger, after this look was written into it."""
     facts = {**points.facts, "dense_hash": model_hash(ranking.model), "pruned_hash": None}
-    return record_use(ledger, facts, "prune_to", sketch_of(points.plain))
+    return record_use(ledger, facts, WALK, sketch_of(points.plain))
 
 
 @dataclass(frozen=True)

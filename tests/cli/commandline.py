@@ -1,13 +1,19 @@
 """The command line in this process: words in; exit code, stdout and stderr out."""
 
 import io
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from sipp.cli import main
+from typer.main import get_command
+from typer.models import ArgumentInfo, OptionInfo
+
+from sipp.cli import app
+from sipp.cli_errors import fail_well
+
+COMMANDS = get_command(app)  # most of the time of a refusal is building these
 
 
 @dataclass(frozen=True)
@@ -18,14 +24,14 @@ class Done:
 
 
 def run(*words: object) -> Done:
-    """What the command line does with these words."""
+    """What the command line does with these words, as `sipp.cli.main` does it, with the commands built once."""
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), mock.patch.object(sys, "argv", ["sipp", *map(str, words)]):
+    with redirect_stdout(out), redirect_stderr(err):
         try:
-            main()
+            code = fail_well(COMMANDS, [*map(str, words)])
         except SystemExit as stop:
-            return Done(int(stop.code or 0), out.getvalue(), err.getvalue())
-    return Done(0, out.getvalue(), err.getvalue())
+            code = int(stop.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -40,3 +46,43 @@ def three_lines(stderr: str) -> tuple[str, str, str]:
     what, where, fix = (line.partition(":")[2].strip() for line in lines)
     assert what and where and fix, stderr
     return what, where, fix
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One option or argument of a command, as its function declares it."""
+
+    command: str
+    label: str  # --weights, or RECIPE
+    kind: type  # of one value: str, int, float, bool or Path; str where there are choices
+    choices: tuple[str, ...]
+
+    @property
+    def is_argument(self) -> bool:
+        return not self.label.startswith("-")
+
+
+def asked() -> list[Asked]:
+    """Every option and argument of every command, from the application itself: a new one is found here."""
+    found = []
+    for command in app.registered_commands:
+        assert command.callback is not None
+        name = command.name or command.callback.__name__
+        for parameter, hint in get_type_hints(command.callback, include_extras=True).items():
+            if get_origin(hint) is not Annotated:
+                continue
+            info = next(one for one in get_args(hint)[1:] if isinstance(one, OptionInfo | ArgumentInfo))
+            long = [one for one in info.param_decls or () if isinstance(one, str) and one.startswith("--")]
+            label = (
+                parameter.upper() if isinstance(info, ArgumentInfo) else (*long, f"--{parameter}".replace("_", "-"))[0]
+            )
+            kind = _without_none(get_args(hint)[0])
+            kind = get_args(kind)[0] if get_origin(kind) is list else kind
+            choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+            found.append(Asked(name, label, str if choices else kind, choices))
+    return found
+
+
+def _without_none(hint: Any) -> Any:
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    return parts[0] if get_origin(hint) in (Union, UnionType) and len(parts) == 1 else hint

@@ -44,7 +44,12 @@ def test_certify_writes_a_certificate_that_verifies(files: Path) -> None:
     assert json.loads(cert.read_text())["verdict"] == "certified"
     assert run(*options(files), "--out", cert).returncode == 2  # it is there, and --force was not given
     again = run(*options(files), "--verify", cert)
-    assert (again.returncode, again.stdout.strip()) == (0, "verified")
+    assert again.returncode == 0 and again.stdout.startswith("verified\nbelieved, not checked: ")
+    assert "calibration_checked: the certificate says yes" in again.stdout  # and it was not compared again
+    whole = run(*options(files), "--verify", cert, "--calibration", files / "calibration.npy")
+    assert whole.returncode == 0 and "calibration_checked" not in whole.stdout
+    shared = run(*options(files), "--verify", cert, "--calibration", files / "holdout.npz")
+    assert shared.returncode == 3 and "120 of 120 holdout points are also calibration points" in shared.stdout
     other = run(*options(files)[:-4], "--pruned", files / "dense.safetensors", *options(files)[-2:], "--verify", cert)
     assert other.returncode == 3 and "pruned_hash" in other.stdout
 
@@ -87,7 +92,11 @@ def test_json_is_the_certificate_itself(files: Path) -> None:
     done = run(*options(files), "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["verdict"] == "certified"
     again = run(*options(files), "--json", "--verify", _written(files, done.stdout))
-    assert json.loads(again.stdout) == {"kind": "verification", "verified": True, "reasons": []}
+    found = json.loads(again.stdout)
+    assert (found["kind"], found["verified"], found["reasons"]) == ("verification", True, [])
+    assert [one.split(":")[0] for one in found["unchecked"]] == [
+        "data_hash", "fixed, delta, confidence", "calibration_checked", "ledger_kept, prior_uses"
+    ]  # fmt: skip
 
 
 def _written(files: Path, text: str) -> Path:

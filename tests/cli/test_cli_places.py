@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from sipp import cli_certify, cli_prune, cli_score, demo
 from sipp.cli_errors import Terminated
-from sipp.cli_files import check_file, check_ledger
+from sipp.cli_files import PAGE, check_file, check_ledger
 from sipp.errors import OptionError
 from sipp.train.files import read_json, write_json
 from sipp.train.signals import Interrupted
@@ -77,9 +77,7 @@ def test_a_demo_s_folder_that_is_none_is_refused_before_the_work(
 
 def whole_run(folder: Path) -> Path:
     """A run as `sipp run` leaves it, with the checksum of a real one."""
-    big_run(folder, methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
-    write_json(folder / "manifest.json", json.loads((folder / "manifest.json").read_text())["values"])
-    return folder
+    return big_run(folder, methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
 
 
 def _without(*keys: str) -> Callable[[Path], None]:
@@ -140,7 +138,10 @@ def test_one_broken_run_does_not_hide_the_others(kind: str, tmp_path: Path) -> N
     found = json.loads(made.stdout)
     assert found["of"] == ["a", "c"] and [one["folder"] for one in found["broken"]] == [str(root / "b")]
     assert words in found["broken"][0]["what"] and found["broken"][0]["do"]
-    assert "Not shown: b is broken" in page.read_text() and str(root / "b") in run("report", root, "--out", page).stdout
+    assert (
+        "Not shown: b is broken" in page.read_text()
+        and str(root / "b") in run("report", root, "--out", page, "--force").stdout
+    )
 
 
 def test_a_broken_result_that_was_asked_for_is_refused(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_broken_result_that_was_asked_for_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for asked in ([folders["c"]], [tmp_path / "runs", folders["c"]]):
         done = run("report", *asked, "--out", page)
-        assert done.returncode == 2 and "not valid JSON" in three_lines(done.stderr)[0] and not page.exists()
+        assert done.returncode == 2 and "not whole JSON" in three_lines(done.stderr)[0] and not page.exists()
     (folders["a"] / "manifest.json").write_text("")
     none = run("report", tmp_path / "runs", "--out", page)
     assert none.returncode == 2 and "put back" in three_lines(none.stderr)[2] and not page.exists()
@@ -261,8 +262,8 @@ def test_permissions_count() -> None:
                 with pytest.raises(ValueError, match="ermission denied"):
                     check_ledger(path, out=None)
             with pytest.raises(OptionError, match="ermission denied"):
-                check_file(closed / "out", force=False)
-            check_file(opened / "out", force=False)
+                check_file(closed / "out", PAGE, force=False)
+            check_file(opened / "out", PAGE, force=False)
             check_ledger(opened / "ledger", out=None)
 
 

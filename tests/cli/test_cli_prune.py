@@ -70,6 +70,7 @@ def test_the_folder_holds_what_sipp_prune_gives(data: Path, tmp_path: Path) -> N
         assert torch.equal(tensors[name], value), name
     report = json.loads((out / "report.json").read_text())
     written = record.pop("written")
+    assert len(report.pop("check")) == 64
     assert record == report and list(written) == [str(out / "model.safetensors"), str(out / "report.json")]
     assert (report["kind"], report["keep"], report["keep_asked"]) == ("pruned", expected.keep, 0.4)
     assert [layer["eps"] for layer in report["layers"]] == [layer.eps for layer in expected.layers]

@@ -7,6 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from sipp.certificate import Certificate, to_json
+from sipp.train.files import write_json
+
 METHODS = ("sipp-hybrid", "sipp-det", "wt", "snip", "random")
 N_BINS = 24
 
@@ -36,13 +39,16 @@ def dense(seed: int, top1: float = 0.93) -> dict[str, Any]:
 
 
 def certificate(epsilon: float | str, *, verdict: str = "certified") -> dict[str, Any]:
+    """A certificate as `certify` writes it; of one that is not certified, 30 of 400 points were too far off."""
     digest = hashlib.sha256(str(epsilon).encode()).hexdigest()
-    return {
-        "schema": "sipp-certificate/1", "kind": "output", "fixed": "delta", "verdict": verdict, "epsilon": epsilon,
-        "delta": 0.05, "confidence": 0.95, "violations": 12, "k_allowed": 12, "n": 400, "n_duplicates": 0,
-        "data_hash": digest, "dense_hash": digest, "pruned_hash": digest, "delta_hat": 0.05, "marked": False,
-        "sentence": f"With 95 % confidence, outputs differ by at most {epsilon}, say. {'And so on. ' * 20}",
-    }  # fmt: skip
+    found = Certificate(
+        fixed="delta", epsilon=float(epsilon), delta=0.05, confidence=0.95,
+        violations=12 if verdict == "certified" else 30, n=400, n_duplicates=0, data_hash=digest, dense_hash=digest,
+        pruned_hash=digest, dtype="float32", output=None, calibration_checked=True, ledger_kept=False, prior_uses=0,
+    )  # fmt: skip
+    assert found.verdict == verdict
+    content: dict[str, Any] = json.loads(to_json(found))
+    return content
 
 
 def layer(name: str, n_weights: int, kept: int, *, eps: float | None, dead: int, rng: random.Random) -> dict[str, Any]:
@@ -87,7 +93,7 @@ def write_run(folder: Path, settings: dict[str, Any], records: list[dict[str, An
     folder.mkdir(parents=True, exist_ok=True)
     origin = {"data": "ab" * 32, "code": "sipp 0.1.0, torch 2.13.0+cpu, source 0123456789ab", "device": "cpu"}
     values = {"config": settings, "origins": [origin]}
-    (folder / "manifest.json").write_text(json.dumps({"format": 1, "values": values, "check": "0" * 64}))
+    write_json(folder / "manifest.json", values)
     (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
 

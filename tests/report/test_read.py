@@ -9,6 +9,7 @@ from report.synthetic import big_run, certificate
 
 from sipp.errors import DataError
 from sipp.report.read import PrunedModel, Run, read_pruned, read_run, read_sources
+from sipp.train.files import seal
 
 
 @pytest.fixture
@@ -17,14 +18,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def pruned_folder(folder: Path, **changes: Any) -> Path:
+    """A record as `sipp prune` leaves it, without its network."""
     layers = [
-        {"name": "0.weight", "n_rows": 4, "fan_in": 9, "kept": 9, "eps": 1.5, "dead_rows": [1, 3]},
-        {"name": "1.weight", "n_weights": 100, "kept": 20, "eps": None, "dead_rows": 0},
+        {"name": "0.weight", "n_rows": 4, "fan_in": 9, "n_weights": 36, "kept": 9, "eps": 1.5, "dead_rows": 2},
+        {"name": "1.weight", "n_rows": 10, "fan_in": 10, "n_weights": 100, "kept": 20, "eps": None, "dead_rows": 0},
     ]
+    layers = [{**layer, "keep": layer["kept"] / layer["n_weights"]} for layer in layers]  # type: ignore[operator]
     bound = {"epsilon": 12.5, "delta": 1e-16, "met": False, "reason": "too few points"}
-    values = {"kind": "pruned", "method": "sipp-hybrid", "keep": 0.2, "layers": layers, "bound": bound, "seed": 3}
+    counts = {"kept": 29, "n_weights": 136, "dead_rows": 2, "keep": 29 / 136}
+    values = {"kind": "pruned", "format": 2, "method": "sipp-hybrid", "layers": layers, "bound": bound, "seed": 3}
+    certified = changes.get("certificate") or {}
+    hashes = {key: certified.get(key, "0" * 64) for key in ("dense_hash", "pruned_hash")}
     folder.mkdir(parents=True)
-    (folder / "report.json").write_text(json.dumps({**values, **changes}))
+    (folder / "report.json").write_text(json.dumps(seal({**values, **counts, **hashes, **changes})))
     return folder
 
 
@@ -70,15 +76,15 @@ def change(record: dict[str, Any], key: str, value: Any) -> str:
     ("key", "value", "word"),
     [
         ("after.top1", "high", "top1"),
-        ("after.top1", float("nan"), "NaN"),
         ("after", None, "after"),
         ("keep", True, "keep"),
+        ("level", 3, "no network of this run"),
         ("layers.0.kept", -1, "kept"),
         ("layers.1.scores.counts", [1, 2], "counts"),
         ("method", 7, "method"),
         ("bound", [], "bound"),
         ("bound.epsilon", "many", "epsilon"),
-        ("certificate.sentence", 3, "sentence"),
+        ("certificate.violations", 40, "certificate"),
         ("score_bins.n", 7, "bins"),
         ("seconds", None, "seconds"),
         ("part_seconds.train", "1", "train"),
@@ -97,7 +103,7 @@ def test_a_broken_record_is_named_by_file_and_line(folder: Path, key: str, value
 def test_a_cut_line(folder: Path) -> None:
     path = folder / "records.jsonl"
     path.write_text(path.read_text()[:-40])
-    with pytest.raises(DataError, match=r"line 5.*not valid JSON"):
+    with pytest.raises(DataError, match=r"is not whole \(line 5"):
         read_run(folder)
 
 
@@ -113,7 +119,7 @@ def test_other_folders(tmp_path: Path) -> None:
         read_sources([tmp_path])
     with pytest.raises(DataError, match="cannot be read as a folder"):
         read_sources([tmp_path / "nothing"])
-    with pytest.raises(DataError, match="kind is 'other'"):
+    with pytest.raises(DataError, match="no record of"):
         read_pruned(pruned_folder(tmp_path / "net", kind="other"))
 
 

@@ -104,7 +104,8 @@ def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) ->
         for level in (1, 2):
             value = epsilon if level == 2 else 0.1
             one = level_record(seed=seed, method="wt", level=level, keep=0.5, top1=0.5, layers=[part], epsilon=0.1)
-            records.append({**one, "certificate": certificate(value)})
+            verdict = "certified" if value == 0.1 else "not certified"
+            records.append({**one, "certificate": certificate(value, verdict=verdict)})
     settings = config(name="s", pipeline="iterative", methods=("wt",), n_levels=2, n_seeds=2)
     (curve,) = series.certified_curves(read_run(write_run(tmp_path / "r", settings, records)))
     assert [point.n for point in curve.points] == [2]  # a mean over the finite ones would look better than it is

@@ -16,6 +16,7 @@ from sipp.recipes.yamlfile import read_yaml
 BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
 SUFFIX = ".yaml"
 MAX_CHAIN = 8
+MAX_BYTES = 1 << 20  # of a recipe's file
 
 
 def recipe_names() -> list[str]:
@@ -28,6 +29,8 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
     if name_or_path.endswith(SUFFIX):
         path = Path(name_or_path)
         try:
+            if not path.is_file() or path.stat().st_size > MAX_BYTES:
+                raise OSError(f"it is no plain file of at most {MAX_BYTES:,} bytes")
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"{path}: cannot be read as a recipe: {error}") from error

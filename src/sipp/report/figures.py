@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
+from sipp.marks import FIGURE_MARK
 from sipp.report import palette, series
 from sipp.report.read import Run, Source
 from sipp.report.series import METRICS, Curve
@@ -53,10 +54,7 @@ def write_figures(sources: Sequence[Source], folder: Path) -> list[Path]:
     except OSError as error:
         raise DataError(f"{folder}: the folder of the figures could not be made ({error.strerror or error})") from error
     written = []
-    runs = [source for source in sources if isinstance(source, Run)]
-    for index, run in enumerate(runs):
-        before = sum(one.name == run.name for one in runs[:index])
-        stem = run.name if not before else f"{run.name}-{before + 1}"  # runs of one recipe from different folders
+    for run, stem in _stems(sources):
         for name, (width, draw) in _figures(run).items():
             with matplotlib.rc_context(LOOK):
                 figure = Figure(figsize=(width, HEIGHT))
@@ -67,15 +65,37 @@ def write_figures(sources: Sequence[Source], folder: Path) -> list[Path]:
     return written
 
 
+def figure_names(sources: Sequence[Source]) -> list[str]:
+    """The names of all files that `write_figures` may write for these sources."""
+    return [
+        _file_name(f"{stem}-{name}", kind)
+        for run, stem in _stems(sources)
+        for name in _figures(run)
+        for kind in FORMATS
+    ]
+
+
+def _stems(sources: Sequence[Source]) -> list[tuple[Run, str]]:
+    """Each run with the start of its figures' names; runs of one recipe may come from different folders."""
+    runs = [source for source in sources if isinstance(source, Run)]
+    before = [sum(one.name == run.name for one in runs[:index]) for index, run in enumerate(runs)]
+    return [(run, run.name if not n else f"{run.name}-{n + 1}") for run, n in zip(runs, before)]
+
+
+def _file_name(name: str, kind: str) -> str:
+    """A run's name comes from its folder: no part of it may lead elsewhere."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.{kind}"
+
+
 def _literal(name: str) -> str:
     """The name as it is: a dollar sign would start a formula."""
     return name.replace("$", r"\$")
 
 
 def _save(figure: Any, folder: Path, name: str, kind: str) -> Path:
-    # A run's name comes from its folder: no part of it may lead elsewhere.
-    path = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.{kind}"
-    metadata = {"CreationDate": None} if kind == "pdf" else {}  # the same numbers give the same file
+    path = folder / _file_name(name, kind)
+    # No date: the same numbers give the same file.
+    metadata = {"CreationDate": None, "Creator": FIGURE_MARK} if kind == "pdf" else {"Software": FIGURE_MARK}
     try:
         figure.savefig(path, dpi=DPI, metadata=metadata)
     except OSError as error:

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from sipp.marks import PAGE_MARK
 from sipp.report import palette, series, words
 from sipp.report.plots import Plot, pruned_plots, run_plots
 from sipp.report.read import Broken, PrunedModel, Run, Source
@@ -81,6 +82,7 @@ def render(sources: Sequence[Source], *, version: str, broken: Sequence[Broken] 
         broken=[f"Not shown: {one.folder.name} is broken. {one.reason}" for one in broken],
         version=version,
         policy=_policy(css, script),
+        mark=Markup(PAGE_MARK),
         # What the package itself wrote goes in as it is; everything that came from files is escaped.
         css=Markup(css),
         script=Markup(script),
@@ -140,7 +142,7 @@ def _lede(sources: Sequence[Source]) -> str:
 def _run_part(run: Run, ident: str, plots: dict[str, Plot]) -> Part:
     config = run.config
     n_done = len(run.records)
-    caveats = []
+    caveats = list(run.marks)
     if not run.finished:
         caveats.append(
             f"This run is not finished: {n_done} of {run.n_stages} networks are done. Means are over the seeds "
@@ -247,7 +249,7 @@ def _pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Par
         title=f"{pruned.name}: {pruned.method} at {number(pruned.keep, 'share')} keep",
         state="pruned",
         finished=True,
-        caveats=[],
+        caveats=list(pruned.marks),
         tiles=[
             ("keep", number(pruned.keep, "share")),
             ("kept weights", f"{kept:,}"),

@@ -1,23 +1,22 @@
 """Folders in, frozen records out: runs of `sipp run`, and pruned models of `sipp prune`.
 
-Nothing here needs torch: a page can be made on a machine that only has the files. What is wrong with a file is said
-with its path and line, and nothing is guessed in its place.
+Files are read by `sipp.train.reading`, which refuses what `sipp run` refuses. What is wrong with a file is said with
+its path and line, and nothing is guessed in its place.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sipp.certificate import from_values
 from sipp.errors import DataError
-
-MANIFEST = "manifest.json"
-RECORDS = "records.jsonl"
-PRUNED = "report.json"
+from sipp.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.train import reading
+from sipp.train.store import FINAL, MANIFEST, RECORDS
 
 Values = Mapping[str, Any]
 
@@ -112,6 +111,7 @@ class Run:
     records: tuple[Record, ...]
     n_stages: int
     bins: Bins | None
+    marks: tuple[str, ...]  # what could not be checked, or is not as `sipp run` left it
 
     @property
     def finished(self) -> bool:
@@ -131,6 +131,7 @@ class PrunedModel:
     certificate: Certificate | None
     measured: str | None  # the statement with the measured constant (T19)
     values: Values  # everything else that is plain: versions, seeds, hashes
+    marks: tuple[str, ...]  # what could not be checked
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def read_whole_sources(paths: Sequence[Path]) -> tuple[list[Source], list[Broken
         folders = [path] if named else sorted(inner for inner in _folders(path) if _is_source(inner))
         if not folders:
             raise DataError(
-                f"{path}: neither a run (with {MANIFEST}), nor a pruned model (with {PRUNED}), nor a folder of such"
+                f"{path}: neither a run (with {MANIFEST}) nor a pruned model (with {RECORD_NAME}), nor a folder of such"
             )
         for folder in folders:
             resolved = folder.resolve()
@@ -176,10 +177,20 @@ def read_whole_sources(paths: Sequence[Path]) -> tuple[list[Source], list[Broken
     return list(found.values()), list(broken.values())
 
 
+def files_read(paths: Sequence[Path]) -> list[Path]:
+    """Every file that is read for these folders: records, and the networks they are checked against."""
+    found = []
+    for path in paths:
+        for folder in [path] if _is_source(path) else (inner for inner in _folders(path) if _is_source(inner)):
+            names = (MANIFEST, RECORDS, RECORD_NAME, WEIGHTS_NAME)
+            found += [folder / name for name in names] + sorted(folder.glob(f"*/{FINAL}.*"))
+    return found
+
+
 def _is_source(folder: Path) -> bool:
     """Whether a result lies here, whole or not; of a folder into which nobody may look, reading says so in its turn."""
     try:
-        return (folder / MANIFEST).exists() or (folder / PRUNED).exists()
+        return (folder / MANIFEST).exists() or (folder / RECORD_NAME).exists()
     except OSError:
         return True
 
@@ -193,37 +204,22 @@ def _folders(path: Path) -> list[Path]:
 
 def read_run(folder: Path) -> Run:
     """The run in this folder, with the records of the networks that are done."""
-    where = str(folder / MANIFEST)
-    values = _field(_parsed(_text(folder / MANIFEST), where), "values", where, dict)
-    config = _field(values, "config", where, dict)
-    prune = _field(config, "prune", where, dict)
-    for key in ("name", "pipeline", "net"):
-        _field(config, key, where, str)
-    _field(_field(config, "data", where, dict), "name", where, str)
-    n_levels = _count(prune, "levels", where) * len(_field(prune, "methods", where, list))
-    n_stages = _count(config, "repetitions", where) * (1 + n_levels)
-    origins = _field(values, "origins", where, list)
-    if not all(isinstance(origin, dict) for origin in origins):
-        raise DataError(f"{where}: 'origins' must be a list of objects")
+    found = reading.read_run(folder)
     records, bins = [], None
-    lines = _text(folder / RECORDS).splitlines() if (folder / RECORDS).is_file() else []
-    for number, line in enumerate(lines, start=1):
-        place = f"{folder / RECORDS} line {number}"
-        raw = _parsed(line, place)
+    for place, raw in found.records:
         records.append(_record(raw, place))
         bins = bins or (_bins(raw["score_bins"], place) if raw.get("score_bins") else None)
         for layer in records[-1].layers:
             if layer.scores is not None and (bins is None or len(layer.scores.counts) != bins.n):
                 raise DataError(f"{place}: the scores of {layer.name!r} do not have the bins that 'score_bins' says")
-    return Run(folder.resolve().name, config, tuple(origins), tuple(records), n_stages, bins)
+    name = folder.resolve().name
+    return Run(name, found.config, found.origins, tuple(records), found.n_stages, bins, found.marks)
 
 
 def read_pruned(folder: Path) -> PrunedModel:
     """The pruned model in this folder, as its report describes it."""
-    where = str(folder / PRUNED)
-    values = _parsed(_text(folder / PRUNED), where)
-    if values.get("kind") != "pruned":
-        raise DataError(f"{where}: kind is {values.get('kind')!r}, not 'pruned'; was it written by `sipp prune`?")
+    where = str(folder / RECORD_NAME)
+    values, marks = reading.read_pruned(folder)
     shown = {"layers", "bound", "certificate", "kind", "measured"}
     return PrunedModel(
         name=folder.resolve().name,
@@ -235,6 +231,7 @@ def read_pruned(folder: Path) -> PrunedModel:
         certificate=_certificate(values.get("certificate"), where),
         measured=_measured(values.get("measured"), where),
         values={key: value for key, value in values.items() if key not in shown},
+        marks=marks,
     )
 
 
@@ -333,32 +330,17 @@ def _certificate(raw: Any, where: str) -> Certificate | None:
     if not isinstance(raw, dict):
         raise DataError(f"{where}: 'certificate' must be an object")
     verdict = _optional_text(raw, "verdict", where) or _optional_text(raw, "mode", where) or "no verdict"
+    if set(raw) == {"verdict"} and not verdict.startswith("certified"):  # a run that could not certify says why
+        return Certificate(verdict, None, verdict, raw)
+    try:
+        sentence = from_values(raw).sentence  # from its counts: what the file says of them is not shown
+    except DataError as error:
+        raise DataError(f"{where}: 'certificate': {error}") from error
     epsilon = None if raw.get("epsilon") == "inf" else _optional_number(raw, "epsilon", where)
-    return Certificate(verdict, epsilon, _optional_text(raw, "sentence", where) or verdict, raw)
+    return Certificate(verdict, epsilon, sentence, {**raw, "sentence": sentence})
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-
-
-def _parsed(text: str, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not valid JSON ({error}); the file was cut or changed") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{where}: holds a {type(found).__name__}, not an object")
-    return found
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _field(values: Values, key: str, where: str, kind: type) -> Any:

@@ -32,9 +32,14 @@ _NAME = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*")
 Values = dict[str, Any]
 
 
+def is_name(name: str) -> bool:
+    """Whether this can be the name of a run, a stage or a file."""
+    return _NAME.fullmatch(name) is not None and len(name) <= MAX_NAME
+
+
 def check_name(name: str) -> str:
     """The name, if it can be a file's: letters, digits, and single dots or dashes between them."""
-    if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
+    if not is_name(name):
         raise OptionError(
             f"{name!r} cannot name a run, a stage or a file: use letters, digits, and . or - between them"
         )
@@ -100,21 +105,31 @@ def remove_leftovers(folder: Path) -> None:
 
 def write_json(path: Path, values: Values) -> None:
     """Nothing; `path` holds the values with a checksum over them."""
-    body = {"format": FORMAT, "values": values}
-    text = json.dumps({**body, "check": _check_of(body)}, sort_keys=True, allow_nan=False, indent=1)
+    text = json.dumps(seal({"format": FORMAT, "values": values}), sort_keys=True, allow_nan=False, indent=1)
     write_atomic(path, text.encode())
 
 
 def read_json(path: Path) -> Values:
     """The values of a file of `write_json`; DataError names the file and what is wrong with it."""
-    found = _parsed(_read(path), path)
-    check = found.pop("check", None) if isinstance(found, dict) else None
-    if not isinstance(found, dict) or check != _check_of(found):
-        raise DataError(f"{path}: its checksum does not fit its content; it was changed or cut")
+    found = read_sealed(path)
     if found.get("format") != FORMAT or not isinstance(found.get("values"), dict):
         raise DataError(f"{path}: format {found.get('format')!r} is not {FORMAT}, the one this version reads")
     values: Values = found["values"]
     return values
+
+
+def seal(values: Values) -> Values:
+    """The values, and a checksum over them under "check"."""
+    return {**values, "check": _check_of(values)}
+
+
+def read_sealed(path: Path) -> Values:
+    """The values that `seal` was given, from a JSON file; DataError where they were changed since."""
+    found = _parsed(_read(path), path)
+    check = found.pop("check", None) if isinstance(found, dict) else None
+    if not isinstance(found, dict) or check != _check_of(found):
+        raise DataError(f"{path}: its checksum does not fit its content; it was changed after it was written, or cut")
+    return found
 
 
 def save_pair(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
@@ -130,17 +145,33 @@ def save_pair(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Va
 
 def load_pair(folder: Path, name: str) -> tuple[dict[str, Tensor], Values]:
     """The tensors (on the CPU) and values saved under this name, checked against their checksums."""
+    data, values = _checked_pair(folder, name)
+    try:
+        tensors: dict[str, Tensor] = tensors_from_bytes(data)
+    except (SafetensorError, ValueError, KeyError, torch.cuda.OutOfMemoryError) as error:
+        raise DataError(f"{inside(folder, name + TENSORS)}: not a safetensors file: {error}") from error
+    return tensors, values
+
+
+def load_sound_values(folder: Path, name: str) -> Values:
+    """The values saved under this name, after the same checks as `load_pair`, of the tensors' checksum too."""
+    return _checked_pair(folder, name)[1]
+
+
+def _checked_pair(folder: Path, name: str) -> tuple[bytes, Values]:
+    """The bytes of the tensors, and the values, if neither was changed since they were saved."""
     outer = read_json(inside(folder, name + VALUES))
     path = inside(folder, name + TENSORS)
     data = _read(path)
     found = hashlib.sha256(data).hexdigest()
     if found != outer.get("tensors_sha256"):
-        raise DataError(f"{path}: SHA-256 {found[:12]} is not the one it was saved with; it was changed or cut")
-    try:
-        tensors: dict[str, Tensor] = tensors_from_bytes(data)
-    except (SafetensorError, ValueError, KeyError, torch.cuda.OutOfMemoryError) as error:
-        raise DataError(f"{path}: not a safetensors file: {error}") from error
-    return tensors, outer["values"]
+        raise DataError(
+            f"{path}: SHA-256 {found[:12]} is not the one it was saved with; it was changed after it was written, or "
+            "cut"
+        )
+    if not isinstance(outer.get("values"), dict):
+        raise DataError(f"{inside(folder, name + VALUES)}: holds no values")
+    return data, outer["values"]
 
 
 def load_values(folder: Path, name: str) -> Values:

@@ -14,7 +14,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -67,11 +67,16 @@ MakeUnit = Callable[[Unit], None]
 
 def plan(recipe: Recipe) -> list[Unit]:
     """All networks of a run, in the order in which they are made."""
+    return units_of(recipe.seeds, recipe.prune.methods, recipe.prune.levels)
+
+
+def units_of(seeds: Sequence[int], methods: Sequence[Method], levels: int) -> list[Unit]:
+    """The networks of these seeds, methods and levels, in the order in which they are made."""
     units = []
-    for seed in recipe.seeds:
+    for seed in seeds:
         units.append(Unit(seed, None, 0))
-        for method in recipe.prune.methods:
-            units += [Unit(seed, method, level) for level in range(1, recipe.prune.levels + 1)]
+        for method in methods:
+            units += [Unit(seed, method, level) for level in range(1, levels + 1)]
     return units
 
 

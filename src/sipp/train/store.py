@@ -16,7 +16,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,14 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Manifest:
+    """What a run's manifest holds, checked as far as it can be without the run's data."""
+
+    config: dict[str, Any]
+    origins: list[dict[str, str]]  # more than one: it was resumed with other data, code or device
+
+
+@dataclass(frozen=True)
 class Begun:
     """What a run's manifest says of it."""
 
@@ -96,10 +104,20 @@ def open_run(root: Path, config: dict[str, Any], origin: Origin, *, accept_chang
     files.make_folder(root)
     folder = files.inside(root, run_name(config))
     files.make_folder(folder)
+    _refuse_foreign(folder)
     with _locked(folder):
         files.remove_leftovers(folder)
         resumed = _check_manifest(folder, config, origin, accept_changes=accept_changes)
         yield Store(folder, config, resumed)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Refuses a folder with content that is no run: records and temporary files of others would be written over."""
+    names = sorted(one.name for one in folder.iterdir())
+    ours = (MANIFEST, LOCK)  # a run that was killed at its first step has a lock and a temporary file
+    foreign = [name for name in names if name not in ours and not name.startswith(files.TEMPORARY)]
+    if foreign and MANIFEST not in names:
+        raise OptionError(f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is no run; choose another --out")
 
 
 @contextmanager
@@ -142,17 +160,38 @@ def is_locked(folder: Path) -> bool:
 
 def read_begun(folder: Path) -> Begun:
     """What the manifest in this folder says; DataError names what is wrong with it."""
+    found = read_manifest(folder)
+    config = check_plan(found.config, files.inside(folder, MANIFEST))
+    n_stages = config["repetitions"] * (1 + len(config["prune"]["methods"]) * config["prune"]["levels"])
+    return Begun(config["name"], config["pipeline"], n_stages, len(found.origins))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest in this folder, as `sipp run` and all who show a run read it: its checksum fits, origins are there.
+
+    Raises DataError that names what is wrong.
+    """
     path = files.inside(folder, MANIFEST)
     values = files.read_json(path)
-    config = _part(values, "config", dict, path)
-    prune = _part(config, "prune", dict, path)
-    n_levels = len(_part(prune, "methods", list, path)) * _part(prune, "levels", int, path)
-    return Begun(
-        recipe=_part(config, "name", str, path),
-        pipeline=_part(config, "pipeline", str, path),
-        n_stages=_part(config, "repetitions", int, path) * (1 + n_levels),
-        n_origins=len(_part(values, "origins", list, path)),
-    )
+    config, origins = _part(values, "config", dict, path), _part(values, "origins", list, path)
+    if not origins:
+        raise DataError(f"{path}: 'origins' must hold at least one")
+    for origin in origins:
+        for field in fields(Origin):
+            _part(origin if isinstance(origin, dict) else {}, field.name, str, path)
+    return Manifest(config, origins)
+
+
+def check_plan(config: Values, path: Path) -> Values:
+    """The configuration, if the plan of a run can be made of it: what a reader needs who has no recipe."""
+    prune, data = _part(config, "prune", dict, path), _part(config, "data", dict, path)
+    texts, counts = ("name", "pipeline", "net"), ("repetitions", "seed")
+    wanted = [(config, key, str) for key in texts] + [(config, key, int) for key in counts]
+    for part, key, kind in (*wanted, (prune, "levels", int), (data, "name", str)):
+        _part(part, key, kind, path)
+    if not all(isinstance(method, str) for method in _part(prune, "methods", list, path)):
+        raise DataError(f"{path}: 'methods' must be a list of names")
+    return config
 
 
 def _part(values: Values, key: str, kind: type, path: Path) -> Any:
@@ -169,10 +208,10 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, acc
     if not path.exists():
         files.write_json(path, {"config": config, "origins": [now]})
         return False
-    known = files.read_json(path)
-    if known.get("config") != config:
+    known = read_manifest(folder)
+    if known.config != config:
         raise OptionError(f"{path}: this folder was made with another configuration; choose another --out")
-    origins: list[dict[str, str]] = known["origins"]
+    origins = known.origins
     last = origins[-1]
     changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
     if not changed:
@@ -266,13 +305,31 @@ def read_records(folder: Path) -> list[Values]:
     path = files.inside(folder, RECORDS)
     if not path.is_file():
         return []
+    records: list[Values] = []
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for line in path.read_text(encoding="utf-8").splitlines():
+            records.append(json.loads(line, parse_constant=_refuse_constant))
+        return records
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
         raise DataError(
-            f"{path}: is not whole ({error}); run the recipe again with the same --out, records are made anew from the "
-            "stages"
+            f"{path}: is not whole (line {len(records) + 1}: {error}); run the recipe again with the same --out, "
+            "records are made anew from the stages"
         ) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def stage_record(folder: Path, name: str) -> Values | None:
+    """The record beside the network of this stage, None if there is no such network; DataError if either was changed.
+
+    The checks are those that a run makes before it goes on from a network.
+    """
+    if not files.is_name(name) or not files.has_pair(files.inside(folder, name), FINAL):
+        return None
+    values = files.load_sound_values(files.inside(folder, name), FINAL)
+    return dict(_part(values, "record", dict, folder / name / f"{FINAL}{files.VALUES}"))
 
 
 def without_clock(record: Values) -> Values:

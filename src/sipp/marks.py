@@ -1,0 +1,8 @@
+"""The names and marks by which files that this package wrote are known again."""
+
+RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
+WEIGHTS_NAME = "model.safetensors"  # and the network
+RECORD_KIND, RECORD_FORMAT = "pruned", 2  # in that record
+SCORES_MARK = {"sipp": "scores"}  # in the header of a file of scores
+PAGE_MARK = '<meta name="generator" content="sipp report">'  # in the head of a page
+FIGURE_MARK = "sipp report"  # who made it, in a figure's own words

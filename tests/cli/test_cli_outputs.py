@@ -1,0 +1,330 @@
+"""No command writes over what it reads, or over a file of others: every output against every input of every command."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_zoo import mlp
+from commandline import Done, asked, files_in, run, three_lines
+from report.synthetic import big_run
+from safetensors.torch import save_file
+
+from sipp import cli_bench, cli_certify, cli_prune, cli_score, demo
+from sipp.recipes import config_of, load_recipe
+from sipp.train.store import run_name
+
+Words = list[object]
+ALL = ("--dense", "--pruned", "--holdout", "--calibration")
+# Every option and argument that names a place on the disk; a new one must be put here, and is then tested below.
+READS = {
+    "prune": ("--weights", "--data", "--holdout"),
+    "score": ("--weights", "--data"),
+    "certify": (*ALL, "--verify"),
+    "bench": ("--weights", "--data"),
+    "run": ("RECIPE", "--data"),
+    "runs": ("--out",),  # which only lists
+    "report": ("RUNS",),
+}
+WRITES = {
+    "prune": ("--out", "--ledger"),
+    "score": ("--out",),
+    "certify": ("--out", "--ledger"),
+    "demo": ("--out",),
+    "run": ("--out",),
+    "report": ("--out", "--figures"),
+    "data": ("FOLDER",),
+}
+
+
+def test_every_place_that_an_option_names_is_in_these_lists() -> None:
+    specs = ("--data", "--holdout", "--calibration", "RECIPE")  # places or names
+    found: dict[str, set[str]] = {}
+    for one in asked():
+        if one.kind is Path or one.label in specs:
+            found.setdefault(one.command, set()).add(one.label)
+    assert found == {name: {*READS.get(name, ()), *WRITES.get(name, ())} for name in (*READS, *WRITES)}
+
+
+def _must_not_be_called(*args: object, **options: object) -> None:
+    raise AssertionError("work was begun")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Inputs, each a file of its own, and a whole folder of `sipp prune`; then no command may begin to work."""
+    for seed, name in enumerate(("data", "holdout", "calibration")):
+        save_file({"inputs": _points(seed)}, tmp_path / f"{name}.safetensors")
+    for name in ("weights", "dense", "pruned"):
+        save_file(mlp().state_dict(), tmp_path / f"{name}.safetensors")
+    words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
+    assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
+    for module in (cli_prune, cli_certify, cli_score, cli_bench):
+        monkeypatch.setattr(module, "load_model", _must_not_be_called)
+    return tmp_path
+
+
+def _points(seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(200, 6)).astype(np.float32))
+
+
+def command(name: str, folder: Path) -> dict[str, object]:
+    """The inputs of a command by option."""
+    options = {option: folder / f"{option[2:]}.safetensors" for option in READS[name] if option != "--verify"}
+    more: dict[str, object] = {"--keep": 0.5} if name == "prune" else {}
+    return {"--model": "cli_zoo:mlp", **options, **more}
+
+
+def words_of(name: str, options: dict[str, object]) -> Words:
+    return [name, *(word for option in options.items() for word in option)]
+
+
+def refused(done: Done, option: str, *words: str) -> None:
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    what, where, fix = three_lines(done.stderr)
+    assert where.startswith(option) and "give " in fix and all(word in what for word in words), done.stderr
+
+
+def _same(path: Path) -> Path:
+    return path
+
+
+def _roundabout(path: Path) -> Path:
+    (path.parent / "x").mkdir(exist_ok=True)
+    return path.parent / "x" / ".." / path.name
+
+
+def _hard_link(path: Path) -> Path:
+    os.link(path, path.with_name("hard.safetensors"))
+    return path.with_name("hard.safetensors")
+
+
+def _through_a_linked_folder(path: Path) -> Path:
+    (path.parent / "linked").symlink_to(path.parent)
+    return path.parent / "linked" / path.name
+
+
+WAYS: list[Callable[[Path], Path]] = [_same, _roundabout, _hard_link, _through_a_linked_folder]
+FILES = [
+    (name, output, option)
+    for name, output in (("score", "--out"), ("certify", "--out"), ("certify", "--ledger"), ("prune", "--ledger"))
+    for option in READS[name]
+    if option != "--verify"
+]
+
+
+@pytest.mark.parametrize(("name", "output", "option"), FILES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_that_is_read(name: str, output: str, option: str, way: Callable[[Path], Path], folder: Path) -> None:
+    options = command(name, folder)
+    out = way(Path(str(options[option])))
+    more = {"--out": folder / "new"} if (name, output) == ("prune", "--ledger") else {}
+    more |= {"--holdout": folder / "holdout.safetensors"} if name == "prune" else {}
+    before = files_in(folder)
+    for force in ([], ["--force"]):
+        done = run(*words_of(name, options | more | {output: out}), *force)
+        refused(done, output, f"what {option} reads", "also with --force")
+        assert files_in(folder) == before
+
+
+@pytest.mark.parametrize("option", ["--weights", "--data", "--holdout", "--ledger"])
+def test_a_folder_in_which_lies_what_is_read(option: str, folder: Path) -> None:
+    inside = folder / "net" / "mine.safetensors"
+    source = folder / f"{option[2:]}.safetensors"
+    inside.write_bytes(source.read_bytes() if source.exists() else b"")
+    before = files_in(folder)
+    for out in (folder / "net", _roundabout(folder / "net"), folder):
+        typed = command("prune", folder) | {option: inside, "--out": out}
+        for force in ([], ["--force"]):
+            done = run(*words_of("prune", typed), *force)
+            assert done.returncode == 2 and three_lines(done.stderr)
+            assert {**files_in(folder), "x": b""} == {**before, "x": b""}
+        if out != folder:
+            assert f"what {option} reads" in three_lines(done.stderr)[0]
+
+
+def test_a_network_pruned_over_itself(folder: Path) -> None:
+    """`prune --weights d/model.safetensors --out d --force`, by file and by folder."""
+    before = files_in(folder)
+    for weights in (folder / "net" / "model.safetensors", folder / "net"):
+        typed = command("prune", folder) | {"--weights": weights, "--out": folder / "net"}
+        refused(run(*words_of("prune", typed), "--force"), "--out", "what --weights reads")
+        assert files_in(folder) == before
+
+
+def test_outputs_of_one_command_that_would_be_one_file(folder: Path) -> None:
+    for name in ("certify", "prune"):
+        typed = command(name, folder) | {"--out": folder / "new", "--ledger": folder / "new"}
+        refused(run(*words_of(name, typed)), "--ledger", "what --ledger reads")
+
+
+# --- files of others ------------------------------------------------------------------------------------------------
+
+FOREIGN = {
+    "text": b"my thesis",
+    "nothing": b"",
+    "bytes": b"\x93\xff\x00" * 99,
+    "json": b'{"kind": "mine"}',
+    "list": b"[]",
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_file_stays_also_with_force(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "run", _must_not_be_called)
+    for name in ("mine.safetensors", "mine.json", "page.html", "accuracy.png"):
+        (folder / name).write_bytes(content)
+    (folder / "other").mkdir()
+    (folder / "other" / "report.json").write_bytes(content)
+    before = files_in(folder)
+    typed: list[tuple[Words, str]] = [
+        (words_of("score", command("score", folder) | {"--out": folder / "mine.safetensors"}), "--out"),
+        (words_of("certify", command("certify", folder) | {"--out": folder / "mine.json"}), "--out"),
+        (words_of("prune", command("prune", folder) | {"--out": folder / "other"}), "--out"),
+        (["report", folder / "net", "--out", folder / "page.html"], "--out"),
+        (["demo", "--out", folder], "sipp demo"),
+    ]
+    for words, where in typed:
+        for force in ([], ["--force"]):
+            refused(run(*words, *force), where, "nothing else is replaced")
+            assert files_in(folder) == before, words
+
+
+def test_weights_put_by_others_into_our_folder_stay(folder: Path) -> None:
+    save_file({"theirs": _points(9)}, folder / "net" / "model.safetensors")
+    before = files_in(folder)
+    typed = words_of("prune", command("prune", folder) | {"--out": folder / "net"})
+    refused(run(*typed, "--force"), "--out", "is no whole folder of `sipp prune`")
+    assert files_in(folder) == before
+
+
+def test_ours_is_replaced_with_force_and_only_then(tmp_path: Path) -> None:
+    save_file({"inputs": _points(0)}, tmp_path / "data.safetensors")
+    save_file({"inputs": _points(1)}, tmp_path / "holdout.safetensors")
+    save_file(mlp().state_dict(), tmp_path / "w.safetensors")
+    net, data = ["--model", "cli_zoo:mlp"], ["--data", tmp_path / "data.safetensors"]
+    dense = ["--dense", tmp_path / "w.safetensors", "--pruned", tmp_path / "out"]
+    runs = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    commands: dict[str, Words] = {
+        "out": ["prune", *net, *data, "--weights", tmp_path / "w.safetensors", "--keep", 0.9, "--method", "wt"],
+        "s.safetensors": ["score", *net, *data],
+        "c.json": ["certify", *net, *dense, "--holdout", tmp_path / "holdout.safetensors"],
+        "page.html": ["report", runs],
+    }
+    for name, words in commands.items():
+        for force, code in ([[], 0], [[], 2], [["--force"], 0]):
+            before = files_in(tmp_path)
+            done = run(*words, "--out", tmp_path / name, *force)
+            assert done.returncode == code, done.stderr
+            if code:
+                refused(done, "--out")
+                assert "--force" in three_lines(done.stderr)[2] and files_in(tmp_path) == before
+
+
+# --- report ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_over_what_it_shows(folder: Path) -> None:
+    """`sipp report o1 -o o1/model.safetensors`, and every other file that is read, also where it looks like a page."""
+    made = big_run(folder / "runs" / "one", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    (made / "seed0.dense").mkdir()
+    shutil.copy(folder / "weights.safetensors", made / "seed0.dense" / "final.safetensors")
+    assert run("report", made, "--out", folder / "page.html").returncode == 0
+    shutil.copy(folder / "page.html", made / "records.jsonl")
+    read = [made / name for name in ("manifest.json", "records.jsonl", "seed0.dense/final.safetensors")]
+    read += [folder / "net" / name for name in ("model.safetensors", "report.json")]
+    os.link(folder / "net" / "model.safetensors", folder / "hard")
+    before = files_in(folder)
+    for out in (*read, folder / "hard"):
+        for sources in ([made.parent, folder / "net"], [made, folder]):
+            for force in ([], ["--force"]):
+                refused(run("report", *sources, "-o", out, *force), "--out", "never written over")
+                assert files_in(folder) == before
+
+
+def test_figures_replace_figures_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
+    runs, figures = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1), tmp_path / "figures"
+    (runs / "records.jsonl").write_text((runs / "records.jsonl").read_text().splitlines()[0] + "\n")  # one figure
+    words = ["report", runs, "--figures", figures]
+    assert run(*words, "--out", tmp_path / "1.html").returncode == 0
+    before = files_in(tmp_path)
+    refused(run(*words, "--out", tmp_path / "2.html"), "--figures", "exists")
+    assert files_in(tmp_path) == before
+    assert run(*words, "--out", tmp_path / "2.html", "--force").returncode == 0
+    (mine,) = figures.iterdir()
+    mine.write_bytes(b"\x89PNG my own")
+    before = files_in(tmp_path)
+    refused(run(*words, "--out", tmp_path / "3.html", "--force"), "--figures", "is no figure of sipp")
+    assert files_in(tmp_path) == before
+
+
+# --- run, demo, data ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_a_folder_that_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sipp.train.run.run_units", _must_not_be_called)
+    place = tmp_path / run_name(config_of(load_recipe("digits-iterative")))
+    place.mkdir()
+    for name in ("records.jsonl", ".tmp-mine"):
+        (place / name).write_text("mine")
+    before = files_in(tmp_path)
+    done = run("run", "digits-iterative", "--out", tmp_path, "--device", "cpu")
+    assert done.returncode == 2 and "so it is no run" in three_lines(done.stderr)[0]
+    assert files_in(tmp_path) == before
+
+
+def test_a_run_over_its_recipe_or_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sipp.train.run.run", _must_not_be_called)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("base: digits-iterative\n")
+    place = tmp_path / run_name(config_of(load_recipe(str(recipe))))
+    place.mkdir()
+    shutil.copy(recipe, place / "mine.yaml")
+    before = files_in(tmp_path)
+    for words in (
+        ["run", place / "mine.yaml"],
+        ["run", recipe, "--data", place],
+        ["run", recipe, "--data", place / "d"],
+    ):
+        refused(run(*words, "--out", tmp_path), "--out", "never written over")
+        assert files_in(tmp_path) == before
+
+
+def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = [
+        {"method": m, "level": level, "before": {"top1": 0.5}, "after": {"top1": 0.6}, "seed": 0}
+        for m, level in ((None, 0), ("wt", 1))
+    ]
+    shown = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    honest = demo.read_sources
+    monkeypatch.setattr(demo, "_records", lambda *args: result)
+    monkeypatch.setattr(demo, "read_sources", lambda paths: honest([shown]))
+    out = tmp_path / "demo"
+    assert run("demo", "--out", out).returncode == 0
+    before = files_in(tmp_path)
+    refused(run("demo", "--out", out), "sipp demo", "exists")
+    assert files_in(tmp_path) == before
+    assert run("demo", "--out", out, "--force").returncode == 0
+    (out / "page.html").unlink()
+    (out / "page.html").symlink_to(tmp_path / "run" / "manifest.json")
+    before = files_in(tmp_path)
+    refused(run("demo", "--out", out, "--force"), "sipp demo", "symbolic link")
+    assert files_in(tmp_path) == before
+
+
+def test_a_set_that_is_there_is_never_fetched_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sipp.data.fetch._fetch_into", _must_not_be_called)
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(b"mine")
+    before = files_in(tmp_path)
+    done = run("data", "cifar10", tmp_path)
+    assert done.returncode == 2 and "move" in three_lines(done.stderr)[2] and files_in(tmp_path) == before
+
+
+def test_help_says_so() -> None:
+    for name in ("prune", "score", "certify", "report", "demo"):
+        assert "nor other files" in " ".join(run(name, "--help").stdout.replace("│", " ").split()), name

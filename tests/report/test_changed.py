@@ -1,0 +1,255 @@
+"""Results edited by hand: what `sipp run` refuses or makes anew is not drawn; what cannot be checked is marked."""
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli.commandline import files_in, run, three_lines
+
+from sipp.errors import DataError, OptionError
+from sipp.recipes import Recipe, load_recipe
+from sipp.report.read import read_pruned, read_run, read_whole_sources
+from sipp.train.files import read_json, seal, write_json
+from sipp.train.run import run as run_recipe
+
+SMALL = (
+    "train.epochs=1",
+    "train.warmup_epochs=0.0",
+    "train.decay={factor: 0.5, every: 1}",
+    "train.batch_size=512",
+    "prune.levels=1",
+    "prune.methods=[sipp-det]",
+    "data.n_calibration=20",
+    "data.n_holdout=60",
+)
+LEVEL = "seed0.sipp-det.01"
+
+
+def recipe() -> Recipe:
+    return load_recipe("digits-iterative", settings=SMALL)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder `runs` with a finished run, and a folder of `sipp prune` with a certificate."""
+    base = tmp_path_factory.mktemp("whole")
+    run_recipe(recipe(), out=base / "runs", device="cpu")
+    rng = np.random.default_rng(0)
+    for name in ("calibration", "holdout"):
+        np.save(base / f"{name}.npy", rng.normal(size=(80, 1, 8, 8)).astype(np.float32))
+    words = ["--model", "digits-cnn", "--data", base / "calibration.npy", "--holdout", base / "holdout.npy"]
+    done = run("prune", *words, "--keep", 0.5, "--out", base / "net")
+    assert done.returncode == 0, done.stderr
+    return base
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy of the run."""
+    (found,) = (whole / "runs").iterdir()
+    return Path(shutil.copytree(found, tmp_path / "runs" / found.name))
+
+
+def leaves(values: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
+    """The place of every value that holds no others; of a long list, the first and the last."""
+    inner = values.items() if isinstance(values, dict) else list(enumerate(values)) if isinstance(values, list) else []
+    chosen = list(inner) if isinstance(values, dict) else list(inner)[:1] + list(inner)[1:][-1:]
+    for key, value in chosen:
+        yield from leaves(value, *path, key)
+    if not chosen:
+        yield path
+
+
+def forged(values: Any, path: tuple[Any, ...]) -> Any:
+    """A copy with another value of the same kind at this place."""
+    made = copy.deepcopy(values)
+    place = made
+    for key in path[:-1]:
+        place = place[key]
+    old = place[path[-1]]
+    others: dict[type, Any] = {bool: lambda: not old, int: lambda: old + 1, float: lambda: old * 1.5 + 1e-3}
+    others |= {str: lambda: f"{old[:-1]}{'0' if old[-1:] != '0' else '1'}", type(None): lambda: 1}
+    place[path[-1]] = others.get(type(old), lambda: ["x"])()
+    return made
+
+
+def refused(folder: Path, words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_run(folder)
+    assert words in str(caught.value), caught.value
+
+
+def test_a_whole_run_and_a_whole_network_have_no_marks(folder: Path, whole: Path) -> None:
+    assert read_run(folder).marks == () and read_run(folder).finished
+    assert read_pruned(whole / "net").marks == ()
+
+
+def test_every_field_of_a_manifest(folder: Path) -> None:
+    path = folder / "manifest.json"
+    good = json.loads(path.read_text())
+    n_tried = 0
+    for place in leaves(good):
+        path.write_text(json.dumps(forged(good, place)))
+        refused(folder, "manifest.json")
+        n_tried += 1
+    assert n_tried > 30
+    with pytest.raises(DataError, match="checksum"):  # as run refuses it
+        run_recipe(recipe(), out=folder.parent, device="cpu")
+    path.write_text(json.dumps({key: value for key, value in good.items() if key != "check"}))
+    refused(folder, "checksum")
+
+
+def test_a_configuration_forged_with_its_checksum_is_marked(folder: Path) -> None:
+    good = read_json(folder / "manifest.json")
+    plan = {("seed",), ("repetitions",), ("prune", "levels"), ("prune", "methods", 0)}
+    for place in leaves(good["config"]):
+        write_json(folder / "manifest.json", {**good, "config": forged(good["config"], place)})
+        if place in plan:  # then some record is of no network of this plan, or one is missing
+            try:
+                marks = read_run(folder).marks
+            except DataError:
+                continue
+        else:
+            marks = read_run(folder).marks
+        assert any("its configuration was changed after it was written" in mark for mark in marks), place
+    with pytest.raises(OptionError, match="another configuration"):
+        run_recipe(recipe(), out=folder.parent, device="cpu")
+
+
+def test_every_field_of_a_record(folder: Path) -> None:
+    path = folder / "records.jsonl"
+    text = path.read_text()
+    first, second = (json.loads(line) for line in text.splitlines())
+    n_tried = 0
+    for place in leaves(second):
+        path.write_text(f"{json.dumps(first)}\n{json.dumps(forged(second, place))}\n")
+        refused(folder, "records.jsonl line 2")
+        n_tried += 1
+    assert n_tried > 60
+    path.write_text(text + text.splitlines()[1] + "\n")
+    refused(folder, "line 3: seed0.sipp-det.01 stands there twice")
+    run_recipe(recipe(), out=folder.parent, device="cpu")  # which makes the records anew
+    assert path.read_text() == text and read_run(folder).marks == ()
+
+
+def test_every_field_of_the_record_beside_a_network_and_the_network_itself(folder: Path) -> None:
+    path = folder / LEVEL / "final.json"
+    text = path.read_text()
+    good = json.loads(text)
+    for place in leaves(good):
+        path.write_text(json.dumps(forged(good, place)))
+        refused(folder, "final.json")
+    path.write_text(text)
+    tensors = folder / LEVEL / "final.safetensors"
+    data = bytearray(tensors.read_bytes())
+    data[-1] ^= 1
+    tensors.write_bytes(data)
+    refused(folder, "final.safetensors: SHA-256")
+
+
+def test_records_without_their_networks_are_marked_on_the_page_and_in_words(folder: Path, tmp_path: Path) -> None:
+    shutil.rmtree(folder / LEVEL)
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    lines[1] = json.dumps(forged(json.loads(lines[1]), ("after", "top1")))
+    (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
+    page = tmp_path / "page.html"
+    done = run("report", folder, "--out", page)
+    told = "The networks of 1 of 2 records are not here, so that these records were not checked"
+    assert done.returncode == 0 and f"marked: {folder.name}: {told}" in done.stdout and told in page.read_text()
+    listed = json.loads(run("report", folder, "--out", page, "--force", "--json").stdout)["marked"]
+    assert [one["name"] for one in listed] == [folder.name] and told in listed[0]["what"]
+
+
+def test_other_code_and_another_name_are_marked(folder: Path) -> None:
+    values = read_json(folder / "manifest.json")
+    values["origins"][-1]["code"] = "sipp 0.0.1"
+    write_json(folder / "manifest.json", values)
+    other = folder.rename(folder.with_name("mine"))
+    assert ["other code" in mark or "renamed" in mark for mark in read_run(other).marks] == [True, True]
+
+
+def test_a_changed_run_is_not_drawn(folder: Path, tmp_path: Path) -> None:
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace('"digits-cnn"', '"resnet56"'))
+    before = files_in(tmp_path)
+    done = run("report", folder, "--out", tmp_path / "page.html")
+    what, _, _ = three_lines(done.stderr)
+    assert done.returncode == 2 and "changed after it was written" in what and files_in(tmp_path) == before
+    other = shutil.copytree(folder, folder.with_name("other"))
+    (other / "manifest.json").write_text(text)
+    page = tmp_path / "page.html"
+    done = run("report", folder.parent, "--out", page)  # beside another one it is named
+    assert done.returncode == 0 and f"Not shown: {folder.name} is broken" in page.read_text()
+    assert "changed after it was written" in page.read_text() and "changed after it was written" in done.stdout
+
+
+# --- a network of `sipp prune` --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def net(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole / "net", tmp_path / "net"))
+
+
+def test_every_field_of_a_pruned_network_s_record(net: Path, tmp_path: Path) -> None:
+    path = net / "report.json"
+    good = json.loads(path.read_text())
+    n_tried = 0
+    for place in leaves(good):
+        path.write_text(json.dumps(forged(good, place)))
+        with pytest.raises(DataError, match=r"report\.json"):
+            read_pruned(net)
+        n_tried += 1
+    assert n_tried > 100
+    done = run("report", net, "--out", tmp_path / "page.html")
+    assert done.returncode == 2 and "changed after it was written" in done.stderr
+
+
+SEALED = ("kept", "n_weights", "keep", "dead_rows", "dense_hash", "pruned_hash", "format", "kind")
+
+
+def test_a_record_sealed_anew_still_has_to_fit_the_network(net: Path) -> None:
+    path = net / "report.json"
+    good = {key: value for key, value in json.loads(path.read_text()).items() if key != "check"}
+    layer = [("layers", 0, key) for key in ("kept", "n_weights", "n_rows", "fan_in", "keep", "dead_rows", "name")]
+    derived = ("schema", "kind", "verdict", "k_allowed", "delta_hat", "marked", "dense_hash", "pruned_hash")
+    for place in [*((key,) for key in SEALED), *layer, *(("certificate", key) for key in derived)]:
+        path.write_text(json.dumps(seal(forged(good, place))))
+        with pytest.raises(DataError, match=r"report\.json|model\.safetensors"):
+            read_pruned(net)
+    fewer = copy.deepcopy(good)  # counts that fit each other, and not the weights
+    fewer["layers"][0]["kept"] -= 9
+    fewer["layers"][0]["keep"] = fewer["layers"][0]["kept"] / fewer["layers"][0]["n_weights"]
+    fewer["kept"] -= 9
+    fewer["keep"] = fewer["kept"] / fewer["n_weights"]
+    path.write_text(json.dumps(seal(fewer)))
+    with pytest.raises(DataError, match="does not fit its weights"):
+        read_pruned(net)
+    words = {**good, "certificate": {**good["certificate"], "sentence": "No error at all."}}
+    path.write_text(json.dumps(seal(words)))
+    shown = read_pruned(net).certificate
+    assert shown is not None and "No error" not in shown.sentence  # the words on the page are those of the counts
+
+
+def test_the_network_of_a_record(net: Path) -> None:
+    path = net / "model.safetensors"
+    data = path.read_bytes()
+    for change in (data[:-1] + bytes([data[-1] ^ 1]), data[:-8], b""):
+        path.write_bytes(change)
+        with pytest.raises(DataError, match=r"model\.safetensors"):
+            read_pruned(net)
+    path.unlink()
+    assert read_pruned(net).marks == ("Its network is not here, so that its record was not checked against it.",)
+    found, broken = read_whole_sources([net.parent])
+    assert len(found) == 1 and not broken
+
+
+def test_a_folder_whose_name_is_no_text(net: Path, tmp_path: Path) -> None:
+    odd = net.rename(tmp_path / "net\udcff")
+    done = run("report", odd, "--out", tmp_path / "page.html")
+    assert done.returncode == 0 and "net?" in (tmp_path / "page.html").read_text(encoding="utf-8"), done.stderr
