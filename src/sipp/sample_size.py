@@ -11,7 +11,8 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from sipp.batches import Data, batches_of
 from sipp.capture import capture
-from sipp.errors import DataError, OptionError
+from sipp.checking import check_share
+from sipp.errors import DataError
 from sipp.layers import Selector, find_sites, unwrap
 from sipp.numerics import device_of
 from sipp.records import Batch, Use, Weight
@@ -66,9 +67,8 @@ def points_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int,
 
 
 def check_delta(delta: float) -> None:
-    """Nothing; raises unless delta is a probability strictly between 0 and 1."""
-    if not 0 < delta < 1:
-        raise OptionError(f"delta={delta!r} is not in (0, 1): it is the probability that the statement fails")
+    """Refuses what is no probability strictly between 0 and 1."""
+    check_share("delta", delta)
 
 
 def resolve_points(
