@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from rich import box
@@ -29,8 +29,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from sipp.apart import fresh
 from sipp.batches import Data, batches_of
 from sipp.capture import Forms, OnUse, capture, depends_on_batch
+from sipp.checking import check_choice, check_number
 from sipp.display import text_of
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, ModelError
 from sipp.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rounding
 from sipp.records import Batch, NormStats, Use, Weight, to_rows
@@ -174,6 +175,7 @@ def check_assumption(
         (1.0, 0, 2)
     """
     _check_constants(c_constant, k_constant)
+    check_choice("norm_stats", norm_stats, get_args(NormStats))
     model = unwrap(model)
     sites = find_sites(model, include=include, exclude=exclude)
     weights = {weight.name: weight for site in sites for weight in site.weights.values()}
@@ -221,9 +223,8 @@ def _share_needed(k_constant: float) -> float:
 
 
 def _check_constants(c_constant: float, k_constant: float) -> None:
-    for name, value in (("c_constant", c_constant), ("k_constant", k_constant)):
-        if not 0 < value < math.inf:
-            raise OptionError(f"{name}={value!r} must be a positive number (the paper uses 3)")
+    check_number("c_constant", c_constant, above=0)
+    check_number("k_constant", k_constant, above=0)
 
 
 def _draws(network: _Network, data: Data, n_points: int | None, seed: int, role: str) -> Iterator[Batch]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from sipp.errors import DataError, OptionError
+from sipp.checking import check_seed, check_whole
+from sipp.errors import DataError
 from sipp.records import Batch
 
 Data = Iterable[Any] | Tensor | Dataset[Any]
@@ -50,8 +51,9 @@ def batches_of(
     other iterable the first `n_points` are taken, cutting the last batch if need be. `role` names the data in errors;
     `batch_size` is for a tensor or a Dataset, and follows the size of a point if not given.
     """
-    if n_points is not None and (not isinstance(n_points, int) or n_points < 1):
-        raise OptionError(f"n_points={n_points!r} must be a whole number of at least 1")
+    if n_points is not None:
+        check_whole("n_points", n_points, least=1)
+    check_seed(seed)
     left, n_seen = n_points, 0
     is_endless = _endless() if n_points is None and not _has_length(data) else None
     for index, raw in _read(_source(data, n_points, seed, role, batch_size, device), role):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from scipy import special
 
+from sipp.checking import check_share
 from sipp.errors import DataError, OptionError
 
 # Dvoretzky-Kiefer-Wolfowitz with Massart's constant: sup |F_n - F| > h has probability at most 2 exp(-2 n h^2).
@@ -22,13 +23,6 @@ DKW_SIDES = 2
 DKW_EXPONENT = 2
 # Up to here ln beta / ln(1 - delta) is within one of the true quotient in float64, and exact correction is cheap.
 EXACT_POINTS = 2**40
-
-
-def check_share(name: str, value: float) -> float:
-    """The value as a float, if it lies strictly between 0 and 1; OptionError otherwise (NaN included)."""
-    if not 0.0 < float(value) < 1.0:
-        raise OptionError(f"{name} = {value!r} must lie strictly between 0 and 1; for example {name} = 0.05 or 0.95")
-    return float(value)
 
 
 def check_counts(k: int, n: int) -> None:

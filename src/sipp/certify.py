@@ -21,8 +21,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sipp.binomial import certified_epsilon, check_share, n_violations
+from sipp.binomial import certified_epsilon, n_violations
 from sipp.certificate import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
+from sipp.checking import check_choice, check_number, check_share
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.holdout import CALLABLE, Output, look, model_hash
 from sipp.ledger import WALK, ledger_lines, n_uses
@@ -75,10 +76,8 @@ def certify(
     """
     beta = 1.0 - check_share("confidence", confidence)
     check_share("delta", delta)
-    if epsilon is not None and not 0.0 <= epsilon < math.inf:
-        raise OptionError(
-            f"epsilon = {epsilon!r} must be a finite number >= 0, such as 0.1; None asks for the smallest"
-        )
+    if epsilon is not None:  # None asks for the smallest
+        check_number("epsilon", epsilon, least=0)
     if ledger is not None:
         ledger_lines(ledger)
     ratios, evidence = look(
@@ -128,8 +127,7 @@ def certify_accuracy(
         ('labels', True)
     """
     check_share("confidence", confidence)
-    if labels not in ("auto", "use", "ignore"):
-        raise OptionError(f"labels = {labels!r} must be 'auto', 'use' or 'ignore'")
+    check_choice("labels", labels, ("auto", "use", "ignore"))
     if ledger is not None:
         ledger_lines(ledger)
     outcomes, evidence = look(

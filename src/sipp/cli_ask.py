@@ -9,8 +9,9 @@ from pathlib import Path
 from torch import nn
 
 from sipp.batches import batches_of
-from sipp.binomial import check_share, points_needed
+from sipp.binomial import points_needed
 from sipp.bounds import Mode
+from sipp.checking import check_share
 from sipp.cli_errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli_files import check_folder, check_ledger
 from sipp.cli_inputs import weights_read

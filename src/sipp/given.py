@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sipp.batches import Data
 from sipp.bounds import Mode
+from sipp.checking import check_choice
 from sipp.errors import ModelError, OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, unwrap
@@ -60,8 +61,7 @@ def assess(
         >>> judged.method, judged.layers[1].eps, judged.measured.n
         ('given', 0.0, 64)
     """
-    if bound not in get_args(Mode):
-        raise OptionError(f"bound={bound!r} is not one of {', '.join(get_args(Mode))}")
+    check_choice("bound", bound, get_args(Mode))
     if bound == "sound" and holdout is None:
         raise OptionError("bound='sound' needs a holdout here: points that the pruning was not chosen on")
     dense = unwrap(dense)

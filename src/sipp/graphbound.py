@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
+from sipp.checking import check_flag
 from sipp.graphcall import MOVEMENTS, Call, Flow, NoBound, Pair, in_place, module_of, named_options, op_name
 from sipp.graphops import Effect, effect, folds, norm_B
 from sipp.graphtrace import Inputs, Traced, close, trace_both
@@ -81,6 +82,7 @@ def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_bat
         >>> bool((error <= bound.absolute_B).all())
         True
     """
+    check_flag("fold_batchnorm", fold_batchnorm)
     nodes: list[NodeBound] = []
     with torch.no_grad():
         try:

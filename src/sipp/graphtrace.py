@@ -48,6 +48,9 @@ def _traced(
     given: Mapping[str, nn.Module], inputs: Inputs
 ) -> tuple[list[fx.GraphModule], list[Tensor], tuple[tuple[Tensor, ...], dict[str, Tensor], int]]:
     """The graphs of these networks, their own outputs, and the arguments they were run on."""
+    for side, model in given.items():
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"the {side} network is a {type(model).__name__}, not an nn.Module; give an instance")
     device = next((p.device for model in given.values() for p in model.parameters()), torch.device("cpu"))
     args, kwargs, n_samples = _arguments(inputs, device)
     for side, model in given.items():
@@ -88,8 +91,13 @@ def _arguments(inputs: Inputs, device: torch.device) -> tuple[tuple[Tensor, ...]
     """The model's arguments in float64 and the number of samples."""
     if isinstance(inputs, Mapping):
         named = {str(name): value for name, value in inputs.items()}
-    else:
+    elif isinstance(inputs, Tensor | list | tuple):
         named = {str(i): value for i, value in enumerate([inputs] if isinstance(inputs, Tensor) else inputs)}
+    else:
+        raise DataError(f"inputs is a {type(inputs).__name__}, not a batch: a tensor, or a list or dict of tensors")
+    for name, value in named.items():
+        if isinstance(value, Tensor) and (value.layout != torch.strided or value.is_meta or value.is_complex()):
+            raise DataError(f"input {name} is sparse, complex or without values; give a dense tensor of real numbers")
     sizes = {value.shape[0] if isinstance(value, Tensor) and value.dim() else 0 for value in named.values()}
     if len(sizes) != 1 or 0 in sizes:
         raise DataError("inputs must be tensors with the same, non-zero number of samples along the first axis")

@@ -194,7 +194,10 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
     kwargs = {name: _copied(value, device) for name, value in batch.kwargs.items()}
     result = run_batch(model, replace(batch, args=args, kwargs=kwargs))
     if callable(output):
-        result = output(result)
+        try:
+            result = output(result)
+        except Exception as error:  # their function: anything may be raised
+            raise OptionError(f"output={output!r:.60} fails on the model's output: {error}") from error
     elif output is not None:
         try:
             if isinstance(result, Tensor):  # an index would pick a point, not a part of the output

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from sipp.certificate import is_hash
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 
 WALK = "prune_to"  # the claim of a look at many networks, of which one is certified: its line names none
 
 
 def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[dict[str, Any]]:
     """The ledger's entries in its first `end` bytes; made if absent. DataError if unusable, before any work is lost."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise OptionError(f"ledger={path!r:.60} must be the name of a file")
     try:
         with open(path, "a+b") as file:
             file.seek(0)

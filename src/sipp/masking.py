@@ -29,7 +29,7 @@ ranks before every forward, as it does all buffers: one byte per held weight, an
 import difflib
 import functools
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ class _State:
 
 
 def hold(
-    model: nn.Module, masks: Mapping[str, Tensor], *, optimizer: Optimizer | Iterable[Optimizer] | None = None
+    model: nn.Module, masks: Mapping[str, Tensor], *, optimizer: Optimizer | Sequence[Optimizer] | None = None
 ) -> Hold:
     """What is held, from now until `release`: weights outside the masks are zero, and stay zero in training.
 
@@ -100,6 +100,9 @@ def hold(
         >>> held.n_kept, held.n_weights
         (48, 192)
     """
+    _check_module(model)
+    if not isinstance(masks, Mapping):
+        raise OptionError(f"masks is a {type(masks).__name__}, not a dict of bool tensors by parameter name")
     checked = _checked_masks(model, masks)
     optimizers = _checked_optimizers(model, optimizer)
     n_zeroed = 0
@@ -134,6 +137,7 @@ def release(model: nn.Module) -> None:
         >>> list(pruned.model.state_dict()) == list(net.state_dict())
         True
     """
+    _check_module(model)
     for module in model.modules():
         _drop_hooks(module._forward_pre_hooks, (_before_root_forward, _before_owner_forward))
         _drop_hooks(module._state_dict_pre_hooks, (_before_state_dict,))
@@ -194,6 +198,9 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
     for full, param in model.named_parameters(remove_duplicate=False):
         known.setdefault(full, by_param[param])
         known.setdefault(_canonical(full), by_param[param])
+    for name in names:
+        if not isinstance(name, str):
+            raise OptionError(f"{name!r:.60} is no parameter's name: use names from model.named_parameters()")
     found = {name: known.get(name) or known.get(_canonical(name)) for name in names}
     unknown = [name for name, entry in found.items() if entry is None]
     if unknown:
@@ -212,6 +219,11 @@ def _roots(model: nn.Module) -> list[nn.Module]:
 
 
 # --- checks, all of them before anything is changed -----------------------------------------------------------------
+
+
+def _check_module(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module; give an instance")
 
 
 def _checked_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[_Held, Tensor]]:
@@ -255,7 +267,9 @@ def _refuse_sparse(grad: Tensor | None, name: str) -> None:
         raise ModelError(f"the gradient of {name!r} is sparse, a held parameter needs dense ones: set sparse=False")
 
 
-def _checked_optimizers(model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+def _checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
+    if not isinstance(optimizer, Optimizer | list | tuple | None):
+        raise OptionError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer, or a list of them")
     given = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     own = set(model.parameters())
     for one in given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -58,9 +59,9 @@ def smallest_positive(values: Tensor) -> float:
 
 def budget_of(keep: float, n_weights: int) -> int:
     """The number of weights that the share `keep` means: the nearest whole number, refused when that is none."""
-    if not 0.0 < keep <= 1.0:
+    if isinstance(keep, bool) or not isinstance(keep, numbers.Real) or not 0.0 < keep <= 1.0:
         raise OptionError(
-            f"keep={keep!r} is not in (0, 1]: it is the share of prunable weights to keep (0.15 keeps 15 %)"
+            f"keep={keep!r:.60} is not in (0, 1]: it is the share of prunable weights to keep (0.15 keeps 15 %)"
         )
     budget = math.floor(keep * n_weights + 0.5)
     if budget == 0:

@@ -19,6 +19,7 @@ from sipp.baselines import Loss
 from sipp.batches import Data
 from sipp.bounds import Mode, layer_weights
 from sipp.budget import Posed, allocate_posed, largest, order_of, pose
+from sipp.checking import check_choice, check_flag, check_whole
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, unwrap
@@ -251,15 +252,13 @@ def _budget(keep: float | None, budget: int | None, n_weights: int) -> int:
         raise OptionError("give exactly one of keep (a share in (0, 1]) and budget (a number of weights)")
     if keep is not None:
         return budget_of(keep, n_weights)
-    if not isinstance(budget, int) or not 1 <= budget <= n_weights:
-        raise OptionError(f"budget={budget!r} is not a whole number between 1 and {n_weights}, the prunable weights")
-    return budget
+    return check_whole("budget", budget, least=1, most=n_weights)  # all prunable weights
 
 
 def _check_reading(data: Data | None, holdout: Data | None, bound: str, looks_at_assumption: bool) -> None:
     """Refuses what cannot be read as often as it must be, and a holdout that would serve nothing."""
-    if bound not in get_args(Mode):
-        raise OptionError(f"bound={bound!r} is not one of {', '.join(get_args(Mode))}")
+    check_choice("bound", bound, get_args(Mode))
+    check_flag("looks_at_assumption", looks_at_assumption)
     if (bound == "sound" or looks_at_assumption) and hasattr(data, "__next__"):
         raise OptionError(
             "bound='sound' and looks_at_assumption read the data twice: give a list, a loader or a tensor"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,10 +24,11 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from sipp.batches import Data
-from sipp.binomial import check_share, drop_limit, first_failure, k_allowed, n_violations, points_needed, upper_limit
+from sipp.binomial import drop_limit, first_failure, k_allowed, n_violations, points_needed, upper_limit
 from sipp.capture import scoring_mode
 from sipp.certificate import AccuracyCertificate, AnyCertificate, Certificate
 from sipp.certify import certify, certify_accuracy, outcomes_of, point_ratios
+from sipp.checking import check_number, check_share
 from sipp.display import text_of
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.holdout import (
@@ -222,9 +222,7 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
         raise OptionError("give exactly one of epsilon (relative error of the output) and max_accuracy_drop")
     if epsilon is not None:
         check_share("delta", delta)
-        if not 0 <= epsilon < math.inf:
-            raise OptionError(f"epsilon={epsilon!r} must be a finite number of at least 0, such as 0.1")
-        tolerance = float(epsilon)
+        tolerance = check_number("epsilon", epsilon, least=0)
 
         def judge_errors(ratios: Tensor) -> tuple[int, float, bool]:
             count, n = int(n_violations(ratios, tolerance)), len(ratios)
@@ -240,8 +238,7 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
             lambda f, g, _: point_ratios(f, g), judge_errors, holds_error, True, points_needed(delta, beta), words
         )
     assert max_drop is not None
-    check_share("max_accuracy_drop", max_drop)
-    most = float(max_drop)
+    most = check_share("max_accuracy_drop", max_drop)
 
     def judge_drop(outcomes: Tensor) -> tuple[int, float, bool]:
         lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
@@ -327,8 +324,14 @@ def _none(ranking: Ranking, grid: tuple[float, ...], start: int, path: tuple[Lev
 
 
 def _checked_levels(levels: Sequence[float] | None) -> tuple[float, ...]:
-    grid = default_levels() if levels is None else tuple(float(level) for level in levels)
-    if not grid or any(not 0 < keep <= 1 for keep in grid) or any(a <= b for a, b in itertools.pairwise(grid)):
+    if levels is None:
+        return default_levels()
+    if not isinstance(levels, Sequence) or isinstance(levels, str | bytes):
+        raise OptionError(
+            f"levels is a {type(levels).__name__}, not a list of values of keep, such as (0.5, 0.25, 0.1)"
+        )
+    grid = tuple(check_number("levels", level, above=0) for level in levels)
+    if not grid or any(keep > 1 for keep in grid) or any(a <= b for a, b in itertools.pairwise(grid)):
         raise OptionError(
             "levels must be values of keep in (0, 1], falling from dense to sparse, such as (0.5, 0.25, 0.1)"
         )

@@ -16,8 +16,8 @@ from sipp import baselines
 from sipp.apart import ASIDE_SHARE, fresh, keep_aside
 from sipp.baselines import Loss
 from sipp.batches import Data, batches_of, count_points
-from sipp.binomial import check_share
 from sipp.chain import chain_obstacle
+from sipp.checking import check_choice, check_flag, check_number, check_seed, check_share
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, find_sites, unwrap, warn_of_frozen
@@ -66,6 +66,12 @@ def rank(
     """
     _check_options(method, draws, allocation, delta, c_constant, k_constant)
     check_share("confidence", confidence)
+    check_choice("reduce", reduce, get_args(Reduce))
+    check_choice("norm_stats", norm_stats, get_args(NormStats))
+    check_seed(seed)
+    check_flag("progress", progress)
+    if not callable(loss):
+        raise OptionError(f"loss={loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy")
     model = unwrap(model)
     weights = weights_of(model, include, exclude)
     warn_of_frozen(model, weights)
@@ -223,11 +229,9 @@ def weights_of(model: nn.Module, include: Selector | None, exclude: Selector | N
 def _check_options(
     method: str, draws: str, allocation: str, delta: float, c_constant: float, k_constant: float
 ) -> None:
-    chosen = (("method", method, Method), ("draws", draws, Draws), ("allocation", allocation, Allocation))
-    for name, value, allowed in chosen:
-        if value not in get_args(allowed):
-            raise OptionError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
+    check_choice("method", method, get_args(Method))
+    check_choice("draws", draws, get_args(Draws))
+    check_choice("allocation", allocation, get_args(Allocation))
     check_delta(delta)
-    for name, constant in (("c_constant", c_constant), ("k_constant", k_constant)):
-        if not constant > 0:
-            raise OptionError(f"{name}={constant!r} must be positive")
+    check_number("c_constant", c_constant, above=0)
+    check_number("k_constant", k_constant, above=0)

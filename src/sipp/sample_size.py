@@ -11,7 +11,8 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from sipp.batches import Data, batches_of
 from sipp.capture import capture
-from sipp.errors import DataError, OptionError
+from sipp.checking import check_number, check_share, check_whole
+from sipp.errors import DataError
 from sipp.layers import Selector, find_sites, unwrap
 from sipp.numerics import device_of
 from sipp.records import Batch, Use, Weight
@@ -71,13 +72,13 @@ def sample_size(
 def points_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
     """n = ceil(K_s ln(c eta rho / delta)) of T4."""
     check_delta(delta)
+    check_number("k_constant", k_constant, above=0)
     return math.ceil(k_constant * (math.log(factor * n_outputs * max_fan_in) - math.log(delta)))
 
 
 def check_delta(delta: float) -> None:
-    """Nothing; raises unless delta is a probability strictly between 0 and 1."""
-    if not 0 < delta < 1:
-        raise OptionError(f"delta={delta!r} is not in (0, 1): it is the probability that the statement fails")
+    """Refuses what is no probability strictly between 0 and 1."""
+    check_share("delta", delta)
 
 
 def resolve_points(
@@ -92,8 +93,8 @@ def resolve_points(
     exclude: Selector | None = None,
 ) -> tuple[int | None, Data]:
     """The number of points to use, and the data, whose first batch "theory" looks at without losing it."""
-    if n_points != "theory":
-        return n_points, data
+    if not isinstance(n_points, str) or n_points != "theory":
+        return None if n_points is None else check_whole("n_points (or 'theory')", n_points, least=1), data
     example: Any
     if isinstance(data, Tensor):
         example = data[:1]

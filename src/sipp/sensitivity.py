@@ -21,7 +21,7 @@ from sipp import kernels
 from sipp.apart import hold_back
 from sipp.batches import FEWEST_POINTS, Data, batches_of
 from sipp.capture import Forms, capture, depends_on_batch, output_norms
-from sipp.errors import OptionError
+from sipp.checking import check_choice, check_whole
 from sipp.kernels import Kernel
 from sipp.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import device_of
@@ -183,14 +183,11 @@ def _count_uses(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_st
 
 def chunk_of(chunk_bytes: ChunkBytes, device: torch.device) -> int:
     """The number of bytes that "auto" means on this device; any other choice must be a positive number."""
-    if chunk_bytes == "auto":
+    if isinstance(chunk_bytes, str) and chunk_bytes == "auto":
         return AUTO_CHUNK_BYTES.get(device.type, AUTO_CHUNK_BYTES["cpu"])
-    if not isinstance(chunk_bytes, int) or chunk_bytes < 1:
-        raise OptionError(f'chunk_bytes={chunk_bytes!r} must be a positive number of bytes, or "auto"')
-    return chunk_bytes
+    return check_whole("chunk_bytes (a number of bytes, or 'auto')", chunk_bytes, least=1)
 
 
 def _check_options(reduce: str, norm_stats: str) -> None:
-    for name, value, allowed in (("reduce", reduce, Reduce), ("norm_stats", norm_stats, NormStats)):
-        if value not in get_args(allowed):
-            raise OptionError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
+    check_choice("reduce", reduce, get_args(Reduce))
+    check_choice("norm_stats", norm_stats, get_args(NormStats))

@@ -10,6 +10,7 @@ from typing import Literal
 import numba
 import torch
 
+from sipp.checking import check_choice
 from sipp.errors import OptionError
 from sipp.kernels import reference
 
@@ -21,8 +22,7 @@ _log = logging.getLogger("sipp")
 
 def pick(kernel: Kernel, device: torch.device) -> ModuleType:
     """The module whose functions run on `device`; an impossible choice raises."""
-    if kernel not in KERNELS:
-        raise OptionError(f"kernel={kernel!r} is not one of {', '.join(KERNELS)}")
+    check_choice("kernel", kernel, KERNELS)
     if kernel == "reference":
         return reference
     if kernel == "auto":

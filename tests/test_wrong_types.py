@@ -1,0 +1,122 @@
+"""Every public function x every wrong type (FAULTS 45): it works, or the error is one of sipp's own."""
+
+import inspect
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sipp
+from sipp.errors import DataError, ModelError, OptionError
+
+TYPED = (ModelError, DataError, OptionError)
+JUNK = {
+    "text": "x",
+    "empty text": "",
+    "bytes": b"x",
+    "none": None,
+    "negative": -1,
+    "zero": 0,
+    "huge": 10**30,
+    "half": 0.5,
+    "nan": math.nan,
+    "inf": math.inf,
+    "true": True,
+    "complex": 1j,
+    "object": object(),
+    "class": dict,
+    "function": len,
+    "list": [],
+    "list of junk": ["x", None, 1j],
+    "dict": {},
+    "dict of junk": {"a": None, 3: "b"},
+    "tuple": (),
+    "number tensor": torch.tensor(0.5),
+    "empty tensor": torch.empty(0, 4),
+    "integers": torch.ones(6, 4, dtype=torch.int64),
+    "half tensor": torch.ones(6, 4, dtype=torch.float16),
+    "double tensor": torch.ones(6, 4, dtype=torch.float64),
+    "complex tensor": torch.ones(6, 4, dtype=torch.complex64),
+    "bool tensor": torch.ones(6, 4, dtype=torch.bool),
+    "sparse tensor": torch.ones(6, 4).to_sparse(),
+    "meta tensor": torch.ones(6, 4, device="meta"),
+    "array": np.ones((6, 4), dtype=np.float32),
+    "array of objects": np.array([None, "x"], dtype=object),
+    "module": nn.ReLU(),
+    "batches of text": ["ab", "cd"],
+    "batches of arrays": [np.ones((6, 4), dtype=np.float32)],
+    "batches of meta tensors": [torch.ones(6, 4, device="meta")],
+    "batches of mixed parts": [(torch.ones(6, 4), "labels", 3)],
+    "batches of odd labels": [(torch.ones(6, 4), "labels")],
+}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def points(n: int = 40) -> torch.Tensor:
+    return torch.rand(n, 4, generator=torch.Generator().manual_seed(n))
+
+
+def labelled() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(points(60), torch.arange(60) % 3)]
+
+
+def right_calls() -> dict[str, dict[str, object]]:
+    """Arguments with which each public function works."""
+    pruned = sipp.prune(net(), None, keep=0.5, method="wt")
+    return {
+        "sensitivity": {"model": net(), "data": points()},
+        "prune": {"model": net(), "data": labelled(), "keep": 0.5},
+        "sample_size": {"model": net(), "example": points(1)},
+        "certify": {"dense": net(), "pruned": pruned.model, "holdout": points(100)},
+        "certify_accuracy": {"dense": net(), "pruned": pruned.model, "holdout": labelled()},
+        "prune_to": {"model": net(), "data": points(), "holdout": points(100), "epsilon": 0.5, "method": "wt"},
+        "check_assumption": {"model": net(), "data": points(8)},
+        "sound_bound": {"dense": net(), "pruned": pruned.model, "inputs": points(4)},
+        "hold": {"model": net(), "masks": pruned.masks},
+        "release": {"model": net()},
+    }
+
+
+FUNCTIONS = sorted(name for name in sipp.__all__ if inspect.isfunction(getattr(sipp, name)))
+
+
+def cases() -> list[tuple[str, str]]:
+    return [(f, p) for f in FUNCTIONS for p in inspect.signature(getattr(sipp, f)).parameters]
+
+
+def test_every_public_function_is_covered() -> None:
+    assert set(right_calls()) == set(FUNCTIONS)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("function", "parameter"), cases())
+def test_a_wrong_type_is_an_error_of_ours(
+    function: str, parameter: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # text may be taken for the name of a file
+    failures = []
+    for name, value in JUNK.items():
+        arguments = {**right_calls()[function], parameter: value}
+        try:
+            getattr(sipp, function)(**arguments)
+        except TYPED:
+            pass
+        except Exception as error:
+            failures.append(f"{parameter} = {name}: {type(error).__name__}: {str(error)[:90]!r}")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("weights", "values"), itertools.permutations([torch.float16, torch.bfloat16, torch.float32, torch.float64], 2)
+)
+def test_points_in_another_precision_than_the_weights(weights: torch.dtype, values: torch.dtype) -> None:
+    with pytest.raises(DataError, match=str(values).removeprefix("torch.")):
+        sipp.prune(net().to(weights), points().to(values), keep=0.5)
