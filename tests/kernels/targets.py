@@ -36,7 +36,7 @@ def main() -> int:
             command = [sys.executable, str(HERE / "many_ways.py"), str(saved), "max", "mean"]
             subprocess.run(command, env=environment, check=True)
             scores = torch.load(saved)
-            tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(HERE / t) for t in TESTS)]
+            tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(str(HERE / t) for t in TESTS)]
             done = subprocess.run(tests, env=environment, capture_output=True, text=True)
         first = scores if first is None else first
         apart = max(float((scores[key] - first[key]).abs().max()) for key in first)

@@ -9,6 +9,7 @@ from sipp.kernels.compiling import compiled
 from sipp.kernels.few import raise_few
 from sipp.kernels.means import COLUMNS, mean_column, mean_columns, sum_column, sum_columns
 from sipp.kernels.simd import Packed, Scratch, denominators, raise_best, turn_lines, turn_rows
+from sipp.kernels.target import product_and_sum
 from sipp.kernels.vectors import (
     BLOCK,
     FLOAT,
@@ -110,8 +111,8 @@ def _add_squares(
         for p in range(BLOCK):  # loops without a branch, which a compiler turns into vectors
             scale = row_factors[r] * sums[p]
             positive, negative = d[2 * r, p] * scale, d[2 * r + 1, p] * scale
-            squares[0, p] += positive * positive
-            squares[1, p] += negative * negative
+            squares[0, p] = product_and_sum(positive, positive, squares[0, p])
+            squares[1, p] = product_and_sum(negative, negative, squares[1, p])
             outputs[p] = positive - negative
         if turn == 1:
             z[r] = outputs
@@ -120,7 +121,7 @@ def _add_squares(
             for p in range(BLOCK):
                 outputs[p] -= z[r, p]
         for p in range(BLOCK):
-            squares[2, p] += outputs[p] * outputs[p]
+            squares[2, p] = product_and_sum(outputs[p], outputs[p], squares[2, p])
 
 
 @compiled
