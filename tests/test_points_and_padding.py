@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
@@ -216,3 +217,47 @@ def test_a_broken_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert same(mean_of(9, 0), mean_of(30, 0))
     assert not same(mean_of(9, 1), mean_of(30, 1))
+
+
+# --- Points that are not what dimension 0 says ------------------------------------------------------------------------
+
+
+def test_one_image_is_not_as_many_points_as_it_has_channels() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    with pytest.raises(DataError, match=r"one image without a dimension of points.*torch\.stack"):
+        sipp.prune(model, [torch.rand(3, 8, 8) for _ in range(5)], keep=0.5)
+    assert sipp.prune(model, [torch.rand(5, 3, 8, 8)], keep=0.5).guarantee.n == 5
+
+
+class AlongTime(nn.Module):
+    """Adds up along dimension 0, as a recurrent network does that is given time first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.cumsum(0))
+
+
+class Centred(AlongTime):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x - x.mean(0))
+
+
+class Noisy(AlongTime):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.dropout(x))  # training=True by default
+
+
+def test_a_dimension_0_that_is_time_is_refused_for_scoring() -> None:
+    with pytest.raises(DataError, match="time, not points"):
+        sipp.prune(AlongTime(), torch.rand(60, 5), keep=0.5)
+
+
+@pytest.mark.parametrize(("model", "words"), [(Centred(), "other points of its batch"), (Noisy(), "two runs")])
+def test_nothing_is_promised_where_an_output_is_no_function_of_its_point(model: nn.Module, words: str) -> None:
+    for bound in ("paper", "sound"):
+        pruned = sipp.prune(model, torch.rand(300, 5), keep=0.5, method="sipp-det", c_constant=1e4, bound=bound)
+        assert words in pruned.guarantee.reason and words in pruned.measured.reason
+        assert not pruned.bound.met and words in pruned.bound.reason

@@ -79,6 +79,7 @@ def right_calls() -> dict[str, dict[str, object]]:
         "prune_to": {"model": net(), "data": points(), "holdout": points(100), "epsilon": 0.5, "method": "wt"},
         "check_assumption": {"model": net(), "data": points(8)},
         "sound_bound": {"dense": net(), "pruned": pruned.model, "inputs": points(4)},
+        "assess": {"dense": net(), "pruned": pruned.masks, "data": points()},
         "hold": {"model": net(), "masks": pruned.masks},
         "release": {"model": net()},
     }

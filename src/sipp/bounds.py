@@ -195,7 +195,7 @@ def row_guarantee(
         n_refuting=sum(int((used_FK & (one.sensitivity_FK.cpu() <= 1 / c_constant)).sum()) for one, used_FK in pairs),
         layers=coverage(scores.n_distinct, 1, confidence),
     )
-    causes = list(reasons)
+    causes = [*reasons, scores.dependence] if scores.dependence else list(reasons)
     if scores.reduce != "max":
         causes.insert(
             0, "sensitivities were averaged over patches (reduce='mean'), the statements are proved for the maximum"
@@ -349,6 +349,8 @@ def measure(scores: Scores, confidence: float) -> Measured:
         return none("sensitivities were averaged over patches (reduce='mean')")
     if scores.batch_dependent:
         return none("with BatchNorm on batch statistics a point cannot be looked at by itself")
+    if scores.dependence:
+        return none(scores.dependence)
     if scores.n_apart is None:
         return none("no calibration points were kept apart, or a layer does not show which patches are whose")
     share = coverage(n, 1, confidence).share

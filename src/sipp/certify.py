@@ -200,7 +200,10 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     if batch.labels is None or labels == "ignore":
         none = torch.zeros_like(differ)
         return torch.stack([none, none, differ, none], dim=1).long()
-    truth = torch.as_tensor(batch.labels).cpu()
+    try:
+        truth = torch.as_tensor(batch.labels).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{batch.where}: labels are a {type(batch.labels).__name__}, not class numbers") from error
     if truth.shape != f_class.shape or truth.is_floating_point() or truth.is_complex():
         raise DataError(
             f"{batch.where}: labels are {truth.dtype} {tuple(truth.shape)}, not {len(f_class)} class numbers"

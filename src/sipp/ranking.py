@@ -64,7 +64,9 @@ def rank(
     `statements` asks for what only statements need: sensitivities beside the scores of a baseline (T17), and the
     constant measured (T19).
     """
-    _check_options(method, draws, allocation, delta, c_constant, k_constant)
+    _check_options(method, draws, allocation, delta)
+    c_constant = check_number("c_constant", c_constant, above=0)
+    k_constant = check_number("k_constant", k_constant, above=0)
     check_share("confidence", confidence)
     check_choice("reduce", reduce, get_args(Reduce))
     check_choice("norm_stats", norm_stats, get_args(NormStats))
@@ -226,12 +228,8 @@ def weights_of(model: nn.Module, include: Selector | None, exclude: Selector | N
     return tuple({weight.name: weight for site in sites for weight in site.weights.values()}.values())
 
 
-def _check_options(
-    method: str, draws: str, allocation: str, delta: float, c_constant: float, k_constant: float
-) -> None:
+def _check_options(method: str, draws: str, allocation: str, delta: float) -> None:
     check_choice("method", method, get_args(Method))
     check_choice("draws", draws, get_args(Draws))
     check_choice("allocation", allocation, get_args(Allocation))
     check_delta(delta)
-    check_number("c_constant", c_constant, above=0)
-    check_number("k_constant", k_constant, above=0)

@@ -102,6 +102,7 @@ class Scores:
     norm_stats: NormStats
     batch_dependent: bool  # a point's patches depend on its batch (batch statistics): T4-T12 speak of batches
     keys: frozenset[bytes]  # what the draws are, so that equal ones count once: points, or (batch_dependent) batches
+    dependence: str  # why an output was seen to be no function of its point alone: nothing is promised; empty: fine
     n_apart: int | None = None  # points in S2 that are not in S1, equal ones once (T19); None where S was not split
 
     @property

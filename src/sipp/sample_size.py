@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from sipp.batches import Data, batches_of
 from sipp.capture import capture
 from sipp.checking import check_number, check_share, check_whole
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 from sipp.layers import Selector, find_sites, unwrap
 from sipp.numerics import device_of
 from sipp.records import Batch, Use, Weight
@@ -28,6 +28,8 @@ NETWORK_FACTOR = 6
 
 def factor_of(method: str) -> int:
     """The factor c of T4 for the statement about the rows that a method prunes."""
+    if not isinstance(method, str):
+        raise OptionError(f"method={method!r:.60} must be the name of a method, such as sipp-det")
     return SIMPLE_FACTOR if method == "sipp-simple" else PRUNE_FACTOR
 
 

@@ -14,14 +14,15 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import TensorDataset
 
 from sipp import kernels
-from sipp.apart import hold_back
+from sipp.apart import fresh, hold_back
 from sipp.batches import FEWEST_POINTS, Data, batches_of
-from sipp.capture import Forms, capture, depends_on_batch, output_norms
+from sipp.capture import Forms, capture, depends_on_batch, output_norms, run_batch, scoring_mode
 from sipp.checking import check_choice, check_whole
+from sipp.errors import DataError
+from sipp.independence import ORDER, why_dependent
 from sipp.kernels import Kernel
 from sipp.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import device_of
@@ -109,7 +110,8 @@ def score(
     weights = {weight.name: weight for site in sites for weight in site.weights.values()}
     tallies = {name: Tally(weight, model, chosen, reduce, n_bytes) for name, weight in weights.items()}
     total_points = n_batches = largest_batch = 0
-    checked = set() if checked is None else checked
+    looks = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
+    dependence, checked = "", set() if checked is None else checked
     keys: set[bytes] = set()
     apart: set[bytes] = set()  # the points of S2
 
@@ -121,7 +123,8 @@ def score(
     few = FEWEST_POINTS if reduce == "mean" and _waits(model, sites, data, device, norm_stats) else None
     batches = batches_of(data, device=device, n_points=n_points, seed=seed, batch_size=few)
     for batch, n_first in hold_back(batches) if splits else ((batch, batch.n_points) for batch in batches):
-        found = draw_keys(batch)
+        found = keys_of(batch)
+        first = fresh(batch) if total_points == 0 and looks else None  # layers may work in place
         keys |= {hashlib.sha256(b"".join(found)).digest()} if is_batch_dependent else set(found[:n_first])
         apart |= set(found[n_first:])
         # A mean over a point's patches ends with its last use, so the uses are counted first, in a pass of their own.
@@ -138,6 +141,8 @@ def score(
             tally.add(use, batch, n_uses.get(weight.name, 1), n_first)
 
         capture(model, sites, [batch], on_use=on_use, on_output=on_output, norm_stats=norm_stats, checked=checked)
+        if first is not None:
+            dependence = _dependence(model, first, norm_stats)
         total_points, n_batches = total_points + batch.n_points, n_batches + 1
         largest_batch = max(largest_batch, batch.n_points)
         if on_batch is not None:
@@ -151,15 +156,18 @@ def score(
         norm_stats=norm_stats,
         batch_dependent=is_batch_dependent,
         keys=frozenset(keys | apart),
+        dependence=dependence,
         n_apart=len(apart - keys) if splits and all(tally.tells_apart for tally in tallies.values()) else None,
     )
 
 
-def draw_keys(batch: Batch) -> list[bytes]:
-    """What makes each point of the batch the point it is; points that have no key count as different ones."""
-    if any(isinstance(value, PackedSequence) for value in (*batch.args, *batch.kwargs.values())):
-        return [f"{batch.where}, point {i}".encode() for i in range(batch.n_points)]
-    return keys_of(batch)
+def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats) -> str:
+    """Why the output at a point of this batch is no function of that point alone; a dimension 0 of time is refused."""
+    with scoring_mode(model, norm_stats):
+        reason = why_dependent(batch, lambda part: run_batch(model, fresh(part)))
+    if reason == ORDER:
+        raise DataError(f"{batch.where}: {reason}")
+    return reason
 
 
 def _waits(model: nn.Module, sites: tuple[Site, ...], data: Data, device: torch.device, norm_stats: NormStats) -> bool:

@@ -15,8 +15,8 @@ from sipp.batches import Data, batches_of
 from sipp.bounds import MOST_SHARE, NetworkBound, coverage, no_bound
 from sipp.graphbound import sound_bound
 from sipp.numerics import device_of
+from sipp.pointkeys import keys_of
 from sipp.records import Scores
-from sipp.sensitivity import draw_keys
 
 
 def sound_network_bound(
@@ -28,6 +28,8 @@ def sound_network_bound(
     """
     if scores.batch_dependent:
         return no_bound("BatchNorm on batch statistics has no bound for one point", None, mode="sound")
+    if scores.dependence:
+        return no_bound(scores.dependence, None, mode="sound")
     worst, keys = 0.0, set[bytes]()
     if isinstance(points, list) and not points:
         return no_bound("too few points to keep one aside: give more, or a holdout", None, mode="sound")
@@ -37,7 +39,7 @@ def sound_network_bound(
         if found.epsilon is None:
             return no_bound(found.reason, None, mode="sound")
         worst = max(worst, found.epsilon) if not math.isnan(found.epsilon) else math.inf
-        keys |= set(draw_keys(batch))
+        keys |= set(keys_of(batch))
     covered = coverage(len(keys - scores.keys), 1, confidence)
     causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, at one of the points"]
     if covered.share > MOST_SHARE:

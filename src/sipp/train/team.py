@@ -156,7 +156,8 @@ def _all_scores(team: Team, scores: Scores, ranks: list[Tensor], *, counted: boo
     gathered: list[Any] = [None] * team.count
     summary = [(layer.sign_complexity, layer.output_ratio, layer.quadrants_B) for layer in scores.layers]
     counts = (scores.n_points, scores.n_batches) if counted else (0, 0)
-    dist.all_gather_object(gathered, (summary, counts, scores.largest_batch, scores.keys), group=team.group)
+    mine = (summary, counts, scores.largest_batch, scores.keys, scores.dependence)
+    dist.all_gather_object(gathered, mine, group=team.group)
     layers = []
     for i, (layer, sensitivity_FK) in enumerate(zip(scores.layers, ranks)):
         sign, ratio = (_largest([one[0][i][k] for one in gathered]) for k in (0, 1))
@@ -174,6 +175,7 @@ def _all_scores(team: Team, scores: Scores, ranks: list[Tensor], *, counted: boo
         n_batches=sum(one[1][1] for one in gathered),
         largest_batch=max(one[2] for one in gathered),
         keys=frozenset().union(*(one[3] for one in gathered)),
+        dependence=next((one[4] for one in gathered if one[4]), ""),
     )
 
 
