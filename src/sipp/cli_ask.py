@@ -148,7 +148,7 @@ def points_for(ask: Ask, model: nn.Module) -> tuple[Points | None, Points | None
         source = open_source(ask.holdout, "holdout", "--holdout", seed=ask.seed)
         n_holdout = ask.holdout_points or default_points(source, "holdout", lambda: 0)
         holdout = draw(source, n_holdout, seed=ask.seed, batch_size=ask.batch_size, model=model)
-    if ask.method in NEEDS_NO_DATA and not ask.has_tolerance:
+    if ask.method in NEEDS_NO_DATA and ask.data is None and not ask.has_tolerance:
         return None, holdout
     spec = _data_spec(ask)
     source = open_source(spec, "calibration", "--data", seed=ask.seed)
