@@ -429,7 +429,10 @@ def test_a_bad_weight_is_named(make: Callable[[], nn.Module], name: str, value: 
 ODD: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "transposed": (lambda: nn.ConvTranspose1d(3, 3, 1), "exclude"),
     "parametrised": (lambda: parametrizations.orthogonal(nn.Linear(4, 4)), "remove_parametrizations"),
-    "parametrised-gru": (lambda: parametrizations.orthogonal(nn.GRU(4, 4, batch_first=True), "weight_hh_l0"), "remove_parametrizations"),
+    "parametrised-gru": (
+        lambda: parametrizations.orthogonal(nn.GRU(4, 4, batch_first=True), "weight_hh_l0"),
+        "remove_parametrizations",
+    ),
     "spectral-norm": (lambda: parametrizations.spectral_norm(nn.Linear(4, 4)), "remove_parametrizations"),
     "weight-norm": (lambda: nn.utils.weight_norm(nn.Linear(4, 4)), "exclude"),
     "torch-prune": (lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), r"prune\.remove"),

@@ -261,3 +261,41 @@ def test_nothing_is_promised_where_an_output_is_no_function_of_its_point(model: 
         pruned = sipp.prune(model, torch.rand(300, 5), keep=0.5, method="sipp-det", c_constant=1e4, bound=bound)
         assert words in pruned.guarantee.reason and words in pruned.measured.reason
         assert not pruned.bound.met and words in pruned.bound.reason
+
+
+# --- From the data to the certificate ---------------------------------------------------------------------------------
+
+
+def sentences(n: int, to: int, seed: int) -> dict[str, Tensor]:
+    """Sentences of 3 to 29 words with labels, the same whatever they are padded to."""
+    generator = torch.Generator().manual_seed(seed)
+    ids, mask = torch.zeros(2, n, to, dtype=torch.int64)
+    for i, length in enumerate(torch.randint(3, 30, (n,), generator=generator).tolist()):
+        ids[i, :length] = torch.randint(1, 50, (length,), generator=generator)
+        mask[i, :length] = 1
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 3, (n,), generator=generator)}
+
+
+@pytest.mark.filterwarnings("ignore")  # rows die at so small a size
+def test_the_same_text_padded_to_32_and_to_128_gives_the_same_masks_and_certificate() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=50, max_position_embeddings=128, num_labels=3, **sizes)
+    model = transformers.BertForSequenceClassification(config)
+    found = []
+    for to in (32, 128):
+        calibration, holdout = [sentences(40, to, 0), sentences(40, to, 1)], [sentences(60, to, 2)]
+        pruned = sipp.prune(model, calibration, keep=0.5)
+        by_loss = sipp.prune(
+            model, calibration, keep=0.5, method="snip", loss=lambda out, labels: F.cross_entropy(out.logits, labels)
+        )
+        output = sipp.certify(model, pruned.model, holdout, output="logits", calibration=calibration)
+        accuracy = sipp.certify_accuracy(model, pruned.model, holdout, output="logits")
+        assert accuracy.mode == "labels" and pruned.guarantee.n == 80
+        found.append((pruned, by_loss, output, accuracy))
+    for one, other in zip(found[0][:2], found[1][:2]):
+        assert all(torch.equal(one.masks[name], other.masks[name]) for name in one.masks)
+    short, long = found[0][2], found[1][2]
+    assert short.data_hash == long.data_hash and short.epsilon == pytest.approx(long.epsilon, rel=1e-5)
+    assert (found[0][3].n_lost, found[0][3].n_gained) == (found[1][3].n_lost, found[1][3].n_gained)
