@@ -1,7 +1,7 @@
 """Whether the output at a point is a function of that point alone: what every count of independent points rests on.
 
-The last half of the points of a batch, in reversed order and by themselves, must give the outputs that they gave within
-the batch. A part exposes statistics of the batch, the reversed order a dimension 0 that is time, the second run chance.
+The last few points of a batch, in reversed order and by themselves, must give the outputs that they gave within the
+batch. So small a part exposes statistics of the batch, the order a dimension 0 that is time, a second run chance.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sipp.records import Batch
 # Kernels round otherwise at another batch size, by some roundings of the largest output: of the dtype, and for wider
 # ones of TF32, in which GPUs may multiply float32. Batch statistics and noise are far above that.
 N_ROUNDINGS = 8
+MOST_ALONE = 4  # points that are run by themselves: the fewer, the more statistics of the batch differ
 COARSEST = 2.0**-11  # of TF32
 
 CHANCE = "two runs on the same points differ: dropout or noise is at work at inference, turn it off"
@@ -40,8 +41,8 @@ def why_dependent(batch: Batch, run: Callable[[Batch], Any], whole: Any = None) 
     n = batch.n_points
     whole = run(batch) if whole is None else whole
     back = torch.arange(n - 1, -1, -1)
-    half = back[: n - n // 2]
-    part = points_at(batch, half)
+    last = back[: min(n - n // 2, MOST_ALONE)]
+    part = points_at(batch, last)
     try:
         alone = run(part)
     except (MemoryError, torch.OutOfMemoryError):
@@ -51,7 +52,7 @@ def why_dependent(batch: Batch, run: Callable[[Batch], Any], whole: Any = None) 
     pairs = _pairs(whole, n, alone, part.n_points)
     if not pairs:
         return f"no output has one row for each of the {n} points along dimension 0"
-    if _agree(pairs, half):
+    if _agree(pairs, last):
         return ""
     if not _agree(_pairs(alone, part.n_points, run(part), part.n_points), torch.arange(part.n_points)):
         return CHANCE
