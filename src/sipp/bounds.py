@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sipp.binomial import upper_limit
+from sipp.display import percent_up, sure
 from sipp.errors import OptionError
 from sipp.numerics import BOUND_DTYPE, ratio_rounding
 from sipp.records import LayerScores, Scores
@@ -35,9 +36,9 @@ LEAST_OF_ROW = 1e-3  # of the row's largest sensitivity: what a weight counts fo
 MOST_SHARE = 0.5  # a statement about less than half of the inputs is none
 
 
-def percent(share: float) -> str:
-    """A share of inputs that are left out, as a percentage rounded up."""
-    return f"{math.ceil(share * 1e4 - 1e-9) / 100:g} %"
+CONTRADICTED = "T4's assumption is contradicted by the data"  # the statement about rows says by what
+LARGE_SHARE = 0.1  # of inputs that are left out: more than that, and a word says how to do better
+ENOUGH_POINTS = 256  # a quarter of them is as many as are kept apart for T19
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,7 @@ class Coverage:
     q: int  # maxima that are used together
 
     def __str__(self) -> str:
-        maxima = "the largest" if self.q == 1 else f"{self.q} maxima, each the largest"
-        share, confidence = percent(self.share), f"{self.confidence:.4g}"
-        return f"for all but {share} of inputs, at confidence {confidence} ({maxima} of {self.n})"
+        return f"for all but {percent_up(self.share)} of new inputs, {sure(self.confidence)} (from {self.n} points)"
 
 
 def coverage(n: int, q: int, confidence: float) -> Coverage:
@@ -91,9 +90,10 @@ class Guarantee:
         return "contradicted by the data" if self.contradicted else "met" if self.met else "not met"
 
     def __str__(self) -> str:
-        constants = f"delta={self.delta:g}, C={self.c_constant:g}, K={self.k_constant:g}"
-        base = f"{constants}, n={self.n} {self.unit}, needs {self.n_needed}"
-        return f"met ({base})" if self.met else f"{self.verdict}: {self.reason} ({base})"
+        constants = f"C={self.c_constant:g}, K={self.k_constant:g}, delta={self.delta:g}"
+        if not self.contradicted:  # then more points would not help
+            constants += f", n={self.n} {self.unit}, needs {self.n_needed}"
+        return f"met ({constants})" if self.met else f"{self.verdict}: {self.reason} ({constants})"
 
 
 @dataclass(frozen=True)
@@ -122,16 +122,18 @@ class Measured:
     def __str__(self) -> str:
         if self.c_constant is None:
             return f"not measured: {self.reason}"
+        two = f"{sure(self.joint_confidence)} (two checks)"
+        few = f"Few points: give {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
         text = (
-            f"C = {self.c_constant:.4g}, the largest seen on {self.n} points kept apart. For all but "
-            f"{percent(self.share)} of new inputs, at confidence {self.confidence:.4g}, each row keeps to its measured "
-            f"eps; each layer to that times Delta for all but {percent(self.layers_share)}, at confidence "
-            f"{self.joint_confidence:.4g}. Nothing is assumed but that the points are independent draws"
+            f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} points kept apart. Of new inputs drawn like "
+            f"the calibration points, all but {percent_up(self.share)} keep every row within its measured eps, "
+            f"{sure(self.confidence)}; all but {percent_up(self.layers_share)} keep a layer within its measured bound, "
+            f"{two}"
         )
         if self.epsilon is None:
-            return text
-        share, confidence = percent(self.network_share), self.joint_confidence
-        return f"{text}. The network: epsilon = {self.epsilon:.4g} for all but {share}, at confidence {confidence:.4g}"
+            return f"{text}. No statement about the network: {self.network_reason}."
+        share = percent_up(self.network_share)
+        return f"{text}; all but {share} move the output by at most {self.epsilon:.4g} times its size, {two}."
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,12 @@ class NetworkBound:
 
     def __str__(self) -> str:
         if self.epsilon is None:
-            return f"none; {self.reason}"
-        if self.guarantee is not None:
-            return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; {self.guarantee}"
-        verdict = "met" if self.met else f"not met: {self.reason}"
-        return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; {verdict}, assumes independent points only"
+            return f"no bound: {self.reason}"
+        if not self.met:  # a number without share and confidence: it promises nothing
+            return f"no bound: {self.reason} (the formula gives {self.epsilon:.4g})"
+        if self.guarantee is None:
+            return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; met, assumes independent points only"
+        return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; rests on T4: {self.guarantee}"
 
 
 def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:
@@ -192,7 +195,9 @@ def row_guarantee(
         k_constant=k_constant,
         reason="",
         n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
-        n_refuting=sum(int((used_FK & (one.sensitivity_FK.cpu() <= 1 / c_constant)).sum()) for one, used_FK in pairs),
+        n_refuting=0
+        if scores.reduce != "max"
+        else sum(int((used_FK & (one.sensitivity_FK.cpu() <= 1 / c_constant)).sum()) for one, used_FK in pairs),
         layers=coverage(scores.n_distinct, 1, confidence),
     )
     causes = [*reasons, scores.dependence] if scores.dependence else list(reasons)
@@ -203,8 +208,8 @@ def row_guarantee(
     elif found.contradicted:
         causes.insert(
             0,
-            f"{found.n_refuting:,} of {found.n_weights:,} weights never exceeded 1/C = {1 / c_constant:.3g} in "
-            f"{found.n} {unit}, and T4 assumes that each does now and then",
+            f"T4 assumes that every weight now and then gives more than 1/C = {1 / c_constant:.3g} of its row's sum, "
+            f"and {found.n_refuting:,} of {found.n_weights:,} never did in {found.n} {unit}",
         )
     if found.n < needed:
         repeated = "" if scores.n_points == found.n or scores.batch_dependent else ", equal ones counted once"
@@ -308,7 +313,8 @@ def paper_bound(
     )
     if epsilon is None or scores.reduce != "max":
         return no_bound(conditions.reason, delta)
-    return NetworkBound("paper", epsilon, delta, conditions, conditions.reason, kappas, covered)
+    reason = "; ".join((*causes, CONTRADICTED)) if conditions.contradicted else conditions.reason
+    return NetworkBound("paper", epsilon, delta, conditions, reason, kappas, covered)
 
 
 def network_coverage(scores: Scores, eps: Sequence[float], confidence: float, holdout: Scores | None) -> Coverage:

@@ -80,7 +80,7 @@ def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
         text += " (the labels of a dict batch are not passed; if the model takes them, give the pair (dict, labels))"
     wanted = {p.dtype for p in model.parameters() if p.is_floating_point()}
     found = {t.dtype for t in map(_tensor, named.values()) if t is not None}
-    if wanted and not found <= wanted:
+    if wanted and not found <= wanted and "type" in str(error):
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in wanted))
         return f"{text}; its parameters are {names}: convert the points to that if it takes no others"
     return f"{text}; give inputs of the shape and type that the model takes"

@@ -10,14 +10,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
 from sipp.binomial import drop_limit, k_allowed, points_needed, upper_limit
+from sipp.display import percent, percent_up
 from sipp.errors import DataError
 
-SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
-PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
 SCHEMA = "sipp-certificate/1"
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
 FLOATS = {"epsilon", "delta", "confidence", "delta_hat", "drop_upper"}
@@ -175,22 +173,6 @@ def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tupl
     rows = [(name, getattr(cert, name)) for name in (*(field.name for field in fields(cert)), *derived)]
     width = max(len(name) for name, _ in rows)
     return "\n".join([headline, cert.sentence, *(f"  {name:<{width}}  {value}" for name, value in rows)])
-
-
-def percent(share: float) -> str:
-    """A number the caller chose, as a percentage with all its digits: 0.05 -> '5 %'."""
-    if not math.isfinite(share):
-        return "unlimited"
-    value = (Decimal(repr(float(share))) * 100).normalize()
-    plain = value == 0 or PLAIN_RANGE[0] <= abs(value) < PLAIN_RANGE[1]
-    return f"{value:{'f' if plain else 'e'}} %"
-
-
-def percent_up(share: float) -> str:
-    """A measured number as a percentage of few digits, rounded up: 0.12341 -> '12.4 %'."""
-    if not math.isfinite(share):
-        return "unlimited"
-    return percent(float(Context(prec=SENTENCE_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(float(share)))))
 
 
 AnyCertificate = Certificate | AccuracyCertificate

@@ -82,11 +82,6 @@ def show(*parts: Table | str) -> None:
             typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip()))
 
 
-def number(value: float | None) -> str:
-    """Three digits, or nothing for None."""
-    return "" if value is None else f"{value:.3g}"
-
-
 def size(n_bytes: int) -> str:
     """A number of bytes with its unit."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

@@ -13,8 +13,8 @@ from rich.table import Table
 import sipp
 from sipp.bounds import Guarantee, Measured, NetworkBound
 from sipp.certificate import AnyCertificate, to_json
-from sipp.cli_output import number, plain_table
-from sipp.display import budget_line, statement_lines
+from sipp.cli_output import plain_table
+from sipp.display import BOUND_COLUMNS, SHOWN_AS, bounds_of, budget_line, number, statement_lines
 from sipp.marks import RECORD_FORMAT, RECORD_KIND
 from sipp.prune_to import Level
 from sipp.pruned import Pruned, PrunedLayer
@@ -31,12 +31,12 @@ def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
     dead = sum(len(layer.dead_rows) for layer in pruned.layers)
     sums = [str(sum(layer.strategies.get(name, 0) for layer in pruned.layers)) for name in names]
     counts = (f"{pruned.kept:,}", f"{pruned.n_weights - pruned.kept:,}", f"{pruned.keep:.2%}")
-    last = ("all prunable weights", f"{n_rows:,}", "", *counts, *sums, str(dead or ""), "", "", "")
-    columns = ("weight", "rows", "fan-in", "kept", "goes", "keep", *(f"{name} rows" for name in names), "dead rows")
-    columns += ("eps", "Delta", "eps*Delta")
-    left_out = {"rows", "fan-in", "eps", "Delta"} if compact else set()
-    if all(layer.eps is None for layer in pruned.layers):
-        left_out |= {"eps", "Delta", "eps*Delta"}
+    last = ("all prunable weights", f"{n_rows:,}", "", *counts, *sums, str(dead or ""), *([""] * len(BOUND_COLUMNS)))
+    strategies = tuple(f"{SHOWN_AS.get(name, name)} rows" for name in names)
+    columns = ("weight", "rows", "fan-in", "kept", "goes", "keep", *strategies, "dead rows", *BOUND_COLUMNS)
+    left_out = {"rows", "fan-in", *BOUND_COLUMNS[:-1]} if compact else set()
+    known = [bounds_of(layer) for layer in pruned.layers]
+    left_out |= {name for i, name in enumerate(BOUND_COLUMNS) if all(values[i] is None for values in known)}
     shown = [i for i, column in enumerate(columns) if column not in left_out]
     table = plain_table(*(columns[i] for i in shown), folds=compact)
     for row in rows:
@@ -49,7 +49,7 @@ def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
 def _cells(layer: PrunedLayer, names: list[str]) -> tuple[str, ...]:
     counts = (f"{layer.kept:,}", f"{layer.n_weights - layer.kept:,}", f"{layer.keep:.2%}")
     strategies = (str(layer.strategies.get(name, 0)) for name in names)
-    bounds = (number(value) for value in (layer.eps, layer.sign_complexity, layer.bound))
+    bounds = (number(value) for value in bounds_of(layer))
     return f"{layer.n_rows:,}", f"{layer.fan_in:,}", *counts, *strategies, str(len(layer.dead_rows) or ""), *bounds
 
 

@@ -15,8 +15,9 @@ from sipp.cli_errors import Trouble, at
 from sipp.cli_files import SCORES, check_file, tensor_bytes, write_file
 from sipp.cli_inputs import load_model, weights_read
 from sipp.cli_options import BatchSize, Device, Exclude, Force, Include, Model, PointsOption, Seed, Weights, n_points_of
-from sipp.cli_output import Json, number, only_json, plain_table, print_json, show, size
+from sipp.cli_output import Json, only_json, plain_table, print_json, show, size
 from sipp.cli_points import KINDS, check_fits, default_points, draw, open_source, points_read, summary
+from sipp.display import number
 from sipp.marks import SCORES_MARK
 from sipp.records import Reduce
 from sipp.sample_size import sample_size

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
+from decimal import ROUND_CEILING, Context, Decimal
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -10,9 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from sipp.pruned import Pruned
+    from sipp.pruned import Pruned, PrunedLayer
 
 WIDTH = 118
+SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
+PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
+LABEL = 17  # columns before the text of a statement
+BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
+SHOWN_AS = {"whole": "lossless"}  # all that ever mattered on the calibration points is kept
 
 
 def pruned_table(pruned: Pruned) -> str:
@@ -20,9 +28,8 @@ def pruned_table(pruned: Pruned) -> str:
     names = sorted({name for layer in pruned.layers for name in layer.strategies})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("weight", overflow="fold")
-    has_measured = any(layer.eps_measured is not None for layer in pruned.layers)
-    columns = ("rows", "fan-in", "kept", "keep", *names, "dead rows", "eps", "Delta", "eps*Delta", "kappa")
-    for column in (*columns, "measured") if has_measured else columns:
+    columns = ("rows", "fan-in", "kept", "keep", *(SHOWN_AS.get(name, name) for name in names), "dead rows")
+    for column in (*columns, *BOUND_COLUMNS):
         table.add_column(column, justify="right")
     for layer in pruned.layers:
         table.add_row(
@@ -33,8 +40,7 @@ def pruned_table(pruned: Pruned) -> str:
             f"{layer.keep:.2%}",
             *(str(layer.strategies.get(name, 0)) for name in names),
             str(len(layer.dead_rows) or ""),
-            *(_number(value) for value in (layer.eps, layer.sign_complexity, layer.bound, layer.kappa)),
-            *([_number(layer.eps_measured)] if has_measured else []),
+            *(number(value) for value in bounds_of(layer)),
         )
     lines = [
         f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%})",
@@ -64,17 +70,45 @@ def budget_line(pruned: Pruned) -> str:
     return f"asked for {pruned.budget:,}: only {pruned.kept:,} weights have a positive sensitivity to draw by"
 
 
+def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
+    """What stands in `BOUND_COLUMNS`: eps with the assumed C, then with the measured one and times Delta (T11, T19)."""
+    return layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured
+
+
 def statement_lines(pruned: Pruned) -> list[str]:
-    """What is promised, first with the constant that the theory assumes, then with the one that was measured."""
+    """What is known of the cost, what was measured (T19), and what the paper's theory says."""
+    labelled = [("what it costs", cost_of(pruned))]
     if pruned.guarantee is None:
-        return ["rows and layers: no statement", f"network:         {pruned.bound}"]
-    lines = [f"assumed C:       rows and layers: {pruned.guarantee}"]
-    if pruned.guarantee.met:
-        lines.append(f"                 Delta, of each layer by itself: {pruned.guarantee.layers}")
-    if pruned.measured is not None:
-        trust = "" if pruned.measured.c_constant is None else " (the one to trust)"
-        lines.append(f"measured C:      {pruned.measured}{trust}")
-    return [*lines, f"network:         {pruned.bound}"]
+        labelled.append(("statements", f"none: {pruned.bound.reason}"))
+    else:
+        if pruned.measured is not None:
+            labelled.append(("measured", str(pruned.measured)))
+        labelled.append(("network", str(pruned.bound)))
+        delta = f"; Delta of each layer holds {pruned.guarantee.layers}" if pruned.guarantee.met else ""
+        labelled.append(("paper's theory", f"rows and layers: {pruned.guarantee}{delta}"))
+    return [
+        textwrap.fill(text, WIDTH, initial_indent=f"{label + ':':<{LABEL}}", subsequent_indent=" " * LABEL)
+        for label, text in labelled
+    ]
+
+
+def cost_of(pruned: Pruned) -> str:
+    """The best of the statements about the network, in plain words, or how to find out."""
+    if pruned.kept == pruned.n_weights:
+        return "nothing was removed, the output is the same."
+    found = []
+    if pruned.bound.met and pruned.bound.epsilon is not None and pruned.bound.coverage is not None:
+        found.append((pruned.bound.epsilon, pruned.bound.coverage.share, pruned.bound.coverage.confidence))
+    if pruned.measured is not None and pruned.measured.epsilon is not None:
+        found.append((pruned.measured.epsilon, pruned.measured.network_share, pruned.measured.joint_confidence))
+    if not found or min(found)[0] >= 1:
+        why = "the bounds below are larger than the output itself" if found else "no statement covers the whole network"
+        return f"not known yet: {why}. Measure it on new points: sipp.certify(model, pruned.model, points)"
+    epsilon, share, confidence = min(found)
+    return (
+        f"the output moves by at most {percent_up(epsilon)} of its size (norm), for all but {percent_up(share)} of new "
+        f"inputs, {sure(confidence)}. Often tighter: sipp.certify(model, pruned.model, points)"
+    )
 
 
 def text_of(table: Table) -> str:
@@ -84,5 +118,27 @@ def text_of(table: Table) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines() if line.strip())
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A number of few digits; nothing for none."""
     return "" if value is None else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """A number the caller chose, as a percentage with all its digits: 0.05 -> '5 %'."""
+    if not math.isfinite(share):
+        return "unlimited"
+    value = (Decimal(repr(float(share))) * 100).normalize()
+    plain = value == 0 or PLAIN_RANGE[0] <= abs(value) < PLAIN_RANGE[1]
+    return f"{value:{'f' if plain else 'e'}} %"
+
+
+def percent_up(share: float) -> str:
+    """A measured number as a percentage of few digits, rounded up: 0.12341 -> '12.4 %'."""
+    if not math.isfinite(share):
+        return "unlimited"
+    return percent(float(Context(prec=SENTENCE_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(float(share)))))
+
+
+def sure(confidence: float) -> str:
+    """The confidence of a statement, in words."""
+    return f"{100 * confidence:.4g} % sure"
