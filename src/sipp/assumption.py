@@ -24,10 +24,9 @@ import torch
 from rich import box
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from sipp.apart import fresh
-from sipp.batches import Data, batches_of
+from sipp.batches import Data, batches_of, points_at
 from sipp.capture import Forms, OnUse, capture, depends_on_batch
 from sipp.checking import check_choice, check_number
 from sipp.display import text_of
@@ -234,26 +233,8 @@ def _draws(network: _Network, data: Data, n_points: int | None, seed: int, role:
         if network.is_batch_dependent:
             yield batch
             continue
-        args = [_one_by_one(value) for value in batch.args]
-        kwargs = {name: _one_by_one(value) for name, value in batch.kwargs.items()}
         for i in range(batch.n_points):
-            yield replace(
-                batch,
-                where=f"{batch.where}, point {i}",
-                args=tuple(points[i] for points in args),
-                kwargs={name: points[i] for name, points in kwargs.items()},
-                labels=None,
-                n_points=1,
-            )
-
-
-def _one_by_one(value: Any) -> list[Any]:
-    """The points of a batched input, each as a batch of one."""
-    if isinstance(value, PackedSequence):
-        padded, lengths = pad_packed_sequence(value, batch_first=True)
-        cut = zip(padded.split(1), lengths.tolist())
-        return [pack_padded_sequence(one[:, :length], [length], batch_first=True) for one, length in cut]
-    return list(value.split(1))
+            yield replace(points_at(batch, slice(i, i + 1)), where=f"{batch.where}, point {i}", labels=None)
 
 
 def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:

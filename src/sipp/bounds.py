@@ -82,7 +82,10 @@ class Guarantee:
     @property
     def contradicted(self) -> bool:
         """Whether the data refutes the assumption: were it true, such a weight had a chance of exp(-n/K) at most."""
-        return self.n_refuting > 0 and math.exp(-self.n / self.k_constant) < REFUTED_LEVEL
+        if self.n_refuting == 0:
+            return False
+        # of n_weights so many would be expected at most, and by Markov's inequality as many as there are is as unlikely
+        return self.n_weights * math.exp(-self.n / self.k_constant) < REFUTED_LEVEL * self.n_refuting
 
     @property
     def verdict(self) -> str:
@@ -221,7 +224,7 @@ def layer_bound(eps: float | None, sign_complexity: float | None) -> float | Non
     """eps_l Delta_l of T11, or None where either is unknown."""
     if eps is None or sign_complexity is None:
         return None
-    return eps * sign_complexity if eps > 0 else 0.0
+    return 0.0 if eps == 0 else eps * sign_complexity  # NaN stays: the claim gets weaker, never stronger
 
 
 def network_epsilon(
@@ -245,7 +248,7 @@ def network_epsilon(
         if layer.output_ratio is None or layer.sign_complexity is None or quadrants_B is None:
             return None, {}
         kappas[layer.weight.name] = lipschitz_after * layer.output_ratio
-        if eps[i] > 0:  # a layer that loses nothing adds nothing, also where a norm is infinite
+        if eps[i] != 0:  # a layer that loses nothing adds nothing, also where a norm is infinite
             if points is None:
                 total += lipschitz_after * eps[i] * float(quadrants_B.max())
             else:
@@ -290,7 +293,7 @@ def paper_bound(
 ) -> NetworkBound:
     """T12 in mode "paper", with every reason for which it does not bind this model (`obstacle`: it is no chain)."""
     epsilon, kappas = network_epsilon(scores.layers, eps, dense, pruned, None if holdout is None else holdout.layers)
-    covered = network_coverage(scores, eps, confidence, holdout)
+    covered = network_coverage(scores, confidence, holdout)
     causes = list(reasons)
     if epsilon is None:
         causes.append("the points of a batch cannot be told apart in every layer and in the output")
@@ -317,13 +320,11 @@ def paper_bound(
     return NetworkBound("paper", epsilon, delta, conditions, reason, kappas, covered)
 
 
-def network_coverage(scores: Scores, eps: Sequence[float], confidence: float, holdout: Scores | None) -> Coverage:
+def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) -> Coverage:
     """T18 for the network statement: one maximum over a holdout, or one for every layer over S itself.
 
     All layers count, not only those that lose something: which these are was chosen with S.
     """
-    if not any(one > 0 for one in eps):  # nothing was changed, and nothing needs to be seen to know it
-        return Coverage(0.0, confidence, scores.n_distinct, 0)
     if holdout is not None:
         return coverage(len(holdout.keys - scores.keys), 1, confidence)
     return coverage(scores.n_distinct, len(scores.layers), confidence)
@@ -364,6 +365,8 @@ def measure(scores: Scores, confidence: float) -> Measured:
         return none(f"too few points: {n} of {scores.n_points} were kept apart, which says nothing of most inputs")
     seen = [one for one in scores.layers if one.apart_FK is not None]
     quotients = [float((one.apart_FK.to(BOUND_DTYPE) / floored(one)).max()) for one in seen if one.apart_FK is not None]
+    if any(math.isnan(one) for one in quotients):
+        return none("a ratio was not a number")
     constant = max(quotients, default=0.0) * (1 + ratio_rounding(scores.max_fan_in))
     if not math.isfinite(constant):
         return none("a ratio was not finite")
@@ -383,7 +386,7 @@ def measured_network(
     """The measured constant with what it says of layers and, where T12 binds the model, of the network."""
     delta_share = coverage(scores.n_distinct, 1, measured.confidence).share
     measured = replace(measured, layers_share=min(1.0, measured.share + delta_share))
-    covered = network_coverage(scores, eps, measured.confidence, holdout)
+    covered = network_coverage(scores, measured.confidence, holdout)
     share = min(1.0, measured.share + covered.share)
     epsilon, _ = network_epsilon(scores.layers, eps, dense, pruned, None if holdout is None else holdout.layers)
     reason = f"the paper's formula is not a bound here: {obstacle}" if obstacle else ""

@@ -7,6 +7,7 @@ in pieces that fit the memory, in the precision they need.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -171,7 +172,7 @@ class Tally:
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             best_GRK, squares_QB = max_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             self._take_max(best_GRK, weight_GRK, rows)
-            self._take_squares(squares_QB / scale_B.to(squares_QB.device).square(), at)
+            self._take_squares(_unscaled(squares_QB, scale_B), at)
 
         self._piecewise(part, rows, take)
 
@@ -204,7 +205,7 @@ class Tally:
                 *given, factors_TB=factors_TB, row_factors_GR=factors_GR, counts_B=_counts(use)
             )
         self._take_max(best_GRK, weight_GRK, rows)
-        self._take_squares(squares_QB * (applied_B / scale_B).square(), points)
+        self._take_squares(_unscaled(squares_QB, scale_B / applied_B), points)
 
     def _take_max(self, best_GRK: Tensor, weight_GRK: Tensor, rows: slice) -> None:
         best_FK = (best_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
@@ -248,7 +249,7 @@ class Tally:
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             ratios, squares = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
-            squares_QB[:, piece] += squares / scale_B.to(squares.device).square()
+            squares_QB[:, piece] += _unscaled(squares, scale_B)
         self._take_squares(squares_QB, points)
         if self.sums_TBFK is not None:
             self.sums_TBFK[:, points, rows] += sums_TBFK
@@ -383,12 +384,25 @@ def _times_powers_of_two(rows_FK: Tensor, scale_F: Tensor) -> Tensor:
 
 
 def _ratio(above_B: Tensor, below_B: Tensor) -> Tensor:
-    """above / below, 0 for 0/0, infinity where only the denominator is 0: a claim may get weaker, never stronger."""
-    return torch.where(above_B > 0, above_B / below_B, torch.zeros_like(above_B))
+    """above / below, 0 for 0/0, infinity where only the denominator is 0 or anything is not finite.
+
+    So a claim may get weaker, never stronger.
+    """
+    is_known_B = above_B.isfinite() & below_B.isfinite()
+    ratio_B = torch.where(above_B == 0, torch.zeros_like(above_B), above_B / below_B)
+    return torch.where(is_known_B, ratio_B, torch.full_like(above_B, math.inf))
+
+
+def _unscaled(squares_QB: Tensor, scale_B: Tensor) -> Tensor:
+    """Squares of scaled points with the scale taken out; infinite where that leaves the range of float64."""
+    factor_B = scale_B.to(squares_QB.device).square()
+    is_lost_B = (factor_B == 0) | factor_B.isinf()
+    return torch.where(is_lost_B & (squares_QB > 0), math.inf, squares_QB / factor_B)
 
 
 def _running_max(best: float | None, ratios_B: Tensor | None) -> float | None:
     """The larger of both; None once anything was unknown."""
     if best is None or ratios_B is None:
         return None
-    return max(best, float(ratios_B.max()))
+    largest = float(ratios_B.max())
+    return math.inf if math.isnan(largest) else max(best, largest)

@@ -76,7 +76,7 @@ def paper_events(*, is_one_maximum: bool = False, n_copies: int = 1) -> int:
         found = drawn(scores, chosen)
         eps = lowest_layer(values_LN, values_LN[:, chosen]).tolist()
         epsilon, _ = network_epsilon(found.layers, eps, weights, weights)
-        covered = network_coverage(found, eps, CONFIDENCE, None)
+        covered = network_coverage(found, CONFIDENCE, None)
         if is_one_maximum:
             covered = coverage(n, 1, CONFIDENCE)
         if n_copies > 1:
@@ -108,7 +108,7 @@ def test_a_holdout_needs_one_maximum_only() -> None:
         eps = lowest_layer(values_LN, values_LN[:, chosen]).tolist()
         calibration, holdout = drawn(scores, chosen), drawn(scores, held)
         epsilon, _ = network_epsilon(calibration.layers, eps, weights, weights, holdout.layers)
-        covered = network_coverage(calibration, eps, CONFIDENCE, holdout)
+        covered = network_coverage(calibration, CONFIDENCE, holdout)
         assert (covered.q, covered.n) == (1, n)
         events += float((np.asarray(eps) @ values_LN > epsilon * (1 + 1e-12)).mean()) > covered.share
     assert not too_often(events, N_TRIALS)

@@ -237,9 +237,8 @@ def _pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Par
     detail = ""
     if least is not None:
         detail = f"{least.name} keeps least: {least.kept:,} of {least.n_weights:,} weights."
-    promise = Finding(
-        _promise(pruned), "Both speak of the pruned network as it was saved, against the one it was pruned from."
-    )
+    told = "All statements speak of the pruned network as it was saved, against the one it was pruned from."
+    promise = Finding(_promise(pruned), told)
     sections = [Section("Promises", promise, [[plots["statements"]["id"]]])]
     if "layers" in plots:
         sections.append(Section("Layers", Finding(heading, detail), [[plots["layers"]["id"]]]))
@@ -265,13 +264,14 @@ def _pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Par
 def _promise(pruned: PrunedModel) -> str:
     certificate = pruned.certificate
     if certificate is not None and certificate.verdict == "certified" and certificate.epsilon is not None:
-        return f"The holdout certifies outputs within {words.percent_up(certificate.epsilon)} of the dense network's"
+        limit = words.percent_up(certificate.epsilon)
+        return f"The holdout certifies outputs within {limit} of the dense network's, for all but a share of inputs"
     if certificate is not None:
         return f"Certificate: {certificate.verdict}"
     if pruned.bound is not None and pruned.bound.met:
         return "The theory's bound is met, for all but a share of inputs; no holdout was used"
-    if pruned.measured is not None and pruned.measured.startswith("C = "):
-        return "Rows and layers have a bound with a measured constant; no holdout was used"
+    if pruned.has_measured:
+        return "Rows and layers have a measured bound; what the network costs is not known: sipp certify measures it"
     return "Nothing is promised: no certificate, no bound"
 
 

@@ -129,7 +129,8 @@ class PrunedModel:
     bound: Bound | None
     guarantee: str | None
     certificate: Certificate | None
-    measured: str | None  # the statement with the measured constant (T19)
+    measured: str | None  # the statement with the measured constant (T19), or why there is none
+    has_measured: bool
     values: Values  # everything else that is plain: versions, seeds, hashes
     marks: tuple[str, ...]  # what could not be checked
 
@@ -230,6 +231,7 @@ def read_pruned(folder: Path) -> PrunedModel:
         guarantee=_optional_text(values, "guarantee", where),
         certificate=_certificate(values.get("certificate"), where),
         measured=_measured(values.get("measured"), where),
+        has_measured=isinstance(values.get("measured"), dict) and values["measured"].get("c_constant") is not None,
         values={key: value for key, value in values.items() if key not in shown},
         marks=marks,
     )
