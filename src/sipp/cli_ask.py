@@ -104,7 +104,6 @@ def check(ask: Ask) -> None:
     for_certificates = {
         "--output": ask.output is not None,
         "--ledger": ask.ledger is not None,
-        "--confidence": ask.confidence != CONFIDENCE,
         "--holdout-delta": ask.holdout_delta != HOLDOUT_DELTA,
         "--holdout-points": ask.holdout_points is not None,
     }

@@ -25,8 +25,8 @@ NOT_CERTIFIED = 3
 INTERRUPTED = 130  # 128 + SIGINT
 TERMINATED = 143  # 128 + SIGTERM
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 unexpected (a bug: see it with --debug); 2 wrong input; 3 not certified, nothing written; "
-    "130 stopped by Ctrl-C, 143 by SIGTERM."
+    "Exit codes: 0 done; 1 unexpected (a bug: see it with --debug); 2 wrong input; 3 not certified or not verified, "
+    "nothing written; 130 stopped by Ctrl-C, 143 by SIGTERM."
 )
 DEBUG = "--debug"
 MOST_CHARACTERS = 700  # of one line: a list of a thousand parameter names helps nobody

@@ -30,7 +30,7 @@ PointsOption = Annotated[
 HoldoutPoints = Annotated[
     int | None, typer.Option(help="How many holdout points; default: all of a file, 1,000 of a set.", min=1)
 ]
-Confidence = Annotated[float, typer.Option(help="Confidence of the certificate.")]
+Confidence = Annotated[float, typer.Option(help="Confidence of certificates and of statements about shares of inputs.")]
 OutputPart = Annotated[
     str | None, typer.Option(help="Which part of a network's output is compared: a number or a name (logits).")
 ]

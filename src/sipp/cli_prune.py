@@ -87,7 +87,7 @@ def prune(
     exclude: Exclude = None,
     points: PointsOption = None,
     holdout_points: HoldoutPoints = None,
-    delta: Annotated[float, typer.Option(help="Probability that a bound of the theory fails (T4).")] = DELTA,
+    delta: Annotated[float, typer.Option(help="Probability that the inequality of T4 fails.")] = DELTA,
     holdout_delta: Annotated[
         float, typer.Option(help="Share of inputs that may be further off than the certificate says.")
     ] = HOLDOUT_DELTA,

@@ -198,7 +198,6 @@ def test_the_command_of_the_fault_tests_works_without_a_fault(tmp_path: Path) ->
         (["--epsilon", 0.1], "exclude each other"),
         (["--budget", 5], "exclude each other"),
         (["--output", "x"], "certificate"),
-        (["--confidence", 0.9], "--confidence serves"),
         (["--holdout-points", 9], "--holdout-points serves"),
     ],
 )
