@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 
 import pytest
@@ -164,3 +165,36 @@ def test_frozen_weights_beside_others_are_named_once(method: Method) -> None:
         sipp.prune(model, POINTS, keep=0.8, method=method, exclude="0.weight")
         sipp.prune(model.requires_grad_(False), POINTS, keep=0.8, method=method)
         assert not [one for one in caught if "frozen" in str(one.message)]
+
+
+# --- Copies -----------------------------------------------------------------------------------------------------------
+
+
+class Locked(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.lock = threading.Lock()
+
+
+class Itself(nn.Linear):
+    def __deepcopy__(self, memo: object) -> Itself:
+        return self
+
+
+class Nothing(nn.Linear):
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"), [(Locked(), "Lock"), (Itself(5, 3), "shares"), (Nothing(5, 3), "NoneType")]
+)
+def test_a_model_that_cannot_be_copied_is_named_and_left_alone(layer: nn.Module, words: str) -> None:
+    before = layer.weight.detach().clone()
+    for call in (
+        lambda: sipp.prune(layer, POINTS, keep=0.5),
+        lambda: sipp.prune_to(layer, POINTS, POINTS + 1, epsilon=0.5, method="wt"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            call()
+    assert torch.equal(layer.weight, before)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -23,7 +22,7 @@ from sipp.checking import check_choice, check_flag, check_whole
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, unwrap
-from sipp.numerics import budget_of
+from sipp.numerics import budget_of, copy_of
 from sipp.pruned import CONFIDENCE, Allocation, Draws, Method, Pruned, PrunedLayer, Ranking
 from sipp.ranking import ROW_METHODS, holdout_norms, take_aside, weights_of
 from sipp.ranking import rank as rank  # scores without a budget: `cut` them at any
@@ -149,7 +148,7 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
     uncut = before_cut(ranking)
     dense, rows = uncut.dense, sparse_rows(ranking, uncut, budget, seed=seed)
-    pruned_model = copy.deepcopy(ranking.model)
+    pruned_model = copy_of(ranking.model)
     write_rows(pruned_model, ranking, rows)
     masks = {}
     for weight, row in zip(ranking.weights, rows):
