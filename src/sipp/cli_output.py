@@ -63,10 +63,15 @@ def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = False)
     return table
 
 
+def is_terminal() -> bool:
+    """Whether stdout is one; it may be closed, and is None then."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def too_wide(table: Table) -> bool:
     """Whether the table would be cut on the terminal at hand; a file or a pipe has no width."""
     natural = Console(file=StringIO(), width=UNBOUNDED).measure(table).maximum
-    return sys.stdout.isatty() and natural > Console().width
+    return is_terminal() and natural > Console().width
 
 
 def show(*parts: Table | str) -> None:
@@ -74,7 +79,7 @@ def show(*parts: Table | str) -> None:
     for part in parts:
         if isinstance(part, str):
             typer.echo(part)
-        elif sys.stdout.isatty():
+        elif is_terminal():
             Console(highlight=False).print(part)
         else:
             text = StringIO()
