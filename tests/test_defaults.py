@@ -23,7 +23,8 @@ MAKERS = {"zeros", "empty", "ones", "full", "tensor", "arange", "eye", "linspace
 MAKERS |= {"rand", "randn", "randint", "randperm"}
 INFERRED = {"as_tensor"}  # of labels, whose dtype is looked at
 
-METHODS = (("sipp-det", "until"), ("sipp-hybrid", "until"), ("sipp-rand", "fixed"), ("random", "until"))
+METHODS = (("sipp-det", "until"), ("sipp-hybrid", "until"), ("sipp-rand", "until"), ("sipp-rand", "fixed"))
+METHODS += (("random", "until"),)
 
 Result = dict[str, Any]
 
@@ -109,11 +110,13 @@ def results(kind: str) -> Callable[[], Result]:
         found |= {f"some {name}": score for name, score in sipp.sensitivity(net, x, n_points=4, seed=3).items()}
         for method, draws in METHODS if kind == "linear" else METHODS[:2]:
             pruned = sipp.prune(net, x, keep=0.4, method=method, draws=draws, seed=5)
-            found[f"{method} text"] = str(pruned)
-            found |= {f"{method} mask {name}": mask for name, mask in pruned.masks.items()}
-            found |= {f"{method} {name}": value for name, value in pruned.model.state_dict().items()}
-            found |= {f"{method} eps {one.name}": one.eps_F for one in pruned.layers if one.eps_F is not None}
-            found |= {f"{method} {one.name}": (one.bound, one.kappa, one.bound_measured) for one in pruned.layers}
+            how = f"{method} {draws}"
+            assert method != "sipp-rand" or any("rand" in one.strategies for one in pruned.layers)
+            found[f"{how} text"] = str(pruned)
+            found |= {f"{how} mask {name}": mask for name, mask in pruned.masks.items()}
+            found |= {f"{how} {name}": value for name, value in pruned.model.state_dict().items()}
+            found |= {f"{how} eps {one.name}": one.eps_F for one in pruned.layers if one.eps_F is not None}
+            found |= {f"{how} {one.name}": (one.bound, one.kappa, one.bound_measured) for one in pruned.layers}
         return found
 
     return work
