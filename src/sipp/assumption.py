@@ -354,7 +354,7 @@ def _patches(use: Use, most: int) -> Iterator[Tensor]:
     windows = use.windows.movedim(1, 0)  # (G, B, *positions, *fan_in)
     sizes = windows.shape[1 : 2 + use.n_position_dims]
     for start in range(0, sizes.numel(), most):
-        flat_P = torch.arange(start, min(start + most, sizes.numel()), device=windows.device)
+        flat_P = torch.arange(start, min(start + most, sizes.numel()), dtype=torch.int64, device=windows.device)
         at: list[Any] = [slice(None), *torch.unravel_index(flat_P, sizes)]
         patches_GPK = windows[tuple(at)].flatten(2).to(BOUND_DTYPE)
         peak_GP1 = patches_GPK.abs().amax(2, keepdim=True)

@@ -39,7 +39,7 @@ def random(
     """A uniform random score for every prunable weight, {parameter name: tensor of its shape}."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.rand(parameter.shape, generator=generator).to(parameter.device)
+        name: torch.rand(parameter.shape, generator=generator, dtype=SCORE_DTYPE, device="cpu").to(parameter.device)
         for name, parameter in _chosen(model, include, exclude).items()
     }
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from sipp.checking import check_seed, check_whole
 from sipp.errors import DataError
+from sipp.numerics import integers
 from sipp.records import Batch
 
 Data = Iterable[Any] | Tensor | Dataset[Any]
@@ -133,7 +134,8 @@ def _chosen(n_all: int, n_points: int | None, seed: int) -> Tensor | None:
     """The points drawn with the seed; None: all of them, in their order."""
     if n_points is None or n_points >= n_all:
         return None
-    return torch.randperm(n_all, generator=torch.Generator().manual_seed(seed))[:n_points]
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randperm(n_all, generator=generator, dtype=torch.int64, device="cpu")[:n_points]
 
 
 def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
@@ -288,7 +290,7 @@ def points_at(batch: Batch, where: slice | Tensor) -> Batch:
         if isinstance(value, Tensor) and value.shape[:1] == (batch.n_points,):  # labels may be of any shape
             return value[where]
         if isinstance(value, list | tuple) and len(value) == batch.n_points:
-            return [value[i] for i in torch.arange(batch.n_points)[where].tolist()]
+            return [value[i] for i in integers(0, batch.n_points)[where].tolist()]
         return value
 
     return replace(
@@ -296,7 +298,7 @@ def points_at(batch: Batch, where: slice | Tensor) -> Batch:
         args=tuple(cut(value) for value in batch.args),
         kwargs={name: cut(value) for name, value in batch.kwargs.items()},
         labels=cut(batch.labels),
-        n_points=len(torch.arange(batch.n_points)[where]),
+        n_points=len(integers(0, batch.n_points)[where]),
         real_BT=cut(batch.real_BT),
     )
 

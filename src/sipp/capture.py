@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -205,8 +206,8 @@ def output_norms(output: Any, n_points: int) -> Tensor | None:
     tensors = [t for t in _tensors(output) if t.is_floating_point() and t.ndim > 0 and len(t) == n_points]
     if not tensors:
         return None
-    squares = sum(t.detach().double().flatten(1).square().sum(1) for t in tensors)
-    return torch.as_tensor(squares).sqrt()
+    squares = (t.detach().double().flatten(1).square().sum(1) for t in tensors)
+    return reduce(torch.add, squares).sqrt()
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

@@ -201,7 +201,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
         none = torch.zeros_like(differ)
         return torch.stack([none, none, differ, none], dim=1).long()
     try:
-        truth = torch.as_tensor(batch.labels).cpu()
+        truth = torch.as_tensor(batch.labels, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{batch.where}: labels are a {type(batch.labels).__name__}, not class numbers") from error
     if truth.shape != f_class.shape or truth.is_floating_point() or truth.is_complex():

@@ -258,7 +258,8 @@ def _movement_gain(call: Call) -> float:
         number = (after - fill).nan_to_num().long()
         if number.dim() == 0 or number.shape[0] != value.shape[0]:
             raise NoBound("it moves the batch axis")
-        own = torch.arange(value.shape[0], device=value.device).reshape(-1, *([1] * (number.dim() - 1)))
+        own = torch.arange(value.shape[0], dtype=torch.int64, device=value.device)
+        own = own.reshape(-1, *([1] * (number.dim() - 1)))
         if bool(((number > 0) & ((number - 1) // per_sample != own)).any()):
             raise NoBound("it mixes the samples of the batch")
         counts = number[number > 0].bincount()

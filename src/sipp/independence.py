@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sipp.batches import points_at
+from sipp.numerics import integers
 from sipp.records import Batch
 
 # Kernels round otherwise at another batch size, by some roundings of the largest output: of the dtype, and for wider
@@ -40,7 +41,7 @@ def why_dependent(batch: Batch, run: Callable[[Batch], Any], whole: Any = None) 
     """
     n = batch.n_points
     whole = run(batch) if whole is None else whole
-    back = torch.arange(n - 1, -1, -1)
+    back = integers(n - 1, -1, -1)
     last = back[: min(n - n // 2, MOST_ALONE)]
     part = points_at(batch, last)
     try:
@@ -54,7 +55,7 @@ def why_dependent(batch: Batch, run: Callable[[Batch], Any], whole: Any = None) 
         return f"no output has one row for each of the {n} points along dimension 0"
     if _agree(pairs, last):
         return ""
-    if not _agree(_pairs(alone, part.n_points, run(part), part.n_points), torch.arange(part.n_points)):
+    if not _agree(_pairs(alone, part.n_points, run(part), part.n_points), integers(0, part.n_points)):
         return CHANCE
     return NEIGHBOURS if _agree(_pairs(whole, n, run(points_at(batch, back)), n), back) else ORDER
 

@@ -175,7 +175,7 @@ def average_pool_norm(
     """The operator norm of average pooling, rounded up: the product of its norms along the axes (it is separable)."""
     norm = 1.0
     for n, k, s, p in zip(input_size, kernel, stride, padding):
-        unit = torch.eye(n, dtype=torch.float64).unsqueeze(1)
+        unit = torch.eye(n, dtype=torch.float64, device="cpu").unsqueeze(1)
         norm *= _sigma(F.avg_pool1d(unit, k, s, p, ceil_mode, count_include_pad).squeeze(1))
     return norm * ROUND_UP
 
@@ -274,10 +274,11 @@ def _transfer_norm(
     if n_groups * n_frequencies * small**2 * (large + small) > MAX_TRANSFER_WORK:
         return None
     device = weight_GFCT.device
-    taps_TA = _cartesian([range(k) for k in geometry.kernel], device) * torch.tensor(geometry.dilation, device=device)
+    dilation_A = torch.tensor(geometry.dilation, dtype=torch.int64, device=device)
+    taps_TA = _cartesian([range(k) for k in geometry.kernel], device) * dilation_A
     frequencies_QA = _cartesian([*map(range, coarse[:-1]), range(coarse[-1] // 2 + 1)], device)
     shifts_RA = _cartesian([range(0, n, m) for n, m in zip(grid, coarse)], device)
-    grid_A = torch.tensor(grid, device=device)
+    grid_A = torch.tensor(grid, dtype=torch.int64, device=device)
     weight_complex = weight_GFCT.to(torch.complex128)
     block = max(1, BLOCK_ENTRIES // (n_groups * n_rows * n_channels * n_aliases))
     largest = 0.0
@@ -314,14 +315,14 @@ def _cover(kernel: int, stride: int, dilation: int, n_out: int) -> int:
 
 def _pad_copies(n: int, left: int, right: int, mode: PaddingMode) -> int:
     """The most often that padding one axis writes the same input."""
-    position = torch.arange(n, dtype=torch.float64).reshape(1, 1, n)
+    position = torch.arange(n, dtype=torch.float64, device="cpu").reshape(1, 1, n)
     return int(F.pad(position, (left, right), mode=mode).flatten().long().bincount().max())
 
 
 def _adaptive_windows(input_size: Sequence[int], output_size: Sequence[int]) -> list[Tensor]:
     """Adaptive average pooling as one (input, output) matrix per axis."""
-    sizes = zip(input_size, output_size)
-    return [F.adaptive_avg_pool1d(torch.eye(n, dtype=torch.float64).unsqueeze(1), m).squeeze(1) for n, m in sizes]
+    units = [torch.eye(n, dtype=torch.float64, device="cpu").unsqueeze(1) for n in input_size]
+    return [F.adaptive_avg_pool1d(unit, m).squeeze(1) for unit, m in zip(units, output_size)]
 
 
 def _cartesian(ranges: Sequence[range], device: torch.device) -> Tensor:

@@ -27,6 +27,11 @@ FLOAT32_UNIT = 2.0**-24
 FEW_ROUNDINGS = 8
 
 
+def integers(first: int, last: int, step: int = 1) -> Tensor:
+    """The integers from `first` to `last`, which is left out: int64 on the CPU, whatever torch's defaults are."""
+    return torch.arange(first, last, step, dtype=torch.int64, device="cpu")
+
+
 def ratio_rounding(fan_in: int) -> float:
     """The largest relative difference that float32 makes between two ratios of this fan-in that are equal."""
     return 2 * (fan_in + FEW_ROUNDINGS) * FLOAT32_UNIT
@@ -34,9 +39,7 @@ def ratio_rounding(fan_in: int) -> float:
 
 def inverse_or_zero(denominator: Tensor) -> Tensor:
     """1 / denominator, and 0 where the denominator is 0: the convention 0/0 := 0 of T2 (numerators are 0 there)."""
-    return torch.where(
-        denominator > 0, denominator.reciprocal(), torch.zeros((), dtype=denominator.dtype).to(denominator)
-    )
+    return torch.where(denominator > 0, denominator.reciprocal(), 0.0)
 
 
 def scale_to_one(peaks: Tensor) -> Tensor:
@@ -54,7 +57,7 @@ def row_scales(weight_FK: Tensor) -> Tensor:
 
 def smallest_positive(values: Tensor) -> float:
     """The smallest value above 0, or infinity if there is none."""
-    positive = torch.where(values > 0, values, torch.full((), math.inf, dtype=values.dtype).to(values))
+    positive = torch.where(values > 0, values, math.inf)
     return float(positive.amin())
 
 

@@ -69,7 +69,7 @@ def draw_lots_until(lots: Sequence[Lot], generator: torch.Generator) -> list[np.
     n_kept = np.concatenate([np.zeros(0, dtype=np.int64), *(lot.kept_F[lot.rows_D] for lot in lots)])
     ends = np.cumsum(n_kept)
     first = np.cumsum([0, *(len(lot.rows_D) for lot in lots)])
-    rates = torch.empty(int(n_kept.sum()), dtype=BOUND_DTYPE)
+    rates = torch.empty(int(n_kept.sum()), dtype=BOUND_DTYPE, device="cpu")
 
     def arrive(i: int, begin: int, end: int, scratch: np.ndarray) -> None:
         lot, rows = lots[i], slice(first[i] + begin, first[i] + end)

@@ -32,6 +32,8 @@ from scipy.linalg import eigvalsh_tridiagonal
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from sipp.numerics import integers
+
 # lambda is tried at these shares above the estimate. A bound that is accepted is at most sqrt(1.012) = 1.006 times the
 # norm, since the estimate is not above sigma^2; forms already that close are left as they are.
 MARGINS = (1e-3, 5e-3, 1.2e-2)
@@ -178,14 +180,14 @@ def _side_plan(weight_GFCT: Tensor, axes: Sequence[Axis], members: Side, order: 
 
 def _meetings(axes: Sequence[Axis], members: Side) -> Tensor:
     """The member that each hub meets by each tap, hubs x taps; -1 where the tap falls on padding or between windows."""
-    table_HT = torch.zeros(1, 1, dtype=torch.int64)
+    table_HT = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
     for axis in axes:
-        taps = axis.dilation * torch.arange(axis.kernel) - axis.left
+        taps = axis.dilation * integers(0, axis.kernel) - axis.left
         if members == "inputs":
-            size, own_HT = axis.n_in, axis.stride * torch.arange(axis.n_out).unsqueeze(1) + taps
+            size, own_HT = axis.n_in, axis.stride * integers(0, axis.n_out).unsqueeze(1) + taps
             meets_HT = (own_HT >= 0) & (own_HT < size)
         else:
-            starts_HT = torch.arange(axis.n_in).unsqueeze(1) - taps
+            starts_HT = integers(0, axis.n_in).unsqueeze(1) - taps
             size, own_HT = axis.n_out, starts_HT.div(axis.stride, rounding_mode="floor")
             meets_HT = (starts_HT.remainder(axis.stride) == 0) & (own_HT >= 0) & (own_HT < size)
         outer, inner = table_HT[:, None, :, None], torch.where(meets_HT, own_HT, -1)[None, :, None, :]
@@ -215,8 +217,9 @@ def _largest_from_below(taps_GAMT: Tensor, table_HT: Tensor, n_positions: int) -
         image_GMP = torch.zeros_like(image_GMP).index_add_(2, places, back_GKH.reshape(n_groups, n_channels, -1))
         return image_GMP[..., :-1].flatten()
 
-    start = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(LANCZOS_SEED))
-    basis = torch.zeros(min(LANCZOS_STEPS, size), size, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(LANCZOS_SEED)
+    start = torch.randn(size, dtype=torch.float64, device="cpu", generator=generator)
+    basis = torch.zeros(min(LANCZOS_STEPS, size), size, dtype=torch.float64, device="cpu")
     basis[0] = start / start.norm()
     diagonal: list[float] = []
     beside: list[float] = []
@@ -298,11 +301,12 @@ def _strip(coupling: _Coupling, plan: _Plan, level: float, *, first: int, last: 
 
     Positions beyond the image are coupled to nothing: their rows are those of level I.
     """
-    begin, end = torch.searchsorted(coupling.rows_E, torch.tensor([first, last])).tolist()
+    edges = torch.tensor([first, last], dtype=torch.int64, device="cpu")
+    begin, end = torch.searchsorted(coupling.rows_E, edges).tolist()
     n_groups, n_channels = coupling.blocks_EGMM.shape[1:3]
     shape = (last - first, plan.n_eliminated + plan.reach, n_groups, n_channels, n_channels)
-    strip = torch.zeros(shape, dtype=torch.float64)
+    strip = torch.zeros(shape, dtype=torch.float64, device="cpu")
     strip[coupling.rows_E[begin:end] - first, coupling.columns_E[begin:end] - start] = -coupling.blocks_EGMM[begin:end]
-    own = torch.arange(first, last)
-    strip[own - first, own - start] += level * torch.eye(n_channels, dtype=torch.float64)
+    own = integers(first, last)
+    strip[own - first, own - start] += level * torch.eye(n_channels, dtype=torch.float64, device="cpu")
     return strip.permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)

@@ -134,7 +134,7 @@ def sparsify_layers(
         masks = [largest_in_rows(s, m) for s, m in zip(worths, kept)]
         return [det_rows(*rows, c_constant=c_constant) for rows in zip(weights, worths, masks)]
     layers = [_Layer(*map(as_array, (_wide(w), s, m.to(torch.int64)))) for w, s, m in zip(weights, sensitivities, kept)]
-    one = torch.ones((), dtype=BOUND_DTYPE)
+    one = torch.ones((), dtype=BOUND_DTYPE, device="cpu")
     scale = float(sampling_constant(one, n_outputs=n_outputs, delta=delta, c_constant=c_constant))
     options = {"is_hybrid": method == "hybrid", "is_whole": draws == "fixed"}
     _settle(layers, sensitivities, **options, c_constant=c_constant, scale=scale)

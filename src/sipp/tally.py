@@ -224,7 +224,9 @@ class Tally:
                 f"{self.weight.name} do not show them; use reduce='max', or batches of one point"
             )
         if n_uses > 1 and self.sums_TBFK is None:
-            self.sums_TBFK = torch.zeros(2, len(use.windows), *self.scaled_FK.shape, device=self.scale_F.device)
+            self.sums_TBFK = torch.zeros(
+                2, len(use.windows), *self.scaled_FK.shape, dtype=SCORE_DTYPE, device=self.scale_F.device
+            )
         for run, is_wide in self._runs(use, rows, values):
             if self.kernel.FUSED and not is_wide and n_uses == 1:
                 self._add_fused(use, rows, run, values)
@@ -241,7 +243,7 @@ class Tally:
         part = replace(use, windows=use.windows[points])
         kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
         shape = (2, len(part.windows), *weight_GRK.flatten(0, 1).shape)
-        sums_TBFK = torch.zeros(shape, device=self.scale_F.device)
+        sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
         squares_QB = torch.zeros(TOTAL + 1, len(part.windows), dtype=BOUND_DTYPE, device=self.scale_F.device)
         for piece, windows in split_windows(part, **self._piece_sizes(use, rows)):
             at = slice(points.start + piece.start, points.start + piece.stop)
@@ -290,7 +292,7 @@ class Tally:
         one = replace(use, windows=use.windows[point : point + 1])
         smallest_GK: Tensor | None = None
         for _, windows in split_windows(one, **self._piece_sizes(use, rows)):
-            scale_B = torch.tensor([scale], dtype=BOUND_DTYPE)
+            scale_B = torch.tensor([scale], dtype=BOUND_DTYPE, device="cpu")
             patches = patches_of(windows, use.n_position_dims, scale_B, BOUND_DTYPE).abs()
             if bool(((patches > 0) & (patches < SMALLEST_NORMAL)).any()):
                 return True
@@ -366,7 +368,9 @@ def _n_patches(use: Use) -> int:
 
 def _counts(use: Use) -> Tensor:
     """How many patches each point has."""
-    return torch.full((len(use.windows),), _n_patches(use)) if use.counts_B is None else use.counts_B
+    if use.counts_B is not None:
+        return use.counts_B
+    return torch.full((len(use.windows),), _n_patches(use), dtype=torch.int64, device="cpu")
 
 
 def _part(use: Use, points: slice) -> Use:

@@ -57,10 +57,10 @@ def pose(
     _check_allocation(sensitivities, layer_weights)
     check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     weights = [1.0] * len(sensitivities) if layer_weights is None else list(layer_weights)
-    n_rows = torch.tensor([len(layer) for layer in sensitivities], dtype=torch.int64)
+    n_rows = torch.tensor([len(layer) for layer in sensitivities], dtype=torch.int64, device="cpu")
     caps_R = _gather([(layer > 0).sum(1) for layer in sensitivities])
     total_R = _gather([row_totals(layer) for layer in sensitivities])
-    weight_R = torch.tensor(weights, dtype=BOUND_DTYPE).repeat_interleave(n_rows)
+    weight_R = torch.tensor(weights, dtype=BOUND_DTYPE, device="cpu").repeat_interleave(n_rows)
     competes_R = (caps_R > 0) & (weight_R > 0)
     scale_R = sampling_constant(total_R, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     curves = _curves(sensitivities, competes_R, weight_R, scale_R, n_halvings=_HALVINGS)
@@ -177,8 +177,8 @@ def round_to_sum(relaxed_R: Tensor, target: int, generator: torch.Generator) -> 
         pieces_R = pieces_R - fill(surplus, pieces_R)
     else:
         pieces_R = pieces_R + fill(-surplus, torch.where(pieces_R > 0, one - pieces_R, 0))
-    order = torch.randperm(len(relaxed_R), generator=generator, device=generator.device).cpu()
-    start = torch.randint(one, (1,), generator=generator, device=generator.device).cpu()
+    order = torch.randperm(len(relaxed_R), generator=generator, dtype=torch.int64, device=generator.device).cpu()
+    start = torch.randint(one, (1,), generator=generator, dtype=torch.int64, device=generator.device).cpu()
     teeth = torch.div(torch.cat([start, pieces_R[order].cumsum(0) + start]), one, rounding_mode="floor")
     rounded_R = floor_R.to(torch.int64)
     rounded_R[order] += teeth.diff()
@@ -187,7 +187,8 @@ def round_to_sum(relaxed_R: Tensor, target: int, generator: torch.Generator) -> 
 
 def _gather(layers: Sequence[Tensor]) -> Tensor:
     """One float64 CPU tensor over the rows of all layers."""
-    return torch.cat([torch.zeros(0, dtype=BOUND_DTYPE), *(layer.to("cpu", BOUND_DTYPE) for layer in layers)])
+    none = torch.zeros(0, dtype=BOUND_DTYPE, device="cpu")
+    return torch.cat([none, *(layer.to("cpu", BOUND_DTYPE) for layer in layers)])
 
 
 def _check_allocation(sensitivities: Sequence[Tensor], layer_weights: Sequence[float] | None) -> None:

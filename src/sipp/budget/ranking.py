@@ -25,7 +25,7 @@ def largest(scores: Sequence[Tensor], budget: int, *, order: Tensor | None = Non
     if not 0 <= budget <= n_scores:
         raise OptionError(f"budget={budget} must lie between 0 and the number of weights, {n_scores}")
     if order is not None:
-        chosen = torch.zeros(n_scores, dtype=torch.bool)
+        chosen = torch.zeros(n_scores, dtype=torch.bool, device="cpu")
         chosen[order[:budget]] = True
         parts = chosen.split([layer.numel() for layer in scores])
         return [part.view(layer.shape).to(layer.device) for part, layer in zip(parts, scores)]
@@ -69,7 +69,7 @@ def _select(scores: Sequence[Tensor], rank: int) -> tuple[int, int]:
     n_digits = 1 << _DIGIT_BITS
     for shift in range(_KEY_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
         is_top = shift == _KEY_BITS - _DIGIT_BITS
-        counts = torch.zeros(n_digits, dtype=torch.int64)
+        counts = torch.zeros(n_digits, dtype=torch.int64, device="cpu")
         for layer in scores:
             for _, keys in _keys(layer):
                 if not is_top:

@@ -25,6 +25,7 @@ from sipp.kernels import door, few, ordered, packing, reference, scans, simd
 from sipp.kernels.few import MOST_WEIGHTS
 from sipp.kernels.threads import run_parallel
 from sipp.kernels.vectors import BLOCK, LANES, PANEL, RANK
+from sipp.numerics import integers
 
 FUSED = True  # has `max_ratios` and `mean_ratios`
 IN_FLOAT64 = ordered
@@ -45,14 +46,14 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_patches = patches_GKP.shape[-1]
     weights, patches = _packed(weight_GRK), _array(patches_GKP)
-    result = torch.empty(2, n_groups, n_rows, n_patches)
+    result = door.blank(2, n_groups, n_rows, n_patches)
 
     stretches = _stretches(n_patches)
-    scratches = [(torch.zeros(fan_in, BLOCK), torch.zeros(2 * n_rows, BLOCK)) for _ in stretches]
+    scratches = [(door.zeros(fan_in, BLOCK), door.zeros(2 * n_rows, BLOCK)) for _ in stretches]
 
     def work(i: int) -> None:
         a, d = scratches[i]
-        simd.sums(patches, weights, stretches[i], a.numpy(), d.numpy(), result.numpy())
+        simd.sums(patches, weights, stretches[i], door.array(a), door.array(d), door.array(result))
 
     run_parallel(work, len(stretches))
     return result
@@ -68,14 +69,14 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
     if _is_few(positive_GRK):
         return few.max_times(_plain(patches_GKP), _plain(inverse_SGRP), positive_GRK.contiguous())
     patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
-    none = torch.zeros(()).expand_as(positive_GRK)
+    none = door.zeros().expand_as(positive_GRK)
 
     stretches = _stretches(patches.shape[-1])
     bests = [_maxima(none) for _ in stretches]
     scratches = [_scratch(positive_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        simd.product(patches, inverse, signs, stretches[i], scratches[i], bests[i].numpy(), skip)
+        simd.product(patches, inverse, signs, stretches[i], scratches[i], door.array(bests[i]), skip)
 
     run_parallel(work, len(stretches))
     return _joined(bests, positive_GRK)
@@ -112,7 +113,8 @@ def max_ratios(
     scratches = [_scratch(weight_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        scans.scan(layer, signs, stretches[i], scratches[i], bests[i].numpy(), is_few, squares_QP.numpy())
+        squares = door.array(squares_QP, torch.float64)
+        scans.scan(layer, signs, stretches[i], scratches[i], door.array(bests[i]), is_few, squares)
 
     run_parallel(work, len(stretches))
     return _joined(bests, weight_GRK), _by_point(squares_QP, factors_TB)
@@ -139,17 +141,18 @@ def mean_ratios(
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_points = len(windows)
     n_positions = squares_QP.shape[1] // n_points
-    shares_B = (1 / counts_B.clamp(min=1)).to(torch.float32)
+    shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
 
     stretches = [_starts(first, last, n_positions) for first, last in _cuts(n_points, torch.get_num_threads())]
     shape = (n_groups, fan_in, _padded(n_rows))
-    bests = [torch.zeros(shape) for _ in stretches]
-    totals = [torch.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
+    bests = [door.zeros(*shape) for _ in stretches]
+    totals = [door.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
     scratches = [_scratch(weight_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        given = (layer, signs, stretches[i].numpy(), shares_B.numpy(), scratches[i])
-        scans.scan_means(*given, totals[i].numpy(), bests[i].numpy(), squares_QP.numpy())
+        given = (layer, signs, door.array(stretches[i], torch.int64), door.array(shares_B), scratches[i])
+        squares = door.array(squares_QP, torch.float64)
+        scans.scan_means(*given, door.array(totals[i]), door.array(bests[i]), squares)
 
     run_parallel(work, len(stretches))
     mean_GRK = reduce(torch.maximum, bests)[..., :n_rows].transpose(1, 2).contiguous()
@@ -172,8 +175,9 @@ def _layer(
     positions = _offsets(windows, range(2, 2 + n_position_dims))
     fan = _offsets(windows, range(2 + n_position_dims, windows.ndim))
     strides = (windows.stride(0), windows.stride(1))
-    operands = _plain(factors_TB).numpy(), _packed(weight_GRK), row_factors_GR.detach().contiguous().numpy()
-    squares_QP = torch.zeros(N_SQUARES, len(windows) * len(positions), dtype=torch.float64)
+    rows = door.array(row_factors_GR.detach().contiguous(), torch.float64)
+    operands = _array(factors_TB), _packed(weight_GRK), rows
+    squares_QP = door.zeros(N_SQUARES, len(windows) * len(positions), dtype=torch.float64)
     return (_flat(windows), strides, positions, fan, *operands), _signs(weight_GRK > 0), squares_QP
 
 
@@ -181,16 +185,16 @@ def _by_point(squares_QP: Tensor, factors_TB: Tensor) -> Tensor:
     """The squares of each point's patches together, its scale taken out."""
     scale_B = factors_TB.abs().amax(0).double()
     squares_QB = squares_QP.unflatten(1, (len(scale_B), -1)).sum(-1)
-    return torch.where(scale_B > 0, squares_QB / scale_B.square(), torch.zeros(()).double())
+    return torch.where(scale_B > 0, squares_QB / scale_B.square(), 0.0)
 
 
 def _starts(first: int, last: int, n_positions: int) -> Tensor:
     """Where blocks of the patches of points first.. start, and the end: of whole points, or of parts of one."""
     if n_positions <= BLOCK:
-        starts = torch.arange(first, last, BLOCK // n_positions) * n_positions
+        starts = integers(first, last, BLOCK // n_positions) * n_positions
     else:
-        starts = (torch.arange(first, last)[:, None] * n_positions + torch.arange(0, n_positions, BLOCK)).flatten()
-    return torch.cat((starts, torch.tensor([last * n_positions])))
+        starts = (integers(first, last)[:, None] * n_positions + integers(0, n_positions, BLOCK)).flatten()
+    return torch.cat((starts, integers(last, last + 1) * n_positions))
 
 
 def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,13 +206,14 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
         return reference.extremes(values_BN)
     _announce()
-    found = torch.zeros(len(values_BN), 3, dtype=torch.int64)
+    found = door.zeros(len(values_BN), 3, dtype=torch.int64)
 
     stretches = _cuts(len(values_BN), _n_threads(values_BN))
 
     def work(i: int) -> None:
         lines = slice(*stretches[i])
-        packing.extremes(values_BN[lines].detach().numpy().view(np.int32), found[lines].numpy())
+        bits = values_BN[lines].detach().numpy().view(np.int32)
+        packing.extremes(bits, door.array(found[lines], torch.int64))
 
     run_parallel(work, len(stretches))
     signed, unsigned, below = found.unbind(1)
@@ -261,10 +266,10 @@ def _maxima(best_GRK: Tensor) -> Tensor:
     """The maxima so far as the loops of `simd` keep them: G x K x rows, in whole ranks or LANES of each."""
     n_groups, n_rows, fan_in = best_GRK.shape
     if _is_few(best_GRK):
-        lanes = torch.zeros(n_groups, fan_in, n_rows, LANES)
+        lanes = door.zeros(n_groups, fan_in, n_rows, LANES)
         lanes[..., 0] = best_GRK.transpose(1, 2)
         return lanes.flatten(2)
-    ranks = torch.zeros(n_groups, fan_in, _padded(n_rows))
+    ranks = door.zeros(n_groups, fan_in, _padded(n_rows))
     ranks[..., :n_rows] = best_GRK.transpose(1, 2)
     return ranks
 
@@ -283,12 +288,14 @@ def _scratch(weight_GRK: Tensor) -> tuple[np.ndarray, ...]:
     """
     _, n_rows, fan_in = weight_GRK.shape
     n_ranks = _padded(n_rows) // RANK
-    a, d = torch.empty(fan_in, BLOCK), torch.empty(2 * RANK * n_ranks, BLOCK)
+    a, d = door.blank(fan_in, BLOCK), door.blank(2 * RANK * n_ranks, BLOCK)
     d[2 * n_rows :].zero_()
-    z, squares = torch.empty(n_rows + 3, BLOCK, dtype=torch.float64).split((n_rows, 3))
-    turned, reach = torch.empty(n_ranks, BLOCK, 2, RANK), torch.empty(n_ranks, BLOCK)
-    scales, floors = torch.empty(2, n_ranks, 2, RANK).unbind()
-    return tuple(part.numpy() for part in (a, d, z, torch.empty(BLOCK), squares, turned, scales, floors, reach))
+    wide = door.blank(n_rows + 3, BLOCK, dtype=torch.float64)
+    z, squares = (door.array(part, torch.float64) for part in wide.split((n_rows, 3)))
+    turned, reach = door.blank(n_ranks, BLOCK, 2, RANK), door.blank(n_ranks, BLOCK)
+    scales, floors = door.blank(2, n_ranks, 2, RANK).unbind()
+    sums, rest = door.array(door.blank(BLOCK)), map(door.array, (turned, scales, floors, reach))
+    return door.array(a), door.array(d), z, sums, squares, *rest
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -296,28 +303,28 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return _plain(tensor).numpy()
+    return door.array(_plain(tensor))
 
 
 def _flat(windows: Tensor) -> np.ndarray:
     """The memory that the windows view, as one line."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
-    return windows.detach().as_strided((span,), (1,)).numpy()
+    return door.array(windows.detach().as_strided((span,), (1,)))
 
 
 def _offsets(windows: Tensor, dims: range) -> np.ndarray:
     """Where the elements along these dimensions lie, in memory, after the first; the last dimension runs fastest."""
-    total = torch.zeros((), dtype=torch.int64)
+    total = door.zeros(dtype=torch.int64)
     for dim in dims:
-        total = total[..., None] + torch.arange(windows.shape[dim]) * windows.stride(dim)
-    return total.flatten().numpy()
+        total = total[..., None] + integers(0, windows.shape[dim]) * windows.stride(dim)
+    return door.array(total.flatten(), torch.int64)
 
 
 def _signs(positive_GRK: Tensor) -> np.ndarray:
     """RANK bits for every column and rank of rows, set where the weight is positive: G x K x ranks."""
     n_groups, n_rows, fan_in = positive_GRK.shape
-    signs = torch.empty(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16).numpy()
-    positive = positive_GRK.contiguous().view(torch.uint8).numpy()
+    signs = door.array(door.blank(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16), torch.int16)
+    positive = door.array(positive_GRK.contiguous().view(torch.uint8), torch.uint8)
     _by_ranks(lambda ranks: packing.pack_signs(positive, signs, ranks), positive_GRK)
     return signs
 
@@ -327,10 +334,10 @@ def _packed(weight_GRK: Tensor) -> simd.Packed:
     n_groups, n_rows, fan_in = weight_GRK.shape
     panels = np.array(_panels(n_rows), np.int64)
     n_panels = len(panels) - 1
-    magnitudes = torch.empty(n_groups, n_rows * fan_in).numpy()
-    places = torch.empty(n_groups, n_panels, fan_in, dtype=torch.int32).numpy()
+    magnitudes = door.array(door.blank(n_groups, n_rows * fan_in))
+    places = door.array(door.blank(n_groups, n_panels, fan_in, dtype=torch.int32), torch.int32)
     n_chunks = -(-fan_in // simd.SUM_BLOCK)
-    ends = torch.empty(n_groups, n_panels, n_chunks, 2**PANEL, dtype=torch.int32).numpy()
+    ends = door.array(door.blank(n_groups, n_panels, n_chunks, 2**PANEL, dtype=torch.int32), torch.int32)
     weight, cuts = _array(weight_GRK), _cuts(n_panels, _n_threads(weight_GRK))
     run_parallel(lambda i: packing.pack(weight, panels, magnitudes, places, ends, cuts[i]), len(cuts))
     return panels, magnitudes, places, ends

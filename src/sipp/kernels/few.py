@@ -17,6 +17,7 @@ from numba.core import cgutils, types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
+from sipp.kernels import door
 from sipp.kernels.bands import SIGN_BYTES, across
 from sipp.kernels.compiling import compiled, entry
 from sipp.kernels.packing import pack_signs
@@ -206,9 +207,9 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
     """`cpu.max_times` of float32 without gaps: so little work for a patch that calls from Python would count."""
     n_groups, n_rows, fan_in = positive_GRK.shape
     n_parts = torch.get_num_threads()
-    best = torch.empty(n_parts, n_groups, n_rows, fan_in)
-    scratch = torch.empty(n_parts * sum(_scratch_floats(n_rows, fan_in)))
-    given = patches_GKP.data_ptr(), inverse_SGRP.data_ptr(), positive_GRK.data_ptr()
+    best = door.blank(n_parts, n_groups, n_rows, fan_in)
+    scratch = door.blank(n_parts * sum(_scratch_floats(n_rows, fan_in)))
+    given = door.address(patches_GKP), door.address(inverse_SGRP), door.address(positive_GRK, torch.bool)
     sizes = n_groups, n_rows, fan_in, patches_GKP.shape[-1]
-    run_job(_entry(), [0, n_parts, *given, *sizes, scratch.data_ptr(), best.data_ptr()], n_parts)
+    run_job(_entry(), [0, n_parts, *given, *sizes, door.address(scratch), door.address(best)], n_parts)
     return reduce(torch.maximum, best.unbind())

@@ -55,8 +55,8 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
     scales = torch.where(mean_SGR > 0, mean_SGR.reciprocal().clamp(max=LARGEST_SCALE), 0.0)
     rows = max(LEAST_ROWS, min(MOST_ROWS, triton.next_power_of_2(n_rows)))
     n_bands = triton.cdiv(n_rows, rows)
-    turned = torch.empty(n_groups, n_patches, 2, n_rows, device=patches.device)
-    reach = torch.empty(n_groups, n_bands, n_patches, device=patches.device)
+    turned = torch.empty(n_groups, n_patches, 2, n_rows, dtype=torch.float32, device=patches.device)
+    reach = torch.empty(n_groups, n_bands, n_patches, dtype=torch.float32, device=patches.device)
     _turn[(triton.cdiv(n_patches, TURNED), n_groups * n_bands)](
         inverse, scales, turned, reach, n_groups, n_rows, n_patches, ROWS=rows, PATCHES=TURNED
     )

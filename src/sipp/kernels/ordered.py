@@ -22,10 +22,10 @@ FUSED = False
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
     door.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
-    weight, patches = (_in_line(x, torch.float64).numpy() for x in (weight_GRK, patches_GKP))
+    weight, patches = (_in_line(x, torch.float64) for x in (weight_GRK, patches_GKP))
     n_groups, n_rows, _ = weight_GRK.shape
-    result = torch.zeros(2, n_groups, n_rows, patches_GKP.shape[-1], dtype=torch.float64)
-    out, cuts = result.numpy(), _cuts(n_groups * n_rows)
+    result = door.zeros(2, n_groups, n_rows, patches_GKP.shape[-1], dtype=torch.float64)
+    out, cuts = door.array(result, torch.float64), _cuts(n_groups * n_rows)
     run_parallel(lambda i: _add_sums(weight, patches, cuts[i], cuts[i + 1], out), len(cuts) - 1)
     return result
 
@@ -39,16 +39,16 @@ def sum_in_order(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tens
     """`sum_times` in this dtype, patch after patch."""
     door.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2, device="cpu")
     n_points = patches_GKBN.shape[2]
-    patches = _in_line(patches_GKBN.permute(2, 0, 3, 1), dtype).numpy()
-    inverse, positive = _in_line(inverse_SGRBN, dtype).numpy(), positive_GRK.contiguous().numpy()
-    result = torch.zeros(n_points, *positive_GRK.shape, dtype=dtype)
-    out, cuts = result.numpy(), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
+    patches = _in_line(patches_GKBN.permute(2, 0, 3, 1), dtype)
+    inverse, positive = _in_line(inverse_SGRBN, dtype), _in_line(positive_GRK, torch.bool)
+    result = door.zeros(n_points, *positive_GRK.shape, dtype=dtype)
+    out, cuts = door.array(result, dtype), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
     run_parallel(lambda i: _add_products(patches, inverse, positive, cuts[i], cuts[i + 1], out), len(cuts) - 1)
     return result
 
 
-def _in_line(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.detach().to(dtype).contiguous()
+def _in_line(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
+    return door.array(tensor.detach().to(dtype).contiguous(), dtype)
 
 
 def _cuts(n_rows: int) -> list[int]:

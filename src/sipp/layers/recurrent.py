@@ -37,7 +37,7 @@ def recurrent_uses(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, 
     n_sequences, n_steps = sequence_BTI.shape[:2]
     refuse_points_along_time(n_sequences, n_steps, n_points)
     attributed = n_sequences == n_points
-    is_real_BT = torch.arange(n_steps, device=sequence_BTI.device) < lengths_B[:, None]
+    is_real_BT = torch.arange(n_steps, dtype=torch.int64, device=sequence_BTI.device) < lengths_B[:, None]
 
     def use(parameter: str, steps_BTK: Tensor) -> Use:
         windows, real_BP = (
@@ -157,7 +157,7 @@ def _padded(module: nn.RNNBase, inputs: Tensor | PackedSequence) -> tuple[Tensor
     if inputs.ndim == 2:  # unbatched
         inputs = inputs.unsqueeze(0 if module.batch_first else 1)
     sequence = inputs if module.batch_first else inputs.transpose(0, 1)
-    return sequence, torch.full((len(sequence),), sequence.shape[1], device=sequence.device)
+    return sequence, torch.full((len(sequence),), sequence.shape[1], dtype=torch.int64, device=sequence.device)
 
 
 def _initial_states(module: nn.RNNBase, initial: Any, sequence_BTI: Tensor, *, is_batched: bool) -> State:
@@ -232,7 +232,7 @@ def _step(mode: str, from_x: Tensor, from_h: Tensor, hidden: Tensor, cell: Tenso
 
 def _flip(sequence_BTK: Tensor, lengths_B: Tensor) -> Tensor:
     """Each sequence reversed within its own length; padding stays at the end."""
-    steps = torch.arange(sequence_BTK.shape[1], device=sequence_BTK.device)[None]
+    steps = torch.arange(sequence_BTK.shape[1], dtype=torch.int64, device=sequence_BTK.device)[None]
     lengths = lengths_B[:, None].to(sequence_BTK.device)
     source_BT = torch.where(steps < lengths, lengths - 1 - steps, steps)
     return sequence_BTK.gather(1, source_BT[..., None].expand_as(sequence_BTK))
