@@ -79,8 +79,9 @@ def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_bat
 
     `pruned` is the same architecture with other weights; `inputs` is a batch (a tensor, or the model's positional
     arguments, or its keyword arguments), samples along the first axis. Both networks are copied to eval mode and
-    float64: the models given are left as they were. `fold_batchnorm` bounds a linear map and the BatchNorm that alone
-    follows it as one map, which is never looser.
+    float64: the models given are left as they were. The bound is about exact arithmetic: what rounding does to networks
+    that run in float32 or less is not in it (it is in the network statement of `prune` and `assess`, T18).
+    `fold_batchnorm` bounds a linear map and the BatchNorm that alone follows it as one map, which is never looser.
 
     Example:
         >>> import sipp, torch
