@@ -16,12 +16,13 @@ from torch import Tensor, fx, nn
 from sipp.capture import scoring_mode
 from sipp.errors import DataError, ModelError
 from sipp.graphcall import NoBound, disguise, op_name
+from sipp.graphcheck import check_operations
 from sipp.graphtrace import Inputs, close, trace_one
 
 # Operations that keep ||difference|| from growing, coordinate by coordinate or by moving it around.
 _ONE_LIPSCHITZ = frozenset(
     (
-        *("relu", "relu6", "tanh", "sigmoid", "hardtanh", "hardsigmoid", "softmax", "Softplus", "softsign"),
+        *("relu", "relu6", "tanh", "sigmoid", "hardtanh", "hardsigmoid", "softmax", "softsign"),
         *("flatten", "unflatten", "identity", "view", "reshape", "contiguous", "detach"),
     )
 )
@@ -43,7 +44,10 @@ def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
         with scoring_mode(model, "running"):
             root = fx.symbolic_trace(model)
     except Exception as error:  # tracing runs the user's forward on proxies: anything may come back
-        return f"the graph of {type(model).__name__} could not be read ({type(error).__name__})"
+        return (
+            "the paper's formula covers plain chains of fully-connected layers only; this model is not one that can be "
+            f"read ({type(error).__name__})"
+        )
     return _walk(root, weights) or _repeat_problem(model, inputs)
 
 
@@ -59,12 +63,28 @@ def _walk(root: fx.GraphModule, weights: set[str]) -> str:
             previous = node
             continue
         if sources != [previous]:
-            return f"{node.name} does not follow from the layer before it alone"
+            return _not_next(root, node)
         problem = "" if node.op == "output" else _node_problem(root, node, weights, seen)
         if problem:
             return problem
         previous = node
     return ""
+
+
+def _not_next(root: fx.GraphModule, node: fx.Node) -> str:
+    """Names a node that takes more than the output of the node before it; for a tensor, the module that reads it."""
+    if node.op == "get_attr":
+        owner = str(node.target).rpartition(".")[0] or "the model itself"
+        return f"module {owner} has a forward of its own, which reads {node.target}: it is no known layer"
+    where = str(node.target) if node.op == "call_module" else node.name
+    return f"{where} does not follow from the layer before it alone"
+
+
+def _tied_to(root: fx.GraphModule, layer: str, weights: set[str]) -> str:
+    """The scored weight that is the same tensor as that of this layer; empty if there is none."""
+    own = root.get_submodule(layer).weight
+    shared = dict(root.named_parameters(remove_duplicate=False))
+    return next((name for name in sorted(weights) if shared.get(name) is own), "")
 
 
 def _repeat_problem(model: nn.Module, inputs: Inputs) -> str:
@@ -74,6 +94,7 @@ def _repeat_problem(model: nn.Module, inputs: Inputs) -> str:
             root = trace_one(model, inputs)
             given = inputs if isinstance(inputs, Tensor) else next(iter(_values(inputs)))
             points = given.to(next(root.parameters()))
+            check_operations(root, (points,), {})
             together, alone = root(points), torch.cat([root(point) for point in points.split(1)])
     except (NoBound, ModelError, DataError) as why:
         return f"the graph of the model could not be checked: {why}"
@@ -99,6 +120,9 @@ def _node_problem(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: 
     if node.op == "call_module" and op == "linear":
         name = f"{node.target}.weight"
         if name not in weights:
+            tied = _tied_to(root, str(node.target), weights)
+            if tied:
+                return f"{node.target}.weight is tied to {tied}: one weight in two places of the chain"
             return f"{node.target} is fully connected but was not scored"
         if name in seen:
             return f"{node.target} is used twice"
@@ -108,9 +132,8 @@ def _node_problem(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: 
         return ""
     if op in _SLOPED:
         return "" if _slope(root, node, *_SLOPED[op]) <= 1 else f"operation {op} with a slope above 1"
-    if op == "Softplus":
-        beta = getattr(root.get_submodule(str(node.target)), "beta", 0)
-        return "" if beta > 0 else "operation softplus with a negative beta"
+    if op in ("Softplus", "softplus"):  # it is the identity above its threshold, and was log(1 + e^-t) / beta more
+        return "operation softplus (it jumps down at its threshold, so that 1 does not bound its slope)"
     if op in _ONE_LIPSCHITZ and node.op in ("call_module", "call_function", "call_method"):
         return ""
     if node.op == "call_module":

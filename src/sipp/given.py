@@ -16,6 +16,7 @@ from sipp.checking import check_choice
 from sipp.errors import ModelError, OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, unwrap
+from sipp.numerics import device_of
 from sipp.prune import before_cut
 from sipp.pruned import CONFIDENCE, Pruned, Ranking
 from sipp.ranking import holdout_norms, rank
@@ -25,6 +26,7 @@ from sipp.sensitivity import ChunkBytes
 from sipp.sound import sound_network_bound
 from sipp.sparsify import SparseRows, given_rows
 from sipp.statements import state
+from sipp.twins import first_batch, same_network, same_tensors
 
 
 def assess(
@@ -49,9 +51,9 @@ def assess(
 ) -> Pruned:
     """What is promised about a network that was pruned, or repaired, by any means: the statements of `prune` (T17).
 
-    `pruned` is a module with the names and shapes of `dense`, or masks {parameter name: bool tensor}, True = kept, as
-    for torch.nn.utils.prune; weights without a mask are kept. The points that chose the mask may be among `data`. They
-    may not be in the `holdout`, which `bound="sound"` needs.
+    `pruned` is the network `dense` with other weights (a ModelError says where it is another network), or masks
+    {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. The points
+    that chose the mask may be among `data`. They may not be in the `holdout`, which `bound="sound"` needs.
 
     Example:
         >>> import sipp, torch
@@ -65,7 +67,14 @@ def assess(
     if bound == "sound" and holdout is None:
         raise OptionError("bound='sound' needs a holdout here: points that the pruning was not chosen on")
     dense = unwrap(dense)
-    given = _with_masks(dense, pruned) if isinstance(pruned, Mapping) else _checked(dense, unwrap(pruned))
+    if isinstance(pruned, Mapping):
+        given = _with_masks(dense, pruned)
+    else:
+        given = unwrap(pruned)
+        same_tensors(dense, given)
+        check_choice("norm_stats", norm_stats, get_args(NormStats))
+        batch, data = first_batch(data, device_of(dense), seed)
+        same_network(dense, given, batch, norm_stats)
     ranking = rank(
         dense,
         data,
@@ -142,20 +151,4 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
         for name, mask in masks.items():
             parameter = given.get_parameter(name)
             parameter.mul_(mask.to(parameter))
-    return given
-
-
-def _checked(dense: nn.Module, given: nn.Module) -> nn.Module:
-    """The given network, refused unless its tensors have the names and shapes of the dense one's."""
-    ours, theirs = dense.state_dict(), given.state_dict()
-    for name in [*ours, *theirs]:
-        if name not in ours or name not in theirs:
-            side = "pruned" if name in theirs else "dense"
-            raise ModelError(
-                f"{name} is in the {side} network only; both must have the same names: make torch.nn.utils.prune "
-                "permanent with its `remove`, call sipp.release, or give masks"
-            )
-        if ours[name].shape != theirs[name].shape:
-            shapes = f"{tuple(ours[name].shape)} and {tuple(theirs[name].shape)}"
-            raise ModelError(f"{name} has the shapes {shapes}: compare a network with a pruned copy of itself")
     return given

@@ -15,19 +15,30 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
 from sipp.checking import check_flag
-from sipp.graphcall import MOVEMENTS, Call, Flow, NoBound, Pair, in_place, module_of, named_options, op_name
+from sipp.graphcall import (
+    METADATA,
+    MOVEMENTS,
+    Call,
+    Flow,
+    NoBound,
+    Pair,
+    in_place,
+    module_of,
+    named_options,
+    op_name,
+    spelling,
+)
+from sipp.graphcheck import check_operations
 from sipp.graphops import Effect, effect, folds, norm_B
 from sipp.graphtrace import Inputs, Traced, close, trace_both
 from sipp.norms import ROUND_UP
 
-# What may be asked of a network value that is the same in both networks.
-_METADATA = frozenset(("size", "dim", "ndim", "numel", "shape", "dtype", "device"))
 # What may be computed from constants: operations without randomness and without side effects.
 _CONSTANT_OPS = MOVEMENTS | frozenset(
     (
         *("add", "sub", "mul", "div", "floordiv", "mod", "neg", "pow", "abs", "sqrt", "rsqrt", "exp", "eq", "getattr"),
         *("sigmoid", "tanh", "relu", "softmax", "sum", "mean", "cat", "stack", "t", "zeros", "ones", "full", "arange"),
-        *_METADATA,
+        *METADATA,
     )
 )
 
@@ -68,8 +79,9 @@ def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_bat
 
     `pruned` is the same architecture with other weights; `inputs` is a batch (a tensor, or the model's positional
     arguments, or its keyword arguments), samples along the first axis. Both networks are copied to eval mode and
-    float64: the models given are left as they were. `fold_batchnorm` bounds a linear map and the BatchNorm that alone
-    follows it as one map, which is never looser.
+    float64: the models given are left as they were. The bound is about exact arithmetic: what rounding does to networks
+    that run in float32 or less is not in it (it is in the network statement of `prune` and `assess`, T18).
+    `fold_batchnorm` bounds a linear map and the BatchNorm that alone follows it as one map, which is never looser.
 
     Example:
         >>> import sipp, torch
@@ -88,6 +100,8 @@ def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_bat
         try:
             traced = trace_both(dense, pruned, inputs)
             flow = _walk(traced, fold_batchnorm, nodes)
+            for graph in (traced.dense, traced.pruned):
+                check_operations(graph, traced.args, traced.kwargs)
         except NoBound as reason:
             return GraphBound(None, None, f"no bound: {reason}", tuple(nodes))
     if not close(flow.value, traced.output):
@@ -139,7 +153,7 @@ def _step(
     try:
         if not any(isinstance(leaf, Flow) for leaf in _leaves((args, kwargs))):
             return _constant(node, op, traced, args, kwargs)
-        if op in _METADATA or (op == "getattr" and args[1] in _METADATA):
+        if op in METADATA or (op == "getattr" and args[1] in METADATA):
             return _run(node, root, args, kwargs)
         if op == "getitem" and isinstance(args[0], tuple):
             return args[0][args[1]]
@@ -151,7 +165,7 @@ def _step(
         if overwrites:
             _overwrite(values, uses, call.flow, result)
     except NoBound as why:
-        raise NoBound(f"op {_spelling(node, root)} in module {module}{f' ({why})' if str(why) else ''}") from None
+        raise NoBound(f"op {spelling(node, root)} in module {module}{f' ({why})' if str(why) else ''}") from None
     before = call.options.get("input")
     name = f"{before.affine.op}+{op}" if isinstance(before, Flow) and before.affine is not None else op
     worst = (float(done.injected_B.max()), float(done.error_B.max()))
@@ -261,11 +275,6 @@ def _leaves(value: Any) -> Iterator[Any]:
     found: list[Any] = []
     _mapped(value, found.append)
     return iter(found)
-
-
-def _spelling(node: fx.Node, root: fx.GraphModule) -> str:
-    """An operation's name as the model's author knows it."""
-    return type(root.get_submodule(str(node.target))).__name__ if node.op == "call_module" else op_name(node, root)
 
 
 def _placeholder(node: fx.Node, given: Iterator[Any], traced: Traced) -> Any:

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
-from torch.nn.utils import parametrize
 
 
 class NoBound(Exception):
@@ -69,6 +68,8 @@ MOVEMENTS = frozenset(
         *("split", "expand", "repeat", "flip", "pad", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
     )
 )
+# What may be asked of a network value that is the same in both networks.
+METADATA = frozenset(("size", "dim", "ndim", "numel", "shape", "dtype", "device"))
 _AUGMENTED = {operator.iadd: "add", operator.isub: "sub", operator.imul: "mul", operator.itruediv: "div"}
 # Where a function's name is trusted: a user's own function called "relu" is not one.
 _NAMESPACES = (F, torch, operator, builtins, torch._C._nn, math)
@@ -156,9 +157,11 @@ _MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.ChannelShuffle: ("channel_shuffle", ()),
     **{
         kind: (kind.__name__.lower(), ())
-        for kind in (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh, nn.Softsign, nn.LogSigmoid, nn.Sigmoid, nn.GELU, nn.SiLU)
+        for kind in (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Softsign, nn.LogSigmoid, nn.Sigmoid, nn.SiLU)
     },
     **{kind: (kind.__name__.lower(), ()) for kind in (nn.Mish, nn.SELU, nn.Hardsigmoid, nn.Hardswish)},
+    nn.Hardtanh: ("hardtanh", ("min_val", "max_val")),
+    nn.GELU: ("gelu", ("approximate",)),
     nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
     nn.ELU: ("elu", ("alpha",)),
     nn.CELU: ("celu", ("alpha",)),
@@ -176,13 +179,14 @@ def disguise(module: nn.Module) -> str:
 
     A hook or a forward of its own is run in the place of the known operation, and a tracer records the operation.
     """
-    if module._forward_hooks or module._forward_pre_hooks:
+    if vars(module)["_forward_hooks"] or vars(module)["_forward_pre_hooks"]:
         return "forward hook"
     if _global_hooks():
         return "forward hook for all modules"
     if "forward" in vars(module):
         return "forward that was put in the place of its own"
-    if parametrize.is_parametrized(module):
+    # Not by getattr: a model's own __getattr__ may raise anything.
+    if isinstance(vars(module)["_modules"].get("parametrizations"), nn.ModuleDict):
         return "parametrised weight"
     kind = type(module)
     if kind in _STOCK and vars(kind).get("forward") is not _STOCK[kind]:
@@ -205,6 +209,11 @@ def op_name(node: Node, root: GraphModule) -> str:
     name = _function_name(node.target)
     bare = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     return _ALIASES.get(bare, bare)
+
+
+def spelling(node: Node, root: GraphModule) -> str:
+    """An operation's name as the model's author knows it."""
+    return type(root.get_submodule(str(node.target))).__name__ if node.op == "call_module" else op_name(node, root)
 
 
 def in_place(node: Node, root: GraphModule, options: Mapping[str, Any]) -> bool:
