@@ -24,6 +24,7 @@ from torch import Tensor
 
 from sipp.binomial import upper_limit
 from sipp.display import percent_up, sure
+from sipp.draws import n_new
 from sipp.errors import OptionError
 from sipp.numerics import BOUND_DTYPE, ratio_rounding
 from sipp.records import LayerScores, Scores
@@ -325,7 +326,7 @@ def network_coverage(scores: Scores, eps: Sequence[float], confidence: float, ho
     if not any(one > 0 for one in eps):  # nothing was changed, and nothing needs to be seen to know it
         return Coverage(0.0, confidence, scores.n_distinct, 0)
     if holdout is not None:
-        return coverage(len(holdout.keys - scores.keys), 1, confidence)
+        return coverage(n_new(holdout.keys, scores.keys), 1, confidence)
     return coverage(scores.n_distinct, len(scores.layers), confidence)
 
 

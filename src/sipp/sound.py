@@ -13,9 +13,10 @@ from torch import nn
 
 from sipp.batches import Data, batches_of
 from sipp.bounds import MOST_SHARE, NetworkBound, coverage, no_bound
+from sipp.draws import n_new
 from sipp.graphbound import sound_bound
 from sipp.numerics import device_of
-from sipp.pointkeys import keys_of
+from sipp.pointkeys import draw_keys_of
 from sipp.records import Scores
 
 
@@ -39,8 +40,8 @@ def sound_network_bound(
         if found.epsilon is None:
             return no_bound(found.reason, None, mode="sound")
         worst = max(worst, found.epsilon) if not math.isnan(found.epsilon) else math.inf
-        keys |= set(keys_of(batch))
-    covered = coverage(len(keys - scores.keys), 1, confidence)
+        keys |= set(draw_keys_of(batch))
+    covered = coverage(n_new(keys, scores.keys), 1, confidence)
     causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, at one of the points"]
     if covered.share > MOST_SHARE:
         causes.append(f"{covered.n} points that are new to the pruning say nothing of most inputs (T18)")
