@@ -32,8 +32,8 @@ def n_new(keys: Collection[bytes], seen: Collection[bytes] = ()) -> int:
     """How many different draws there are that were not seen: never too many.
 
     Within one kind draws are equal if their numbers as float32 are. Of several kinds only the one with the most draws
-    counts. A draw of another kind was seen if both agree as float16 or as bfloat16; what was rounded to these two has not
-    the same number left, so either counts as seen where the other was.
+    counts. A draw of another kind was seen if both agree as float16 or as bfloat16; what was rounded to float16 and to
+    bfloat16 has no common number left, so either counts as seen where the other was.
     """
     theirs = {kind: [key for key in seen if _kind(key) == kind] for kind in set(map(_kind, seen))}
     most = 0

@@ -22,7 +22,7 @@ from sipp.capture import Forms, capture, depends_on_batch, output_norms, run_bat
 from sipp.checking import check_choice, check_whole
 from sipp.draws import key_of_batch, n_new
 from sipp.errors import DataError
-from sipp.independence import ORDER, why_dependent
+from sipp.independence import ORDER, allowed_between, why_dependent
 from sipp.kernels import Kernel
 from sipp.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import device_of
@@ -164,7 +164,7 @@ def score(
 def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats) -> str:
     """Why the output at a point of this batch is no function of that point alone; a dimension 0 of time is refused."""
     with scoring_mode(model, norm_stats):
-        reason = why_dependent(batch, lambda part: run_batch(model, fresh(part)))
+        reason = why_dependent(batch, lambda part: run_batch(model, fresh(part)), allowed_between(model, batch))
     if reason == ORDER:
         raise DataError(f"{batch.where}: {reason}")
     return reason
