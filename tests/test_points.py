@@ -17,7 +17,7 @@ import sipp
 from sipp.batches import MOST_UNCOUNTED, batches_of, points_at
 from sipp.certify import certify, certify_accuracy
 from sipp.errors import DataError, ModelError
-from sipp.independence import CHANCE, NEIGHBOURS, ORDER, why_dependent
+from sipp.independence import CHANCE, NEIGHBOURS, ORDER, allowed_between, why_dependent
 from sipp.pointkeys import keys_of, n_distinct
 from sipp.records import Batch
 
@@ -156,7 +156,8 @@ FUNCTIONS: dict[str, tuple[nn.Module, Tensor]] = {
 
 def reason_of(model: nn.Module, x: Tensor) -> str:
     with torch.no_grad():
-        return why_dependent(first([x], refuses_non_finite=False), lambda batch: model.eval()(*batch.args))
+        batch = first([x], refuses_non_finite=False)
+        return why_dependent(batch, lambda batch: model.eval()(*batch.args), allowed_between(model, batch))
 
 
 @pytest.mark.parametrize("case", DEPENDENT)
@@ -189,13 +190,20 @@ def test_values_that_are_not_finite_are_compared_too() -> None:
     assert reason_of(Centred(), x) != ""
 
 
+ALLOWED = 1e-5
+
+
 def test_outputs_may_be_nested_and_a_row_for_each_point_is_needed() -> None:
     batch, model = first([points(9, 3, 8)]), nn.LSTM(8, 5, batch_first=True)
-    assert why_dependent(batch, lambda part: model(*part.args)) == ""  # the states have layers first: not compared
+    assert (
+        why_dependent(batch, lambda part: model(*part.args), ALLOWED) == ""
+    )  # the states have layers first: not compared
     two = first([points(2, 3, 8)])
-    assert why_dependent(two, lambda part: nn.LSTM(8, 5, 2, batch_first=True)(*part.args)) == CHANCE  # new weights
-    assert "one row for each of the 9 points" in why_dependent(batch, lambda part: part.args[0].mean())
-    assert "by themselves (no)" in why_dependent(batch, lambda part: fails_on_part(part, 9))
+    assert (
+        why_dependent(two, lambda part: nn.LSTM(8, 5, 2, batch_first=True)(*part.args), ALLOWED) == CHANCE
+    )  # new weights
+    assert "one row for each of the 9 points" in why_dependent(batch, lambda part: part.args[0].mean(), ALLOWED)
+    assert "by themselves (no)" in why_dependent(batch, lambda part: fails_on_part(part, 9), ALLOWED)
 
 
 def fails_on_part(batch: Batch, n: int) -> Tensor:

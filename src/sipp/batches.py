@@ -99,8 +99,18 @@ def count_points(data: Data) -> int | None:
     if isinstance(data, Tensor):
         return len(data) if data.ndim else None
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return len(data)  # type: ignore[arg-type]
+        return _length(data)
     return None
+
+
+def _length(data: Any) -> int:
+    """The length of a Dataset; a DataError where it does not tell."""
+    try:
+        return len(data)
+    except Exception as error:  # their code: anything may be raised
+        raise DataError(
+            f"a {type(data).__name__} does not tell its length ({error!r}): give it a __len__ that counts its points"
+        ) from error
 
 
 def _source(
@@ -119,7 +129,7 @@ def _source(
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow to read
             batch_size = points_per_batch(data.tensors[0], device or data.tensors[0].device)
-        chosen = _chosen(len(data), n_points, seed)  # type: ignore[arg-type]
+        chosen = _chosen(_length(data), n_points, seed)
         data = data if chosen is None else Subset(data, chosen.tolist())
         # a generator of its own: a DataLoader draws its base seed, and must not draw it from the global one
         return DataLoader(data, batch_size=batch_size or FEWEST_POINTS, generator=torch.Generator())
@@ -140,7 +150,12 @@ def _chosen(n_all: int, n_points: int | None, seed: int) -> Tensor | None:
 
 def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
     """The raw batches with their numbers; one that cannot be read is an error that names it, never skipped."""
-    iterator = iter(source)
+    try:
+        iterator = iter(source)
+    except Exception as error:  # their code: anything may be raised
+        raise DataError(
+            f"{role} cannot be gone through, its __iter__ fails ({error!r}): give a list of batches"
+        ) from error
     for index in itertools.count():
         try:
             raw = next(iterator)
@@ -179,10 +194,10 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _has_length(data: Any) -> bool:
-    """Whether the data says how long it is; a loader of an IterableDataset has a __len__ that may raise."""
+    """Whether the data says how long it is; a __len__ may raise, as that of a loader of an IterableDataset does."""
     try:
         return len(data) >= 0
-    except (TypeError, NotImplementedError):
+    except Exception:  # their code: anything may be raised, and the data itself may be fine
         return False
 
 
@@ -198,6 +213,9 @@ def _as_batch(raw: Any, index: int, role: str) -> Batch:
     kwargs: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
         args, kwargs = (), dict(inputs)
+        odd = next((name for name in kwargs if not isinstance(name, str)), None)
+        if odd is not None:
+            raise DataError(f"{where} is a dict with the key {odd!r}; its keys are the names of the model's inputs")
         name = next((name for name in LABEL_NAMES if name in kwargs), None)
         if not is_pair and name is not None:
             labels = kwargs.pop(name)
@@ -244,6 +262,8 @@ def check_dense(value: Any, where: str) -> None:
         raise DataError(f"{where} is on the meta device and holds no values; give real points")
     if value.is_complex():
         raise DataError(f"{where} holds complex numbers ({value.dtype}); give real ones, torch.view_as_real(x)")
+    if value.is_floating_point() and value.element_size() < 2:
+        raise DataError(f"{where} holds numbers of 8 bits ({value.dtype}); give wider ones, x.float()")
     if value.is_quantized:
         raise DataError(f"{where} is a quantised tensor ({value.dtype}); give plain numbers, x.dequantize()")
 

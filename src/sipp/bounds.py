@@ -24,6 +24,7 @@ from torch import Tensor
 
 from sipp.binomial import upper_limit
 from sipp.display import percent_up, sure
+from sipp.draws import n_new
 from sipp.errors import OptionError
 from sipp.numerics import BOUND_DTYPE, ratio_rounding
 from sipp.records import LayerScores, Scores
@@ -326,7 +327,7 @@ def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) 
     All layers count, not only those that lose something: which these are was chosen with S.
     """
     if holdout is not None:
-        return coverage(len(holdout.keys - scores.keys), 1, confidence)
+        return coverage(n_new(holdout.keys, scores.keys), 1, confidence)
     return coverage(scores.n_distinct, len(scores.layers), confidence)
 
 

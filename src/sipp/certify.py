@@ -3,7 +3,7 @@
 A certificate needs no assumption on the networks, only that the holdout points are independent draws from the source of
 future inputs and were used neither for training nor for calibration. What can be checked of that is checked by content
 hash; what was not checked is recorded as not checked. A point is one index of dimension 0 of every input tensor, and
-the output at it must be a function of that point alone, which is tried on the first and the last batch.
+the output at it must be a function of that point alone, which is tried on the first, the largest and the last batch.
 
 Data (holdout, calibration): one tensor of points, a torch Dataset, or an iterable of batches; a batch is a tensor,
 (inputs, labels), or a dict of tensors passed as keywords, and inputs may itself be a tuple or a dict of tensors. The
@@ -89,6 +89,7 @@ def certify(
         calibration,
         ledger=ledger,
         claim="output",
+        finest=epsilon,
     )
     reached = float(certified_epsilon(ratios, delta, beta)) if epsilon is None else float(epsilon)
     return Certificate(

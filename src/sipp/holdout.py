@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.batches import batches_of, points_at
 from sipp.capture import run_batch, scoring_mode
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.independence import why_dependent
+from sipp.independence import allowed_between, why_dependent
 from sipp.ledger import record_use
 from sipp.pointkeys import (
     Known,
@@ -38,6 +39,8 @@ Output = int | str | Callable[[Any], Any] | None
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
+PADDING_ALLOWED = 1e-3  # of a point's output: attention over fewer positions rounds otherwise
+BEST_NAMES = ("logits", "last_hidden_state", "out")  # of a dict output: what is most often meant
 WRAPPERS = ("module", "_orig_mod")  # what DDP and torch.compile add to names
 
 
@@ -66,10 +69,12 @@ def look(
     ledger: str | os.PathLike[str] | None = None,
     claim: str = "",
     drops_padding: bool = True,
+    finest: float | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
     """What `measure` says of every point (n x ...), and the fields of a record that tell what was looked at.
 
-    The look is in the ledger before its result can be seen, also if it ends half-way: what was measured is recorded.
+    The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
+    was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller.
     """
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)
@@ -86,16 +91,24 @@ def look(
     def facts() -> dict[str, Any]:
         return {"n": len(keys), "data_hash": set_hash(keys), **hashes}
 
+    def started() -> Iterator[Batch]:
+        for batch in holdout_batches(holdout):
+            plain.extend([] if ledger is None else plain_keys_of(batch))
+            shared.extend([] if known is None else are_known(known, batch))
+            keys.extend(keys_of(batch))
+            yield batch
+
     with scoring_mode(dense, "running"), scoring_mode(pruned, "running"):
         try:
-            for batch, f, g in _outputs(dense, pruned, holdout, output, drops_padding):
+            for batch, f, g in _outputs(dense, pruned, started(), output, drops_padding, finest):
                 dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
                 measured.append(measure(f, g, batch))
-                keys += keys_of(batch)
-                plain += [] if ledger is None else plain_keys_of(batch)
-                shared += [] if known is None else are_known(known, batch)
-        except BaseException:
-            if keys:
+        except BaseException as error:
+            # On the first batch nobody saw an output where we refused it ourselves, before any function of the caller's
+            is_unseen = (
+                not measured and not callable(output) and isinstance(error, DataError | ModelError | OptionError)
+            )
+            if keys and not is_unseen:
                 record_use(ledger, facts(), f"{claim}, interrupted", sketch_of(plain))
             raise
     refuse_shared(shared)
@@ -111,59 +124,95 @@ def look(
 
 
 def _outputs(
-    dense: nn.Module, pruned: nn.Module, holdout: Any, output: Output, drops_padding: bool
+    dense: nn.Module,
+    pruned: nn.Module,
+    batches: Iterable[Batch],
+    output: Output,
+    drops_padding: bool,
+    finest: float | None,
 ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """The outputs of both networks, batch by batch, 0 at padding; on the first and the last one a point's output must
-    be a function of the point alone."""
+    """The outputs of both networks, batch by batch, 0 at padding; a point's output must be a function of the point
+    alone, which is tried on the first batch, the first of several points, the largest and the last."""
     has_positions: bool | None = None if drops_padding else False
     last: tuple[Batch, Tensor, Tensor] | None = None
-    for batch in holdout_batches(holdout):
+    largest: tuple[Batch, Tensor, Tensor] | None = None
+    tried: set[int] = set()
+
+    def try_once(batch: Batch, f: Tensor, g: Tensor) -> None:
+        if batch.index not in tried:
+            tried.add(batch.index)
+            refuse_dependent("dense", dense, batch, output, f, finest)
+            refuse_dependent("pruned", pruned, batch, output, g, finest)
+
+    for batch in batches:
         f, g = run_model(dense, batch, output), run_model(pruned, batch, output)
         if f.shape != g.shape:
             raise ModelError(f"{batch.where}: dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree")
-        if last is None:
-            refuse_dependent("dense", dense, batch, output, f)
-            refuse_dependent("pruned", pruned, batch, output, g)
+        if largest is None or largest[0].n_points == 1 < batch.n_points:
+            try_once(batch, f, g)
         last = batch, f, g
+        if largest is None or batch.n_points > largest[0].n_points:
+            largest = last
         if has_positions is None:
             has_positions = follows_positions(dense, batch, output, f)
         yield batch, without_padding(f, batch, has_positions), without_padding(g, batch, has_positions)
-    if last is not None and last[0].index > 0:
-        refuse_dependent("dense", dense, last[0], output, last[1])
-        refuse_dependent("pruned", pruned, last[0], output, last[2])
+    for chosen in (largest, last):
+        if chosen is not None:
+            try_once(*chosen)
 
 
-def refuse_dependent(role: str, model: nn.Module, batch: Batch, output: Output, whole: Tensor) -> None:
+def refuse_dependent(
+    role: str, model: nn.Module, batch: Batch, output: Output, whole: Tensor, finest: float | None = None
+) -> None:
     """Raises a ModelError where the output at a point is no function of that point alone."""
-    reason = why_dependent(batch, lambda part: run_model(model, part, output), whole)
+    allowed = allowed_between(model, batch, finest)
+    reason = why_dependent(batch, lambda part: run_model(model, part, output), allowed, whole)
     if reason:
-        raise ModelError(f"{role}, {batch.where}: {reason}; the points would not be independent")
+        is_fine = finest is not None and finest < allowed_between(model, batch)
+        more = f" (it must not change by more than epsilon = {finest:g})" if is_fine else ""
+        raise ModelError(f"{role}, {batch.where}: {reason}; the points would not be independent{more}")
 
 
 def follows_positions(model: nn.Module, batch: Batch, output: Output, result: Tensor) -> bool | None:
     """Whether dimension 1 of the output is the positions of `real_BT`; None where this batch cannot tell.
 
-    A number of classes may equal the number of positions, so a point is run once more with one position less. What
-    cannot be run so is not cut: a claim about the whole output is true as well.
+    The points with the most and the least padding are run by themselves without it, and must give what they gave at
+    their real positions, in this order: else the padding of the input is not where the padding of the output is (or
+    there are as many classes as positions). What fails here is not cut: a claim about the whole output is true as well.
     """
     real_BT = batch.real_BT
     if real_BT is None or bool(real_BT.all()) or real_BT.shape[1] < 2:
         return None
-    length = real_BT.shape[1]
-    if result.dim() < 2 or result.shape[1] != length:
+    if result.dim() < 2 or result.shape[1] != real_BT.shape[1]:
         return False
+    n_real_B = real_BT.sum(1)
+    n_padded_B = real_BT.shape[1] - n_real_B
+    fewest = int(torch.where(n_padded_B > 0, n_padded_B, real_BT.shape[1]).argmin())
+    return all(_is_kept(model, batch, output, result, i) for i in {int(n_padded_B.argmax()), fewest})
+
+
+def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: int) -> bool:
+    """Whether the point without its padding gives the output that it has at its real positions."""
+    assert batch.real_BT is not None
+    real_T = batch.real_BT[i].cpu()
 
     def cut(value: Any) -> Any:
-        has_length = isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == length
-        return value[:, : length - 1] if has_length else value
+        has_length = isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == len(real_T)
+        return value[:, real_T.to(value.device)] if has_length else value
 
-    one = points_at(batch, slice(1))
+    one = points_at(batch, slice(i, i + 1))
     kwargs = {name: cut(value) for name, value in one.kwargs.items()}
-    shorter = replace(one, args=tuple(cut(value) for value in one.args), kwargs=kwargs)
+    args = tuple(cut(value) for value in one.args)
     try:
-        return run_model(model, shorter, output).shape[1] == length - 1
-    except (DataError, ModelError):
+        alone = run_model(model, replace(one, args=args, kwargs=kwargs, real_BT=None), output)
+    except (DataError, ModelError, OptionError):
         return False
+    there = result[i : i + 1, real_T]
+    if alone.shape != there.shape:
+        return False
+    gap, size = (alone - there).double().norm(), there.double().norm()
+    # Not "gap > ...": what is not finite is not clear
+    return bool(gap <= max(PADDING_ALLOWED, allowed_between(model, batch)) * size)
 
 
 def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) -> Tensor:
@@ -175,9 +224,14 @@ def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) ->
 
 
 def check_model(role: str, model: nn.Module) -> None:
-    """Raises a ModelError for what is no network, and for layers that normalise by the batch."""
+    """Raises a ModelError for what is no network, has no values yet, or normalises by the batch."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"the {role} network is a {type(model).__name__}, not an nn.Module")
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(f"{role}: {name} has no shape yet (a lazy layer): run the model once on a batch first")
+        if tensor.is_meta:
+            raise ModelError(f"{role}: {name} is on the meta device and has no values; load the weights first")
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ModelError(
@@ -207,7 +261,8 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
             raise OptionError(f"output = {output!r} does not exist in the model's {type(result).__name__}") from error
     if not isinstance(result, Tensor):
         raise ModelError(
-            f"the model returns a {type(result).__name__}; select one tensor with output= (index, key, function)"
+            f"the model returns a {type(result).__name__}{_choices(result)}; select one tensor with output= (index, "
+            "key, function)"
         )
     if not result.is_floating_point() or result.dim() == 0 or result.shape[0] != batch.n_points or result.numel() == 0:
         raise ModelError(
@@ -215,6 +270,18 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
             "numbers (points along dimension 0); select or rearrange it with output="
         )
     return result.detach().cpu()
+
+
+def _choices(result: Any) -> str:
+    """The names or the number of the tensors in an output, in words, with an example."""
+    if isinstance(result, Mapping):
+        names = [name for name, value in result.items() if isinstance(value, Tensor) and isinstance(name, str)]
+        best = next((name for name in BEST_NAMES if name in names), names[0] if names else None)
+        return f" with {', '.join(map(repr, names))} (for example output={best!r})" if names else ""
+    if isinstance(result, tuple | list):
+        first = next((i for i, value in enumerate(result) if isinstance(value, Tensor)), None)
+        return "" if first is None else f" of {len(result)} (for example output={first})"
+    return ""
 
 
 def _copied(value: Any, device: torch.device) -> Any:

@@ -1,30 +1,41 @@
 """What makes two points the same: a hash of each point's content, whatever batch, layout or padding it comes in.
 
 `keys_of` knows dtype and shape: it names the very points that were looked at. For the overlap of two sets that is too
-strict: the same image may come as uint8, as float32 in [0, 1] or as float64. So `Known` holds the points of a set in
-every form in which points of another kind can be compared with them, and two kinds are compared in the narrower one.
+strict: the same image may come as uint8, as float32 in [0, 1] or as float64, and an input by position or by name. So
+`Known` holds the points of a set in every form in which points of another kind can be compared with them, as sets of
+tensors; two kinds are compared in the narrower one. Two points are the same if all tensors of the one are tensors of
+the other. The same image with another condition is another point; an input of zeros or ones alone (a mask, the types of
+tokens) beside a larger or equal one says nothing. For counts of different draws see `draw_keys_of`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sipp.batches import is_padding_mask
+from sipp.draws import WIDTHS as DRAW_WIDTHS
+from sipp.draws import draw_key, n_new
 from sipp.records import Batch
 
 SKETCH_SIZE = 256  # of the smallest hashes of a set of points: what is left of a large set in a ledger
 PREFIX_BYTES = 8  # of a hash in a sketch
 
-Kind = tuple[torch.dtype, ...]  # of the inputs of a point
+MOST_TENSORS = 6  # of a point, that parts of it are looked up; one of more must agree as a whole
+
+Kind = tuple[torch.dtype, ...]  # of the inputs of a point, sorted by name
 # Floats no wider than this (None: as they are), whole numbers divided by that (0: as whole numbers)
 Form = tuple[torch.dtype | None, int]
-Known = dict[tuple[Kind, Form], set[bytes]]
+Content = frozenset[bytes]  # the hashes of the tensors of a point
+# For each kind and form: the points, and every part of one
+Known = dict[tuple[Kind, Form], tuple[set[Content], set[Content]]]
 
 AS_IT_IS: Form = (None, 0)
 WIDTHS = (None, torch.float32, torch.float16, torch.bfloat16)
@@ -57,9 +68,18 @@ def set_hash(keys: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(sorted(keys))).hexdigest()
 
 
+def draw_keys_of(batch: Batch) -> list[bytes]:
+    """One key per point for counting draws (T18, see `draws`): of its numbers, however they are written and passed."""
+    inputs = _inputs(batch)
+    says = _says(inputs, batch.n_points)
+    floats = {part[0].dtype for part in inputs if part[0].is_floating_point()}
+    hashes = [map(_one_key, _contents(inputs, says, _to(width))) for width in DRAW_WIDTHS]
+    return [draw_key(point, floats) for point in zip(*hashes, strict=True)]
+
+
 def n_distinct(batches: Iterable[Batch]) -> int:
     """How many different points there are (T18: equal points count once)."""
-    return len({key for batch in batches for key in keys_of(batch)})
+    return n_new({key for batch in batches for key in draw_keys_of(batch)})
 
 
 def sketch_of(plain_keys: Iterable[bytes]) -> list[str]:
@@ -68,41 +88,51 @@ def sketch_of(plain_keys: Iterable[bytes]) -> list[str]:
 
 
 def plain_keys_of(batch: Batch) -> list[bytes]:
-    """One hash per point of its numbers as float32, without dtype and shape."""
-    return _keys_without_shape(batch, lambda tensor: tensor.to(torch.float32) + 0.0)
+    """One hash per point of its numbers as float32, without dtype and shape, however its inputs are passed."""
+    inputs = _inputs(batch)
+    return [_one_key(content) for content in _contents(inputs, _says(inputs, batch.n_points), _to(torch.float32))]
 
 
 def add_known(known: Known, batch: Batch) -> None:
     """Adds the points of the batch to the known ones, in every form that a comparison may need."""
-    kind = _kind(batch)
-    forms = {_canonical(kind, (width, divisor)) for width in WIDTHS for divisor in DIVISORS if width or not divisor}
-    for form in forms:
-        known.setdefault((kind, form), set()).update(_form_keys(batch, form))
+    for inputs in _views(batch):
+        kind, says = _kind(inputs), _says(inputs, batch.n_points)
+        forms = {_canonical(kind, (width, divisor)) for width in WIDTHS for divisor in DIVISORS if width or not divisor}
+        for form in forms:
+            whole, parts = known.setdefault((kind, form), (set(), set()))
+            for content in _contents(inputs, says, lambda tensor, form=form: _in_form(tensor, form)):  # type: ignore[misc]
+                whole.add(content)
+                parts.update(_parts(content))
 
 
 def are_known(known: Known, batch: Batch) -> list[bool]:
-    """For each point of the batch whether it is a known one, in the same dtype or another."""
+    """For each point of the batch whether it is a known one, in the same dtype or another, or a part or more of one."""
     found = [False] * batch.n_points
-    kind = _kind(batch)
-    for other in {kind for kind, _ in known}:
-        for form in _forms_between(kind, other):
-            keys = known[other, _canonical(other, form)]
-            mine = _form_keys(batch, form)
-            found = [was or key in keys for was, key in zip(found, mine)]
+    for inputs in _views(batch):
+        kind, says = _kind(inputs), _says(inputs, batch.n_points)
+        mine: dict[Form, list[Content]] = {}
+        for other in {kind for kind, _ in known}:
+            for form in _forms_between(kind, other):
+                own = _canonical(kind, form)
+                if own not in mine:
+                    mine[own] = _contents(inputs, says, lambda tensor, own=own: _in_form(tensor, own))  # type: ignore[misc]
+                whole, parts = known[other, _canonical(other, form)]
+                for index, content in enumerate(mine[own]):
+                    found[index] |= content in parts or not whole.isdisjoint(_parts(content))
     return found
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
     """The tensor's values as one flat row of bytes on the CPU (every dtype, bfloat16 included)."""
     flat = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
-    return flat.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return flat.resolve_neg().resolve_conj().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 # ---- forms
 
 
-def _kind(batch: Batch) -> Kind:
-    return tuple(part[0].dtype for part in _inputs(batch))
+def _kind(inputs: list[_Input]) -> Kind:
+    return tuple(sorted((part[0].dtype for part in inputs), key=str))
 
 
 def _forms_between(a: Kind, b: Kind) -> tuple[Form, ...]:
@@ -110,22 +140,22 @@ def _forms_between(a: Kind, b: Kind) -> tuple[Form, ...]:
 
     float16 and bfloat16 are compared as bfloat16; what was rounded twice on the way there may be missed.
     """
-    if len(a) != len(b):
-        return ()
-    mixed = [(x, y) for x, y in zip(a, b) if x.is_floating_point != y.is_floating_point]
-    floats = [(x, y) for x, y in zip(a, b) if x.is_floating_point and y.is_floating_point and x != y]
-    narrow = [_narrower(x, y) for x, y in floats]
-    narrow += [_narrower(x if x.is_floating_point else y, torch.float32) for x, y in mixed]
-    if not narrow:
+    floats_a, floats_b = ([dtype for dtype in kind if dtype.is_floating_point] for kind in (a, b))
+    if floats_a == floats_b and len(set(floats_a)) < 2:
         return (AS_IT_IS,)
-    width = narrow[0]
-    for other in narrow[1:]:
-        width = _narrower(width, other)
-    return ((width, 1), (width, 255)) if mixed else ((width, 0),)
+    width = min({*floats_a, *floats_b, torch.float32}, key=_by_width)
+    # Where one has fewer floats, its whole numbers may be what is a float in the other
+    fewer = a if len(floats_a) < len(floats_b) else b
+    is_mixed = len(floats_a) != len(floats_b) and not all(dtype.is_floating_point for dtype in fewer)
+    return ((width, 0), (width, 1), (width, 255)) if is_mixed else ((width, 0),)
+
+
+def _by_width(dtype: torch.dtype) -> tuple[int, str]:
+    return dtype.itemsize, str(dtype)
 
 
 def _narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    return min(a, b, key=lambda dtype: (dtype.itemsize, str(dtype)))
+    return min(a, b, key=_by_width)
 
 
 def _canonical(kind: Kind, form: Form) -> Form:
@@ -155,14 +185,8 @@ def _in_form(tensor: Tensor, form: Form) -> Tensor:
     return numbers + 0.0  # -0 and 0 are one number
 
 
-def _form_keys(batch: Batch, form: Form) -> list[bytes]:
-    return _keys_without_shape(batch, lambda tensor: _in_form(tensor, form))
-
-
-def _keys_without_shape(batch: Batch, cast: Callable[[Tensor], Tensor]) -> list[bytes]:
-    inputs = [cast(part) if isinstance(part, Tensor) else [cast(point) for point in part] for part in _inputs(batch)]
-    heads = [json.dumps([t.numel() for t in point]).encode() for point in _heads(inputs)]
-    return _hashes(inputs, heads, batch.n_points)
+def _to(width: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.to(width) + 0.0
 
 
 # ---- content
@@ -176,6 +200,58 @@ def _inputs(batch: Batch) -> list[_Input]:
     if batch.real_BT is not None:
         names = [name for name in names if not is_padding_mask(name)]
     return [_content(value, batch.real_BT) for value in (*batch.args, *(batch.kwargs[name] for name in names))]
+
+
+def _views(batch: Batch) -> Iterable[list[_Input]]:
+    """The inputs without padding, and as they are: a mask that is passed by position is not known to be one."""
+    yield _inputs(batch)
+    if batch.real_BT is not None:
+        yield _inputs(replace(batch, real_BT=None))
+
+
+def _says(inputs: list[_Input], n_points: int) -> list[list[bool]]:
+    """For each point which of its tensors count: not those of only 0 or only 1 that another is as large as."""
+    blank = [[False] * n_points if len(inputs) == 1 else _blank(part, n_points) for part in inputs]
+    sizes = [[part[0].numel()] * n_points if isinstance(part, Tensor) else [t.numel() for t in part] for part in inputs]
+    says = []
+    for i in range(n_points):
+        largest = max((size[i] for size, void in zip(sizes, blank) if not void[i]), default=-1)
+        says.append([not void[i] or size[i] > largest for size, void in zip(sizes, blank)])
+    return says
+
+
+def _blank(part: _Input, n_points: int) -> list[bool]:
+    """Whether the tensor holds only 0 or only 1, for each point."""
+    rows = part.reshape(n_points, -1) if isinstance(part, Tensor) and part.numel() else part
+    if isinstance(rows, Tensor) and rows.numel():
+        return (((rows == rows[:, :1]).all(1)) & ((rows[:, 0] == 0) | (rows[:, 0] == 1))).tolist()
+    return [bool((row == 0).all() or (row == 1).all()) for row in rows]
+
+
+def _contents(inputs: list[_Input], says: list[list[bool]], cast: Callable[[Tensor], Tensor]) -> list[Content]:
+    """The hashes of the tensors of each point: how many numbers, and these in the form that `cast` gives."""
+    by_part = []
+    for part in inputs:
+        tensors: _Input = cast(part) if isinstance(part, Tensor) else [cast(point) for point in part]
+        heads = [json.dumps([point.numel()]).encode() for (point,) in _heads([tensors])]
+        by_part.append(_hashes([tensors], heads, len(says)))
+    return [
+        frozenset(key for key, counts in zip(keys, point) if counts)
+        for keys, point in zip(zip(*by_part, strict=True), says, strict=True)
+    ]
+
+
+def _one_key(content: Content) -> bytes:
+    """One hash of all tensors of a point."""
+    return next(iter(content)) if len(content) == 1 else hashlib.sha256(b"".join(sorted(content))).digest()
+
+
+def _parts(content: Content) -> Iterable[Content]:
+    """The point itself and every part of it that holds some of its tensors."""
+    if len(content) > MOST_TENSORS:
+        return [content]
+    sizes = range(1, len(content) + 1)
+    return (frozenset(some) for size in sizes for some in itertools.combinations(content, size))
 
 
 def _content(value: Tensor | PackedSequence, real_BT: Tensor | None) -> _Input:

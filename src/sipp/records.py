@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from sipp.draws import n_new
+
 Reduce = Literal["max", "mean"]
 NormStats = Literal["running", "batch"]
 
@@ -108,7 +110,7 @@ class Scores:
     @property
     def n_distinct(self) -> int:
         """n of T4 and T18: the different draws that the maxima were taken over, points or whole batches."""
-        return len(self.keys)
+        return n_new(self.keys)
 
     @property
     def n_outputs(self) -> int:

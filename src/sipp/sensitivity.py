@@ -7,7 +7,6 @@ T1-T3: for row i, weight j of sign s and activations of sign t,
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -21,12 +20,13 @@ from sipp.apart import fresh, hold_back
 from sipp.batches import FEWEST_POINTS, Data, batches_of
 from sipp.capture import Forms, capture, depends_on_batch, output_norms, run_batch, scoring_mode
 from sipp.checking import check_choice, check_whole
+from sipp.draws import key_of_batch, n_new
 from sipp.errors import DataError
-from sipp.independence import ORDER, why_dependent
+from sipp.independence import ORDER, allowed_between, why_dependent
 from sipp.kernels import Kernel
 from sipp.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import device_of
-from sipp.pointkeys import keys_of
+from sipp.pointkeys import draw_keys_of
 from sipp.records import Batch, NormStats, Reduce, Scores, Use, Weight, from_rows
 from sipp.sample_size import resolve_points
 from sipp.tally import Tally
@@ -123,9 +123,9 @@ def score(
     few = FEWEST_POINTS if reduce == "mean" and _waits(model, sites, data, device, norm_stats) else None
     batches = batches_of(data, device=device, n_points=n_points, seed=seed, batch_size=few)
     for batch, n_first in hold_back(batches) if splits else ((batch, batch.n_points) for batch in batches):
-        found = keys_of(batch)
+        found = draw_keys_of(batch)
         first = fresh(batch) if total_points == 0 and looks else None  # layers may work in place
-        keys |= {hashlib.sha256(b"".join(found)).digest()} if is_batch_dependent else set(found[:n_first])
+        keys |= {key_of_batch(found)} if is_batch_dependent else set(found[:n_first])
         apart |= set(found[n_first:])
         # A mean over a point's patches ends with its last use, so the uses are counted first, in a pass of their own.
         n_uses = _count_uses(model, sites, batch, norm_stats) if reduce == "mean" else {}
@@ -157,14 +157,14 @@ def score(
         batch_dependent=is_batch_dependent,
         keys=frozenset(keys | apart),
         dependence=dependence,
-        n_apart=len(apart - keys) if splits and all(tally.tells_apart for tally in tallies.values()) else None,
+        n_apart=n_new(apart, keys) if splits and all(tally.tells_apart for tally in tallies.values()) else None,
     )
 
 
 def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats) -> str:
     """Why the output at a point of this batch is no function of that point alone; a dimension 0 of time is refused."""
     with scoring_mode(model, norm_stats):
-        reason = why_dependent(batch, lambda part: run_batch(model, fresh(part)))
+        reason = why_dependent(batch, lambda part: run_batch(model, fresh(part)), allowed_between(model, batch))
     if reason == ORDER:
         raise DataError(f"{batch.where}: {reason}")
     return reason

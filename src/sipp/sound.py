@@ -21,11 +21,12 @@ from sipp.apart import fresh
 from sipp.batches import Data, batches_of
 from sipp.bounds import MOST_SHARE, NetworkBound, coverage, no_bound
 from sipp.capture import run_batch, scoring_mode
+from sipp.draws import n_new
 from sipp.graphbound import GraphBound, sound_bound
 from sipp.graphops import norm_B, worse
 from sipp.norms import ROUND_UP
 from sipp.numerics import device_of
-from sipp.pointkeys import keys_of
+from sipp.pointkeys import draw_keys_of
 from sipp.records import Batch, Scores
 
 # Rounding depends on the order of sums, and that on the batch and the machine: what was measured counts twice.
@@ -51,9 +52,10 @@ def sound_network_bound(
         found = sound_bound(dense, pruned, inputs)
         if found.epsilon is None:
             return no_bound(found.reason, None, mode="sound")
-        worst = max(worst, found.epsilon if same else float(_as_run(dense, pruned, batch, found).max()))
-        keys |= set(keys_of(batch))
-    covered = coverage(len(keys - scores.keys), 1, confidence)
+        epsilon = found.epsilon if same else float(_as_run(dense, pruned, batch, found).max())
+        worst = max(worst, epsilon) if not math.isnan(epsilon) else math.inf
+        keys |= set(draw_keys_of(batch))
+    covered = coverage(n_new(keys, scores.keys), 1, confidence)
     causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, at one of the points"]
     if covered.share > MOST_SHARE:
         causes.append(f"{covered.n} points that are new to the pruning say nothing of most inputs (T18)")
