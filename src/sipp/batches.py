@@ -301,6 +301,16 @@ def points_at(batch: Batch, where: slice | Tensor) -> Batch:
     )
 
 
+def fresh(batch: Batch) -> Batch:
+    """A copy: a layer that works in place, or a loader that reuses its memory, must not change what is read later."""
+
+    def copied(value: Any) -> Any:
+        return value._replace(data=value.data.clone()) if isinstance(value, PackedSequence) else value.clone()
+
+    kwargs = {name: copied(value) for name, value in batch.kwargs.items()}
+    return replace(batch, args=tuple(copied(value) for value in batch.args), kwargs=kwargs)
+
+
 def _on_device(batch: Batch, device: torch.device) -> Batch:
     def move(value: Any) -> Any:
         movable: Any = value  # PackedSequence.to is typed for dtypes only

@@ -12,18 +12,21 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.rnn import PackedSequence
 
+from sipp.attribution import Grouper, Orders, Prints, Recorder
+from sipp.batches import fresh, points_at
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.layers import Site
 from sipp.numerics import is_out_of_memory
 from sipp.outputs import Expected, expected_output, products, refuse_other_map
 from sipp.records import Batch, NormStats, Use, Weight
 from sipp.restore import left_as_it_was
-from sipp.uses import fitted
+from sipp.uses import fitted, without_padding
 from sipp.watch import Watch
 
 OnUse = Callable[[Weight, Use, Batch], None]
 OnOutput = Callable[[Any, Batch], None]
-Forms = set[tuple[Any, ...]]  # shapes and dtypes of batches, but for their number of points
+Group = Callable[[Weight, Use], Use]  # a use with its patches grouped by point, before its padding is taken out
+Forms = dict[tuple[Any, ...], Orders]  # numbers of points, shapes and dtypes of batches, and how their uses are ordered
 
 
 def capture(
@@ -41,19 +44,41 @@ def capture(
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
     With `checked`, the forms of the batches looked at so far, a batch of a new form is also checked for what hooks on
-    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere (FAULTS 40).
+    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere (FAULTS 40),
+    patches that are another point's. Without, uses are grouped by point as their shapes suggest.
     """
     sites = tuple(sites)
     with scoring_mode(model, norm_stats):
         for batch in batches:
             form = _form(batch)
-            if checked is None or form in checked:
-                output = _run_hooked(model, sites, batch, on_use, None)
+            if checked is None:
+                output = _run_hooked(model, sites, batch, on_use, _as_reported, None)
+            elif form in checked:
+                output = _run_hooked(model, sites, batch, on_use, Grouper(checked[form], None, batch), None)
             else:
+                orders: Orders = {}
+                group = Grouper(orders, _moved(model, sites, batch, norm_stats), batch)
                 with Watch(sites, batch.where) as watch:
-                    output = _run_hooked(model, sites, batch, on_use, watch)
-                checked.add(form)
+                    output = _run_hooked(model, sites, batch, on_use, group, watch)
+                checked[form] = orders
             on_output(output, batch)
+
+
+def _moved(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> Prints:
+    """The prints of all uses with the points of the batch in reversed order; of those only that came, if it fails."""
+    record = Recorder()
+    if batch.n_points > 1:  # of one point there is no other order
+        back = points_at(batch, torch.arange(batch.n_points - 1, -1, -1))
+        try:
+            with scoring_mode(model, norm_stats):  # what this pass changes is not there for the real one
+                _run_hooked(model, sites, back, lambda weight, use, batch: None, record, None)
+        except (DataError, ModelError):  # what is wrong with the batch itself, its own pass says
+            pass
+    return record.prints
+
+
+def _as_reported(weight: Weight, use: Use) -> Use:
+    return use
 
 
 def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) -> Any:
@@ -86,25 +111,33 @@ def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     return f"{text}; give inputs of the shape and type that the model takes"
 
 
-def _run_hooked(model: nn.Module, sites: tuple[Site, ...], batch: Batch, on_use: OnUse, watch: Watch | None) -> Any:
-    """The model's output on a batch, with hooks on the sites that hand over uses and, with a watch, check outputs."""
-    ours: list[Exception] = []  # what goes wrong behind `on_use` is not the model's fault
+def _run_hooked(
+    model: nn.Module, sites: tuple[Site, ...], batch: Batch, on_use: OnUse, group: Group, watch: Watch | None
+) -> Any:
+    """The model's output on a batch, with hooks on the sites that hand over uses and, with a watch, check outputs.
 
-    def noted(weight: Weight, use: Use, batch: Batch) -> None:
-        try:
-            on_use(weight, use, batch)
-        except Exception as error:
-            ours.append(error)
-            raise
+    The model is given a copy: a first layer that works in place must not change the caller's data.
+    """
+    ours: list[Exception] = []  # what goes wrong behind `on_use` and `group` is not the model's fault
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except Exception as error:
+                ours.append(error)
+                raise
+
+        return noted
 
     with ExitStack() as stack:
         for site in sites:
-            for handle in _hooks(site, batch, noted, watch):
+            for handle in _hooks(site, batch, noting(on_use), noting(group), watch):
                 stack.callback(handle.remove)
-        return run_batch(model, batch, ours)
+        return run_batch(model, fresh(batch), ours)
 
 
-def _hooks(site: Site, batch: Batch, on_use: OnUse, watch: Watch | None) -> Iterator[Any]:
+def _hooks(site: Site, batch: Batch, on_use: OnUse, group: Group, watch: Watch | None) -> Iterator[Any]:
     """Registers the hooks of one site. The user's own run first, so that ours see what the layer sees and gives."""
     module = site.module
     awaited: list[Expected | None] = []  # one for each call under way
@@ -112,7 +145,7 @@ def _hooks(site: Site, batch: Batch, on_use: OnUse, watch: Watch | None) -> Iter
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
             by_use = []
-            for weight, whole, use in _uses(site, args, kwargs, batch):
+            for weight, whole, use in _uses(site, args, kwargs, batch, group):
                 if watch is not None:
                     by_use.append(products(site, weight, whole))
                 on_use(weight, use, batch)
@@ -133,8 +166,10 @@ def _hooks(site: Site, batch: Batch, on_use: OnUse, watch: Watch | None) -> Iter
     yield module.register_forward_pre_hook(before, with_kwargs=True)
 
 
-def _uses(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch) -> Iterator[tuple[Weight, Use, Use]]:
-    """The uses of one call: the weight, the use as its adapter reports it, and without its padding, both checked."""
+def _uses(
+    site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch, group: Group
+) -> Iterator[tuple[Weight, Use, Use]]:
+    """The uses of one call: the weight, the use as its adapter reports it, and by point without its padding."""
     reported = iter(site.adapter.uses(site.module, args, kwargs, batch.n_points))
     while True:
         try:
@@ -148,12 +183,13 @@ def _uses(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batc
         except (DataError, ModelError) as error:
             raise type(error)(f"{batch.where}: {site.label} {error}") from None
         if fits is not None:
-            yield weight, use, fits
+            yield weight, use, without_padding(group(weight, use), batch)
 
 
 def _form(batch: Batch) -> tuple[Any, ...]:
     named = [*enumerate(batch.args), *batch.kwargs.items()]
-    return tuple((name, str(t.dtype), tuple(t.shape[1:])) for name, value in named if (t := _tensor(value)) is not None)
+    tensors = ((name, t) for name, value in named if (t := _tensor(value)) is not None)
+    return (batch.n_points, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in tensors))
 
 
 def _tensor(value: Any) -> Tensor | None:

@@ -54,7 +54,7 @@ def expected_output(
         if values is not None:
             # a copy, for what the function gives may be a view of an input that forward works on in place
             values = values.detach().clone()
-            tolerance = MANY_STEPS * _tolerance(values)
+            tolerance = MANY_STEPS * tolerance_of(values)
             return Expected(values, values.double().square().nansum().sqrt(), tolerance, None, None)
     elif not by_use or (output == "products" and len(by_use) == 1 and by_use[0] is not None):
         return by_use[0] if by_use else None  # a call without patches has nothing to tell
@@ -81,7 +81,7 @@ def products(site: Site, weight: Weight, use: Use) -> Expected | None:
     if isinstance(bias, Tensor) and bias.numel() == weight.n_rows:
         values = values + bias.detach().double().flatten()
     terms_B = terms_B + values.square().flatten(1).sum(1)
-    return Expected(values, terms_B.sqrt(), _tolerance(windows), use, weight)
+    return Expected(values, terms_B.sqrt(), tolerance_of(windows), use, weight)
 
 
 def refuse_other_map(site: Site, expected: Expected, output: Any, batch: Batch) -> None:
@@ -99,7 +99,7 @@ def refuse_other_map(site: Site, expected: Expected, output: Any, batch: Batch) 
     # products that vanish in the layer's dtype do so in any order
     smallest = torch.finfo(real.dtype).tiny * got.numel() ** 0.5
     ratio = (distance.sqrt() - smallest).clamp(min=0) / torch.where(expected.terms > 0, expected.terms, 1)
-    tolerance = max(expected.tolerance, _tolerance(real) * (MANY_STEPS if expected.use is None else 1))
+    tolerance = max(expected.tolerance, tolerance_of(real) * (MANY_STEPS if expected.use is None else 1))
     if bool((ratio > tolerance).any()):
         raise ModelError(f"{_not_the_map(site, batch)}: its output is off by {float(ratio.max()):.2g} of its size")
 
@@ -138,7 +138,8 @@ def _laid_out(real: Tensor, use: Use, weight: Weight | None, n_points: int) -> T
     return shaped[: taken[0], : taken[2]] if use.n_position_dims else shaped[: taken[0]]
 
 
-def _tolerance(tensor: Tensor) -> float:
+def tolerance_of(tensor: Tensor) -> float:
+    """How far values may lie from the same ones in another order of sums, as a part of their size."""
     # a GPU's convolutions take TF32 unless told otherwise
     is_coarse = tensor.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
     if tensor.dtype == torch.float32 and is_coarse:
