@@ -1,7 +1,7 @@
 """Whether the patches of a use are grouped by the points they come from, found by an experiment and not from shapes.
 
 A shape cannot tell: frames folded into the batch lie point by point or step by step, and a dimension of time may be as
-long as the batch. So a batch is run once more with its points in reversed order: the patches of a point move with it.
+long as the batch. So a batch is run once more with its points at other places: the patches of a point move with it.
 What moves otherwise is no point's, and then the patches stay together: a maximum needs no more.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,15 @@ Orders = dict[UseKey, Order]
 _log = logging.getLogger("sipp")
 
 
+def placements(n_points: int) -> tuple[Tensor, ...]:
+    """Which point stands where in a second run, the best first.
+
+    Reversed, a batch keeps its statistics. Half of the points, each twice, keep an order of lengths that a model may
+    ask for.
+    """
+    return torch.arange(n_points - 1, -1, -1), torch.arange(n_points) // 2
+
+
 @dataclass(frozen=True)
 class Print:
     """What stands for the patches of each point in one order, and how large they are."""
@@ -38,14 +47,12 @@ class Print:
     size: float  # the largest Euclidean norm of a point's patches
 
 
-Prints = dict[UseKey, dict[Order, Print]]
-
-
 class Recorder:
-    """Takes the prints of all uses of a pass over the reversed points: call it with each use, in order."""
+    """Takes the prints of all uses of a pass over points placed otherwise: call it with each use, in order."""
 
-    def __init__(self) -> None:
-        self.prints: Prints = {}
+    def __init__(self, placed_B: Tensor) -> None:
+        self.placed_B = placed_B  # which point stands where
+        self.prints: dict[UseKey, dict[Order, Print]] = {}
         self._seen: Counter[str] = Counter()
 
     def __call__(self, weight: Weight, use: Use) -> Use:
@@ -56,18 +63,18 @@ class Recorder:
 class Grouper:
     """Gives each use of a pass with its patches grouped by point: call it with each use, in order.
 
-    With `moved`, the prints of a pass over the reversed points, the orders are found and noted in `orders`; without,
-    they are taken from there. A use that is not there, an expert without tokens until now, stays together.
+    With `moved`, a pass over the same points at other places, the orders are found and noted in `orders`; without, they
+    are taken from there. A use that is not there, an expert without tokens until now, stays together.
     """
 
-    def __init__(self, orders: Orders, moved: Prints | None, batch: Batch) -> None:
+    def __init__(self, orders: Orders, moved: Recorder | None, batch: Batch) -> None:
         self.orders, self.moved, self.batch = orders, moved, batch
         self._seen: Counter[str] = Counter()
 
     def __call__(self, weight: Weight, use: Use) -> Use:
         key = _next_key(self._seen, weight)
         if self.moved is not None:
-            self.orders[key] = _order_of(use, self.moved.get(key, {}))
+            self.orders[key] = _order_of(use, self.moved.prints.get(key, {}), self.moved.placed_B)
             if self.orders[key] == "together":
                 self._tell(weight)
         return grouped(use, self.orders.get(key, "together"))
@@ -118,20 +125,22 @@ def _candidates(use: Use) -> tuple[Order, ...]:
     return ("reported", "interleaved") if can_turn else ("reported",)
 
 
-def _order_of(use: Use, moved: dict[Order, Print]) -> Order:
+def _order_of(use: Use, moved: dict[Order, Print], placed_B: Tensor) -> Order:
     """The order in which the patches of every point moved with it, the best where several do."""
     if len(use.windows) == 1 and use.attributed:  # of one point all patches are its own
         return "reported"
-    distances = {order: _distance(_print(use, order), moved[order]) for order in _candidates(use) if order in moved}
+    distances = {
+        order: _distance(_print(use, order), moved[order], placed_B) for order in _candidates(use) if order in moved
+    }
     best = min(distances, key=lambda order: distances[order], default=None)
     return best if best is not None and distances[best] <= tolerance_of(use.windows) else "together"
 
 
-def _distance(here: Print, moved: Print) -> float:
-    """How far the prints lie from those of the reversed points, as a part of their size; infinite if unknown."""
+def _distance(here: Print, moved: Print, placed_B: Tensor) -> float:
+    """How far the prints lie from those of the points that moved, as a part of their size; infinite if unknown."""
     if here.projected_BJ.shape != moved.projected_BJ.shape:
         return torch.inf
-    off = float((here.projected_BJ.flip(0) - moved.projected_BJ).abs().amax())
+    off = float((here.projected_BJ[placed_B.to(here.projected_BJ.device)] - moved.projected_BJ).abs().amax())
     size = max(here.size, moved.size)
     ratio = off / size if size > 0 else off
     return ratio if ratio >= 0 else torch.inf  # NaN is no number that could be small
@@ -150,7 +159,8 @@ def _print(use: Use, order: Order) -> Print:
     if order == "interleaved":
         lies_at = step * n_points + point_B1
         point_B1, step = lies_at // positions[0], lies_at % positions[0]
-    patches_BN = windows[(point_B1, slice(None), step, *others)].flatten(1).double()
+    index: tuple[Any, ...] = (point_B1, slice(None), step, *others)
+    patches_BN = windows[index].flatten(1).double()
     peak = patches_BN.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)  # squares must not leave the range
     patches_BN = patches_BN / peak
     generator = torch.Generator().manual_seed(0)

@@ -138,9 +138,10 @@ def _chosen(n_all: int, n_points: int | None, seed: int) -> Tensor | None:
 
 def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
     """The raw batches with their numbers; one that cannot be read is an error that names it, never skipped."""
-    iterator = iter(source)
+    iterator: Iterator[Any] | None = None
     for index in itertools.count():
         try:
+            iterator = iter(source) if iterator is None else iterator
             raw = next(iterator)
         except StopIteration:
             return
@@ -305,10 +306,13 @@ def fresh(batch: Batch) -> Batch:
     """A copy: a layer that works in place, or a loader that reuses its memory, must not change what is read later."""
 
     def copied(value: Any) -> Any:
-        return value._replace(data=value.data.clone()) if isinstance(value, PackedSequence) else value.clone()
+        if isinstance(value, PackedSequence):
+            return value._replace(data=value.data.clone())
+        return value.clone() if isinstance(value, Tensor) else value
 
     kwargs = {name: copied(value) for name, value in batch.kwargs.items()}
-    return replace(batch, args=tuple(copied(value) for value in batch.args), kwargs=kwargs)
+    args = tuple(copied(value) for value in batch.args)
+    return replace(batch, args=args, kwargs=kwargs, labels=copied(batch.labels))
 
 
 def _on_device(batch: Batch, device: torch.device) -> Batch:

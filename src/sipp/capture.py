@@ -12,14 +12,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.rnn import PackedSequence
 
-from sipp.attribution import Grouper, Orders, Prints, Recorder
+from sipp.attribution import Grouper, Orders, Recorder, placements
 from sipp.batches import fresh, points_at
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.independence import tensors_in
 from sipp.layers import Site
 from sipp.numerics import is_out_of_memory
 from sipp.outputs import Expected, expected_output, products, refuse_other_map
 from sipp.records import Batch, NormStats, Use, Weight
-from sipp.restore import left_as_it_was
+from sipp.restore import ONE_AT_A_TIME, left_as_it_was
 from sipp.uses import fitted, without_padding
 from sipp.watch import Watch
 
@@ -64,17 +65,17 @@ def capture(
             on_output(output, batch)
 
 
-def _moved(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> Prints:
-    """The prints of all uses with the points of the batch in reversed order; of those only that came, if it fails."""
-    record = Recorder()
-    if batch.n_points > 1:  # of one point there is no other order
-        back = points_at(batch, torch.arange(batch.n_points - 1, -1, -1))
+def _moved(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> Recorder:
+    """All uses with the points of the batch at other places; none where the model runs on no such batch."""
+    for placed_B in placements(batch.n_points) if batch.n_points > 1 else ():
+        record = Recorder(placed_B)
         try:
             with scoring_mode(model, norm_stats):  # what this pass changes is not there for the real one
-                _run_hooked(model, sites, back, lambda weight, use, batch: None, record, None)
+                _run_hooked(model, sites, points_at(batch, placed_B), lambda weight, use, batch: None, record, None)
         except (DataError, ModelError):  # what is wrong with the batch itself, its own pass says
-            pass
-    return record.prints
+            continue
+        return record
+    return Recorder(torch.arange(batch.n_points))
 
 
 def _as_reported(weight: Weight, use: Use) -> Use:
@@ -211,10 +212,11 @@ def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[None]:
 
     With `norm_stats="batch"` BatchNorm layers use the statistics of the batch and leave their buffers untouched.
     PyTorch's fused attention path is off: it runs a whole encoder layer without calling the layers inside it.
+    Threads wait for each other: none may take the state that another one set for the model's own.
     """
     norms: list[Any] = [m for m in model.modules() if _uses_batch(m)] if norm_stats == "batch" else []
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    with left_as_it_was(model):  # training and track_running_stats are attributes like others
+    with ONE_AT_A_TIME, left_as_it_was(model):  # training and track_running_stats are attributes like others
+        fastpath = torch.backends.mha.get_fastpath_enabled()
         try:
             model.eval()
             for module in norms:
@@ -238,19 +240,8 @@ def _uses_batch(module: nn.Module) -> bool:
 
 def output_norms(output: Any, n_points: int) -> Tensor | None:
     """||f(x)|| for each point (float64), over all floating-point tensors of the output; None if they have no points."""
-    tensors = [t for t in _tensors(output) if t.is_floating_point() and t.ndim > 0 and len(t) == n_points]
+    tensors = [t for t in tensors_in(output) if t.ndim > 0 and len(t) == n_points]
     if not tensors:
         return None
-    squares = sum(t.detach().double().flatten(1).square().sum(1) for t in tensors)
+    squares = sum(t.detach().double().reshape(n_points, -1).square().sum(1) for t in tensors)
     return torch.as_tensor(squares).sqrt()
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors(value)

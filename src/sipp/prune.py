@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -28,6 +27,7 @@ from sipp.pruned import CONFIDENCE, Allocation, Draws, Method, Pruned, PrunedLay
 from sipp.ranking import ROW_METHODS, holdout_norms, take_aside, weights_of
 from sipp.ranking import rank as rank  # scores without a budget: `cut` them at any
 from sipp.records import NormStats, Reduce, from_rows, to_rows
+from sipp.restore import copy_of
 from sipp.sample_size import C_CONSTANT, K_CONSTANT
 from sipp.sensitivity import ChunkBytes
 from sipp.sound import sound_network_bound
@@ -149,7 +149,7 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
     uncut = before_cut(ranking)
     dense, rows = uncut.dense, sparse_rows(ranking, uncut, budget, seed=seed)
-    pruned_model = copy.deepcopy(ranking.model)
+    pruned_model = copy_of(ranking.model)
     write_rows(pruned_model, ranking, rows)
     masks = {}
     for weight, row in zip(ranking.weights, rows):

@@ -11,7 +11,6 @@ written before the first level is tested.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +53,7 @@ from sipp.progress import progress_bar
 from sipp.prune import before_cut, cut, rank, sparse_rows, write_rows
 from sipp.pruned import Method, Pruned, Ranking
 from sipp.records import Batch, NormStats, Reduce
+from sipp.restore import copy_of
 
 N_LEVELS = 30
 SPARSEST = 0.02
@@ -263,7 +263,7 @@ class _Walker:
     def __init__(self, ranking: Ranking, output: Output, seed: int, n_levels: int, claim: _Claim) -> None:
         self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
         self.uncut = before_cut(ranking, n_cuts=n_levels)
-        self.sparse = copy.deepcopy(ranking.model)
+        self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
         self.roles: set[str] = set()  # whose points were all met
         self.has_positions: bool | None = None if claim.drops_padding else False
