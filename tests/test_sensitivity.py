@@ -138,18 +138,33 @@ MASKS: dict[str, dict[str, Tensor]] = {
 
 
 class Attends(nn.Module):
-    """A model of one attention: inputs are batch first, whatever the attention itself wants."""
+    """A model of one attention: inputs are batch first, whatever the attention itself wants.
+
+    `masks` hold for all points; what masks one point comes with it: `hidden_mask` of keys, `head_mask` of each head.
+    """
 
     def __init__(self, attention: nn.MultiheadAttention, need_weights: bool, masks: dict[str, Tensor]) -> None:
         super().__init__()
         self.a, self.need_weights, self.masks = attention, need_weights, masks
 
-    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        hidden_mask: Tensor | None = None,
+        head_mask: Tensor | None = None,
+    ) -> Tensor:
         key, value = query if key is None else key, query if value is None else value
+        masks = dict(self.masks)
+        if hidden_mask is not None:
+            masks["key_padding_mask"] = hidden_mask
+        if head_mask is not None:
+            masks["attn_mask"] = head_mask.flatten(0, 1)
         if not self.a.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         is_causal = self.masks.get("attn_mask") is CAUSAL  # a hint that torch may use in place of the mask
-        out, _ = self.a(query, key, value, need_weights=self.need_weights, is_causal=is_causal, **self.masks)
+        out, _ = self.a(query, key, value, need_weights=self.need_weights, is_causal=is_causal, **masks)
         return out if self.a.batch_first else out.transpose(0, 1)
 
 
@@ -162,8 +177,13 @@ def attention_case(name: str, masks: str) -> tuple[Attends, dict[str, Tensor], d
         n: randn(N_POINTS, t, w, seed=i) for i, (n, t, w) in enumerate(zip(("query", "key", "value"), lengths, widths))
     }
     points, outputs = oracle.attention_points(attention, *map(oracle.linear_points, batch.values()), **MASKS[masks])
+    shared = dict(MASKS[masks])
+    if "key_padding_mask" in shared:
+        batch["hidden_mask"] = shared.pop("key_padding_mask")
+    if masks == "per-head":
+        batch["head_mask"] = shared.pop("attn_mask").unflatten(0, (N_POINTS, N_HEADS))
     return (
-        Attends(attention, need_weights="bool" not in masks and "causal" not in masks, masks=MASKS[masks]),
+        Attends(attention, need_weights="bool" not in masks and "causal" not in masks, masks=shared),
         batch,
         points,
         outputs,

@@ -10,27 +10,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
-from torch.nn.utils.rnn import PackedSequence
-
-from sipp.batches import points_at
+from sipp.batches import fresh, points_at
 from sipp.records import Batch
 
 MOST_APART = 64  # points in S2 of T19: 59 speak of all but 5 % of inputs at confidence 95 %
 APART_OF = 4  # and at most one in so many of all
 ASIDE_SHARE = 0.25  # of the calibration points, for a bound that needs points of its own and was given none (T18)
-
-
-def fresh(batch: Batch) -> Batch:
-    """A copy: a layer that works in place, or a loader that reuses its memory, must not change what is read later."""
-
-    def copied(value: Any) -> Any:
-        return value._replace(data=value.data.clone()) if isinstance(value, PackedSequence) else value.clone()
-
-    kwargs = {name: copied(value) for name, value in batch.kwargs.items()}
-    return replace(batch, args=tuple(copied(value) for value in batch.args), kwargs=kwargs)
 
 
 def hold_back(batches: Iterable[Batch]) -> Iterator[tuple[Batch, int]]:

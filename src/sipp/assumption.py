@@ -25,8 +25,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
-from sipp.apart import fresh
-from sipp.batches import Data, batches_of, points_at
+from sipp.batches import Data, batches_of, fresh, points_at
 from sipp.capture import Forms, OnUse, capture, depends_on_batch
 from sipp.checking import check_choice, check_number
 from sipp.display import text_of
@@ -210,7 +209,7 @@ class _Network:
     sites: tuple[Site, ...]
     norm_stats: NormStats
     chunk_bytes: int
-    checked: Forms = field(default_factory=set)  # its layers are checked once, not for every draw
+    checked: Forms = field(default_factory=dict)  # its layers are checked once, not for every draw
 
     @property
     def is_batch_dependent(self) -> bool:

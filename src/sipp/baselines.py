@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp.batches import Data, batches_of
+from sipp.batches import Data, batches_of, fresh
 from sipp.capture import run_batch, scoring_mode
 from sipp.errors import DataError, ModelError
 from sipp.layers import Selector, find_sites, unwrap
@@ -62,22 +63,21 @@ def snip(
     model = unwrap(model)
     chosen = _chosen(model, include, exclude)
     parameters = list(chosen.values())
-    totals = [torch.zeros_like(parameter, dtype=SCORE_DTYPE) for parameter in parameters]
-    required = [parameter.requires_grad for parameter in parameters]
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        with scoring_mode(model, norm_stats), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-            for batch in batches_of(data, device=device_of(model), n_points=n_points, seed=seed):
-                if batch.labels is None:
-                    raise DataError(f"batch {batch.index} has no labels, which snip needs: give (inputs, labels)")
-                value = _loss_of(loss, run_batch(model, batch), batch) * batch.n_points
-                for total, gradient in zip(totals, torch.autograd.grad(value, parameters, allow_unused=True)):
-                    if gradient is not None:
-                        total += gradient
-    finally:
-        for parameter, was_required in zip(parameters, required):
-            parameter.requires_grad_(was_required)
+    frozen = next((name for name, parameter in model.named_parameters() if parameter.is_inference()), None)
+    if frozen is not None:
+        raise ModelError(
+            f"{frozen} was made under torch.inference_mode and has no gradients; give copy.deepcopy(model)"
+        )
+    with torch.inference_mode(False), scoring_mode(model, norm_stats), _with_gradients(parameters):
+        totals = [torch.zeros_like(parameter, dtype=SCORE_DTYPE) for parameter in parameters]
+        for batch in batches_of(data, device=device_of(model), n_points=n_points, seed=seed):
+            if batch.labels is None:
+                raise DataError(f"batch {batch.index} has no labels, which snip needs: give (inputs, labels)")
+            copied = fresh(batch)  # of what was made under inference_mode, too
+            value = _loss_of(loss, run_batch(model, copied), copied) * batch.n_points
+            for total, gradient in zip(totals, torch.autograd.grad(value, parameters, allow_unused=True)):
+                if gradient is not None:
+                    total += gradient
     scores = {
         name: (parameter.detach().to(SCORE_DTYPE) * total).abs()
         for (name, parameter), total in zip(chosen.items(), totals)
@@ -86,6 +86,20 @@ def snip(
         if not bool(torch.isfinite(score).all()):
             raise ModelError(f"{name}: the gradients of the loss are NaN or infinite on this data")
     return scores
+
+
+@contextmanager
+def _with_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """A context in which these parameters have gradients, also recurrent ones in eval mode."""
+    required = [parameter.requires_grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+            yield
+    finally:
+        for parameter, was_required in zip(parameters, required):
+            parameter.requires_grad_(was_required)
 
 
 def _loss_of(loss: Loss, output: Any, batch: Batch) -> Tensor:

@@ -323,6 +323,19 @@ def points_at(batch: Batch, where: slice | Tensor) -> Batch:
     )
 
 
+def fresh(batch: Batch) -> Batch:
+    """A copy: a layer that works in place, or a loader that reuses its memory, must not change what is read later."""
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, PackedSequence):
+            return value._replace(data=value.data.clone())
+        return value.clone() if isinstance(value, Tensor) else value
+
+    kwargs = {name: copied(value) for name, value in batch.kwargs.items()}
+    args = tuple(copied(value) for value in batch.args)
+    return replace(batch, args=args, kwargs=kwargs, labels=copied(batch.labels))
+
+
 def _on_device(batch: Batch, device: torch.device) -> Batch:
     def move(value: Any) -> Any:
         movable: Any = value  # PackedSequence.to is typed for dtypes only

@@ -13,18 +13,22 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.rnn import PackedSequence
 
+from sipp.attribution import Grouper, Orders, Recorder, placements
+from sipp.batches import fresh, points_at
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.independence import tensors_in
 from sipp.layers import Site
 from sipp.numerics import is_out_of_memory
 from sipp.outputs import Expected, expected_output, products, refuse_other_map
 from sipp.records import Batch, NormStats, Use, Weight
-from sipp.restore import left_as_it_was
-from sipp.uses import fitted
+from sipp.restore import ONE_AT_A_TIME, left_as_it_was
+from sipp.uses import fitted, without_padding
 from sipp.watch import Watch
 
 OnUse = Callable[[Weight, Use, Batch], None]
 OnOutput = Callable[[Any, Batch], None]
-Forms = set[tuple[Any, ...]]  # shapes and dtypes of batches, but for their number of points
+Group = Callable[[Weight, Use], Use]  # a use with its patches grouped by point, before its padding is taken out
+Forms = dict[tuple[Any, ...], Orders]  # numbers of points, shapes and dtypes of batches, and how their uses are ordered
 
 
 def capture(
@@ -42,19 +46,41 @@ def capture(
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
     With `checked`, the forms of the batches looked at so far, a batch of a new form is also checked for what hooks on
-    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere (FAULTS 40).
+    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere (FAULTS 40),
+    patches that are another point's. Without, uses are grouped by point as their shapes suggest.
     """
     sites = tuple(sites)
     with scoring_mode(model, norm_stats):
         for batch in batches:
             form = _form(batch)
-            if checked is None or form in checked:
-                output = _run_hooked(model, sites, batch, on_use, None)
+            if checked is None:
+                output = _run_hooked(model, sites, batch, on_use, _as_reported, None)
+            elif form in checked:
+                output = _run_hooked(model, sites, batch, on_use, Grouper(checked[form], None, batch), None)
             else:
+                orders: Orders = {}
+                group = Grouper(orders, _moved(model, sites, batch, norm_stats), batch)
                 with Watch(sites, batch.where) as watch:
-                    output = _run_hooked(model, sites, batch, on_use, watch)
-                checked.add(form)
+                    output = _run_hooked(model, sites, batch, on_use, group, watch)
+                checked[form] = orders
             on_output(output, batch)
+
+
+def _moved(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> Recorder:
+    """All uses with the points of the batch at other places; none where the model runs on no such batch."""
+    for placed_B in placements(batch.n_points) if batch.n_points > 1 else ():
+        record = Recorder(placed_B)
+        try:
+            with scoring_mode(model, norm_stats):  # what this pass changes is not there for the real one
+                _run_hooked(model, sites, points_at(batch, placed_B), lambda weight, use, batch: None, record, None)
+        except (DataError, ModelError):  # what is wrong with the batch itself, its own pass says
+            continue
+        return record
+    return Recorder(torch.arange(batch.n_points))
+
+
+def _as_reported(weight: Weight, use: Use) -> Use:
+    return use
 
 
 def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) -> Any:
@@ -87,25 +113,33 @@ def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     return f"{text}; give inputs of the shape and type that the model takes"
 
 
-def _run_hooked(model: nn.Module, sites: tuple[Site, ...], batch: Batch, on_use: OnUse, watch: Watch | None) -> Any:
-    """The model's output on a batch, with hooks on the sites that hand over uses and, with a watch, check outputs."""
-    ours: list[Exception] = []  # what goes wrong behind `on_use` is not the model's fault
+def _run_hooked(
+    model: nn.Module, sites: tuple[Site, ...], batch: Batch, on_use: OnUse, group: Group, watch: Watch | None
+) -> Any:
+    """The model's output on a batch, with hooks on the sites that hand over uses and, with a watch, check outputs.
 
-    def noted(weight: Weight, use: Use, batch: Batch) -> None:
-        try:
-            on_use(weight, use, batch)
-        except Exception as error:
-            ours.append(error)
-            raise
+    The model is given a copy: a first layer that works in place must not change the caller's data.
+    """
+    ours: list[Exception] = []  # what goes wrong behind `on_use` and `group` is not the model's fault
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except Exception as error:
+                ours.append(error)
+                raise
+
+        return noted
 
     with ExitStack() as stack:
         for site in sites:
-            for handle in _hooks(site, batch, noted, watch):
+            for handle in _hooks(site, batch, noting(on_use), noting(group), watch):
                 stack.callback(handle.remove)
-        return run_batch(model, batch, ours)
+        return run_batch(model, fresh(batch), ours)
 
 
-def _hooks(site: Site, batch: Batch, on_use: OnUse, watch: Watch | None) -> Iterator[Any]:
+def _hooks(site: Site, batch: Batch, on_use: OnUse, group: Group, watch: Watch | None) -> Iterator[Any]:
     """Registers the hooks of one site. The user's own run first, so that ours see what the layer sees and gives."""
     module = site.module
     awaited: list[Expected | None] = []  # one for each call under way
@@ -113,7 +147,7 @@ def _hooks(site: Site, batch: Batch, on_use: OnUse, watch: Watch | None) -> Iter
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
             by_use = []
-            for weight, whole, use in _uses(site, args, kwargs, batch):
+            for weight, whole, use in _uses(site, args, kwargs, batch, group):
                 if watch is not None:
                     by_use.append(products(site, weight, whole))
                 on_use(weight, use, batch)
@@ -134,8 +168,10 @@ def _hooks(site: Site, batch: Batch, on_use: OnUse, watch: Watch | None) -> Iter
     yield module.register_forward_pre_hook(before, with_kwargs=True)
 
 
-def _uses(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch) -> Iterator[tuple[Weight, Use, Use]]:
-    """The uses of one call: the weight, the use as its adapter reports it, and without its padding, both checked."""
+def _uses(
+    site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch, group: Group
+) -> Iterator[tuple[Weight, Use, Use]]:
+    """The uses of one call: the weight, the use as its adapter reports it, and by point without its padding."""
     reported = iter(site.adapter.uses(site.module, args, kwargs, batch.n_points))
     while True:
         try:
@@ -149,12 +185,13 @@ def _uses(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batc
         except (DataError, ModelError) as error:
             raise type(error)(f"{batch.where}: {site.label} {error}") from None
         if fits is not None:
-            yield weight, use, fits
+            yield weight, use, without_padding(group(weight, use), batch)
 
 
 def _form(batch: Batch) -> tuple[Any, ...]:
     named = [*enumerate(batch.args), *batch.kwargs.items()]
-    return tuple((name, str(t.dtype), tuple(t.shape[1:])) for name, value in named if (t := _tensor(value)) is not None)
+    tensors = ((name, t) for name, value in named if (t := _tensor(value)) is not None)
+    return (batch.n_points, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in tensors))
 
 
 def _tensor(value: Any) -> Tensor | None:
@@ -176,10 +213,11 @@ def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[None]:
 
     With `norm_stats="batch"` BatchNorm layers use the statistics of the batch and leave their buffers untouched.
     PyTorch's fused attention path is off: it runs a whole encoder layer without calling the layers inside it.
+    Threads wait for each other: none may take the state that another one set for the model's own.
     """
     norms: list[Any] = [m for m in model.modules() if _uses_batch(m)] if norm_stats == "batch" else []
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    with left_as_it_was(model):  # training and track_running_stats are attributes like others
+    with ONE_AT_A_TIME, left_as_it_was(model):  # training and track_running_stats are attributes like others
+        fastpath = torch.backends.mha.get_fastpath_enabled()
         try:
             model.eval()
             for module in norms:
@@ -203,19 +241,8 @@ def _uses_batch(module: nn.Module) -> bool:
 
 def output_norms(output: Any, n_points: int) -> Tensor | None:
     """||f(x)|| for each point (float64), over all floating-point tensors of the output; None if they have no points."""
-    tensors = [t for t in _tensors(output) if t.is_floating_point() and t.ndim > 0 and len(t) == n_points]
+    tensors = [t for t in tensors_in(output) if t.ndim > 0 and len(t) == n_points]
     if not tensors:
         return None
-    squares = (t.detach().double().flatten(1).square().sum(1) for t in tensors)
+    squares = (t.detach().double().reshape(n_points, -1).square().sum(1) for t in tensors)
     return reduce(torch.add, squares).sqrt()
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors(value)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sipp.batches import batches_of, points_per_batch
+from sipp.batches import batches_of, fresh, points_per_batch
 from sipp.capture import scoring_mode
 from sipp.cli_errors import Trouble, at
 from sipp.data import FolderBatches, FolderIndex, ImageSet, index_folders, load_cifar10, load_digits, normalise
@@ -147,7 +147,7 @@ def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -
     """Nothing; Trouble where the network cannot run on the first point, which is no fault of the package."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with at(f"{option} {points.spec}", f"give {KINDS}"):
-        batch = next(iter(batches_of(points.batches, device=device, n_points=1, refuses_non_finite=False)))
+        batch = fresh(next(iter(batches_of(points.batches, device=device, n_points=1, refuses_non_finite=False))))
     named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
     shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in named.items())
     try:

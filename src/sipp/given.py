@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, get_args
@@ -21,6 +20,7 @@ from sipp.prune import before_cut
 from sipp.pruned import CONFIDENCE, Pruned, Ranking
 from sipp.ranking import holdout_norms, rank
 from sipp.records import NormStats, to_rows
+from sipp.restore import copy_of
 from sipp.sample_size import C_CONSTANT, K_CONSTANT
 from sipp.sensitivity import ChunkBytes
 from sipp.sound import sound_network_bound
@@ -146,7 +146,7 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
             raise ModelError(f"masks: {name!r} must be a tensor of shape {tuple(parameters[name].shape)}, not {found}")
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
             raise ModelError(f"masks: {name!r} holds other values than 0 and 1; give a bool tensor, True = kept")
-    given = copy.deepcopy(dense)
+    given = copy_of(dense)
     with torch.no_grad():
         for name, mask in masks.items():
             parameter = given.get_parameter(name)

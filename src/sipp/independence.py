@@ -86,7 +86,7 @@ def why_dependent(batch: Batch, run: Callable[[Batch], Any], allowed: float, who
 
 def _pairs(whole: Any, n: int, part: Any, n_part: int) -> list[tuple[Tensor, Tensor]]:
     """The tensors of real numbers that stand at the same place in both outputs and hold a row for each point."""
-    places = zip(_tensors(whole), _tensors(part))
+    places = zip(tensors_in(whole), tensors_in(part))
     return [(a, b) for a, b in places if a.shape[:1] == (n,) and b.shape[:1] == (n_part,) and a.numel() > 0]
 
 
@@ -114,11 +114,14 @@ def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
     return bool(is_near.all()) and bool((gap <= allowed * coordinate).all())
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """The tensors of real numbers in an output, in order."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, dict | list | tuple):
-        for value in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(value)
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """The tensors of real numbers in an output, in order, as dense ones; a nest within itself is looked at once."""
+    waiting, seen = [output], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            if value.is_floating_point() and not value.is_nested:
+                yield value if value.layout == torch.strided else value.to_dense()
+        elif isinstance(value, dict | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += reversed(list(value.values()) if isinstance(value, dict) else value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import numbers
 from collections.abc import Iterator
@@ -99,21 +98,3 @@ def device_of(model: nn.Module) -> torch.device:
             f"the model's parameters lie on {', '.join(devices) or 'no device'}: move the model to one device"
         )
     return torch.device(devices[0])
-
-
-def copy_of(model: nn.Module) -> nn.Module:
-    """A deep copy that shares no parameter or buffer with the model, so that the given one is never written to."""
-    try:
-        made = copy.deepcopy(model)
-    except Exception as error:  # their classes, their __deepcopy__: anything may be raised
-        raise ModelError(
-            f"the {type(model).__name__} cannot be copied ({type(error).__name__}: {error}); keep what has no copy "
-            "(locks, files, tensors with a history) out of its attributes, or give it a __deepcopy__"
-        ) from error
-    if not isinstance(made, nn.Module):
-        raise ModelError(f"the deep copy of the {type(model).__name__} is a {type(made).__name__}, not an nn.Module")
-    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    shared = [name for name, tensor in (*made.named_parameters(), *made.named_buffers()) if id(tensor) in own]
-    if shared:
-        raise ModelError(f"a deep copy of the model shares {shared[0]} with it: a __deepcopy__ must copy its tensors")
-    return made

@@ -19,7 +19,8 @@ from sipp.layers import Site, by_point
 from sipp.numerics import exact_matmul
 from sipp.records import Batch, Use, Weight, to_rows
 
-MOST_VALUES = 1 << 17  # of the windows of one use: the first points tell as much as all of them
+MOST_VALUES = 1 << 17  # of the windows of one use: some points and positions, far apart, tell as much as all of them
+FEW_POINTS = 8  # at least, where there are many positions to look at
 
 # How far a sum may lie from another way to compute it, as a part of the root of its squared terms: the precision of
 # the products is what counts. A replay of many steps is allowed ten times that.
@@ -34,7 +35,7 @@ _log = logging.getLogger("sipp")
 class Expected:
     """What the output of one call must be: all of it, or that of some patches and how they lie in the output."""
 
-    values: Tensor  # of some patches: B x P... x F
+    values: Tensor  # of some patches: B x P x F
     terms: Tensor  # B, or one number: the root of the sum of the squared terms
     tolerance: float
     use: Use | None  # None: `values` is the whole output, laid out as the layer's own
@@ -54,7 +55,7 @@ def expected_output(
         if values is not None:
             # a copy, for what the function gives may be a view of an input that forward works on in place
             values = values.detach().clone()
-            tolerance = MANY_STEPS * _tolerance(values)
+            tolerance = MANY_STEPS * tolerance_of(values)
             return Expected(values, values.double().square().nansum().sqrt(), tolerance, None, None)
     elif not by_use or (output == "products" and len(by_use) == 1 and by_use[0] is not None):
         return by_use[0] if by_use else None  # a call without patches has nothing to tell
@@ -63,17 +64,19 @@ def expected_output(
 
 
 def products(site: Site, weight: Weight, use: Use) -> Expected | None:
-    """The products of the first patches of a use with the rows, plus the bias; None unless it is a use of all rows."""
+    """The products of some patches of a use with the rows, plus the bias; None unless it is a use of all rows."""
     if use.row_start != 0 or use.n_rows not in (None, weight.n_rows) or use.windows.numel() == 0:
         return None
-    windows = _first_patches(use)
+    points, positions = _looked_at(use)
+    windows = _patches_at(use, points, positions)
     dtype = torch.float64 if windows.dtype == torch.float64 else torch.float32
-    positions = windows.shape[2 : 2 + use.n_position_dims]
-    n_points, n_groups = windows.shape[:2]
-    patches_GPK = windows.movedim(1, 0).to(dtype).reshape(n_groups, n_points * positions.numel(), weight.fan_in)
+    n_points, n_groups, n_positions = windows.shape[:3]
+    patches_GPK = windows.movedim(1, 0).to(dtype).reshape(n_groups, n_points * n_positions, weight.fan_in)
     rows_GRK = to_rows(weight, site.module.get_parameter(use.parameter).detach()).unflatten(0, (n_groups, -1)).to(dtype)
     with exact_matmul():
-        values = torch.bmm(patches_GPK, rows_GRK.mT).double().movedim(0, 1).reshape(n_points, *positions, weight.n_rows)
+        values = (
+            torch.bmm(patches_GPK, rows_GRK.mT).double().movedim(0, 1).reshape(n_points, n_positions, weight.n_rows)
+        )
     # the squared terms of all patches of a point and all rows: sum_k (sum_p a_pk^2) (sum_r w_rk^2), no second product
     squares_GBK = patches_GPK.double().square().unflatten(1, (n_points, -1)).sum(2)
     terms_B = (squares_GBK * rows_GRK.double().square().sum(1)[:, None]).sum((0, 2))
@@ -81,7 +84,7 @@ def products(site: Site, weight: Weight, use: Use) -> Expected | None:
     if isinstance(bias, Tensor) and bias.numel() == weight.n_rows:
         values = values + bias.detach().double().flatten()
     terms_B = terms_B + values.square().flatten(1).sum(1)
-    return Expected(values, terms_B.sqrt(), _tolerance(windows), use, weight)
+    return Expected(values, terms_B.sqrt(), tolerance_of(windows), use, weight)
 
 
 def refuse_other_map(site: Site, expected: Expected, output: Any, batch: Batch) -> None:
@@ -99,7 +102,7 @@ def refuse_other_map(site: Site, expected: Expected, output: Any, batch: Batch) 
     # products that vanish in the layer's dtype do so in any order
     smallest = torch.finfo(real.dtype).tiny * got.numel() ** 0.5
     ratio = (distance.sqrt() - smallest).clamp(min=0) / torch.where(expected.terms > 0, expected.terms, 1)
-    tolerance = max(expected.tolerance, _tolerance(real) * (MANY_STEPS if expected.use is None else 1))
+    tolerance = max(expected.tolerance, tolerance_of(real) * (MANY_STEPS if expected.use is None else 1))
     if bool((ratio > tolerance).any()):
         raise ModelError(f"{_not_the_map(site, batch)}: its output is off by {float(ratio.max()):.2g} of its size")
 
@@ -112,33 +115,48 @@ def _not_the_map(site: Site, batch: Batch) -> str:
     )
 
 
-def _first_patches(use: Use) -> Tensor:
-    """The windows of the first points, and of the first positions where a single point has too many."""
-    per_point = max(1, use.windows[0].numel())
-    windows = use.windows[: max(1, MOST_VALUES // per_point)]
-    if len(windows) == 1 and per_point > MOST_VALUES and use.n_position_dims:
-        windows = windows[:, :, : max(1, windows.shape[2] * MOST_VALUES // per_point)]
-    return windows
+def _looked_at(use: Use) -> tuple[Tensor, Tensor]:
+    """The points and the positions (counted through) whose patches are compared: evenly spaced, first and last too."""
+    windows = use.windows
+    positions = windows.shape[2 : 2 + use.n_position_dims]
+    n_all, n_positions = len(windows), positions.numel()
+    n_patches = max(4, MOST_VALUES * n_all * n_positions // windows.numel())
+    n_at = min(n_positions, max(2, n_patches // min(n_all, FEW_POINTS)))
+    n_points = min(n_all, max(2, n_patches // n_at))
+    return _spread(n_all, n_points, windows.device), _spread(n_positions, n_at, windows.device)
+
+
+def _spread(n_all: int, n_taken: int, device: torch.device) -> Tensor:
+    return torch.linspace(0, n_all - 1, n_taken, dtype=torch.float64, device=device).round().long()
+
+
+def _patches_at(use: Use, points: Tensor, positions: Tensor) -> Tensor:
+    """The windows of these points at these positions: B x G x P x fan-in."""
+    shape = use.windows.shape[2 : 2 + use.n_position_dims]
+    if not shape:
+        return use.windows[points].unsqueeze(2)
+    index: tuple[Any, ...] = (points[:, None], slice(None), *torch.unravel_index(positions, shape))
+    return use.windows[index].movedim(2, 1)
 
 
 def _laid_out(real: Tensor, use: Use, weight: Weight | None, n_points: int) -> Tensor | None:
-    """The outputs of the first patches as B x positions x F; None where the output has no such shape."""
+    """The outputs of the patches looked at as B x P x F; None where the output has no such shape."""
     n_dims = max(1, use.n_position_dims)
     sizes = use.windows.shape
-    positions = sizes[2 : 2 + use.n_position_dims]
+    n_positions = sizes[2 : 2 + use.n_position_dims].numel()
     if weight is None or real.ndim < n_dims or real.shape[-n_dims] != weight.n_rows:
         return None
-    if real.numel() != sizes[0] * positions.numel() * weight.n_rows:
+    if real.numel() != sizes[0] * n_positions * weight.n_rows:
         return None
     rows_last = real.movedim(-n_dims, -1)
     if n_dims == 1:
         rows_last = by_point(rows_last, n_points).windows
-    shaped = rows_last.reshape(sizes[0], *positions, weight.n_rows)
-    taken = _first_patches(use).shape
-    return shaped[: taken[0], : taken[2]] if use.n_position_dims else shaped[: taken[0]]
+    points, positions = _looked_at(use)
+    return rows_last.reshape(sizes[0], n_positions, weight.n_rows)[points[:, None], positions]
 
 
-def _tolerance(tensor: Tensor) -> float:
+def tolerance_of(tensor: Tensor) -> float:
+    """How far values may lie from the same ones in another order of sums, as a part of their size."""
     # a GPU's convolutions take TF32 unless told otherwise
     is_coarse = tensor.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
     if tensor.dtype == torch.float32 and is_coarse:

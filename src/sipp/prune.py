@@ -22,11 +22,12 @@ from sipp.checking import check_choice, check_flag, check_whole
 from sipp.errors import OptionError
 from sipp.kernels import Kernel
 from sipp.layers import Selector, unwrap
-from sipp.numerics import budget_of, copy_of
+from sipp.numerics import budget_of
 from sipp.pruned import CONFIDENCE, Allocation, Draws, Method, Pruned, PrunedLayer, Ranking
 from sipp.ranking import ROW_METHODS, holdout_norms, take_aside, weights_of
 from sipp.ranking import rank as rank  # scores without a budget: `cut` them at any
 from sipp.records import NormStats, Reduce, from_rows, to_rows
+from sipp.restore import copy_of
 from sipp.sample_size import C_CONSTANT, K_CONSTANT
 from sipp.sensitivity import ChunkBytes
 from sipp.sound import sound_network_bound

@@ -47,12 +47,13 @@ from sipp.holdout import (
 )
 from sipp.layers import Selector
 from sipp.ledger import WALK, ledger_lines, record_use
-from sipp.numerics import budget_of, copy_of
+from sipp.numerics import budget_of
 from sipp.pointkeys import keys_of, sketch_of
 from sipp.progress import progress_bar
 from sipp.prune import before_cut, cut, rank, sparse_rows, write_rows
 from sipp.pruned import Method, Pruned, Ranking
 from sipp.records import Batch, NormStats, Reduce
+from sipp.restore import copy_of
 
 N_LEVELS = 30
 SPARSEST = 0.02

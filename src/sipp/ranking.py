@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp import baselines
-from sipp.apart import ASIDE_SHARE, fresh, keep_aside
+from sipp.apart import ASIDE_SHARE, keep_aside
 from sipp.baselines import Loss
-from sipp.batches import Data, batches_of, count_points
+from sipp.batches import Data, batches_of, count_points, fresh
 from sipp.chain import chain_obstacle
 from sipp.checking import check_choice, check_flag, check_number, check_seed, check_share
 from sipp.errors import OptionError

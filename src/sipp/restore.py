@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,31 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from sipp.errors import ModelError
+
+# Held while a model is in another state than its owner left it in. One for all of them: models share parts, and a
+# switch of PyTorch's own is for the whole process.
+ONE_AT_A_TIME = threading.RLock()
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A deep copy that shares no parameter or buffer with the model, so that the given one is never written to."""
+    try:
+        with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+            made = copy.deepcopy(model)
+    except Exception as error:  # their classes, their __deepcopy__: anything may be raised
+        raise ModelError(
+            f"the {type(model).__name__} cannot be copied ({type(error).__name__}: {error}); keep what has no copy "
+            "(locks, files, tensors with a history) out of its attributes, or give it a __deepcopy__"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"the deep copy of the {type(model).__name__} is a {type(made).__name__}, not an nn.Module")
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    shared = [name for name, tensor in (*made.named_parameters(), *made.named_buffers()) if id(tensor) in own]
+    if shared:
+        raise ModelError(f"a deep copy of the model shares {shared[0]} with it: a __deepcopy__ must copy its tensors")
+    return made
+
 
 @contextmanager
 def left_as_it_was(model: nn.Module) -> Iterator[None]:
@@ -19,6 +46,7 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
     Attributes come back together with the buffers: a cache and the number that says how long it is belong together.
     """
     modules = [m for m in model.modules() if not isinstance(m, LazyModuleMixin | torch.jit.ScriptModule)]
+    flags = [(m, m.training) for m in model.modules() if isinstance(m, torch.jit.ScriptModule)]
     bindings = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
     values = [(b, b.detach().clone()) for b in model.buffers() if not is_lazy(b) and not b.is_meta]
     try:
@@ -27,6 +55,9 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
         for module, attributes, buffers in bindings:
             _rebind(vars(module), attributes)
             _rebind(module._buffers, buffers)
+        for scripted, was_training in flags:  # its attributes are not Python's; only this one is changed by us
+            if scripted.training != was_training:
+                scripted.training = was_training
         with torch.no_grad():
             for buffer, before in values:
                 _write_back(buffer, before)

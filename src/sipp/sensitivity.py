@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from sipp import kernels
-from sipp.apart import fresh, hold_back
-from sipp.batches import FEWEST_POINTS, Data, batches_of
+from sipp.apart import hold_back
+from sipp.batches import FEWEST_POINTS, Data, batches_of, fresh, points_at
 from sipp.capture import Forms, capture, depends_on_batch, output_norms, run_batch, scoring_mode
 from sipp.checking import check_choice, check_whole
 from sipp.draws import key_of_batch, n_new
@@ -33,6 +33,7 @@ from sipp.tally import Tally
 
 ChunkBytes = int | Literal["auto"]  # the memory that scoring may take beside the model's own
 # A CPU works tile by tile in its caches whatever the chunk; a GPU needs large pieces of work (docs/performance.md).
+MOST_LOOKED_AT = 32  # points of the first batch, for whether outputs are functions of their points
 AUTO_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 
 
@@ -111,7 +112,7 @@ def score(
     tallies = {name: Tally(weight, model, chosen, reduce, n_bytes) for name, weight in weights.items()}
     total_points = n_batches = largest_batch = 0
     looks = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
-    dependence, checked = "", set() if checked is None else checked
+    dependence, checked = "", {} if checked is None else checked
     keys: set[bytes] = set()
     apart: set[bytes] = set()  # the points of S2
 
@@ -124,7 +125,6 @@ def score(
     batches = batches_of(data, device=device, n_points=n_points, seed=seed, batch_size=few)
     for batch, n_first in hold_back(batches) if splits else ((batch, batch.n_points) for batch in batches):
         found = draw_keys_of(batch)
-        first = fresh(batch) if total_points == 0 and looks else None  # layers may work in place
         keys |= {key_of_batch(found)} if is_batch_dependent else set(found[:n_first])
         apart |= set(found[n_first:])
         # A mean over a point's patches ends with its last use, so the uses are counted first, in a pass of their own.
@@ -141,8 +141,8 @@ def score(
             tally.add(use, batch, n_uses.get(weight.name, 1), n_first)
 
         capture(model, sites, [batch], on_use=on_use, on_output=on_output, norm_stats=norm_stats, checked=checked)
-        if first is not None:
-            dependence = _dependence(model, first, norm_stats)
+        if total_points == 0 and looks:
+            dependence = _dependence(model, points_at(batch, slice(MOST_LOOKED_AT)), norm_stats)
         total_points, n_batches = total_points + batch.n_points, n_batches + 1
         largest_batch = max(largest_batch, batch.n_points)
         if on_batch is not None:

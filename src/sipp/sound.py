@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.apart import fresh
-from sipp.batches import Data, batches_of
+from sipp.batches import Data, batches_of, fresh
 from sipp.bounds import MOST_SHARE, NetworkBound, coverage, no_bound
 from sipp.capture import run_batch, scoring_mode
 from sipp.draws import n_new

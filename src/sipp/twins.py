@@ -14,8 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
-from sipp.apart import fresh
-from sipp.batches import Data, batches_of
+from sipp.batches import Data, batches_of, fresh
 from sipp.capture import run_batch, scoring_mode
 from sipp.errors import ModelError
 from sipp.graphcall import disguise

@@ -14,7 +14,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def fitted(use: Use, weight: Weight, device: torch.device, batch: Batch) -> Use | None:
-    """The use with its padding zeroed and counted; None where it has no patches (an expert without tokens).
+    """The use itself, where it fits; None where it has no patches (an expert without tokens).
 
     Raises where the windows are not patches of the weight. Messages begin with a verb: the caller names the layer.
     """
@@ -32,7 +32,7 @@ def fitted(use: Use, weight: Weight, device: torch.device, batch: Batch) -> Use 
     if len(windows) != (batch.n_points if use.attributed else 1):
         raise ModelError(f"has an adapter that reports {len(windows)} points, but the batch has {batch.n_points}")
     _refuse_one_vector(use, weight, batch)
-    return _without_padding(use, batch)
+    return use
 
 
 def _check_form(use: Use, weight: Weight) -> None:
@@ -79,7 +79,7 @@ def _refuse_one_vector(use: Use, weight: Weight, batch: Batch) -> None:
         )
 
 
-def _without_padding(use: Use, batch: Batch) -> Use:
+def without_padding(use: Use, batch: Batch) -> Use:
     """The use with zeros in the patches that are padding, by its adapter or by the batch, and the others counted.
 
     The batch speaks of this use where its patches are just the positions of its points (B x T).

@@ -21,6 +21,8 @@ _BLIND = {
     *("new", "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "new_empty_strided"),
     *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
 }
+# These give no tensor, and yet what they give holds the values
+_TAKING = {"numpy", "__array__", "__dlpack__", "tolist", "item", "__float__", "__int__", "__index__", "__complex__"}
 _BLIND_BUT_FOR_FIRST = {"to", "type_as", "expand_as", "view_as", "reshape_as"}  # ... and these only at their first's
 
 
@@ -36,7 +38,8 @@ class Watch(TorchFunctionMode):
     """A mode in which a watched weight may be read only while a module that holds it is running (`enter`, `leave`).
 
     Memory is watched and not the Parameter object, so that `.T`, `.data` and slices are seen too. What only looks at
-    shape, dtype or device, makes another view or writes in place is no use.
+    shape, dtype or device, makes another view or writes in place is no use. A read within a function of
+    torch.jit.script, or under DisableTorchFunction, cannot be seen.
     """
 
     def __init__(self, sites: Sequence[Site], where: str) -> None:
@@ -69,7 +72,7 @@ class Watch(TorchFunctionMode):
             for one in {found for tensor in _tensors(given) if (found := self._of(tensor)) is not None}:
                 if any(self.running[holder] > 0 for holder in one.holders):
                     continue
-                if any(self._of(tensor) is not one for tensor in _tensors(result)):
+                if name in _TAKING or any(self._of(tensor) is not one for tensor in _tensors(result)):
                     self._refuse(one, resolve_name(func) or name)
         return result
 
@@ -92,9 +95,12 @@ class Watch(TorchFunctionMode):
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
     """The addresses from the first to behind the last byte that the tensor shows; nothing where it has no memory."""
-    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout != torch.strided or not tensor.numel():
+    if tensor.layout != torch.strided or not tensor.numel():
         return (0, 0)
-    start = tensor.data_ptr()
+    try:
+        start = tensor.data_ptr()
+    except RuntimeError:  # a subclass that only stands for a tensor
+        return (0, 0)
     if start == 0:  # meta tensors
         return (0, 0)
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
