@@ -32,8 +32,8 @@ from sipp.sample_size import resolve_points
 from sipp.tally import Tally
 
 ChunkBytes = int | Literal["auto"]  # the memory that scoring may take beside the model's own
-# A CPU works tile by tile in its caches whatever the chunk; a GPU needs large pieces of work (docs/performance.md).
 MOST_LOOKED_AT = 32  # points of the first batch, for whether outputs are functions of their points
+# A CPU works tile by tile in its caches whatever the chunk; a GPU needs large pieces of work (docs/performance.md).
 AUTO_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 
 
