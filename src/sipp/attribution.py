@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from sipp.numerics import integers
 from sipp.outputs import tolerance_of
 from sipp.records import Batch, Use, Weight
 
@@ -36,7 +37,7 @@ def placements(n_points: int) -> tuple[Tensor, ...]:
     Reversed, a batch keeps its statistics. Half of the points, each twice, keep an order of lengths that a model may
     ask for.
     """
-    return torch.arange(n_points - 1, -1, -1), torch.arange(n_points) // 2
+    return integers(n_points - 1, -1, -1), integers(0, n_points) // 2
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _print(use: Use, order: Order) -> Print:
     n_taken = min(n_patches, max(2, MOST_VALUES // (n_points * per_patch)))
     taken = torch.linspace(0, n_patches - 1, n_taken, dtype=torch.float64, device=device).round().long()
     step, *others = torch.unravel_index(taken, positions)
-    point_B1 = torch.arange(n_points, device=device)[:, None]
+    point_B1 = torch.arange(n_points, dtype=torch.int64, device=device)[:, None]
     if order == "interleaved":
         lies_at = step * n_points + point_B1
         point_B1, step = lies_at // positions[0], lies_at % positions[0]
@@ -163,7 +164,9 @@ def _print(use: Use, order: Order) -> Print:
     patches_BN = windows[index].flatten(1).double()
     peak = patches_BN.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)  # squares must not leave the range
     patches_BN = patches_BN / peak
-    generator = torch.Generator().manual_seed(0)
-    signs_NJ = torch.randn(patches_BN.shape[1], N_PROJECTIONS, generator=generator, dtype=torch.float64).to(device)
+    generator = torch.Generator("cpu").manual_seed(0)
+    signs_NJ = torch.randn(
+        patches_BN.shape[1], N_PROJECTIONS, generator=generator, dtype=torch.float64, device="cpu"
+    ).to(device)
     size = torch.linalg.vector_norm(patches_BN, dim=1).amax() * peak
     return Print(patches_BN @ signs_NJ * peak, float(size))

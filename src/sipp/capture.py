@@ -18,7 +18,7 @@ from sipp.batches import fresh, points_at
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.independence import tensors_in
 from sipp.layers import Site
-from sipp.numerics import is_out_of_memory
+from sipp.numerics import integers, is_out_of_memory
 from sipp.outputs import Expected, expected_output, products, refuse_other_map
 from sipp.records import Batch, NormStats, Use, Weight
 from sipp.restore import ONE_AT_A_TIME, left_as_it_was
@@ -76,7 +76,7 @@ def _moved(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: 
         except (DataError, ModelError):  # what is wrong with the batch itself, its own pass says
             continue
         return record
-    return Recorder(torch.arange(batch.n_points))
+    return Recorder(integers(0, batch.n_points))
 
 
 def _as_reported(weight: Weight, use: Use) -> Use:

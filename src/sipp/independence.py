@@ -103,7 +103,7 @@ def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
     if whole.shape[1:] != part.shape[1:]:
         return False
     allowed = max(allowed, N_ROUNDINGS * torch.finfo(whole.dtype).eps)
-    a, b = whole.detach().double().flatten(1), part.detach().double().flatten(1)
+    a, b = (t.detach().double().reshape(len(t), -1) for t in (whole, part))
     finite = torch.where(a.isfinite(), a, 0.0)
     size_B = torch.linalg.vector_norm(finite, dim=1)
     typical = size_B[size_B > 0].median() if bool((size_B > 0).any()) else size_B.new_zeros(())

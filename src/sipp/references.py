@@ -228,7 +228,8 @@ def _taps(
     """For each position in a window: its indices along each axis, one per output, from the unpadded start."""
     axes = zip(n_out, kernel, stride, dilation, left)
     at = [
-        [torch.arange(n, device=a.device) * s + j * d - start for j in range(k)] for n, k, s, d, start in axes
+        [torch.arange(n, dtype=torch.int64, device=a.device) * s + j * d - start for j in range(k)]
+        for n, k, s, d, start in axes
     ]  # axis by axis, tap by tap
     return itertools.product(*at)
 
@@ -245,7 +246,11 @@ def _picked(a: Tensor, at: Sequence[Tensor], mode: str = "zeros", fill: float = 
             a = a.index_select(axis, (n - 1) - ((n - 1) - index.abs()).abs())
         else:
             inside = ((index >= 0) & (index < n)).reshape(-1, *([1] * (a.dim() - axis - 1)))
-            a = torch.where(inside, a.index_select(axis, index.clamp(0, n - 1)), torch.full((), fill).to(a))
+            a = torch.where(
+                inside,
+                a.index_select(axis, index.clamp(0, n - 1)),
+                torch.full((), fill, dtype=a.dtype, device=a.device),
+            )
     return a
 
 
