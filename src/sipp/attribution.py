@@ -19,7 +19,7 @@ from sipp.numerics import integers
 from sipp.outputs import tolerance_of
 from sipp.records import Batch, Use, Weight
 
-MOST_VALUES = 1 << 20  # of the windows of one use that a comparison looks at, of all points alike
+MOST_VALUES = 1 << 16  # of the windows of one use that a comparison looks at, of all points alike
 N_PROJECTIONS = 3  # numbers that stand for the patches of a point
 
 # reported: as the adapter says, in dimension 0; interleaved: the patches of all points at step 0, then at step 1, ...;
