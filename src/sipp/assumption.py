@@ -25,7 +25,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
-from sipp.batches import Data, batches_of, fresh, points_at
+from sipp.batches import Data, batches_of, points_at
 from sipp.capture import Forms, OnUse, capture, depends_on_batch
 from sipp.checking import check_choice, check_number
 from sipp.display import text_of
@@ -254,11 +254,10 @@ def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
     sites = tuple(replace(site, weights=weights) for site, weights in zip(network.sites, kept) if weights)
     if not sites:
         return {}
-    copy = fresh(draw)
     scores = score(
         network.model,
         sites,
-        [(copy.kwargs or copy.args, None)],
+        [(draw.kwargs or draw.args, None)],
         norm_stats=network.norm_stats,
         chunk_bytes=network.chunk_bytes,
         checked=network.checked,
@@ -268,7 +267,7 @@ def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
 
 def _run(network: _Network, draw: Batch, on_use: OnUse) -> None:
     model, sites, norm_stats = network.model, network.sites, network.norm_stats
-    capture(model, sites, [fresh(draw)], on_use=on_use, on_output=lambda output, batch: None, norm_stats=norm_stats)
+    capture(model, sites, [draw], on_use=on_use, on_output=lambda output, batch: None, norm_stats=norm_stats)
 
 
 def _look_at_calibration(
