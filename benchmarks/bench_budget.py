@@ -16,9 +16,9 @@ import torch
 from common import alternate, peak_extra_bytes
 from torch import Tensor, nn
 
-from sipp.budget import allocate, largest, relax
-from sipp.nets import build
-from sipp.rowbounds import draws_for, eps_rand
+from sipp.allocation import allocate, largest, relax
+from sipp.allocation.row_bounds import draws_for, eps_rand
+from sipp.experiments.nets import build
 
 N_OUTPUTS, DELTA, C_CONSTANT = 200_000, 1e-16, 3.0
 KEEP = 0.2

@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.binomial import upper_limit
-from sipp.certify import relative_errors
-from sipp.data import load_cifar10, normalise
-from sipp.nets import build
-from sipp.prune import before_cut, cut, rank, sparse_rows, write_rows
-from sipp.pruned import Method
+from sipp.certificates.claims import relative_errors
+from sipp.experiments.data import load_cifar10, normalise
+from sipp.experiments.nets import build
+from sipp.pruning.entry import before_cut, cut, rank, sparse_rows, write_rows
+from sipp.pruning.result import Method
 
 METHODS: tuple[Method, ...] = ("wt", "sipp-det", "sipp-hybrid")
 PARTS = ("calibration", "holdout", "fresh")

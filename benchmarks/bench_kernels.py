@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from common import alternate, clock_for, table
 from torch import Tensor
 
-from sipp.kernels import cpu, reference
+from sipp.scoring.kernels import reference
+from sipp.scoring.kernels.cpu import kernel as cpu
 
 SHAPES = {(64, 576, 8192): 0.70, (512, 4608, 2048): 0.55, (16, 27, 65536): 0.55}  # rows, fan-in, patches: target
 AGREEMENT = 1e-5

@@ -19,7 +19,7 @@ from common import alternate, clock_for, peak_extra_bytes, smooth_images, table
 from torch import Tensor, nn
 
 import sipp
-from sipp.nets.registry import NETS
+from sipp.experiments.nets.registry import NETS
 
 NETWORKS = (("resnet20", 128, 32, 7), ("resnet18", 16, 224, 5))  # network, images, side, repeats
 TARGET_RATIO, TARGET_BYTES = 5.0, 600 << 20

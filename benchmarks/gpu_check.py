@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 
 import sipp
-from sipp.kernels import gpu, reference
-from sipp.nets.registry import NETS
+from sipp.experiments.nets.registry import NETS
 from sipp.numerics import inverse_or_zero
+from sipp.scoring.kernels import gpu, reference
 
 SHAPE = (256, 2304, 16384)  # rows, fan-in, patches
 TARGET_RATE = 10  # T pairs/s

@@ -1,7 +1,9 @@
-"""Hashes of scores, masks, weights, bounds and certificates on fixed networks: equal before and after a change that should change nothing.
+"""Hashes of scores, masks, weights, bounds and certificates on fixed networks.
 
-    python benchmarks/same_bits.py > before.json       # then change the code
-    python benchmarks/same_bits.py --against before.json
+They are equal before and after a change that should change no number:
+
+python benchmarks/same_bits.py > before.json       # then change the code
+python benchmarks/same_bits.py --against before.json
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def digest(value: Any) -> str:
     """A hash of a tensor's bits, or of a value's text."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().contiguous()
-        return hashlib.sha256(str(value.dtype).encode() + value.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+        return hashlib.sha256(
+            str(value.dtype).encode() + value.reshape(-1).view(torch.uint8).numpy().tobytes()
+        ).hexdigest()[:16]
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
@@ -88,16 +92,27 @@ def found() -> Iterator[tuple[str, str]]:
                 for key, mask in pruned.masks.items():
                     yield f"{where} mask {key}", digest(mask)
                     yield f"{where} weight {key}", digest(pruned.model.get_parameter(key))
-                yield f"{where} layers", digest([(x.name, x.kept, x.strategies, x.eps, x.bound, x.kappa, x.eps_measured) for x in pruned.layers])
+                yield (
+                    f"{where} layers",
+                    digest(
+                        [(x.name, x.kept, x.strategies, x.eps, x.bound, x.kappa, x.eps_measured) for x in pruned.layers]
+                    ),
+                )
                 yield f"{where} bound", digest((pruned.bound.epsilon, pruned.guarantee, pruned.measured))
         fresh = torch.randn(100, *points.shape[1:], generator=torch.Generator().manual_seed(9))
         certificate = sipp.certify(model, pruned.model, fresh, delta=0.05, confidence=0.95)
         yield f"{name}: certificate", digest((certificate.epsilon, certificate.n, certificate.violations))
         best = sipp.prune_to(model, data, fresh, epsilon=0.5, delta=0.1, confidence=0.9)
-        yield f"{name}: prune_to", digest([(key, digest(mask)) for key, mask in (best.pruned.masks if best.pruned else {}).items()])
+        yield (
+            f"{name}: prune_to",
+            digest([(key, digest(mask)) for key, mask in (best.pruned.masks if best.pruned else {}).items()]),
+        )
         given = sipp.assess(model, pruned.model, data)
         yield f"{name}: assess", digest([(x.eps, x.bound) for x in given.layers])
-        yield f"{name}: sound bound", digest(sipp.sound_bound(model, pruned.model, points[:8]).epsilon_B) if name != "reader" else "-"
+        yield (
+            f"{name}: sound bound",
+            digest(sipp.sound_bound(model, pruned.model, points[:8]).epsilon_B) if name != "reader" else "-",
+        )
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp.data import digits_splits, load_digits
-from sipp.nets import build
+from sipp.experiments.data import digits_splits, load_digits
+from sipp.experiments.nets import build
 
 digits = load_digits()
 splits = digits_splits(digits, seed=0)

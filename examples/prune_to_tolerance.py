@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp.certify import from_json, to_json, verify
-from sipp.data import digits_splits, load_digits
+from sipp.certificates.claims import from_json, to_json, verify
+from sipp.experiments.data import digits_splits, load_digits
 
 digits = load_digits()
 splits = digits_splits(digits, seed=0)

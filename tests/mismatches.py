@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.layers import Adapter, Use, by_point, register
+from sipp.inputs.layers import Adapter, Use, by_point, register
 
 CASES_PER_PROCESS = 250
 N_POINTS = 4

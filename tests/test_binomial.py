@@ -11,7 +11,7 @@ from oracles import binomial as oracle
 from scipy import stats
 
 from sipp import binomial
-from sipp import certificate as records
+from sipp.certificates import record as records
 from sipp.errors import DataError, OptionError
 
 shares = st.floats(0.001, 0.999)

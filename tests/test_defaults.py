@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.kernels import chunked, cpu, door, ordered
-from sipp.kernels.few import MOST_WEIGHTS
+from sipp.scoring.kernels import door, ratios
+from sipp.scoring.kernels.cpu import double_precision
+from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels.cpu.every_product import MOST_WEIGHTS
 
 SOURCES = Path(sipp.__file__).parent
-ELSEWHERE = ("train", "data", "nets", "report", "cli")  # neither score nor prune
+ELSEWHERE = ("experiments", "report", "cli")  # neither score nor prune
 MAKERS = {"zeros", "empty", "ones", "full", "tensor", "arange", "eye", "linspace", "as_tensor"}
 MAKERS |= {"rand", "randn", "randint", "randperm"}
 INFERRED = {"as_tensor"}  # of labels, whose dtype is looked at
@@ -88,7 +90,7 @@ MAKE: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 
 def wide_range() -> tuple[nn.Module, Tensor]:
-    """One with points that float32 does not hold: they go through the float64 kernels (`ordered.py`)."""
+    """One with points that float32 does not hold: they go through the float64 kernels (`double_precision.py`)."""
     net, x = linear(), torch.rand(20, 20)
     x[::3, ::2] *= 1e-38
     return net, x
@@ -157,12 +159,12 @@ def kernel_results() -> Callable[[], Result]:
         found: Result = {}
         for n, (weight, patches, inverse) in operands.items():
             by_point = patches.unflatten(-1, (7, 30)), inverse.unflatten(-1, (7, 30))
-            for kernel in (cpu, ordered):
+            for kernel in (cpu, double_precision):
                 found[f"{kernel.__name__} sums {n}"] = kernel.quadrant_sums(weight, patches)
                 found[f"{kernel.__name__} max {n}"] = kernel.max_times(patches, inverse, weight > 0)
                 found[f"{kernel.__name__} mean {n}"] = kernel.sum_times(*by_point, weight > 0)
                 factors = weight.double()[..., 0].abs()
-                chunk = chunked.max_chunk(kernel, patches, 7, weight, factors, (True, False))
+                chunk = ratios.max_chunk(kernel, patches, 7, weight, factors, (True, False))
                 found |= {f"{kernel.__name__} chunk {n} {i}": one for i, one in enumerate(chunk)}
         return found
 

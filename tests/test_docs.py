@@ -28,8 +28,8 @@ import torch
 import typer
 
 import sipp
-from sipp.cli import app
-from sipp.cli_errors import fail_well
+from sipp.cli.errors import fail_well
+from sipp.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -15,9 +15,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.layers import find_sites
+from sipp.inputs.layers import find_sites
+from sipp.inputs.uses import fitted
 from sipp.records import Batch, Use
-from sipp.uses import fitted
 
 N_CASES = 160
 

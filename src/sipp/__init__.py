@@ -9,16 +9,16 @@ A model and a few data points go in; a sparse model and a statement of what was 
     print(pruned)
 """
 
-from sipp.assumption import check_assumption
-from sipp.certify import certify, certify_accuracy
-from sipp.given import assess
-from sipp.graphbound import sound_bound
-from sipp.masking import hold, release
-from sipp.prune import prune
-from sipp.prune_to import prune_to
-from sipp.pruned import Pruned
-from sipp.sample_size import sample_size
-from sipp.sensitivity import sensitivity
+from sipp.bounds.assessing import assess
+from sipp.bounds.assumption import check_assumption
+from sipp.bounds.sound.graph_bound import sound_bound
+from sipp.certificates.claims import certify, certify_accuracy
+from sipp.pruning.entry import prune
+from sipp.pruning.masking import hold, release
+from sipp.pruning.result import Pruned
+from sipp.pruning.tolerance import prune_to
+from sipp.scoring.sensitivities import sensitivity
+from sipp.scoring.theory_points import sample_size
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,6 +1,6 @@
 """`python -m sipp`: the command line, also for `accelerate launch -m sipp`."""
 
-from sipp.cli import main
+from sipp.cli.main import main
 
 if __name__ == "__main__":
     main()

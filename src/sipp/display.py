@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from sipp.pruned import Pruned, PrunedLayer
+    from sipp.pruning.result import Pruned, PrunedLayer
 
 WIDTH = 118
 SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from sipp.draws import n_new
+from sipp.distinct import n_new
 
 Reduce = Literal["max", "mean"]
 NormStats = Literal["running", "batch"]

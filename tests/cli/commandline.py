@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from typer.main import get_command
 from typer.models import ArgumentInfo, OptionInfo
 
-from sipp.cli import app
-from sipp.cli_errors import fail_well
+from sipp.cli.errors import fail_well
+from sipp.cli.main import app
 
 COMMANDS = get_command(app)  # most of the time of a refusal is building these
 
@@ -24,7 +24,7 @@ class Done:
 
 
 def run(*words: object) -> Done:
-    """What the command line does with these words, as `sipp.cli.main` does it, with the commands built once."""
+    """What the command line does with these words, as `sipp.cli.main.main` does it, with the commands built once."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:

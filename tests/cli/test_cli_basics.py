@@ -12,10 +12,11 @@ import pytest
 from commandline import run, three_lines
 
 import sipp
-from sipp import cli_bench, cli_errors, demo
-from sipp.cli_errors import split_advice
-from sipp.cli_output import plain
-from sipp.train import run as train_run
+from sipp.cli import errors
+from sipp.cli.commands import bench_command, demo_command
+from sipp.cli.errors import split_advice
+from sipp.cli.output import plain
+from sipp.experiments.runs import run_recipe as train_run
 
 
 @pytest.fixture
@@ -74,7 +75,9 @@ def test_a_bug_is_exit_1_and_shows_its_traceback_only_with_debug(points: Path, m
     words = ["score", "--model", "cli_zoo:mlp", "--data", points]
     done = run(*words)
     what, where, fix = three_lines(done.stderr)
-    assert done.returncode == 1 and "KeyError" in what and "cli_score.py:" in where and "--debug" in fix
+    assert (
+        done.returncode == 1 and "KeyError" in what and "cli/commands/score_command.py:" in where and "--debug" in fix
+    )
     for loud in (run("--debug", *words), run(*words, "--debug")):
         assert loud.returncode == 1 and "Traceback" in loud.stderr
 
@@ -120,7 +123,7 @@ def test_advice_is_told_apart_from_the_fault(message: str, parts: tuple[str, str
 
 
 def test_a_message_is_one_line_of_bounded_length() -> None:
-    text = cli_errors.three_lines("a\nb " + "name, " * 1000, "where", "do")
+    text = errors.three_lines("a\nb " + "name, " * 1000, "where", "do")
     assert len(text.splitlines()) == 3 and len(text) < 1000
 
 
@@ -129,19 +132,19 @@ def test_many_warnings_are_summed_up() -> None:
     done = run(*words)
     assert done.returncode == 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert len(lines) == cli_errors.MOST_WARNINGS + 1 and "the whole layer died" in lines[1] and "more" in lines[-1]
+    assert len(lines) == errors.MOST_WARNINGS + 1 and "the whole layer died" in lines[1] and "more" in lines[-1]
 
 
 def test_bench_times_what_is_right_and_refuses_what_is_not(points: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_bench, "SHAPES", ((4, 8, 64),))
+    monkeypatch.setattr(bench_command, "SHAPES", ((4, 8, 64),))
     words = ["bench", "--model", "cli_zoo:mlp", "--data", points, "--repeats", 1, "--json"]
     done = run(*words)
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)["lines"]
     assert [line["what"] for line in lines] == ["kernel", "network cli_zoo:mlp"]
     assert all(line["ratio"] == pytest.approx(line["sipp_ms"] / line["torch_ms"]) for line in lines)
-    right = cli_bench.reference.max_times
-    monkeypatch.setattr(cli_bench.reference, "max_times", lambda *parts: right(*parts) * (1 + 1e-4))
+    right = bench_command.reference.max_times
+    monkeypatch.setattr(bench_command.reference, "max_times", lambda *parts: right(*parts) * (1 + 1e-4))
     wrong = run(*words)
     assert wrong.returncode == 1 and wrong.stdout == "" and "not timed" in wrong.stderr
 
@@ -164,8 +167,8 @@ def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_demo_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = demo.DemoResult(0.9, {("wt", 0.5): 0.7}, {("wt", 0.5): 0.8})
-    monkeypatch.setattr(demo, "run_demo", lambda folder, seed, progress, force: result)
+    result = demo_command.DemoResult(0.9, {("wt", 0.5): 0.7}, {("wt", 0.5): 0.8})
+    monkeypatch.setattr(demo_command, "run_demo", lambda folder, seed, progress, force: result)
     record = json.loads(run("demo", "--out", tmp_path, "--json").stdout)
     assert record["accuracies"] == [{"method": "wt", "keep": 0.5, "pruned": 0.7, "retrained": 0.8}]
 

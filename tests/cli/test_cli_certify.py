@@ -11,8 +11,8 @@ from commandline import files_in, run, three_lines
 from safetensors.torch import save_file
 
 import sipp
-from sipp.cli_inputs import load_model
-from sipp.nets import build
+from sipp.cli.models import load_model
+from sipp.experiments.nets import build
 
 
 @pytest.fixture(scope="module")

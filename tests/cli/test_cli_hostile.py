@@ -11,9 +11,9 @@ import torch
 from cli_zoo import mlp
 from commandline import Done, files_in, run, three_lines
 
-from sipp.cli_errors import fail_well
+from sipp.cli.errors import fail_well
 from sipp.errors import DataError
-from sipp.train.store import read_records
+from sipp.experiments.runs.store import read_records
 
 
 def prune(folder: Path, *change: object) -> Done:

@@ -13,9 +13,9 @@ from commandline import Done, asked, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp import cli_bench, cli_certify, cli_prune, cli_score, demo
-from sipp.recipes import config_of, load_recipe
-from sipp.train.store import run_name
+from sipp.cli.commands import bench_command, certify_command, demo_command, prune_command, score_command
+from sipp.experiments.recipes import config_of, load_recipe
+from sipp.experiments.runs.store import run_name
 
 Words = list[object]
 ALL = ("--dense", "--pruned", "--holdout", "--calibration")
@@ -62,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save_file(mlp().state_dict(), tmp_path / f"{name}.safetensors")
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
-    for module in (cli_prune, cli_certify, cli_score, cli_bench):
+    for module in (prune_command, certify_command, score_command, bench_command):
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 
@@ -174,7 +174,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_file_stays_also_with_force(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "run", _must_not_be_called)
+    monkeypatch.setattr(demo_command, "run", _must_not_be_called)
     for name in ("mine.safetensors", "mine.json", "page.html", "accuracy.png"):
         (folder / name).write_bytes(content)
     (folder / "other").mkdir()
@@ -262,11 +262,11 @@ def test_figures_replace_figures_only(tmp_path: Path, monkeypatch: pytest.Monkey
     assert files_in(tmp_path) == before
 
 
-# --- run, demo, data ------------------------------------------------------------------------------------------------
+# --- run, demo, data -------------------------------------------------------------------------------------------------
 
 
 def test_a_run_in_a_folder_that_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.train.run.run_units", _must_not_be_called)
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_units", _must_not_be_called)
     place = tmp_path / run_name(config_of(load_recipe("digits-iterative")))
     place.mkdir()
     for name in ("records.jsonl", ".tmp-mine"):
@@ -278,7 +278,7 @@ def test_a_run_in_a_folder_that_is_no_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_run_over_its_recipe_or_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.train.run.run", _must_not_be_called)
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.run", _must_not_be_called)
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("base: digits-iterative\n")
     place = tmp_path / run_name(config_of(load_recipe(str(recipe))))
@@ -300,9 +300,9 @@ def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for m, level in ((None, 0), ("wt", 1))
     ]
     shown = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
-    honest = demo.read_sources
-    monkeypatch.setattr(demo, "_records", lambda *args: result)
-    monkeypatch.setattr(demo, "read_sources", lambda paths: honest([shown]))
+    honest = demo_command.read_sources
+    monkeypatch.setattr(demo_command, "_records", lambda *args: result)
+    monkeypatch.setattr(demo_command, "read_sources", lambda paths: honest([shown]))
     out = tmp_path / "demo"
     assert run("demo", "--out", out).returncode == 0
     before = files_in(tmp_path)
@@ -317,7 +317,7 @@ def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_set_that_is_there_is_never_fetched_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.data.fetch._fetch_into", _must_not_be_called)
+    monkeypatch.setattr("sipp.experiments.data.fetch._fetch_into", _must_not_be_called)
     (tmp_path / "cifar-10-batches-bin").mkdir()
     (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(b"mine")
     before = files_in(tmp_path)

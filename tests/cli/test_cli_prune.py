@@ -16,11 +16,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp import cli_files, cli_points
-from sipp.cli_output import show, too_wide
-from sipp.cli_record import layer_table
+from sipp.cli import files, points
+from sipp.cli.output import show, too_wide
+from sipp.cli.pruned_record import layer_table
 from sipp.errors import OptionError
-from sipp.nets import build
+from sipp.experiments.nets import build
 
 N_POINTS = 200
 
@@ -180,14 +180,14 @@ def test_named_inputs_and_a_part_of_the_output(data: Path, tmp_path: Path) -> No
 
 def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[bytes]] = {}
-    honest = cli_points.collect
+    honest = points.collect
 
-    def spy(source: cli_points.Source, items: torch.Tensor, **options: object) -> cli_points.Points:
+    def spy(source: points.Source, items: torch.Tensor, **options: object) -> points.Points:
         points = honest(source, items, **options)  # type: ignore[arg-type]
-        seen[points.hash] = cli_points.point_keys(points.batches, "data")
+        seen[points.hash] = points.point_keys(points.batches, "data")
         return points
 
-    monkeypatch.setattr("sipp.cli_ask.collect", spy)
+    monkeypatch.setattr("sipp.cli.request.collect", spy)
     record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "wt", "--dry-run")
     ours, theirs = (set(seen[record[role]["hash"]]) for role in ("data", "holdout"))  # type: ignore[index]
     assert len(ours) == len(theirs) == N_POINTS // 2 and not ours & theirs
@@ -210,7 +210,7 @@ def test_a_certificate_of_prune_is_the_one_of_certify(data: Path, tmp_path: Path
     assert done.returncode == 0 and json.loads(done.stdout) == record["certificate"]
     dry = run("prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", *words[:6], "--dry-run")
     assert dry.returncode == 0 and "no longer a first look" in dry.stdout
-    assert record["weights_sha256"] == cli_files.file_hash(dense)
+    assert record["weights_sha256"] == files.file_hash(dense)
 
 
 def test_sets_give_training_points_to_calibrate_and_test_points_to_certify(data: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_folder_with_content_is_replaced_only_by_force(data: Path, tmp_path: P
 def test_a_folder_that_filled_while_the_work_was_done_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep me")
     with pytest.raises(OptionError, match="force"):
-        cli_files.write_folder(tmp_path, {"a": b"1"}, force=False)
+        files.write_folder(tmp_path, {"a": b"1"}, force=False)
     assert files_in(tmp_path) == {"mine.txt": b"keep me"}
 
 
@@ -276,7 +276,7 @@ def test_a_full_disk_leaves_nothing_half(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(cli_files.os, call, full)
+        patched.setattr(files.os, call, full)
         done = run(*words, *(["--force"] if forced else []))
     assert done.returncode == 2 and "No space left" in done.stderr
     after = files_in(tmp_path)

@@ -12,19 +12,19 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sipp import cli_run
+from sipp.cli.commands import run_command
 from sipp.errors import OptionError
-from sipp.recipes import load_recipe
-from sipp.train.run import list_runs, run
-from sipp.train.store import checkpoints
+from sipp.experiments.recipes import load_recipe
+from sipp.experiments.runs.run_recipe import list_runs, run
+from sipp.experiments.runs.store import checkpoints
 
-KILL_LOOP = Path(__file__).parent.parent / "train" / "kill_loop.py"
+KILL_LOOP = Path(__file__).parent.parent / "experiments" / "runs" / "kill_loop.py"
 N_KILLS = 3
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 
 app = typer.Typer()
-app.command()(cli_run.run)
-app.command()(cli_run.runs)
+app.command()(run_command.run)
+app.command()(run_command.runs)
 
 SMALL = (
     "train.epochs=1",
@@ -70,8 +70,9 @@ def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
     endless = ("train.epochs=100000",)
     arguments = ["run", "digits-iterative", *options(*endless), "--out", str(tmp_path), "--device", "cpu"]
     code = (
-        "import sys, typer; from sipp import cli_run; app = typer.Typer(); app.command()(cli_run.run); "
-        "app.command()(cli_run.runs); app()"
+        "import sys, typer; from sipp.cli.commands import run_command; "
+        "app = typer.Typer(); app.command()(run_command.run); "
+        "app.command()(run_command.runs); app()"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracles import budget as oracle
 
-from sipp.budget import allocate, draws_for, expected_kept, largest, order_of
-from sipp.rowloops import smallest_of
-from sipp.sparsify import DET, RAND, WHOLE, sparsify
+from sipp.allocation import allocate, draws_for, expected_kept, largest, order_of
+from sipp.allocation.row_loops import smallest_of
+from sipp.pruning.sparse_rows import DET, RAND, WHOLE, sparsify
 
 OPTIONS = {"n_outputs": 20, "delta": 1e-3, "c_constant": 3.0}
 SCORES = st.one_of(

@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from sipp.certificate import Certificate, to_json
-from sipp.train.files import write_json
+from sipp.certificates.record import Certificate, to_json
+from sipp.storage.files import write_json
 
 METHODS = ("sipp-hybrid", "sipp-det", "wt", "snip", "random")
 N_BINS = 24

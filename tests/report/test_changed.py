@@ -12,10 +12,10 @@ import pytest
 from cli.commandline import files_in, run, three_lines
 
 from sipp.errors import DataError, OptionError
-from sipp.recipes import Recipe, load_recipe
+from sipp.experiments.recipes import Recipe, load_recipe
+from sipp.experiments.runs.run_recipe import run as run_recipe
 from sipp.report.read import read_pruned, read_run, read_whole_sources
-from sipp.train.files import read_json, seal, write_json
-from sipp.train.run import run as run_recipe
+from sipp.storage.files import read_json, seal, write_json
 
 SMALL = (
     "train.epochs=1",

@@ -10,10 +10,10 @@ from report.synthetic import big_run, certificate, config, dense, write_run
 from report.test_read import pruned_folder
 from typer.testing import CliRunner
 
-from sipp import cli_report
+from sipp.cli.commands import report_command
 from sipp.report.page import embedded, render
 from sipp.report.read import read_run, read_sources
-from sipp.train.files import read_json, write_json
+from sipp.storage.files import read_json, write_json
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 MAX_BYTES = 3_000_000
@@ -182,7 +182,7 @@ def test_command(tmp_path: Path) -> None:
     import typer
 
     app = typer.Typer()
-    app.command()(cli_report.report)
+    app.command()(report_command.report)
     run = big_run(tmp_path / "run", methods=("wt",), n_levels=2, n_seeds=1, n_layers=1)
     out = tmp_path / "sub" / "page.html"
     done = CliRunner().invoke(app, [str(run), "-o", str(out), "--json"])

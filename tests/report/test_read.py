@@ -9,7 +9,7 @@ from report.synthetic import big_run, certificate
 
 from sipp.errors import DataError
 from sipp.report.read import PrunedModel, Run, read_pruned, read_run, read_sources
-from sipp.train.files import seal
+from sipp.storage.files import seal
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import pytest
 import torch
 from report.test_page import data_of, faults
 
-from sipp.certify import from_json
-from sipp.recipes import load_recipe
+from sipp.certificates.claims import from_json
+from sipp.experiments.pipelines import SCORE_BINS, _score_counts
+from sipp.experiments.recipes import load_recipe
+from sipp.experiments.runs.run_recipe import Finished, run
+from sipp.experiments.runs.store import without_clock
 from sipp.report import read_sources, render
-from sipp.train.pipelines import SCORE_BINS, _score_counts
-from sipp.train.run import Finished, run
-from sipp.train.store import without_clock
 
 SMALL = (
     "train.epochs=1",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sipp import binomial
-from sipp.certify import point_ratios
+from sipp.certificates.claims import point_ratios
 
 N_RUNS = 4000
 DELTA = 0.05

@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sipp import binomial, holdout, ledger
-from sipp.certify import certify
+from sipp import binomial
+from sipp.certificates import evidence, ledger
+from sipp.certificates.claims import certify
 from sipp.errors import DataError
-from sipp.prune_to import prune_to
+from sipp.pruning.tolerance import prune_to
 
 BETA, DELTA = 0.05, 0.1
 BARELY_BAD = 0.101
@@ -127,7 +128,7 @@ def test_a_loader_that_shuffles_is_as_good_as_a_list(monkeypatch: pytest.MonkeyP
 def test_a_loader_that_augments_or_drops_certifies_nothing(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(false_walks(change, N_BROKEN))
     monkeypatch.setitem(
-        WALK, "read_again", lambda data, role, first: ((b, holdout.keys_of(b)) for b in holdout.holdout_batches(data))
+        WALK, "read_again", lambda data, role, first: ((b, evidence.keys_of(b)) for b in evidence.holdout_batches(data))
     )
     monkeypatch.setattr(WALK["_Walker"], "_dense", by_position())
     monkeypatch.setitem(WALK, "changed", lambda role: AssertionError("seen by the certificate"))
@@ -210,7 +211,7 @@ def test_points_seen_before_are_recognised(
     def exact_only(path: Any, evidence: dict[str, Any], kind: str, sketch: Any = ()) -> dict[str, Any]:
         return ledger.record_use(path, evidence, kind)
 
-    monkeypatch.setattr(holdout, "record_use", exact_only)
+    monkeypatch.setattr(evidence, "record_use", exact_only)
     assert not holds(false_first_looks(look, N_USERS, tmp_path))
 
 
@@ -261,8 +262,8 @@ def false_with_known_points(n_runs: int) -> list[bool]:
 def test_calibration_points_in_another_dtype_certify_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(false_with_known_points(N_BROKEN))
     bytes_only: set[bytes] = set()
-    monkeypatch.setattr(holdout, "add_known", lambda known, batch: bytes_only.update(holdout.keys_of(batch)))
-    monkeypatch.setattr(holdout, "are_known", lambda known, b: [key in bytes_only for key in holdout.keys_of(b)])
+    monkeypatch.setattr(evidence, "add_known", lambda known, batch: bytes_only.update(evidence.keys_of(batch)))
+    monkeypatch.setattr(evidence, "are_known", lambda known, b: [key in bytes_only for key in evidence.keys_of(b)])
     assert not holds(false_with_known_points(N_BROKEN))
 
 

@@ -14,9 +14,9 @@ from scipy import stats
 from scipy.stats import chi2_contingency
 from torch import Tensor
 
-from sipp.rowbounds import draws_for, eps_rand, largest_in_rows
-from sipp.sampling import draw_fixed, draw_until, poisson
-from sipp.sparsify import reweighted, sparsify
+from sipp.allocation.row_bounds import draws_for, eps_rand, largest_in_rows
+from sipp.pruning.sampling import draw_fixed, draw_until, poisson
+from sipp.pruning.sparse_rows import reweighted, sparsify
 
 Reweighting = Callable[[Tensor, Tensor, Tensor], Tensor]  # weights, counts, shares -> new weights
 Sampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # shares, kept, generator -> counts

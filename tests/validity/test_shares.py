@@ -17,10 +17,10 @@ from scipy import stats
 from torch import Tensor, nn
 
 import sipp
-from sipp.bounds import coverage, floored, measure, network_coverage, network_epsilon
-from sipp.layers import find_sites
+from sipp.bounds.network import coverage, floored, measure, network_coverage, network_epsilon
+from sipp.inputs.layers import find_sites
 from sipp.records import Scores
-from sipp.sensitivity import score
+from sipp.scoring.sensitivities import score
 
 CONFIDENCE = 0.8
 N_POPULATION = 6000

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.marks import FIGURE_MARK
 from sipp.report import palette, series
 from sipp.report.read import Run, Source
 from sipp.report.series import METRICS, Curve
 from sipp.report.words import number
+from sipp.storage.marks import FIGURE_MARK
 
 FORMATS = ("pdf", "png")
 DPI = 300  # of the PNG

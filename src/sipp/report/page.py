@@ -13,11 +13,11 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from sipp.marks import PAGE_MARK
 from sipp.report import palette, series, words
 from sipp.report.plots import Plot, pruned_plots, run_plots
 from sipp.report.read import Broken, PrunedModel, Run, Source
 from sipp.report.words import Finding, number
+from sipp.storage.marks import PAGE_MARK
 
 TEMPLATE = "template.html.j2"
 SHOWN_LENGTH = 500  # of a value in the table of the configuration
@@ -97,7 +97,7 @@ def embedded(values: Any) -> str:
 
 
 def _file(name: str) -> str:
-    return resources.files("sipp.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("sipp.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _policy(css: str, script: str) -> str:

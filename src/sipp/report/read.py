@@ -1,7 +1,7 @@
 """Folders in, frozen records out: runs of `sipp run`, and pruned models of `sipp prune`.
 
-Files are read by `sipp.train.reading`, which refuses what `sipp run` refuses. What is wrong with a file is said with
-its path and line, and nothing is guessed in its place.
+Files are read by `sipp.experiments.runs.reading`, which refuses what `sipp run` refuses. What is wrong with a file is
+said with its path and line, and nothing is guessed in its place.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sipp.certificate import from_values
+from sipp.certificates.record import from_values
 from sipp.errors import DataError
-from sipp.marks import RECORD_NAME, WEIGHTS_NAME
-from sipp.train import reading
-from sipp.train.store import FINAL, MANIFEST, RECORDS
+from sipp.experiments.runs import reading
+from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
+from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
 
 Values = Mapping[str, Any]
 

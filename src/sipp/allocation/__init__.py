@@ -1,0 +1,24 @@
+"""Scores of all rows and a budget in, which or how many weights each row keeps out (T7, T10).
+
+`largest` is the optimum for SiPP-det (and for every baseline that ranks weights); `allocate` is OptAlloc for SiPP-rand
+and SiPP-hybrid, and `pose` and `allocate_posed` are its two halves, for many budgets. Lists hold one tensor per layer;
+rows of different layers may differ in fan-in.
+"""
+
+from sipp.allocation.largest_scores import largest, order_of
+from sipp.allocation.optimal import Posed, Relaxed, allocate, allocate_posed, pose, relax, relax_posed
+from sipp.allocation.row_bounds import draws_for, expected_kept
+
+__all__ = [
+    "Posed",
+    "Relaxed",
+    "allocate",
+    "allocate_posed",
+    "draws_for",
+    "expected_kept",
+    "largest",
+    "order_of",
+    "pose",
+    "relax",
+    "relax_posed",
+]

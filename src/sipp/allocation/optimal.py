@@ -1,0 +1,203 @@
+"""Sensitivities of all rows and a budget in, how many weights each row keeps under OptAlloc out (T10)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sipp.allocation.curves import Curves, tabulate
+from sipp.allocation.envelope import Optimum, fill, optimum
+from sipp.allocation.row_bounds import check_constants, check_sensitivity, sampling_constant
+from sipp.allocation.row_loops import row_totals
+from sipp.errors import OptionError
+from sipp.numerics import BOUND_DTYPE
+
+_FRACTION_BITS = 40  # rounding works on whole multiples of 2^-40, so that its sums are exact
+# How far below half a weight a row's curve starts: as many octaves where a row has more than a weight of the budget,
+# more where rows outnumber the weights or where a row is worth so little that it wants less. Rows that want less than
+# 2^-60 of a weight cost next to nothing wherever they are.
+_HALVINGS, _MORE_HALVINGS, _MOST_HALVINGS = 3, 12, 60
+_INTEGER_SLACK = 1e-9  # a relaxed number this close to an integer is that integer
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """The relaxed optimum of T10: real numbers kept, their sum of bounds on the convex envelope, the multiplier."""
+
+    kept: list[Tensor]  # one float64 tensor of F numbers a layer
+    objective: float  # no whole numbers cost less
+    multiplier: float
+
+
+@dataclass(frozen=True)
+class Posed:
+    """OptAlloc before the budget is known: what all budgets share. R counts the rows of all layers together."""
+
+    sensitivities: tuple[Tensor, ...]
+    caps_R: Tensor  # float64: the weights of positive sensitivity
+    competes_R: Tensor  # bool: rows of positive sensitivity and weight
+    weight_R: Tensor
+    scale_R: Tensor  # S~ of T6
+    curves: Curves  # of the rows that compete
+
+
+def pose(
+    sensitivities: Sequence[Tensor],
+    *,
+    n_outputs: int,
+    delta: float,
+    c_constant: float,
+    layer_weights: Sequence[float] | None = None,
+) -> Posed:
+    """The problem of T10 without its budget, ready to be solved for any number of them."""
+    _check_allocation(sensitivities, layer_weights)
+    check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    weights = [1.0] * len(sensitivities) if layer_weights is None else list(layer_weights)
+    n_rows = torch.tensor([len(layer) for layer in sensitivities], dtype=torch.int64, device="cpu")
+    caps_R = _gather([(layer > 0).sum(1) for layer in sensitivities])
+    total_R = _gather([row_totals(layer) for layer in sensitivities])
+    weight_R = torch.tensor(weights, dtype=BOUND_DTYPE, device="cpu").repeat_interleave(n_rows)
+    competes_R = (caps_R > 0) & (weight_R > 0)
+    scale_R = sampling_constant(total_R, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    curves = _curves(sensitivities, competes_R, weight_R, scale_R, n_halvings=_HALVINGS)
+    return Posed(tuple(sensitivities), caps_R, competes_R, weight_R, scale_R, curves)
+
+
+def allocate(
+    sensitivities: Sequence[Tensor],
+    budget: int,
+    *,
+    n_outputs: int,
+    delta: float,
+    c_constant: float,
+    generator: torch.Generator,
+    layer_weights: Sequence[float] | None = None,
+) -> list[Tensor]:
+    """One int64 tensor of F numbers a layer: how many weights each row keeps under OptAlloc for rand and hybrid (T10).
+
+    The numbers add up to exactly min(budget, weights of positive sensitivity). Each is the relaxed optimum, rounded up
+    or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing.
+    """
+    posed = pose(sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant, layer_weights=layer_weights)
+    return allocate_posed(posed, budget, generator=generator)
+
+
+def allocate_posed(posed: Posed, budget: int, *, generator: torch.Generator) -> list[Tensor]:
+    """What `allocate` says for this budget, bit for bit."""
+    relaxed = relax_posed(posed, budget).kept
+    if not relaxed:
+        return []
+    flat = torch.cat([layer.cpu() for layer in relaxed])
+    rounded = round_to_sum(flat, min(budget, int(posed.caps_R.sum())), generator)
+    return [kept.to(layer.device) for kept, layer in zip(rounded.split([len(layer) for layer in relaxed]), relaxed)]
+
+
+def relax(
+    sensitivities: Sequence[Tensor],
+    budget: int,
+    *,
+    n_outputs: int,
+    delta: float,
+    c_constant: float,
+    layer_weights: Sequence[float] | None = None,
+) -> Relaxed:
+    """The real numbers m_i that minimise sum_i w_l eps_rand(N_i(m_i)) with sum m_i <= budget, 0 <= m_i <= cap (T10).
+
+    A row's cap is its number of weights of positive sensitivity; there it is kept whole and its bound is 0. The bound
+    is convex in m at first but falls to 0 at the cap with infinite slope, so its convex envelope takes its place: all
+    rows but one lie on their curve or at their cap, where the two agree. `objective` is that of the envelope, at most
+    1e-6 (relative) above its least value. Deviates: the paper calls the problem convex; no guarantee depends on it,
+    since a bound holds for whatever number of weights a row is given.
+    """
+    posed = pose(sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant, layer_weights=layer_weights)
+    return relax_posed(posed, budget)
+
+
+def relax_posed(posed: Posed, budget: int) -> Relaxed:
+    """What `relax` says for this budget, bit for bit: it depends on nothing but the problem and the budget."""
+    if budget < 0:
+        raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep")
+    caps_R, competes_R = posed.caps_R, posed.competes_R
+    kept_R = torch.where(competes_R, caps_R, 0.0)
+    objective, multiplier = 0.0, 0.0
+    left = budget - float(kept_R.sum())
+    if left >= 0:  # rows of weight 0 share what the others cannot use
+        kept_R = kept_R + fill(left, torch.where(competes_R, 0.0, caps_R))
+    elif budget == 0:
+        kept_R, objective, multiplier = torch.zeros_like(kept_R), math.inf, math.inf
+    else:
+        found = _solve(posed, budget)
+        kept_R[competes_R], objective, multiplier = found.kept_R, found.objective, found.multiplier
+    parts = kept_R.split([len(layer) for layer in posed.sensitivities])
+    kept = [part.to(layer.device) for part, layer in zip(parts, posed.sensitivities)]
+    return Relaxed(kept=kept, objective=objective, multiplier=multiplier)
+
+
+def _solve(posed: Posed, budget: int) -> Optimum:
+    """The optimum on curves that start early enough: no row wants to keep less than at its first knot.
+
+    Where the curves at hand do not, others take their place, so that the result depends on nothing but the budget.
+    """
+    n_halvings = _HALVINGS + max(0, math.ceil(math.log2(int(posed.competes_R.sum()) / budget)))
+    curves = posed.curves
+    while True:
+        if n_halvings > _HALVINGS:
+            rows = (posed.sensitivities, posed.competes_R, posed.weight_R, posed.scale_R)
+            curves = _curves(*rows, n_halvings=n_halvings)
+        found = optimum(curves, budget)
+        if found.is_inside or n_halvings > _MOST_HALVINGS:
+            return found
+        n_halvings += _MORE_HALVINGS
+
+
+def _curves(
+    sensitivities: Sequence[Tensor], competes_R: Tensor, weight_R: Tensor, scale_R: Tensor, *, n_halvings: int
+) -> Curves:
+    competes = competes_R.split([len(layer) for layer in sensitivities])
+    return tabulate(sensitivities, competes, weight_R[competes_R], scale_R[competes_R], n_halvings=n_halvings)
+
+
+def round_to_sum(relaxed_R: Tensor, target: int, generator: torch.Generator) -> Tensor:
+    """Whole numbers with the exact sum `target`, each its relaxed number rounded up or down, right in expectation.
+
+    Systematic sampling: the fractions are laid end to end in random order and one random comb of spacing 1 picks those
+    to round up. On multiples of 2^-40, so that no rounding error can change the sum.
+    """
+    one = 1 << _FRACTION_BITS
+    floor_R = torch.floor(relaxed_R + _INTEGER_SLACK)
+    fraction_R = (relaxed_R - floor_R).clamp(min=0.0)
+    fraction_R = torch.where(fraction_R > _INTEGER_SLACK, fraction_R, 0.0)
+    pieces_R = torch.round(fraction_R * one).to(torch.int64)
+    surplus = int(pieces_R.sum()) - (target - int(floor_R.sum())) * one
+    if surplus > 0:  # rounding noise only; it goes to the first rows that have room for it
+        pieces_R = pieces_R - fill(surplus, pieces_R)
+    else:
+        pieces_R = pieces_R + fill(-surplus, torch.where(pieces_R > 0, one - pieces_R, 0))
+    order = torch.randperm(len(relaxed_R), generator=generator, dtype=torch.int64, device=generator.device).cpu()
+    start = torch.randint(one, (1,), generator=generator, dtype=torch.int64, device=generator.device).cpu()
+    teeth = torch.div(torch.cat([start, pieces_R[order].cumsum(0) + start]), one, rounding_mode="floor")
+    rounded_R = floor_R.to(torch.int64)
+    rounded_R[order] += teeth.diff()
+    return rounded_R
+
+
+def _gather(layers: Sequence[Tensor]) -> Tensor:
+    """One float64 CPU tensor over the rows of all layers."""
+    none = torch.zeros(0, dtype=BOUND_DTYPE, device="cpu")
+    return torch.cat([none, *(layer.to("cpu", BOUND_DTYPE) for layer in layers)])
+
+
+def _check_allocation(sensitivities: Sequence[Tensor], layer_weights: Sequence[float] | None) -> None:
+    for index, layer in enumerate(sensitivities):
+        check_sensitivity(layer, f"sensitivity of layer {index}")
+    if layer_weights is None:
+        return
+    if len(layer_weights) != len(sensitivities):
+        raise OptionError(f"{len(layer_weights)} layer_weights for {len(sensitivities)} layers; give one for each")
+    for index, weight in enumerate(layer_weights):
+        if not (weight >= 0.0 and math.isfinite(weight)):
+            raise OptionError(f"layer_weights[{index}]={weight!r} must be finite and not negative")

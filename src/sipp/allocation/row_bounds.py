@@ -1,0 +1,205 @@
+"""Sensitivities and a number kept or drawn per row in, the row's relative error bound out (T5, T6, T7, T17).
+
+Both bounds speak of one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
+T7 stands here because it is what turns a number kept into a number drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sipp.allocation.row_loops import (
+    add_up,
+    as_array,
+    check_rows,
+    compiled_rows,
+    draws_of_row,
+    fill_rates,
+    look,
+    over_rows,
+    row_totals,
+)
+from sipp.errors import DataError, OptionError
+from sipp.numerics import BOUND_DTYPE
+
+UNION_FACTOR = 16.0  # T6: two tails, four quadrants, half of delta for the ES inequality
+CHUNK_CPU = 2**17  # weights worked on at once: their float64 temporaries stay in a core's cache
+CHUNK_OTHER = 2**24  # elsewhere a chunk only bounds memory (128 MiB a temporary)
+
+
+def eps_det(sensitivity_FK: Tensor, kept_F: Tensor, *, c_constant: float) -> Tensor:
+    """T5, F float64: C times the sum of all but the m largest sensitivities of each row."""
+    check_sensitivity(sensitivity_FK)
+    check_kept(kept_F, sensitivity_FK)
+    check_constants(c_constant=c_constant)
+    return c_constant * tail_sum(sensitivity_FK, largest_in_rows(sensitivity_FK, kept_F))
+
+
+def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
+    """T17, F float64: C times the sum of |1 - r_j| s_j for rows whose weights w_j became r_j w_j, however chosen.
+
+    With r_j = 0 for what is removed and 1 for what is kept this is T5. Infinite where a weight was 0 and is not any
+    more, or is no number: there is no r_j.
+    """
+    sums = []
+    for rows in row_chunks(weight_FK):
+        weight, values = weight_FK[rows].to(BOUND_DTYPE), values_FK[rows].to(BOUND_DTYPE)
+        changed = torch.where(values == weight, 0.0, (1.0 - values / weight).abs())  # infinite or NaN: no r_j
+        lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(BOUND_DTYPE), torch.inf)
+        sums.append(lost.sum(1))
+    return c_constant * torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=weight_FK.device), *sums])
+
+
+def eps_rand(total_F: Tensor, n_draws_F: Tensor, *, n_outputs: int, delta: float, c_constant: float) -> Tensor:
+    """T6, float64: (S~ + sqrt(S~ (S~ + 6 N))) / N for rows of summed sensitivity `total_F` after N draws.
+
+    Infinite for N = 0, 0 for a row without sensitivity; the two arguments may also be broadcast against each other.
+    """
+    check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    total = total_F.to(BOUND_DTYPE)
+    scale = sampling_constant(total, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    return bernstein(scale, n_draws_F.to(total))
+
+
+def bernstein(scale_F: Tensor, n_draws_F: Tensor) -> Tensor:
+    """eps_rand of T6 from S~ and N: with t = S~ / N it is t + sqrt(t (t + 6)); 0 where S~ is 0, whatever N."""
+    share = scale_F / n_draws_F
+    # Two roots, because the square of t can leave the range of float64.
+    return torch.where(scale_F > 0, share + share.sqrt() * (share + 6.0).sqrt(), 0.0)
+
+
+def sampling_constant(total_F: Tensor, *, n_outputs: int, delta: float, c_constant: float) -> Tensor:
+    """S~ of T6, float64: (S C / 3) ln(16 eta / delta)."""
+    log_union = math.log(UNION_FACTOR) + math.log(n_outputs) - math.log(delta)
+    return total_F.to(BOUND_DTYPE) * (c_constant / 3.0 * log_union)
+
+
+def expected_kept(sensitivity_FK: Tensor, n_draws_F: Tensor) -> Tensor:
+    """U(N) of T7, F float64: how many different weights N draws with replacement are expected to hit in each row."""
+    check_sensitivity(sensitivity_FK)
+    return _by_row(_expected_kept, sensitivity_FK, n_draws_F)
+
+
+def draws_for(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
+    """N(m) of T7, F float64: the draws after which m different weights are expected; 0 for m = 0.
+
+    Infinite where m reaches the number of weights of positive sensitivity: no number of draws is sure to hit them all.
+    """
+    check_sensitivity(sensitivity_FK)
+    check_kept(kept_F, sensitivity_FK)
+    return _by_row(_draws_for, sensitivity_FK, kept_F)
+
+
+def _by_row(loop: Callable[..., None], sensitivity_FK: Tensor, given_F: Tensor) -> Tensor:
+    """F float64, where the sensitivities lie: what a compiled loop makes of each row and its number."""
+    check_rows("rows", sensitivity_FK, numbers=[given_F])
+    rows, given = as_array(sensitivity_FK), as_array(given_F.to(BOUND_DTYPE))
+    result = np.empty(len(rows))
+
+    def work(_: int, first: int, end: int, scratch: np.ndarray) -> None:
+        loop(rows[first:end], given[first:end], scratch[0], result[first:end])
+
+    over_rows(work, [rows.shape], n_scratch=1)
+    return torch.from_numpy(result).to(sensitivity_FK.device)
+
+
+@compiled_rows
+def _expected_kept(rows_FK: np.ndarray, n_draws_F: np.ndarray, rates_K: np.ndarray, kept_F: np.ndarray) -> None:
+    for i in range(rows_FK.shape[0]):
+        total, cap = add_up(rows_FK[i])
+        kept_F[i] = cap
+        if cap > 0 and n_draws_F[i] < math.inf:
+            fill_rates(rows_FK[i], total, rates_K)
+            kept_F[i] = look(rates_K, n_draws_F[i])[0]
+
+
+@compiled_rows
+def _draws_for(rows_FK: np.ndarray, kept_F: np.ndarray, rates_K: np.ndarray, n_draws_F: np.ndarray) -> None:
+    for i in range(rows_FK.shape[0]):
+        total, cap = add_up(rows_FK[i])
+        if 0 < kept_F[i] < cap:
+            fill_rates(rows_FK[i], total, rates_K)
+            n_draws_F[i] = draws_of_row(rates_K, cap, kept_F[i])
+        else:
+            n_draws_F[i] = math.inf if kept_F[i] > 0 else 0.0
+
+
+def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:
+    """F x K bool: the `kept_F` largest values of each row, ties going to the smaller column."""
+    mask_FK = torch.zeros(values_FK.shape, dtype=torch.bool, device=values_FK.device)
+    fan_in = values_FK.shape[1]
+    for rows in row_chunks(values_FK):
+        values, kept = values_FK[rows], kept_F[rows, None].to(values_FK.device)
+        last = (fan_in - kept).clamp(0, fan_in - 1)  # position of the m-th largest in ascending order
+        threshold = _ascending(values).gather(1, last)
+        above, tied = values > threshold, values == threshold
+        room = kept - above.sum(1, keepdim=True)
+        mask_FK[rows] = (above & (kept > 0)) | (tied & (tied.cumsum(1) <= room))
+    return mask_FK
+
+
+def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
+    """F float64: the sum of what the mask leaves out of each row, added up itself, not as a difference of sums."""
+    tails = [
+        row_totals(sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0))
+        for rows in row_chunks(sensitivity_FK)
+    ]
+    return torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=sensitivity_FK.device), *tails])
+
+
+def row_chunks(matrix_FK: Tensor, n_rows: int | None = None) -> Iterator[slice]:
+    """Slices of bounded size (at least one row) that cover the rows of the matrix, or as many as `n_rows` says."""
+    size = CHUNK_CPU if matrix_FK.device.type == "cpu" else CHUNK_OTHER
+    step = max(1, size // max(1, matrix_FK.shape[1]))
+    for start in range(0, matrix_FK.shape[0] if n_rows is None else n_rows, step):
+        yield slice(start, start + step)
+
+
+def check_sensitivity(sensitivity_FK: Tensor, where: str = "sensitivity") -> None:
+    """Nothing comes back; a DataError if the tensor is not F x K, finite and non-negative."""
+    if sensitivity_FK.ndim != 2 or sensitivity_FK.dtype not in (torch.float32, torch.float64):
+        raise DataError(
+            f"{where} must be a float32 or float64 matrix of F rows and K columns, "
+            f"got {sensitivity_FK.dtype} of shape {tuple(sensitivity_FK.shape)}"
+        )
+    if sensitivity_FK.numel():
+        low, high = (float(end) for end in torch.aminmax(sensitivity_FK))
+        if not (low >= 0.0 and math.isfinite(high)):
+            raise DataError(
+                f"{where} holds values outside [0, inf) (from {low} to {high}): "
+                "a NaN, infinite or negative sensitivity has no bound; look for NaN in the weights or the data"
+            )
+
+
+def check_kept(kept_F: Tensor, matrix_FK: Tensor) -> None:
+    """Nothing comes back; an OptionError unless there is one number in [0, K] for each of the F rows."""
+    n_rows, fan_in = matrix_FK.shape
+    if kept_F.shape != (n_rows,):
+        raise OptionError(f"kept_F has shape {tuple(kept_F.shape)}; it must hold one number for each of {n_rows} rows")
+    if n_rows and not (float(kept_F.min()) >= 0 and float(kept_F.max()) <= fan_in):
+        raise OptionError(
+            f"kept_F runs from {kept_F.min().item()} to {kept_F.max().item()}: a row of fan-in {fan_in} "
+            f"can keep between 0 and {fan_in} weights"
+        )
+
+
+def check_constants(*, c_constant: float, n_outputs: int = 1, delta: float = 0.5) -> None:
+    """Nothing comes back; an OptionError if a constant of T5 or T6 is outside its range."""
+    if not (c_constant > 0 and math.isfinite(c_constant)):
+        raise OptionError(f"c_constant={c_constant!r} must be a positive number (the paper uses 3)")
+    if n_outputs < 1:
+        raise OptionError(f"n_outputs={n_outputs!r} must be at least 1: it counts a network's output scalars (eta)")
+    if not 0.0 < delta < 1.0:
+        raise OptionError(f"delta={delta!r} must lie strictly between 0 and 1: it is a failure probability")
+
+
+def _ascending(values: Tensor) -> Tensor:
+    """Each row sorted; NumPy's vectorised sort is many times faster than torch's on a CPU."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.sort(values.detach().numpy(), axis=1))
+    return values.sort(dim=1).values

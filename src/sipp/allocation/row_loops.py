@@ -1,0 +1,282 @@
+"""Rows of sensitivities in; their rates, U(N), N(m) and smallest numbers out: loops that Numba compiles (T7).
+
+Everything is float64 and goes row by row, so that a row's numbers stay in the first-level cache from one look to the
+next. The functions here are called from other compiled loops; `row_bounds`, `optimal` and `sparse_rows` have the ways
+in.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from sipp.errors import DataError
+from sipp.numerics import BOUND_DTYPE
+from sipp.scoring.kernels.cpu.compiling import compiled
+from sipp.scoring.kernels.cpu.target import product_and_sum
+from sipp.scoring.kernels.cpu.threads import run_parallel
+
+MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0
+LARGEST_SHARE = 1.0 - 2.0**-53  # keeps log(1 - q) finite where one weight has all of a row's sensitivity
+
+# Of the table of curves (allocation/curves.py); here, because compiled code in two other files holds them.
+KNOTS_PER_OCTAVE = 3
+SPACING = math.log(2.0) / KNOTS_PER_OCTAVE  # in log N
+
+_SMALL_SHARE = 0.3  # up to it the series of log(1 - q) below is exact to rounding
+_LARGEST_DECAY = 708.0  # beyond it e^-y leaves the normal range of float64 and counts as 0
+_LOG2_E = 1.0 / math.log(2.0)
+_LN2_HIGH, _LN2_LOW = 0.693147180559890330, 5.49792301870837115e-14  # the first is exact in 42 bits: k * it is exact
+_EXPONENT_BIAS, _FRACTION_BITS = 1023, 52  # of float64
+_E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10, _E11, _E12, _E13 = (
+    (-1.0) ** i / math.factorial(i) for i in range(2, 14)
+)  # of e^-r for |r| <= log(2) / 2: the next term is below 2^-53 of the first
+
+_SOLVER_STEPS = 200
+_LAST_STEP = 1e-6  # relative; the error after a step is of the order of its cube
+
+_STAMP = zlib.crc32(Path(__file__).read_bytes())
+SHARED_WEIGHTS = 2**14  # fewer than this many are done sooner than a second thread is there
+
+# Number j of a row goes to the sum j % LANES, and these meet at the end: vectors, without leave to reorder anything.
+LANES = 32
+
+_exact = numba.njit(nogil=True, error_model="numpy")  # no cache: part of what calls it
+
+
+def compiled_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled, for loops that call those of this file: a change here makes their cached code stale."""
+    function.__qualname__ += f"_{_STAMP:x}"
+    return compiled(function)
+
+
+def over_rows(
+    work: Callable[[int, int, int, np.ndarray], None], shapes: Sequence[tuple[int, ...]], *, n_scratch: int
+) -> None:
+    """Nothing; calls work(layer, first row, end, scratch) for all rows of layers of these shapes (F, K).
+
+    On torch's threads, where there is enough to do for them; `scratch` is n_scratch x K float64. What a row gives must
+    not depend on other rows, so that the number of threads changes nothing.
+    """
+    ends = np.cumsum([0, *(n_rows * fan_in for n_rows, fan_in in shapes)])
+    n_threads = int(max(1, min(torch.get_num_threads(), ends[-1] // SHARED_WEIGHTS)))
+    scratches = np.empty((n_threads, n_scratch * max((fan_in for _, fan_in in shapes), default=0)))
+
+    def stretch(thread: int) -> None:
+        begin, end = (ends[-1] * i // n_threads for i in (thread, thread + 1))
+        for layer, (n_rows, fan_in) in enumerate(shapes):
+            first, last = (min(max(-(-(edge - ends[layer]) // max(1, fan_in)), 0), n_rows) for edge in (begin, end))
+            if first < last:
+                scratch = scratches[thread, : n_scratch * fan_in].reshape(n_scratch, fan_in)  # no gaps: loops vectorise
+                work(layer, first, last, scratch)
+
+    run_parallel(stretch, n_threads)
+
+
+def row_totals(values_FK: Tensor) -> Tensor:
+    """F float64: each row's sum. On a CPU in the order of `total_of`; torch's depends on threads where rows are few."""
+    if values_FK.device.type != "cpu":
+        return values_FK.sum(1, dtype=BOUND_DTYPE)
+    rows = as_array(values_FK)
+    result = np.empty(len(rows))
+
+    def work(_: int, first: int, end: int, __: np.ndarray) -> None:
+        _fill_totals(rows[first:end], result[first:end])
+
+    over_rows(work, [rows.shape], n_scratch=0)
+    return torch.from_numpy(result)
+
+
+def check_rows(where: str, values_FK: Tensor, *, beside: Sequence[Tensor] = (), numbers: Sequence[Tensor] = ()) -> None:
+    """A DataError unless the rows are a matrix, those beside them of its shape, and `numbers` one for each row."""
+    shape = tuple(values_FK.shape)
+    for others, wanted in ((beside, shape), (numbers, shape[:1])):
+        for other in others:
+            if len(shape) != 2 or tuple(other.shape) != wanted:
+                raise DataError(f"{where}: rows of shape {shape} and {tuple(other.shape)}, which must be {wanted}")
+
+
+def as_array(rows: Tensor) -> np.ndarray:
+    """The numbers of a tensor where compiled loops can read them: on the CPU, without gaps."""
+    return rows.detach().cpu().contiguous().numpy()
+
+
+@_exact
+def _power_of_two(exponent: int) -> float:
+    """2^exponent: the bits of a float64, put together."""
+    return np.int64((_EXPONENT_BIAS + exponent) << _FRACTION_BITS).view(np.float64)
+
+
+@_exact
+def _four(x: float, a: float, b: float, c: float, d: float, tail: float) -> float:
+    """a + b x + c x^2 + d x^3 + tail x^4."""
+    upper = product_and_sum(x, product_and_sum(x, tail, d), c)
+    return product_and_sum(x, product_and_sum(x, upper, b), a)
+
+
+@_exact
+def decay(y: float) -> tuple[float, float]:
+    """(1 - e^-y, e^-y) for y >= 0, each to its last bit or two; plain arithmetic, so that loops over it vectorise."""
+    bounded = min(y, _LARGEST_DECAY)
+    k = np.floor(product_and_sum(bounded, _LOG2_E, 0.5))
+    r = (bounded - k * _LN2_HIGH) - k * _LN2_LOW
+    shrink = r * _four(r, -1.0, _E2, _E3, _E4, _four(r, _E5, _E6, _E7, _E8, _four(r, _E9, _E10, _E11, _E12, _E13)))
+    scale = _power_of_two(-int(k))  # shrink is e^-r - 1
+    left = product_and_sum(scale, shrink, scale) if y < _LARGEST_DECAY else 0.0
+    return product_and_sum(-scale, shrink, 1.0 - scale), left
+
+
+@_exact
+def _small_rate(q: float) -> float:
+    """-log(1 - q) for 0 <= q <= 0.3: 2 artanh(q / (2 - q)), with q as a factor so that the tiniest share stays."""
+    half = 1.0 / (2.0 - q)
+    z = (q * half) * (q * half)
+    tail = _four(z, 1 / 9, 1 / 11, 1 / 13, 1 / 15, product_and_sum(z, 1 / 19, 1 / 17))
+    return q * (2.0 * half * _four(z, 1.0, 1 / 3, 1 / 5, 1 / 7, tail))
+
+
+@compiled
+def joined(lanes: np.ndarray) -> float:
+    """The sum of the lanes, half and half."""
+    n = LANES // 2
+    while n > 0:
+        for i in range(n):
+            lanes[i] += lanes[i + n]
+        n //= 2
+    return lanes[0]
+
+
+@compiled
+def total_of(values_K: np.ndarray) -> float:
+    """The sum of a row in float64, in an order of its own: the same bits in every process."""
+    lanes = np.zeros(LANES)
+    for start in range(0, values_K.shape[0], LANES):
+        part = values_K[start : start + LANES]
+        for i in range(part.shape[0]):
+            lanes[i] += np.float64(part[i])
+    return joined(lanes)
+
+
+@compiled
+def _fill_totals(rows_FK: np.ndarray, total_F: np.ndarray) -> None:
+    for i in range(rows_FK.shape[0]):
+        total_F[i] = total_of(rows_FK[i])
+
+
+@compiled
+def add_up(sensitivity_K: np.ndarray) -> tuple[float, int]:
+    """The row's sum of sensitivities, and how many of them are positive."""
+    n_positive = 0
+    for j in range(sensitivity_K.shape[0]):
+        n_positive += int(sensitivity_K[j] > 0)
+    return total_of(sensitivity_K), n_positive
+
+
+@compiled
+def fill_rates(sensitivity_K: np.ndarray, total: float, rates_K: np.ndarray) -> None:
+    """-log(1 - q) with q = s / S: the rate at which U's terms decay in N."""
+    n_large = 0
+    for j in range(sensitivity_K.shape[0]):
+        q = np.float64(sensitivity_K[j]) / total
+        n_large += int(q > _SMALL_SHARE)
+        rates_K[j] = _small_rate(min(q, _SMALL_SHARE))
+    if n_large > 0:
+        for j in range(sensitivity_K.shape[0]):
+            q = np.float64(sensitivity_K[j]) / total
+            if q > _SMALL_SHARE:
+                rates_K[j] = -math.log1p(-min(q, LARGEST_SHARE))
+
+
+@compiled
+def look(rates_K: np.ndarray, n_draws: float) -> tuple[float, float, float]:
+    """U(N), dU/d log N and sum_j y_j^2 e^-y_j with y_j = -N log(1 - q_j): minus d2U/d(log N)^2 plus dU/d log N."""
+    sums = np.zeros(3 * LANES)  # one piece of memory: a vectoriser has less to tell apart
+    kept, gain, turn = sums[:LANES], sums[LANES : 2 * LANES], sums[2 * LANES :]
+    for start in range(0, rates_K.shape[0], LANES):
+        rates = rates_K[start : start + LANES]
+        for i in range(rates.shape[0]):
+            y = rates[i] * n_draws
+            hit, left = decay(y)
+            falling = y * left
+            kept[i] += hit
+            gain[i] += falling
+            turn[i] = product_and_sum(falling, y, turn[i])
+    return joined(kept), joined(gain), joined(turn)
+
+
+@compiled
+def draws_of_row(rates_K: np.ndarray, cap: float, kept: float) -> float:
+    """N(m) for 0 < m < cap: where log(cap - U(N)), which is convex in N, reaches log(cap - m).
+
+    Halley's method, Newton's where that bends too much (from below it never passes the solution), between two bounds.
+    """
+    total_rate = total_of(rates_K)
+    # U(N) <= cap (1 - exp(-N mean rate)) since 1 - e^-y is concave: the first guess is below N(m), exact for equal q.
+    n_draws = min(-(cap / total_rate) * math.log1p(-kept / cap), MAX_DRAWS)
+    low, high = 0.0, math.inf
+    for _ in range(_SOLVER_STEPS):
+        reached, gain, turn = look(rates_K, n_draws)
+        lack = cap - reached
+        excess = math.log1p((kept - reached) / (cap - kept))
+        if reached < kept:
+            low = n_draws
+        else:
+            high = n_draws
+        fall, bend = gain / lack, turn / lack - (gain / lack) ** 2  # -N d/dN and N^2 d2/dN2 of log(cap - U)
+        curved = 2.0 * fall * fall - excess * bend
+        step = 2.0 * excess * fall / curved if curved > fall * fall else excess / fall
+        n_draws *= 1.0 + step
+        if abs(step) <= _LAST_STEP:
+            break
+        if n_draws >= MAX_DRAWS and high == math.inf:
+            break
+        if not low < n_draws < high:
+            n_draws = 2.0 * low if high == math.inf else math.sqrt(low) * math.sqrt(high)
+    return min(n_draws, MAX_DRAWS)
+
+
+@compiled
+def smallest_of(keys_K: np.ndarray, n_wanted: int) -> tuple[int, int]:
+    """(c, room): the n smallest of these whole numbers are those below c and the first `room` that equal it.
+
+    By counting, which vectorises, up to where the number is to be expected between two known counts, and up to the
+    middle every third time. 0 < n <= K, and numbers less than 2^63 apart.
+    """
+    low, high = keys_K[0], keys_K[0]
+    for j in range(1, keys_K.shape[0]):
+        low, high = min(low, keys_K[j]), max(high, keys_K[j])
+    low -= 1
+    n_low, n_high, n_trials = 0, keys_K.shape[0], 0
+    while high - low > 1:
+        n_trials += 1
+        share = 0.5 if n_trials % 3 == 0 else (n_wanted - n_low) / (n_high - n_low)
+        middle = min(max(low + np.int64(share * (high - low)), low + 1), high - 1)
+        n_up_to = 0
+        for j in range(keys_K.shape[0]):
+            n_up_to += int(keys_K[j] <= middle)
+        if n_up_to == n_wanted:
+            return middle + 1, 0
+        if n_up_to < n_wanted:
+            low, n_low = middle, n_up_to
+        else:
+            high, n_high = middle, n_up_to
+    return high, n_wanted - n_low
+
+
+@compiled
+def log_slope(share: float, gain: float) -> float:
+    """log(-d eps / d U) on a row's curve, for share = S~ / N (T6) and gain = dU / d log N.
+
+    -d eps / d log N is eps^2 / (2 root) with root = sqrt(t (t + 6)).
+    """
+    root = math.sqrt(share) * math.sqrt(share + 6.0)
+    eps = share + root
+    return math.log(eps / (2.0 * root) * (eps / gain))

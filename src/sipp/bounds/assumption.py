@@ -1,0 +1,359 @@
+"""How far the regularity assumption of T4 holds on given data, layer by layer, and how often the ES inequality fails.
+
+T4 assumes  P(g_j(x) <= 1/C) <= exp(-1/K_s)  for every weight j, and concludes the ES inequality
+    w_j^s a_j^t(x) <= C s_j z^{st}(x),    z^{st} = sum_k w_k^s a_k^t,
+for fresh points, from which T5-T12 follow. Two things can be looked at:
+    on S           the share of weights with g_j(x) > 1/C in a share of at least 1 - exp(-1/K_s) of the points,
+    on a holdout   the share of (patch, weight) pairs that break the inequality with the s_j of S.
+
+Read literally the assumption asks much: the ratios of a row sum to at most 1 in each patch and quadrant, so fewer than
+C of its weights exceed 1/C at once. With C = 3 most weights of a row of more than a few cannot, whatever the data, and
+the assumption nearly always fails. The inequality may hold all the same. It cannot fail for a weight that exceeded 1/C
+on any point of S, as a ratio is at most 1 < C s_j then: failures come from weights whose ratios were small on S.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor, nn
+
+from sipp.checking import check_choice, check_number
+from sipp.display import text_of
+from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import Data, batches_of, points_at
+from sipp.inputs.capture import Forms, OnUse, capture, depends_on_batch
+from sipp.inputs.layers import Selector, Site, find_sites, unwrap
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rounding
+from sipp.records import Batch, NormStats, Use, Weight, to_rows
+from sipp.scoring.sensitivities import ChunkBytes, chunk_of, score
+from sipp.scoring.theory_points import C_CONSTANT, K_CONSTANT
+
+SIGNS = (1, -1)
+DOUBLE_BYTES = 8
+
+SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # a float32 ratio below has lost digits and is not told apart from 0
+
+Unit = Literal["points", "batches"]
+
+
+@dataclass(frozen=True)
+class LayerAssumption:
+    """What was seen of the assumption at one weight tensor."""
+
+    name: str
+    fan_in: int
+    n_weights: int
+    n_holding: int  # weights with g_j(x) > 1/C on S often enough; one of value 0, or never met, has g_j = 0
+    es_failures: int | None  # pairs of the holdout with w_j a_j > C s_j z; None without a holdout
+    n_pairs: int | None  # (patch, weight) pairs of the holdout with w_j a_j != 0: each lies in exactly one quadrant
+
+    @property
+    def share_holding(self) -> float:
+        return self.n_holding / self.n_weights
+
+    @property
+    def es_failure_share(self) -> float | None:
+        """None where there was no pair to look at."""
+        return self.es_failures / self.n_pairs if self.es_failures is not None and self.n_pairs else None
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What was seen of the assumption of T4 in a whole network. `print` it."""
+
+    layers: tuple[LayerAssumption, ...]  # in the order of the model's parameters
+    c_constant: float
+    k_constant: float
+    n_calibration: int
+    n_holdout: int  # 0 without a holdout
+    unit: Unit  # what the two numbers count: batches where a point's patches depend on its batch
+
+    @property
+    def total(self) -> LayerAssumption:
+        """The whole network as if it were one layer (with its largest fan-in)."""
+        return LayerAssumption(
+            name="all",
+            fan_in=max(layer.fan_in for layer in self.layers),
+            n_weights=sum(layer.n_weights for layer in self.layers),
+            n_holding=sum(layer.n_holding for layer in self.layers),
+            es_failures=sum(layer.es_failures or 0 for layer in self.layers) if self.n_holdout else None,
+            n_pairs=sum(layer.n_pairs or 0 for layer in self.layers) if self.n_holdout else None,
+        )
+
+    @property
+    def share_needed(self) -> float:
+        """1 - exp(-1/K_s): the share of points on which each g_j must exceed 1/C."""
+        return _share_needed(self.k_constant)
+
+    @property
+    def plausible(self) -> bool:
+        """Whether every weight exceeded 1/C on S as often as the assumption says."""
+        return self.total.n_holding == self.total.n_weights
+
+    @property
+    def verdict(self) -> str:
+        """In plain words: whether the assumption looks plausible on this data, and what that means."""
+        total = self.total
+        often = f"above 1/C = {1 / self.c_constant:.3g} on at least {self.share_needed:.1%} of the {self.unit}"
+        seen = f"{total.n_holding:,} of {total.n_weights:,} weights were {often} (n={self.n_calibration})"
+        if self.plausible:
+            return (
+                f"The assumption of T4 looks plausible on this data: {seen}; T5-T12 rest on it, a held-out certificate "
+                "(T14) does not."
+            )
+        text = (
+            f"The assumption of T4 does not look plausible on this data: {seen}, and it speaks of every weight; T5-T12 "
+            "rest on it and are not proved here, a held-out certificate (T14) does not rest on it."
+        )
+        if any(layer.n_holding < layer.n_weights and layer.fan_in > self.c_constant for layer in self.layers):
+            text += (
+                " Read literally it nearly always fails for a fan-in above a few: the ratios of a row sum to at most 1 "
+                "in a patch and quadrant, so fewer than C of its weights can be above 1/C at once."
+            )
+        return text
+
+    @property
+    def es_verdict(self) -> str:
+        """In plain words: whether the inequality that the assumption is there for held on the holdout."""
+        total = self.total
+        if total.es_failures is None:
+            return "The ES inequality was not looked at: give a holdout."
+        counts = f"{total.es_failures:,} of {total.n_pairs:,} (patch, weight) pairs"
+        return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} held-out {self.unit}."
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("weight", overflow="fold")
+        for column in ("fan-in", "weights", "holding", "share", "pairs", "ES failures", "share"):
+            table.add_column(column, justify="right")
+        for layer in (*self.layers, self.total):
+            counts = (layer.fan_in, layer.n_weights, layer.n_holding)
+            pairs = ("" if n is None else f"{n:,}" for n in (layer.n_pairs, layer.es_failures))
+            failed = "" if layer.es_failure_share is None else f"{layer.es_failure_share:.2g}"
+            table.add_row(layer.name, *(f"{n:,}" for n in counts), f"{layer.share_holding:.2%}", *pairs, failed)
+        return "\n".join((text_of(table), self.verdict, self.es_verdict))
+
+
+def check_assumption(
+    model: nn.Module,
+    data: Data,
+    holdout: Data | None = None,
+    *,
+    c_constant: float = C_CONSTANT,
+    k_constant: float = K_CONSTANT,
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    norm_stats: NormStats = "running",
+    n_points: int | None = None,
+    n_holdout: int | None = None,
+    seed: int = 0,
+    chunk_bytes: ChunkBytes = "auto",
+) -> Assumption:
+    """What the calibration points, and a holdout if there is one, say about the assumption of T4 in each layer.
+
+    With C = 3 the literal assumption nearly always fails for a fan-in above a few (see the head of this file): expect
+    a small share, and look at the ES inequality on points that are not in `data`. This is a look at the data, not a
+    test with a level: frequencies are those seen. Every point is run alone, so the batches do not matter.
+
+    Example:
+        >>> import torch
+        >>> from sipp.bounds.assumption import check_assumption
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> model.weight = torch.nn.Parameter(torch.tensor([[1.0, 1.0]]))
+        >>> seen = check_assumption(model, torch.tensor([[1.0, 1.0], [1.0, 3.0]]), torch.tensor([[9.0, 1.0]]))
+        >>> seen.total.share_holding, seen.total.es_failures, seen.total.n_pairs
+        (1.0, 0, 2)
+    """
+    _check_constants(c_constant, k_constant)
+    check_choice("norm_stats", norm_stats, get_args(NormStats))
+    model = unwrap(model)
+    sites = find_sites(model, include=include, exclude=exclude)
+    weights = {weight.name: weight for site in sites for weight in site.weights.values()}
+    network = _Network(model, sites, norm_stats, chunk_of(chunk_bytes, device_of(model)))
+    sensitivity, n_above, n_calibration = _look_at_calibration(
+        network, _draws(network, data, n_points, seed, "calibration"), weights, c_constant
+    )
+    failures, pairs, n_held_out = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0), 0
+    for draw in () if holdout is None else _draws(network, holdout, n_holdout, seed, "holdout"):
+        _look_at_holdout(network, draw, sensitivity, c_constant, failures, pairs)
+        n_held_out += 1
+    needed = _share_needed(k_constant) * n_calibration
+    layers = tuple(
+        LayerAssumption(
+            name=name,
+            fan_in=weight.fan_in,
+            n_weights=weight.n_weights,
+            n_holding=int((n_above[name] >= needed).sum()),
+            es_failures=failures[name] if n_held_out else None,
+            n_pairs=pairs[name] if n_held_out else None,
+        )
+        for name, weight in weights.items()
+    )
+    unit: Unit = "batches" if network.is_batch_dependent else "points"
+    return Assumption(layers, c_constant, k_constant, n_calibration, n_held_out, unit)
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A model and how it is run."""
+
+    model: nn.Module
+    sites: tuple[Site, ...]
+    norm_stats: NormStats
+    chunk_bytes: int
+    checked: Forms = field(default_factory=dict)  # its layers are checked once, not for every draw
+
+    @property
+    def is_batch_dependent(self) -> bool:
+        return depends_on_batch(self.model, self.norm_stats)
+
+
+def _share_needed(k_constant: float) -> float:
+    return -math.expm1(-1 / k_constant)
+
+
+def _check_constants(c_constant: float, k_constant: float) -> None:
+    check_number("c_constant", c_constant, above=0)
+    check_number("k_constant", k_constant, above=0)
+
+
+def _draws(network: _Network, data: Data, n_points: int | None, seed: int, role: str) -> Iterator[Batch]:
+    """What T4 calls independent: each point as a batch of its own, or whole batches where points depend on them."""
+    device = device_of(network.model)
+    for batch in batches_of(data, device=device, n_points=n_points, seed=seed, role=role):
+        if network.is_batch_dependent:
+            yield batch
+            continue
+        for i in range(batch.n_points):
+            yield replace(points_at(batch, slice(i, i + 1)), where=f"{batch.where}, point {i}", labels=None)
+
+
+def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
+    """g_j(x) of T2 (F x K) for every weight that this draw reaches; the others have no ratio but 0."""
+    reached: set[str] = set()
+
+    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+        lowest, highest = torch.aminmax(use.windows)
+        if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
+            raise DataError(
+                f"{batch.where}: the inputs that reach {weight.name} are NaN or infinite, although the point itself is "
+                "finite: the model overflows on it; use a wider dtype, or drop the point"
+            )
+        reached.add(weight.name)
+
+    _run(network, draw, on_use)
+    kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in network.sites)
+    sites = tuple(replace(site, weights=weights) for site, weights in zip(network.sites, kept) if weights)
+    if not sites:
+        return {}
+    scores = score(
+        network.model,
+        sites,
+        [(draw.kwargs or draw.args, None)],
+        norm_stats=network.norm_stats,
+        chunk_bytes=network.chunk_bytes,
+        checked=network.checked,
+    )
+    return {layer.weight.name: layer.sensitivity_FK for layer in scores.layers}
+
+
+def _run(network: _Network, draw: Batch, on_use: OnUse) -> None:
+    model, sites, norm_stats = network.model, network.sites, network.norm_stats
+    capture(model, sites, [draw], on_use=on_use, on_output=lambda output, batch: None, norm_stats=norm_stats)
+
+
+def _look_at_calibration(
+    network: _Network, draws: Iterable[Batch], weights: dict[str, Weight], c_constant: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
+    """s_j (T3), the number of draws with g_j(x) > 1/C, both F x K by weight name, and the number of draws."""
+    sensitivity: dict[str, Tensor] = {}
+    n_above: dict[str, Tensor] = {}
+    n_draws = 0
+    for draw in draws:
+        n_draws += 1
+        for name, ratio_FK in _ratios(network, draw).items():
+            # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold, not more
+            is_above_FK = ratio_FK > (1 + ratio_rounding(weights[name].fan_in)) / c_constant
+            if name not in sensitivity:
+                sensitivity[name], n_above[name] = ratio_FK, is_above_FK.to(torch.int32)
+            else:
+                sensitivity[name] = torch.maximum(sensitivity[name], ratio_FK)
+                n_above[name] += is_above_FK
+    missing = [name for name in weights if name not in sensitivity]
+    if missing:
+        raise ModelError(
+            f"no input reached {missing[0]}: the layer is not called in forward, or its weight is used through a "
+            f"functional call that cannot be seen; leave it as it is with exclude={missing[0]!r}"
+        )
+    return sensitivity, n_above, n_draws
+
+
+def _look_at_holdout(
+    network: _Network,
+    draw: Batch,
+    sensitivity: dict[str, Tensor],
+    c_constant: float,
+    failures: dict[str, int],
+    pairs: dict[str, int],
+) -> None:
+    """Nothing; adds the pairs of one draw, and those that break the ES inequality, to the running numbers."""
+    ratios = _ratios(network, draw)
+
+    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+        name = weight.name
+        limit_FK = c_constant * sensitivity[name].to(BOUND_DTYPE)
+        # Only a weight whose largest ratio of the draw passes its limit has failures: the kernels' ratios tell which,
+        # with the rounding on their side, and only these few are looked at pair by pair.
+        is_suspect_FK = ratios[name] > limit_FK * (1 - ratio_rounding(weight.fan_in))
+        limit_FK = limit_FK * (1 + ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
+        rows_FK = to_rows(weight, network.model.get_parameter(name).detach()).to(BOUND_DTYPE)
+        n_failures, n_pairs = _count(rows_FK, limit_FK, is_suspect_FK, use, network.chunk_bytes)
+        failures[name] += n_failures
+        pairs[name] += n_pairs
+
+    _run(network, draw, on_use)
+
+
+def _count(weight_FK: Tensor, limit_FK: Tensor, is_suspect_FK: Tensor, use: Use, chunk_bytes: int) -> tuple[int, int]:
+    """The pairs of one use with w_j^s a_j^t > limit_j z^{st}, j among the suspects, and all pairs with w_j a_j != 0."""
+    n_groups = use.windows.shape[1]
+    rows = slice(use.row_start, None if use.n_rows is None else use.row_start + use.n_rows)
+    weight_GRK, limit_GRK, is_suspect_GRK = (
+        matrix_FK[rows].unflatten(0, (n_groups, -1)) for matrix_FK in (weight_FK, limit_FK, is_suspect_FK)
+    )
+    suspects_3M = is_suspect_GRK.nonzero().t()
+    n_nonzero_GK = (weight_GRK != 0).sum(1)
+    # patches, their signed part and a mask; the sums of every row; then, M suspects at a time, four M x P matrices
+    bytes_per_patch = DOUBLE_BYTES * (3 * n_nonzero_GK.numel() + len(weight_FK[rows]))
+    n_failures = n_pairs = 0
+    for patches_GPK in _patches(use, max(1, chunk_bytes // bytes_per_patch)):
+        n_pairs += int(((patches_GPK != 0).sum(1) * n_nonzero_GK).sum())
+        most = max(1, chunk_bytes // (4 * DOUBLE_BYTES * patches_GPK.shape[1]))
+        for s, t in itertools.product(SIGNS, SIGNS) if suspects_3M.numel() else ():
+            part_GPK = (t * patches_GPK).clamp_(min=0)
+            total_GPR = part_GPK @ (s * weight_GRK).clamp_(min=0).mT
+            for group_M, row_M, column_M in (piece.unbind() for piece in suspects_3M.split(most, dim=1)):
+                weight_M = (s * weight_GRK[group_M, row_M, column_M]).clamp_(min=0)
+                limit_MP = limit_GRK[group_M, row_M, column_M][:, None] * total_GPR[group_M, :, row_M]
+                n_failures += int((weight_M[:, None] * part_GPK[group_M, :, column_M] > limit_MP).sum())
+    return n_failures, n_pairs
+
+
+def _patches(use: Use, most: int) -> Iterator[Tensor]:
+    """The patches of a use (G x P x K, float64, each with a largest magnitude of 1), at most `most` at a time."""
+    windows = use.windows.movedim(1, 0)  # (G, B, *positions, *fan_in)
+    sizes = windows.shape[1 : 2 + use.n_position_dims]
+    for start in range(0, sizes.numel(), most):
+        flat_P = torch.arange(start, min(start + most, sizes.numel()), dtype=torch.int64, device=windows.device)
+        at: list[Any] = [slice(None), *torch.unravel_index(flat_P, sizes)]
+        patches_GPK = windows[tuple(at)].flatten(2).to(BOUND_DTYPE)
+        peak_GP1 = patches_GPK.abs().amax(2, keepdim=True)
+        yield patches_GPK / torch.where(peak_GP1 > 0, peak_GP1, torch.ones_like(peak_GP1))

@@ -1,0 +1,393 @@
+"""What is promised for a pruned network: layers (T11), the network (T12), and whether the conditions are met (T4).
+
+T11  ||Z^ - Z|| <= eps_l Delta_l ||Z||,    eps_l = max over the layer's rows of eps_i
+T12  ||f^(x) - f(x)|| <= eps ||f(x)||,     eps = sum_l c_l max over S of Q_l(x) / ||f(x)||,
+     c_l = (prod_{k > l} Lip_k) eps_l,  Q_l = ||Z_l^{++}|| + ||Z_l^{+-}|| + ||Z_l^{-+}|| + ||Z_l^{--}||
+The paper takes the maxima of Delta_l and of kappa_l apart, which is never smaller. Mode "paper" takes Lip_k = ||W_k||_F
+as the source does. That bounds a chain of fully-connected layers with 1-Lipschitz activations; it is not a bound for
+convolutions (errata 6), residual connections or norms (errata 7), and says so.
+T18  A maximum over n different points bounds the value at a new input for all but a share of inputs, at a confidence.
+That needs functions that were fixed before the points were seen. Q_l / ||f|| are; eps(x) is not, as the pruning chose
+its coefficients.
+T19  C measured on points kept apart from scoring, instead of assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sipp.binomial import upper_limit
+from sipp.display import percent_up, sure
+from sipp.distinct import n_new
+from sipp.errors import OptionError
+from sipp.numerics import BOUND_DTYPE, ratio_rounding
+from sipp.records import LayerScores, Scores
+from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, points_needed
+
+Mode = Literal["paper", "sound"]
+
+REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted where what was seen has a smaller probability under it
+LEAST_OF_ROW = 1e-3  # of the row's largest sensitivity: what a weight counts for at least in T19
+MOST_SHARE = 0.5  # a statement about less than half of the inputs is none
+
+
+CONTRADICTED = "T4's assumption is contradicted by the data"  # the statement about rows says by what
+LARGE_SHARE = 0.1  # of inputs that are left out: more than that, and a word says how to do better
+ENOUGH_POINTS = 256  # a quarter of them is as many as are kept apart for T19
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How far maxima over n points speak of new inputs (T18): for all but `share` of them, at this confidence."""
+
+    share: float
+    confidence: float
+    n: int  # different points that the maxima were taken over
+    q: int  # maxima that are used together
+
+    def __str__(self) -> str:
+        return f"for all but {percent_up(self.share)} of new inputs, {sure(self.confidence)} (from {self.n} points)"
+
+
+def coverage(n: int, q: int, confidence: float) -> Coverage:
+    """T18: the least d with BinCDF(q - 1; n, d) <= 1 - confidence, which for q = 1 is 1 - (1 - confidence)^(1/n)."""
+    share = upper_limit(q - 1, n, 1.0 - confidence) if 0 < q <= n else 1.0
+    return Coverage(share, confidence, n, q)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """Whether the conditions of the statements about rows and layers hold, and the numbers they rest on."""
+
+    delta: float
+    n: int  # different calibration draws
+    n_needed: int  # by T4
+    unit: Literal["points", "batches"]
+    c_constant: float
+    k_constant: float
+    reason: str  # why it is not met; empty when it is
+    n_weights: int  # that are not zero
+    n_refuting: int  # of them, those whose ratio never exceeded 1/C: each speaks against the assumption of T4
+    layers: Coverage  # of Delta_l, for each layer by itself (T18)
+
+    @property
+    def met(self) -> bool:
+        return not self.reason
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the data refutes the assumption: were it true, such a weight had a chance of exp(-n/K) at most."""
+        if self.n_refuting == 0:
+            return False
+        # of n_weights so many would be expected at most, and by Markov's inequality as many as there are is as unlikely
+        return self.n_weights * math.exp(-self.n / self.k_constant) < REFUTED_LEVEL * self.n_refuting
+
+    @property
+    def verdict(self) -> str:
+        """In a word or a few."""
+        return "contradicted by the data" if self.contradicted else "met" if self.met else "not met"
+
+    def __str__(self) -> str:
+        constants = f"C={self.c_constant:g}, K={self.k_constant:g}, delta={self.delta:g}"
+        if not self.contradicted:  # then more points would not help
+            constants += f", n={self.n} {self.unit}, needs {self.n_needed}"
+        return f"met ({constants})" if self.met else f"{self.verdict}: {self.reason} ({constants})"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """T19: the constant C measured on calibration points that were kept apart, and what it says, without assumption.
+
+    Rows keep to their `eps_measured` for all but `share` of inputs at `confidence`; layers and the network rest on
+    maxima over S as well, so that for them both shares, and both chances of error, add up.
+    """
+
+    c_constant: float | None  # None: not measured, the reason says why
+    share: float
+    confidence: float
+    n: int  # points kept apart, different from all others: the constant is the largest of their ratios
+    reason: str
+    layers_share: float = 1.0
+    epsilon: float | None = None  # of the network (T12), None: no statement, the next field says why
+    network_share: float = 1.0
+    network_reason: str = ""
+
+    @property
+    def joint_confidence(self) -> float:
+        """Of what rests on two such statements at once."""
+        return max(0.0, 2 * self.confidence - 1.0)
+
+    def __str__(self) -> str:
+        if self.c_constant is None:
+            return f"not measured: {self.reason}"
+        two = f"{sure(self.joint_confidence)} (two checks)"
+        few = f"Few points: give {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
+        text = (
+            f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} points kept apart. Of new inputs drawn like "
+            f"the calibration points, all but {percent_up(self.share)} keep every row within its measured eps, "
+            f"{sure(self.confidence)}; all but {percent_up(self.layers_share)} keep a layer within its measured bound, "
+            f"{two}"
+        )
+        if self.epsilon is None:
+            return f"{text}. No statement about the network: {self.network_reason}."
+        share = percent_up(self.network_share)
+        return f"{text}; all but {share} move the output by at most {self.epsilon:.4g} times its size, {two}."
+
+
+@dataclass(frozen=True)
+class NetworkBound:
+    """The network statement: ||f^(x) - f(x)|| <= epsilon ||f(x)|| for all but a share of inputs (`coverage`), if `met`.
+
+    In mode "paper" it also rests on T4 (`guarantee`: an assumption, and a failure probability delta).
+    """
+
+    mode: Mode
+    epsilon: float | None  # None: no bound can be computed, the reason says why
+    delta: float | None  # of T4; None in mode "sound", which does not rest on it
+    guarantee: Guarantee | None  # None with epsilon, and in mode "sound"
+    reason: str  # why it is not met; empty when it is
+    kappas: dict[str, float]  # layer condition numbers by weight name
+    coverage: Coverage | None = None  # None with epsilon
+
+    @property
+    def met(self) -> bool:
+        return not self.reason
+
+    def __str__(self) -> str:
+        if self.epsilon is None:
+            return f"no bound: {self.reason}"
+        if not self.met:  # a number without share and confidence: it promises nothing
+            return f"no bound: {self.reason} (the formula gives {self.epsilon:.4g})"
+        if self.guarantee is None:
+            return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; met, assumes independent points only"
+        return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; rests on T4: {self.guarantee}"
+
+
+def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:
+    """The absence of a network statement, and why."""
+    return NetworkBound(mode=mode, epsilon=None, delta=delta, guarantee=None, reason=reason, kappas={})
+
+
+def row_guarantee(
+    scores: Scores,
+    dense: Sequence[Tensor],
+    *,
+    delta: float,
+    factor: int,
+    c_constant: float,
+    k_constant: float,
+    confidence: float,
+    reasons: Sequence[str] = (),
+) -> Guarantee:
+    """The conditions of T4 for these scores; `reasons` are further causes for which the statement is not met."""
+    needed = points_needed(scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=k_constant)
+    unit: Literal["points", "batches"] = "batches" if scores.batch_dependent else "points"
+    is_used = [weight_FK != 0 for weight_FK in dense]
+    pairs = list(zip(scores.layers, is_used))
+    found = Guarantee(
+        delta=delta,
+        n=scores.n_distinct,
+        n_needed=needed,
+        unit=unit,
+        c_constant=c_constant,
+        k_constant=k_constant,
+        reason="",
+        n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
+        n_refuting=0
+        if scores.reduce != "max"
+        else sum(int((used_FK & (one.sensitivity_FK.cpu() <= 1 / c_constant)).sum()) for one, used_FK in pairs),
+        layers=coverage(scores.n_distinct, 1, confidence),
+    )
+    causes = [*reasons, scores.dependence] if scores.dependence else list(reasons)
+    if scores.reduce != "max":
+        causes.insert(
+            0, "sensitivities were averaged over patches (reduce='mean'), the statements are proved for the maximum"
+        )
+    elif found.contradicted:
+        causes.insert(
+            0,
+            f"T4 assumes that every weight now and then gives more than 1/C = {1 / c_constant:.3g} of its row's sum, "
+            f"and {found.n_refuting:,} of {found.n_weights:,} never did in {found.n} {unit}",
+        )
+    if found.n < needed:
+        repeated = "" if scores.n_points == found.n or scores.batch_dependent else ", equal ones counted once"
+        causes.append(f"too few calibration {unit} (n={found.n}{repeated}, needs {needed})")
+    return replace(found, reason="; ".join(causes))
+
+
+def network_epsilon(
+    layers: Sequence[LayerScores],
+    eps: Sequence[float],
+    dense: Sequence[Tensor],
+    pruned: Sequence[Tensor],
+    points: Sequence[LayerScores] | None = None,
+) -> tuple[float | None, dict[str, float]]:
+    """epsilon of T12 and the kappas by weight name; None where a layer's norms are unknown.
+
+    Without `points` each layer's largest Q_l(x) / ||f(x)|| over S is taken; with them, which are new to the pruning,
+    eps(x) is computed point by point and its largest taken. Lip_k is the larger of the dense and the pruned norm:
+    sampled weights are re-weighted, so the pruned one can be the larger (errata 5).
+    """
+    in_order = sorted(range(len(layers)), key=lambda i: layers[i].order)
+    lipschitz_after, kappas, total = 1.0, {}, 0.0
+    total_B: Tensor | None = None
+    for i in reversed(in_order):
+        layer, quadrants_B = layers[i], (layers if points is None else points)[i].quadrants_B
+        if layer.output_ratio is None or layer.sign_complexity is None or quadrants_B is None:
+            return None, {}
+        kappas[layer.weight.name] = lipschitz_after * layer.output_ratio
+        if eps[i] != 0:  # a layer that loses nothing adds nothing, also where a norm is infinite
+            if points is None:
+                total += lipschitz_after * eps[i] * float(quadrants_B.max())
+            else:
+                term_B = lipschitz_after * eps[i] * quadrants_B
+                total_B = term_B if total_B is None else total_B + term_B
+        lipschitz_after *= max(float(w.to(BOUND_DTYPE).norm()) for w in (dense[i], pruned[i]))
+    if total_B is not None:
+        total = math.nan if bool(total_B.isnan().any()) else float(total_B.max())
+    return (total if not math.isnan(total) else math.inf), dict(reversed(kappas.items()))
+
+
+def layer_weights(layers: Sequence[LayerScores], dense: Sequence[Tensor]) -> list[float]:
+    """kappa_l Delta_l of every layer, the largest scaled to 1: what a row's error costs the network (T10, T12).
+
+    kappa is that of the dense network: the pruned norms are not known before the budget is.
+    """
+    _, kappas = network_epsilon(layers, [0.0] * len(layers), dense, dense)
+    weights = [kappas.get(layer.weight.name, math.nan) * (layer.sign_complexity or math.nan) for layer in layers]
+    largest = max(weights)
+    if not all(0 <= weight < math.inf for weight in weights) or largest == 0:
+        raise OptionError(
+            "allocation='network' needs kappa and Delta of every layer, finite: some are unknown or infinite here "
+            "(an output of zero, or points that cannot be told apart); use allocation='rows'"
+        )
+    return [weight / largest for weight in weights]
+
+
+def paper_bound(
+    scores: Scores,
+    eps: Sequence[float],
+    dense: Sequence[Tensor],
+    pruned: Sequence[Tensor],
+    *,
+    delta: float,
+    is_sampled: bool,
+    c_constant: float,
+    k_constant: float,
+    confidence: float,
+    obstacle: str = "",
+    reasons: Sequence[str] = (),
+    holdout: Scores | None = None,
+) -> NetworkBound:
+    """T12 in mode "paper", with every reason for which it does not bind this model (`obstacle`: it is no chain)."""
+    epsilon, kappas = network_epsilon(scores.layers, eps, dense, pruned, None if holdout is None else holdout.layers)
+    covered = network_coverage(scores, confidence, holdout)
+    causes = list(reasons)
+    if epsilon is None:
+        causes.append("the points of a batch cannot be told apart in every layer and in the output")
+    elif math.isinf(epsilon):
+        causes.append("epsilon is infinite: a row has no statement, or the output is zero at a point")
+    if obstacle:
+        causes.append(f"the paper's formula is not a bound here: {obstacle}")
+    if covered.share > MOST_SHARE:
+        causes.append(f"{covered.n} points are too few for {covered.q} maxima: they say nothing of most inputs (T18)")
+    conditions = row_guarantee(
+        scores,
+        dense,
+        delta=delta,
+        # T4's factor for T12 leaves no share of delta to sampling: with sampled rows the one of T6 is needed.
+        factor=PRUNE_FACTOR if is_sampled else NETWORK_FACTOR,
+        c_constant=c_constant,
+        k_constant=k_constant,
+        confidence=confidence,
+        reasons=causes,
+    )
+    if epsilon is None or scores.reduce != "max":
+        return no_bound(conditions.reason, delta)
+    reason = "; ".join((*causes, CONTRADICTED)) if conditions.contradicted else conditions.reason
+    return NetworkBound("paper", epsilon, delta, conditions, reason, kappas, covered)
+
+
+def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) -> Coverage:
+    """T18 for the network statement: one maximum over a holdout, or one for every layer over S itself.
+
+    All layers count, not only those that lose something: which these are was chosen with S.
+    """
+    if holdout is not None:
+        return coverage(n_new(holdout.keys, scores.keys), 1, confidence)
+    return coverage(scores.n_distinct, len(scores.layers), confidence)
+
+
+def floored(layer: LayerScores) -> Tensor:
+    """s_j on S1 (float64), raised to a small share of the row's largest: no weight is taken to be worth nothing (T19).
+
+    A row that no point of S1 reached has no largest; its ratios are at most 1, and that stands for it.
+    """
+    first_FK = (layer.sensitivity_FK if layer.first_FK is None else layer.first_FK).to(BOUND_DTYPE)
+    most_F1 = first_FK.amax(1, keepdim=True)
+    return torch.maximum(first_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
+
+
+def measure(scores: Scores, confidence: float) -> Measured:
+    """C of T19 from the points kept apart, or why there is none.
+
+    C is the largest ratio R(x) = max_j g_j(x) / s_j over the points of S2, s_j of S1. As a maximum over points it is
+    the largest quotient of the maxima, so no point has to be looked at by itself. S2 is too small for another rank than
+    the first to be of use (k* = 0 of T14), and T18 tells the share: d with (1 - d)^n = 1 - confidence.
+    """
+    n = scores.n_apart or 0
+
+    def none(reason: str) -> Measured:
+        return Measured(None, 1.0, confidence, n, reason)
+
+    if scores.reduce != "max":
+        return none("sensitivities were averaged over patches (reduce='mean')")
+    if scores.batch_dependent:
+        return none("with BatchNorm on batch statistics a point cannot be looked at by itself")
+    if scores.dependence:
+        return none(scores.dependence)
+    if scores.n_apart is None:
+        return none("no calibration points were kept apart, or a layer does not show which patches are whose")
+    share = coverage(n, 1, confidence).share
+    if share > MOST_SHARE:
+        return none(f"too few points: {n} of {scores.n_points} were kept apart, which says nothing of most inputs")
+    seen = [one for one in scores.layers if one.apart_FK is not None]
+    quotients = [float((one.apart_FK.to(BOUND_DTYPE) / floored(one)).max()) for one in seen if one.apart_FK is not None]
+    if any(math.isnan(one) for one in quotients):
+        return none("a ratio was not a number")
+    constant = max(quotients, default=0.0) * (1 + ratio_rounding(scores.max_fan_in))
+    if not math.isfinite(constant):
+        return none("a ratio was not finite")
+    return Measured(constant, share, confidence, n, "")
+
+
+def measured_network(
+    measured: Measured,
+    scores: Scores,
+    eps: Sequence[float],
+    dense: Sequence[Tensor],
+    pruned: Sequence[Tensor],
+    *,
+    obstacle: str,
+    holdout: Scores | None,
+) -> Measured:
+    """The measured constant with what it says of layers and, where T12 binds the model, of the network."""
+    delta_share = coverage(scores.n_distinct, 1, measured.confidence).share
+    measured = replace(measured, layers_share=min(1.0, measured.share + delta_share))
+    covered = network_coverage(scores, measured.confidence, holdout)
+    share = min(1.0, measured.share + covered.share)
+    epsilon, _ = network_epsilon(scores.layers, eps, dense, pruned, None if holdout is None else holdout.layers)
+    reason = f"the paper's formula is not a bound here: {obstacle}" if obstacle else ""
+    if epsilon is None or math.isinf(epsilon):
+        reason = reason or "a norm is unknown, or epsilon is infinite"
+    elif share > MOST_SHARE:
+        reason = reason or "too few points for as many maxima as there are layers"
+    if reason:
+        return replace(measured, network_reason=reason)
+    return replace(measured, epsilon=epsilon, network_share=share)

@@ -1,0 +1,302 @@
+"""A bound, sample by sample, on how far a pruned network's output lies from the dense one's (T13).
+
+The dense network is run in float64 along its traced graph; beside every value goes a bound on the distance of the
+pruned network's value, and only at the end is it divided by ||f(x)||. The bound rests on no assumption, but it is a
+product of operator norms: it grows with depth and says nothing useful about deep networks. T14 is the guarantee there.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate, map_arg
+
+from sipp.bounds.sound.calls import (
+    METADATA,
+    MOVEMENTS,
+    Call,
+    Flow,
+    NoBound,
+    Pair,
+    in_place,
+    module_of,
+    named_options,
+    op_name,
+    spelling,
+)
+from sipp.bounds.sound.checks import check_operations
+from sipp.bounds.sound.norms import ROUND_UP
+from sipp.bounds.sound.operations import Effect, effect, folds, norm_B
+from sipp.bounds.sound.tracing import Inputs, Traced, close, trace_both
+from sipp.checking import check_flag
+
+# What may be computed from constants: operations without randomness and without side effects.
+_CONSTANT_OPS = MOVEMENTS | frozenset(
+    (
+        *("add", "sub", "mul", "div", "floordiv", "mod", "neg", "pow", "abs", "sqrt", "rsqrt", "exp", "eq", "getattr"),
+        *("sigmoid", "tanh", "relu", "softmax", "sum", "mean", "cat", "stack", "t", "zeros", "ones", "full", "arange"),
+        *METADATA,
+    )
+)
+
+
+@dataclass(frozen=True)
+class NodeBound:
+    """One operation of the network: what it multiplied the error by and what it added, the worst over the batch."""
+
+    name: str
+    op: str
+    module: str
+    gain: float
+    injected: float
+    error: float
+
+
+@dataclass(frozen=True)
+class GraphBound:
+    """The bound for every sample of a batch, or the reason why there is none.
+
+    `epsilon_B` bounds ||f^(x) - f(x)|| / ||f(x)|| (infinite where f(x) = 0 and the networks may differ), `absolute_B`
+    bounds ||f^(x) - f(x)||; both are None where `reason` is not empty. `nodes` are the operations in order.
+    """
+
+    epsilon_B: Tensor | None
+    absolute_B: Tensor | None
+    reason: str
+    nodes: tuple[NodeBound, ...]
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest relative error bound of the batch, or None without a bound."""
+        return None if self.epsilon_B is None else float(self.epsilon_B.max())
+
+
+def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_batchnorm: bool = True) -> GraphBound:
+    """A bound on ||f^(x) - f(x)|| for each sample of `inputs`, or the reason why there is none (T13).
+
+    `pruned` is the same architecture with other weights; `inputs` is a batch (a tensor, or the model's positional
+    arguments, or its keyword arguments), samples along the first axis. Both networks are copied to eval mode and
+    float64: the models given are left as they were. The bound is about exact arithmetic: what rounding does to networks
+    that run in float32 or less is not in it (it is in the network statement of `prune` and `assess`, T18).
+    `fold_batchnorm` bounds a linear map and the BatchNorm that alone follows it as one map, which is never looser.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
+        >>> x = torch.rand(3, 8)
+        >>> bound = sipp.sound_bound(net, pruned.model, x)
+        >>> error = (pruned.model(x) - net(x)).norm(dim=1).double()
+        >>> bool((error <= bound.absolute_B).all())
+        True
+    """
+    check_flag("fold_batchnorm", fold_batchnorm)
+    nodes: list[NodeBound] = []
+    with torch.no_grad():
+        try:
+            traced = trace_both(dense, pruned, inputs)
+            flow = _walk(traced, fold_batchnorm, nodes)
+            for graph in (traced.dense, traced.pruned):
+                check_operations(graph, traced.args, traced.kwargs)
+        except NoBound as reason:
+            return GraphBound(None, None, f"no bound: {reason}", tuple(nodes))
+    if not close(flow.value, traced.output):
+        return GraphBound(None, None, "no bound: the graph does not repeat the model's output", tuple(nodes))
+    absolute_B = flow.error_B * ROUND_UP
+    # norm_B rounds up; divided twice by its slack it rounds down, so that the ratio is not too small.
+    norms_B = norm_B(flow.value) / ROUND_UP**2
+    epsilon_B = torch.where(absolute_B == 0, torch.zeros_like(absolute_B), absolute_B / norms_B)
+    epsilon_B = torch.where(torch.isfinite(norms_B), epsilon_B, torch.full_like(epsilon_B, math.inf))
+    return GraphBound(epsilon_B, absolute_B, "", tuple(nodes))
+
+
+def _walk(traced: Traced, fold_batchnorm: bool, nodes: list[NodeBound]) -> Flow:
+    """The output of the network with its error bound; appends what each operation did to `nodes`."""
+    root = traced.dense
+    values: dict[fx.Node, Any] = {}
+    uses = {node: len(node.users) for node in root.graph.nodes}
+    given = iter(traced.args)
+    for node in root.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = _placeholder(node, given, traced)
+        elif node.op == "get_attr":
+            values[node] = Pair(_attribute(root, node.target), _attribute(traced.pruned, node.target))
+        elif node.op == "output":
+            return _output(map_arg(node.args[0], values.__getitem__), traced.n_samples)
+        else:
+            for argument in node.all_input_nodes:
+                uses[argument] -= 1
+            foldable = fold_batchnorm and _feeds_batch_norm(node, root)
+            values[node] = _step(node, traced, values, uses, foldable, nodes)
+            for argument in node.all_input_nodes:
+                if uses[argument] == 0:
+                    values.pop(argument, None)
+    raise NoBound("the graph has no output")
+
+
+def _step(
+    node: fx.Node,
+    traced: Traced,
+    values: dict[fx.Node, Any],
+    uses: dict[fx.Node, int],
+    foldable: bool,
+    nodes: list[NodeBound],
+) -> Any:
+    """The value of one operation with its error bound, or a constant."""
+    root, op, module = traced.dense, op_name(node, traced.dense), module_of(node)
+    args: Any = map_arg(node.args, values.__getitem__)
+    kwargs: Any = map_arg(node.kwargs, values.__getitem__)
+    try:
+        if not any(isinstance(leaf, Flow) for leaf in _leaves((args, kwargs))):
+            return _constant(node, op, traced, args, kwargs)
+        if op in METADATA or (op == "getattr" and args[1] in METADATA):
+            return _run(node, root, args, kwargs)
+        if op == "getitem" and isinstance(args[0], tuple):
+            return args[0][args[1]]
+        call, overwrites = _call(node, op, traced, args, kwargs)
+        if foldable and folds(call):
+            return Flow(call.value, torch.full_like(call.flow.error_B, math.inf), call)
+        done = effect(call)
+        result = _flows(call.value, done)
+        if overwrites:
+            _overwrite(values, uses, call.flow, result)
+    except NoBound as why:
+        raise NoBound(f"op {spelling(node, root)} in module {module}{f' ({why})' if str(why) else ''}") from None
+    before = call.options.get("input")
+    name = f"{before.affine.op}+{op}" if isinstance(before, Flow) and before.affine is not None else op
+    worst = (float(done.injected_B.max()), float(done.error_B.max()))
+    nodes.append(NodeBound(node.name, name, module, done.gain, *worst))
+    return result
+
+
+def _call(node: fx.Node, op: str, traced: Traced, args: Any, kwargs: Any) -> tuple[Call, bool]:
+    """A node run on the dense network's values, and whether it overwrites its first argument."""
+    if op in MOVEMENTS:
+        _check_movement(list(_leaves((args, kwargs))))
+    options = named_options(node, traced.dense, traced.pruned, args, kwargs)
+    overwrites = in_place(node, traced.dense, options)
+    if overwrites:
+        before = options.get("input")
+        if op in MOVEMENTS or not isinstance(before, Flow):
+            raise NoBound("it changes a shape or a constant in place")
+        # Run on a copy; what else looks at the overwritten tensor is seen to by _overwrite.
+        args, kwargs = _mapped((args, kwargs), lambda leaf: _copied(leaf) if leaf is before else leaf)
+    value = _run(node, traced.dense, args, kwargs)
+    return Call(op, options, value, lambda other: _rerun(node, traced.dense, args, kwargs, other)), overwrites
+
+
+def _feeds_batch_norm(node: fx.Node, root: fx.GraphModule) -> bool:
+    """Whether the only thing done with a node's value is a BatchNorm."""
+    users = list(node.users)
+    return len(users) == 1 and op_name(users[0], root) == "batch_norm" and users[0].all_input_nodes[:1] == [node]
+
+
+def _flows(value: Any, done: Effect) -> Any:
+    """The result of an operation with its error; a sample with a value that is not finite has no finite error."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_flows(piece, done) for piece in value)
+    finite_B = torch.isfinite(value).reshape(value.shape[0], -1).all(dim=1)
+    return Flow(value, torch.where(finite_B, done.error_B, torch.full_like(done.error_B, math.inf)))
+
+
+def _overwrite(values: dict[fx.Node, Any], uses: dict[fx.Node, int], before: Flow, after: Flow) -> None:
+    """Gives everything that is used later and was overwritten its new value; refuses where only a part was."""
+    for node, value in values.items():
+        if uses[node] == 0 or not any(_shares(leaf, before) for leaf in _leaves(value)):
+            continue
+        if not isinstance(value, Flow) or not value.value.is_set_to(before.value):
+            raise NoBound(f"an operation in place overwrites a part of {node.name}, which is used later")
+        values[node] = after
+
+
+def _shares(leaf: Any, flow: Flow) -> bool:
+    storage = flow.value.untyped_storage().data_ptr()
+    return isinstance(leaf, Flow) and leaf.value.untyped_storage().data_ptr() == storage
+
+
+def _copied(flow: Flow) -> Flow:
+    return Flow(flow.value.clone(), flow.error_B)
+
+
+def _check_movement(leaves: Sequence[Any]) -> None:
+    """Refuses to move values to places that a network value or a changed parameter decides."""
+    if sum(isinstance(leaf, Flow) for leaf in leaves) != 1:
+        raise NoBound("it combines two network values")
+    if any(isinstance(leaf, Pair) and not torch.equal(leaf.dense, leaf.pruned) for leaf in leaves):
+        raise NoBound("it depends on a parameter that was changed")
+
+
+def _constant(node: fx.Node, op: str, traced: Traced, args: Any, kwargs: Any) -> Any:
+    """The result of an operation on constants, in both networks."""
+    if op not in _CONSTANT_OPS or node.op == "call_module":
+        raise NoBound("not known to be a constant")
+    dense = _run(node, traced.dense, args, kwargs)
+    pruned = _run(node, traced.pruned, args, kwargs, pruned=True)
+    if isinstance(dense, Tensor):
+        return Pair(dense, pruned)
+    if dense != pruned:
+        raise NoBound("it differs between the two networks")
+    return dense
+
+
+def _run(node: fx.Node, root: fx.GraphModule, args: Any, kwargs: Any, *, pruned: bool = False) -> Any:
+    """What an operation returns on the dense network's values (or on the pruned one's constants)."""
+
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, Pair):
+            return leaf.pruned if pruned else leaf.dense
+        return leaf.value if isinstance(leaf, Flow) else leaf
+
+    args, kwargs = _mapped((args, kwargs), plain)
+    if node.op == "call_module":
+        return root.get_submodule(str(node.target))(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _rerun(node: fx.Node, root: fx.GraphModule, args: Any, kwargs: Any, other: Tensor) -> Any:
+    """What an operation returns with another tensor in the place of its network value."""
+    args, kwargs = _mapped((args, kwargs), lambda leaf: other if isinstance(leaf, Flow) else leaf)
+    return _run(node, root, args, kwargs)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Nested tuples, lists, dicts and slices with everything inside them changed."""
+    return map_aggregate(value, change)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Everything inside nested tuples, lists, dicts and slices."""
+    found: list[Any] = []
+    _mapped(value, found.append)
+    return iter(found)
+
+
+def _placeholder(node: fx.Node, given: Iterator[Any], traced: Traced) -> Any:
+    """An input of the network, which both networks see alike."""
+    name = str(node.target)
+    value = traced.kwargs[name] if name in traced.kwargs else next(given, node.args[0] if node.args else None)
+    if not isinstance(value, Tensor):
+        return value
+    return Flow(value, torch.zeros(traced.n_samples, dtype=torch.float64, device=value.device))
+
+
+def _output(result: Any, n_samples: int) -> Flow:
+    """The network's one output."""
+    if isinstance(result, (tuple, list)) and len(result) == 1:
+        result = result[0]
+    if not isinstance(result, Flow) or result.value.dim() == 0 or result.value.shape[0] != n_samples:
+        raise NoBound("the model does not return one tensor with a row per sample that depends on the input")
+    return result
+
+
+def _attribute(root: nn.Module, path: Any) -> Any:
+    found: Any = root
+    for part in str(path).split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,121 @@
+"""T13 as a statement about new inputs: its largest bound over points that did not choose the pruning (T18).
+
+T13 holds for each point by itself, without assumption: `sound_bound(dense, pruned, x)`. As a function of the point it
+depends on the pruned weights, so the points that chose these cannot speak for others; points that are new can.
+
+T13 is about exact arithmetic; a network runs in float32, or in less. What rounding does to the two networks at each
+point is measured against float64 and added, so that the statement is about the networks as they run.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sipp.bounds.network import MOST_SHARE, NetworkBound, coverage, no_bound
+from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
+from sipp.bounds.sound.norms import ROUND_UP
+from sipp.bounds.sound.operations import norm_B, worse
+from sipp.distinct import n_new
+from sipp.inputs.batches import Data, batches_of, fresh
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.pointkeys import draw_keys_of
+from sipp.numerics import device_of
+from sipp.records import Batch, Scores
+
+# Rounding depends on the order of sums, and that on the batch and the machine: what was measured counts twice.
+ROUNDING_FACTOR = 2.0
+
+
+def sound_network_bound(
+    dense: nn.Module, pruned: nn.Module, points: Data, scores: Scores, *, confidence: float
+) -> NetworkBound:
+    """The network statement from operator norms on the graph of the model, or the operation that has no bound.
+
+    `points` are new to the pruning; those that were scored all the same (by their content) do not count.
+    """
+    if scores.batch_dependent:
+        return no_bound("BatchNorm on batch statistics has no bound for one point", None, mode="sound")
+    if scores.dependence:
+        return no_bound(scores.dependence, None, mode="sound")
+    worst, keys, same = 0.0, set[bytes](), _same_tensors(dense, pruned)
+    if isinstance(points, list) and not points:
+        return no_bound("too few points to keep one aside: give more, or a holdout", None, mode="sound")
+    for batch in batches_of(points, device=device_of(dense), role="holdout"):
+        inputs: Any = batch.kwargs or batch.args
+        found = sound_bound(dense, pruned, inputs)
+        if found.epsilon is None:
+            return no_bound(found.reason, None, mode="sound")
+        epsilon = found.epsilon if same else float(_as_run(dense, pruned, batch, found).max())
+        worst = max(worst, epsilon) if not math.isnan(epsilon) else math.inf
+        keys |= set(draw_keys_of(batch))
+    covered = coverage(n_new(keys, scores.keys), 1, confidence)
+    causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, at one of the points"]
+    if covered.share > MOST_SHARE:
+        causes.append(f"{covered.n} points that are new to the pruning say nothing of most inputs (T18)")
+    return NetworkBound("sound", worst, None, None, "; ".join(causes), {}, covered)
+
+
+def _as_run(dense: nn.Module, pruned: nn.Module, batch: Batch, found: GraphBound) -> Tensor:
+    """The bound on ||f^ - f|| / ||f|| for each point, f and f^ being what the networks give in their own precision.
+
+    ||f^_run - f_run|| <= ||f^_run - f^|| + ||f^ - f|| + ||f - f_run||, the middle by T13, the others as measured.
+    """
+    assert found.absolute_B is not None
+    total_B = found.absolute_B
+    runs = [_rounding(model, batch) for model in (dense, pruned)]
+    for rounding_B, _ in runs:
+        total_B = total_B + ROUNDING_FACTOR * rounding_B.to(total_B)
+    size_B = runs[0][1].to(total_B) / ROUND_UP**2  # norm_B rounds up; this rounds down
+    epsilon_B = worse(total_B / size_B)
+    return torch.where(torch.isfinite(size_B), epsilon_B, torch.full_like(epsilon_B, math.inf))
+
+
+def _rounding(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """How far a network's output lies from that of its float64 copy, and its norm, point by point.
+
+    Of a network that runs in float64 a float32 copy is measured: rounding goes with the unit.
+    """
+    kinds = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    run = _output(model, batch, kinds)
+    low, share = run, 1.0
+    if run.dtype == torch.float64:
+        low = _output(copy.deepcopy(model).to(torch.float32), batch, [torch.float32])
+        share = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    exact = _output(copy.deepcopy(model).to(torch.float64), batch, [torch.float64])
+    norms_B = norm_B(run)
+    rounding_B = share * norm_B(low.to(torch.float64) - exact)
+    return torch.maximum(rounding_B, torch.finfo(run.dtype).eps * norms_B), norms_B
+
+
+def _output(model: nn.Module, batch: Batch, kinds: list[torch.dtype]) -> Tensor:
+    """The one tensor that a network returns for a batch, whose numbers get a type of the weights' if they have none."""
+
+    def ready(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        is_other = value.is_floating_point() and kinds and value.dtype not in kinds
+        return value.to(device, kinds[0] if is_other else value.dtype)
+
+    device, copied = device_of(model), fresh(batch)
+    kwargs = {name: ready(value) for name, value in copied.kwargs.items()}
+    with scoring_mode(model, "running"):
+        output = run_batch(model, replace(copied, args=tuple(ready(value) for value in copied.args), kwargs=kwargs))
+    found: Tensor = output[0] if isinstance(output, tuple | list) else output  # T13 is about one tensor
+    return found
+
+
+def _same_tensors(dense: nn.Module, pruned: nn.Module) -> bool:
+    """Whether two networks hold the same numbers in the same types: then they round alike."""
+    ours, theirs = dense.state_dict(), pruned.state_dict()
+    return ours.keys() == theirs.keys() and all(
+        isinstance(value, Tensor)
+        and value.dtype == theirs[name].dtype
+        and torch.equal(value, theirs[name].to(value.device))
+        for name, value in ours.items()
+    )

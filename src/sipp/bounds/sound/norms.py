@@ -1,0 +1,330 @@
+"""Upper bounds, in float64, on how much a map can stretch an error (T13): linear layers, convolutions, pooling,
+activations.
+
+A bound here is on the linear MAP, not on the kernel tensor: the 3 x 3 all-ones kernel has Frobenius norm 3 but
+stretches some images almost ninefold (erratum 6). Every number comes from a full decomposition or a factorisation that
+went through, and is rounded up; power iteration converges from below and is never a bound.
+
+Axes: G groups, F rows of one group, C input channels of one group, T taps of the kernel, Q frequencies, R aliases.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sipp.bounds.sound.padded_norms import Axis, section_norm
+from sipp.errors import ModelError, OptionError
+
+# Relative slack that turns a float64 decomposition (error about 1e-12 at worst) into an upper bound.
+ROUND_UP = 1.0 + 1e-9
+# The frequencies are taken in blocks of at most this many complex entries (64 MiB).
+BLOCK_ENTRIES = 1 << 22
+# Above this many multiply-adds (about a minute on one core) the transfer form is left out; `form` then says "taps".
+MAX_TRANSFER_WORK = 1e11
+
+# Largest slope of each activation, rounded up.
+GELU_SLOPE = 1.1290  # exact form 1.128904.. at sqrt(2); tanh form 1.128993..
+SILU_SLOPE = 1.0999  # 1.099839..
+MISH_SLOPE = 1.0885  # 1.088498..
+SELU_SLOPE = 1.7581  # scale * alpha = 1.758099.., just below zero
+SIGMOID_SLOPE = 0.25  # p (1 - p) at zero
+HARDSIGMOID_SLOPE = 0.1666667  # 1/6, as PyTorch stores it in float32 (0.16666667163..)
+HARDSWISH_SLOPE = 1.5000001  # (2x + 3) / 6 at x = 3, with the same 1/6
+SOFTMAX_NORM = 0.5  # diag(p) - p p' has row sums of magnitude 2 p (1 - p) (Gershgorin)
+
+SLOPES = {
+    **dict.fromkeys(("relu", "relu6", "tanh", "hardtanh", "clamp", "abs", "neg", "softsign", "logsigmoid"), 1.0),
+    "sigmoid": SIGMOID_SLOPE,
+    "gelu": GELU_SLOPE,
+    "silu": SILU_SLOPE,
+    "mish": MISH_SLOPE,
+    "selu": SELU_SLOPE,
+    "hardsigmoid": HARDSIGMOID_SLOPE,
+    "hardswish": HARDSWISH_SLOPE,
+}
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+Form = Literal[
+    "zero", "matrix", "taps", "transfer", "section", "copies x taps", "copies x transfer", "copies x section"
+]
+COPIES: dict[Form, Form] = {"taps": "copies x taps", "transfer": "copies x transfer", "section": "copies x section"}
+
+
+@dataclass(frozen=True)
+class MapNorm:
+    """An upper bound on an operator norm, and the formula it comes from.
+
+    `zero`: the weight is zero. `matrix`: sigma_1 of a matrix, exact. `taps`: sqrt(prod m) sigma_1(W as F x K).
+    `transfer`: the largest sigma_1 of the kernel's transfer matrix over a DFT grid. `section`: a factorisation of the
+    zero-padded map's own Gram matrix. `copies` in front of another form: that form times the norm of a padding that
+    repeats inputs.
+    """
+
+    value: float
+    form: Form
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """One convolution's windows, axis by axis: taps, stride, dilation, padding left and right, and how it pads."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    padding_mode: PaddingMode
+
+    def n_out(self, input_size: Sequence[int]) -> tuple[int, ...]:
+        """The number of windows along each axis."""
+        axes = zip(input_size, self.kernel, self.stride, self.dilation, self.padding)
+        return tuple((n + left + right - d * (k - 1) - 1) // s + 1 for n, k, s, d, (left, right) in axes)
+
+    def axes(self, input_size: Sequence[int]) -> list[Axis]:
+        """The windows over an image of this size, one record per axis."""
+        lefts = [left for left, _ in self.padding]
+        fields = zip(input_size, self.kernel, self.stride, self.dilation, lefts, self.n_out(input_size))
+        return [Axis(*axis) for axis in fields]
+
+    def has_whole_window(self, input_size: Sequence[int]) -> bool:
+        """Whether some window of the convolution lies inside the image, clear of the padding."""
+        # The first window that does not reach into the padding on the left, counted from zero.
+        firsts = [-(-axis.left // axis.stride) for axis in self.axes(input_size)]
+        return all(
+            first < axis.n_out and first * axis.stride - axis.left + axis.dilation * (axis.kernel - 1) < axis.n_in
+            for first, axis in zip(firsts, self.axes(input_size))
+        )
+
+
+def linear_norm(weight_FK: Tensor) -> MapNorm:
+    """The largest singular value of a matrix, rounded up."""
+    weight_FK, scale = _normalised(weight_FK)
+    if scale == 0.0:
+        return MapNorm(0.0, "zero")
+    return MapNorm(_sigma(weight_FK) * scale * ROUND_UP, "matrix")
+
+
+def conv_norm(
+    weight: Tensor,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    padding_mode: PaddingMode = "zeros",
+    input_size: Sequence[int] | None = None,
+) -> MapNorm:
+    """An upper bound on the norm of a convolution (any rank) as a linear map on images; the least of the valid forms.
+
+    `weight` is (rows, channels per group, *kernel). Without `input_size` (the spatial sizes of the input) only the
+    `taps` form is known, and padding that repeats inputs has no bound. A grouped convolution is block diagonal: its
+    norm is that of its worst group.
+    """
+    geometry = conv_geometry(weight, stride=stride, padding=padding, dilation=dilation, padding_mode=padding_mode)
+    weight, scale = _normalised(weight)
+    if scale == 0.0:
+        return MapNorm(0.0, "zero")
+    weight_GFCT = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    if padding_mode == "zeros":
+        best = _zero_padded_norm(weight_GFCT, geometry, input_size)
+    elif input_size is None:
+        raise OptionError(
+            f"padding_mode={padding_mode!r} repeats inputs: give input_size to bound the convolution's norm"
+        )
+    else:
+        best = _repeating_norm(weight_GFCT, geometry, input_size)
+    return MapNorm(best.value * scale * ROUND_UP, best.form)
+
+
+def conv_geometry(
+    weight: Tensor,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    padding_mode: PaddingMode = "zeros",
+) -> ConvGeometry:
+    """The windows of a convolution given as PyTorch spells them ('same' puts the odd position on the right)."""
+    kernel = tuple(weight.shape[2:])
+    rank = len(kernel)
+    dilations = per_axis(dilation, rank)
+    sides: tuple[tuple[int, int], ...]
+    if isinstance(padding, str):
+        if padding not in ("same", "valid"):
+            raise OptionError(f"padding={padding!r}: expected 'same', 'valid' or numbers")
+        totals = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilations)]
+        sides = tuple((total // 2, total - total // 2) for total in totals)
+    else:
+        sides = tuple((p, p) for p in per_axis(padding, rank))
+    return ConvGeometry(kernel, per_axis(stride, rank), dilations, sides, padding_mode)
+
+
+def average_pool_norm(
+    input_size: Sequence[int],
+    *,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> float:
+    """The operator norm of average pooling, rounded up: the product of its norms along the axes (it is separable)."""
+    norm = 1.0
+    for n, k, s, p in zip(input_size, kernel, stride, padding):
+        unit = torch.eye(n, dtype=torch.float64, device="cpu").unsqueeze(1)
+        norm *= _sigma(F.avg_pool1d(unit, k, s, p, ceil_mode, count_include_pad).squeeze(1))
+    return norm * ROUND_UP
+
+
+def adaptive_average_pool_norm(input_size: Sequence[int], output_size: Sequence[int]) -> float:
+    """The operator norm of adaptive average pooling, rounded up; 1/sqrt(H W) for pooling to one position."""
+    return math.prod(_sigma(window) for window in _adaptive_windows(input_size, output_size)) * ROUND_UP
+
+
+def max_pool_gain(
+    *, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], n_out: Sequence[int]
+) -> float:
+    """The Lipschitz constant of max pooling: sqrt of the number of windows that can hold one input.
+
+    |max a - max b| <= ||a - b|| within a window, and an input is in at most m windows along each axis.
+    """
+    return math.sqrt(math.prod(_cover(k, s, d, n) for k, s, d, n in zip(kernel, stride, dilation, n_out)))
+
+
+def adaptive_max_pool_gain(input_size: Sequence[int], output_size: Sequence[int]) -> float:
+    """The Lipschitz constant of adaptive max pooling: sqrt of the number of windows that hold the busiest input."""
+    windows = _adaptive_windows(input_size, output_size)
+    return math.sqrt(math.prod(int((window != 0).sum(dim=1).max()) for window in windows))
+
+
+def per_axis(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """One number per axis, from one number for all or a sequence (of one or of `rank`)."""
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    return values * rank if len(values) == 1 else values
+
+
+def _zero_padded_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Sequence[int] | None) -> MapNorm:
+    """The norm of a zero-padded convolution of a weight of unit scale, not rounded."""
+    axes = zip(geometry.kernel, geometry.stride, geometry.dilation)
+    if input_size is None:
+        covers = [_cover(k, s, d, k) for k, s, d in axes]
+    else:
+        covers = [_cover(k, s, d, n) for (k, s, d), n in zip(axes, geometry.n_out(input_size))]
+    # A window's output is at most sigma_1(W) times the window, and the windows hold an input at most prod(m) times.
+    best = MapNorm(math.sqrt(math.prod(covers)) * _sigma(weight_GFCT.flatten(2)), "taps")
+    if input_size is None:
+        return best
+    apart = math.prod(covers) == 1
+    if apart and geometry.has_whole_window(input_size):
+        return best  # exact
+    if not apart:
+        # On a circle this long the padding reads only zeros, and windows that coincide on it read only zeros: the map
+        # is a part of the circular convolution. T13's n + p for stride 1, extended to strides, dilations, any padding.
+        lengths = [n + max(sides) for n, sides in zip(input_size, geometry.padding)]
+        grid = [-(-length // s) * s for length, s in zip(lengths, geometry.stride)]
+        transfer = _transfer_norm(weight_GFCT, geometry, grid, geometry.stride)
+        if transfer is not None and transfer < best.value:
+            best = MapNorm(transfer, "transfer")
+    section = section_norm(weight_GFCT, geometry.axes(input_size), best.value)
+    return best if section is None or best.value <= section else MapNorm(section, "section")
+
+
+def _repeating_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Sequence[int]) -> MapNorm:
+    """The norm of a convolution whose padding repeats inputs, of a weight of unit scale, not rounded."""
+    # The padding writes each input at most c times per axis, so its norm is sqrt(prod c); then an unpadded convolution.
+    copies = math.prod(
+        _pad_copies(n, left, right, geometry.padding_mode) for n, (left, right) in zip(input_size, geometry.padding)
+    )
+    padded_size = [n + left + right for n, (left, right) in zip(input_size, geometry.padding)]
+    rank = len(geometry.kernel)
+    unpadded = ConvGeometry(geometry.kernel, geometry.stride, geometry.dilation, ((0, 0),) * rank, "zeros")
+    inner = _zero_padded_norm(weight_GFCT, unpadded, padded_size)
+    best = MapNorm(math.sqrt(copies) * inner.value, COPIES[inner.form] if copies > 1 else inner.form)
+    if geometry.padding_mode != "circular":
+        return best
+    # A circular convolution of the n inputs themselves; windows that go round more than once repeat its outputs.
+    divides = all(n % s == 0 for n, s in zip(input_size, geometry.stride))
+    transfer = _transfer_norm(weight_GFCT, geometry, input_size, geometry.stride if divides else (1,) * rank)
+    if transfer is None:
+        return best
+    spans = [(n_windows - 1) * s + 1 for n_windows, s in zip(geometry.n_out(input_size), geometry.stride)]
+    rounds = math.prod(-(-span // n) for span, n in zip(spans, input_size))
+    direct = math.sqrt(rounds) * transfer
+    return MapNorm(direct, "transfer") if direct < best.value else best
+
+
+def _transfer_norm(
+    weight_GFCT: Tensor, geometry: ConvGeometry, grid: Sequence[int], stride: Sequence[int]
+) -> float | None:
+    """The norm of a strided circular convolution on `grid` (each axis a multiple of its stride); None if too costly.
+
+    Without stride it is the largest sigma_1 of H(q) = sum_t W_t exp(2 pi i q.t d / N) over the frequencies q. With
+    stride s the frequencies q, q + N/s, .. fold onto one output frequency: sigma_1 of [H H ..] / sqrt(s) side by side.
+    """
+    n_groups, n_rows, n_channels, _ = weight_GFCT.shape
+    coarse = [n // s for n, s in zip(grid, stride)]
+    n_aliases = math.prod(stride)
+    # The kernel is real, so q and -q give the same norm: half of the last axis is enough.
+    n_frequencies = math.prod([*coarse[:-1], coarse[-1] // 2 + 1])
+    small, large = sorted((n_rows, n_channels * n_aliases))
+    if n_groups * n_frequencies * small**2 * (large + small) > MAX_TRANSFER_WORK:
+        return None
+    device = weight_GFCT.device
+    dilation_A = torch.tensor(geometry.dilation, dtype=torch.int64, device=device)
+    taps_TA = _cartesian([range(k) for k in geometry.kernel], device) * dilation_A
+    frequencies_QA = _cartesian([*map(range, coarse[:-1]), range(coarse[-1] // 2 + 1)], device)
+    shifts_RA = _cartesian([range(0, n, m) for n, m in zip(grid, coarse)], device)
+    grid_A = torch.tensor(grid, dtype=torch.int64, device=device)
+    weight_complex = weight_GFCT.to(torch.complex128)
+    block = max(1, BLOCK_ENTRIES // (n_groups * n_rows * n_channels * n_aliases))
+    largest = 0.0
+    for block_QA in frequencies_QA.split(block):
+        indices_QRA = block_QA.unsqueeze(1) + shifts_RA
+        # Integers modulo the grid first: the angle stays exact whatever the frequency.
+        turns_QRT = ((indices_QRA.unsqueeze(2) * taps_TA).remainder(grid_A) / grid_A.double()).sum(dim=-1)
+        phases_QRT = torch.polar(torch.ones_like(turns_QRT), 2.0 * math.pi * turns_QRT)
+        transfer = torch.einsum("gfct,qrt->gqfcr", weight_complex, phases_QRT).flatten(3)
+        largest = max(largest, _sigma(transfer))
+    return largest / math.sqrt(n_aliases)
+
+
+def _sigma(matrices: Tensor) -> float:
+    """The largest singular value among a batch of matrices, by the eigenvalues of the smaller Gram matrix."""
+    gram = matrices @ matrices.mH if matrices.shape[-2] <= matrices.shape[-1] else matrices.mH @ matrices
+    return math.sqrt(max(float(torch.linalg.eigvalsh(gram)[..., -1].max()), 0.0))
+
+
+def _normalised(weight: Tensor) -> tuple[Tensor, float]:
+    """The weight in float64 divided by its largest magnitude, and that magnitude: no square can over- or underflow."""
+    weight = weight.detach().to(torch.float64)
+    if not bool(torch.isfinite(weight).all()):
+        raise ModelError("a weight holds NaN or infinity: it has no norm; repair or reload the parameter")
+    scale = float(weight.abs().max()) if weight.numel() else 0.0
+    return (weight / scale if scale > 0.0 else weight), scale
+
+
+def _cover(kernel: int, stride: int, dilation: int, n_out: int) -> int:
+    """m of T13, the most windows that hold one input along an axis, never more than there are windows."""
+    # Tap t meets input i when t * d = i modulo s: every (s / gcd)-th tap.
+    return min(-(-kernel * math.gcd(stride, dilation) // stride), max(n_out, 1))
+
+
+def _pad_copies(n: int, left: int, right: int, mode: PaddingMode) -> int:
+    """The most often that padding one axis writes the same input."""
+    position = torch.arange(n, dtype=torch.float64, device="cpu").reshape(1, 1, n)
+    return int(F.pad(position, (left, right), mode=mode).flatten().long().bincount().max())
+
+
+def _adaptive_windows(input_size: Sequence[int], output_size: Sequence[int]) -> list[Tensor]:
+    """Adaptive average pooling as one (input, output) matrix per axis."""
+    units = [torch.eye(n, dtype=torch.float64, device="cpu").unsqueeze(1) for n in input_size]
+    return [F.adaptive_avg_pool1d(unit, m).squeeze(1) for unit, m in zip(units, output_size)]
+
+
+def _cartesian(ranges: Sequence[range], device: torch.device) -> Tensor:
+    """All index tuples of the ranges, one per row."""
+    return torch.tensor(list(product(*ranges)), dtype=torch.int64, device=device)

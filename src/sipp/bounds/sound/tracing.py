@@ -1,0 +1,180 @@
+"""Two models and a batch in, the two models as graphs of the same operations out, checked on that batch.
+
+`torch.fx` is tried first and `torch.export` where it fails. A graph counts only if it repeats what the model itself
+computes on the batch: what a tracer loses (an `x += y` where x has a second name, a branch) must not be bounded.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from sipp.bounds.sound.calls import NoBound, disguise
+from sipp.errors import DataError, ModelError
+
+Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+# How closely a graph must repeat what the model itself computes, relative to the largest output.
+SAME_OUTPUT = 1e-9
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Two networks as graphs of the same operations, the arguments they are run on and the dense model's own output."""
+
+    dense: fx.GraphModule
+    pruned: fx.GraphModule
+    args: tuple[Tensor, ...]
+    kwargs: dict[str, Tensor]
+    n_samples: int
+    output: Tensor
+
+
+def trace_both(dense: nn.Module, pruned: nn.Module, inputs: Inputs) -> Traced:
+    """The graphs of float64 copies in eval mode; raises NoBound where there is none that repeats the models."""
+    graphs, outputs, (args, kwargs, n_samples) = _traced({"dense": dense, "pruned": pruned}, inputs)
+    return Traced(graphs[0], graphs[1], args, kwargs, n_samples, outputs[0])
+
+
+def trace_one(model: nn.Module, inputs: Inputs) -> fx.GraphModule:
+    """The graph of a float64 copy in eval mode; raises NoBound where there is none that repeats the model."""
+    return _traced({"dense": model}, inputs)[0][0]
+
+
+def _traced(
+    given: Mapping[str, nn.Module], inputs: Inputs
+) -> tuple[list[fx.GraphModule], list[Tensor], tuple[tuple[Tensor, ...], dict[str, Tensor], int]]:
+    """The graphs of these networks, their own outputs, and the arguments they were run on."""
+    for side, model in given.items():
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"the {side} network is a {type(model).__name__}, not an nn.Module; give an instance")
+    device = next((p.device for model in given.values() for p in model.parameters()), torch.device("cpu"))
+    args, kwargs, n_samples = _arguments(inputs, device)
+    for side, model in given.items():
+        _check_model(side, model)
+    try:
+        # Copies: the models given keep their mode, their precision and their buffers.
+        models = [copy.deepcopy(model).eval().to(torch.float64) for model in given.values()]
+        outputs = [_single(model(*_fresh(args), **_fresh(kwargs))) for model in models]
+    except NoBound:
+        raise
+    except Exception as failure:
+        raise NoBound(f"the models do not run on this batch in float64: {_first_line(failure)}") from failure
+    reasons = []
+    tracers: dict[str, Callable[..., list[fx.GraphModule]]] = {"fx": _trace_fx, "export": _trace_export}
+    for name, tracer in tracers.items():
+        try:
+            graphs = tracer(models, args, kwargs)
+        except Exception as failure:  # a tracer can fail in any way: the next one, or the reason, takes over
+            reasons.append(f"{name}: {_first_line(failure)}")
+            continue
+        _check_same_operations(graphs[0], graphs[-1])
+        if all(_repeats(graph, args, kwargs, output) for graph, output in zip(graphs, outputs)):
+            return graphs, outputs, (args, kwargs, n_samples)
+        reasons.append(f"{name}: the graph does not repeat the model's output")
+    raise NoBound(f"could not trace: {'; '.join(reasons)}")
+
+
+def close(value: Tensor, output: Tensor) -> bool:
+    """Whether two outputs agree up to rounding (NaN and infinities in the same places)."""
+    if value.shape != output.shape:
+        return False
+    finite = output[torch.isfinite(output)].abs()
+    largest = float(finite.max()) if finite.numel() else 0.0
+    return torch.allclose(value, output, rtol=0.0, atol=SAME_OUTPUT * largest, equal_nan=True)
+
+
+def _arguments(inputs: Inputs, device: torch.device) -> tuple[tuple[Tensor, ...], dict[str, Tensor], int]:
+    """The model's arguments in float64 and the number of samples."""
+    if isinstance(inputs, Mapping):
+        named = {str(name): value for name, value in inputs.items()}
+    elif isinstance(inputs, Tensor | list | tuple):
+        named = {str(i): value for i, value in enumerate([inputs] if isinstance(inputs, Tensor) else inputs)}
+    else:
+        raise DataError(f"inputs is a {type(inputs).__name__}, not a batch: a tensor, or a list or dict of tensors")
+    for name, value in named.items():
+        if isinstance(value, Tensor) and (value.layout != torch.strided or value.is_meta or value.is_complex()):
+            raise DataError(f"input {name} is sparse, complex or without values; give a dense tensor of real numbers")
+    sizes = {value.shape[0] if isinstance(value, Tensor) and value.dim() else 0 for value in named.values()}
+    if len(sizes) != 1 or 0 in sizes:
+        raise DataError("inputs must be tensors with the same, non-zero number of samples along the first axis")
+    for name, value in named.items():
+        bad = (~torch.isfinite(value)).reshape(value.shape[0], -1).any(dim=1).nonzero().flatten().tolist()
+        if bad:
+            raise DataError(f"input {name} holds NaN or infinity in sample {bad[0]}: clean or leave out that sample")
+    ready = {
+        name: value.detach().to(device, torch.float64 if value.is_floating_point() else value.dtype)
+        for name, value in named.items()
+    }
+    if isinstance(inputs, Mapping):
+        return (), ready, sizes.pop()
+    return tuple(ready.values()), {}, sizes.pop()
+
+
+def _check_model(side: str, model: nn.Module) -> None:
+    """Refuses weights that are no numbers, and modules that are not what they seem, which no graph shows."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise ModelError(f"parameter {name} of the {side} model holds NaN or infinity: repair or reload it")
+    for name, module in model.named_modules():
+        if found := disguise(module):
+            raise NoBound(f"{found} in module {name or 'the model itself'} of the {side} model")
+
+
+def _trace_fx(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.GraphModule]:
+    return [fx.symbolic_trace(model) for model in models]
+
+
+def _trace_export(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.GraphModule]:
+    programs = [torch.export.export(model, _fresh(args), _fresh(kwargs)) for model in models]
+    return [program.module(check_guards=False) for program in programs]
+
+
+def _repeats(graph: fx.GraphModule, args: Any, kwargs: Any, output: Tensor) -> bool:
+    """Whether a graph gives the model's own output on the batch; a graph that cannot be run does not."""
+    try:
+        return close(_single(graph(*_fresh(args), **_fresh(kwargs))), output)
+    except Exception:
+        return False
+
+
+def _check_same_operations(dense: fx.GraphModule, pruned: fx.GraphModule) -> None:
+    """Raises ModelError where the two networks differ in more than their weights."""
+    nodes = [list(graph.graph.nodes) for graph in (dense, pruned)]
+    if len(nodes[0]) != len(nodes[1]):
+        raise ModelError(f"the models differ in more than weights: {len(nodes[0])} and {len(nodes[1])} operations")
+    for pair in zip(*nodes):
+        spelled: list[tuple[Any, ...]] = [
+            (node.op, str(node.target), str(node.args), str(node.kwargs)) for node in pair
+        ]
+        if pair[0].op == "call_module" and spelled[0] == spelled[1]:
+            modules = [graph.get_submodule(str(pair[0].target)) for graph in (dense, pruned)]
+            spelled = [(type(m), m.extra_repr()) for m in modules]
+        if spelled[0] != spelled[1]:
+            raise ModelError(
+                f"the models differ in more than weights: {spelled[0]} and {spelled[1]} at {pair[0].name}; "
+                "compare a model with a pruned copy of itself"
+            )
+
+
+def _single(output: Any) -> Tensor:
+    """The one tensor a model returns."""
+    if isinstance(output, (tuple, list)) and len(output) == 1:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise NoBound(f"the model returns a {type(output).__name__}, not one tensor")
+    return output
+
+
+def _fresh(arguments: Any) -> Any:
+    """Copies of the arguments: a model may write into its input."""
+    if isinstance(arguments, Mapping):
+        return {name: value.clone() for name, value in arguments.items()}
+    return tuple(value.clone() for value in arguments)
+
+
+def _first_line(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {str(failure).strip().splitlines()[0] if str(failure).strip() else ''}"

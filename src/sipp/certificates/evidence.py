@@ -1,0 +1,375 @@
+"""Runs two networks over a holdout and tells what was looked at: outputs point by point, content hashes of all."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
+
+from sipp.certificates.ledger import record_use
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.batches import batches_of, points_at
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.independence import allowed_between, why_dependent
+from sipp.inputs.pointkeys import (
+    Known,
+    add_known,
+    are_known,
+    keys_of,
+    labels_of,
+    plain_keys_of,
+    raw_bytes,
+    set_hash,
+    sketch_of,
+)
+from sipp.records import Batch
+
+Output = int | str | Callable[[Any], Any] | None
+
+BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
+CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
+PADDING_ALLOWED = 1e-3  # of a point's output: attention over fewer positions rounds otherwise
+BEST_NAMES = ("logits", "last_hidden_state", "out")  # of a dict output: what is most often meant
+WRAPPERS = ("module", "_orig_mod")  # what DDP and torch.compile add to names
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Which points a pass over some data gave."""
+
+    points: Counter[tuple[bytes, str]]  # key and label
+    keys: tuple[bytes, ...]  # in their order
+    plain: tuple[bytes, ...]  # `plain_keys_of`, for the sketch
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a ledger and a certificate say of the points."""
+        return {"n": len(self.keys), "data_hash": set_hash(self.keys)}
+
+
+def look(
+    dense: nn.Module,
+    pruned: nn.Module,
+    holdout: Any,
+    measure: Callable[[Tensor, Tensor, Batch], Tensor],
+    output: Output,
+    calibration: Any,
+    *,
+    ledger: str | os.PathLike[str] | None = None,
+    claim: str = "",
+    drops_padding: bool = True,
+    finest: float | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """What `measure` says of every point (n x ...), and the fields of a record that tell what was looked at.
+
+    The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
+    was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller.
+    """
+    for role, model in (("dense", dense), ("pruned", pruned)):
+        check_model(role, model)
+    if not (output is None or callable(output) or type(output) in (int, str)):
+        raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
+    known = None if calibration is None else known_points(holdout_batches(calibration, "calibration"))
+    hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
+    measured: list[Tensor] = []
+    keys: list[bytes] = []
+    plain: list[bytes] = []
+    shared: list[bool] = []
+    dtypes: set[str] = set()
+
+    def facts() -> dict[str, Any]:
+        return {"n": len(keys), "data_hash": set_hash(keys), **hashes}
+
+    def started() -> Iterator[Batch]:
+        for batch in holdout_batches(holdout):
+            plain.extend([] if ledger is None else plain_keys_of(batch))
+            shared.extend([] if known is None else are_known(known, batch))
+            keys.extend(keys_of(batch))
+            yield batch
+
+    with scoring_mode(dense, "running"), scoring_mode(pruned, "running"):
+        try:
+            for batch, f, g in _outputs(dense, pruned, started(), output, drops_padding, finest):
+                dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
+                measured.append(measure(f, g, batch))
+        except BaseException as error:
+            # On the first batch nobody saw an output where we refused it ourselves, before any function of the caller's
+            is_unseen = (
+                not measured and not callable(output) and isinstance(error, DataError | ModelError | OptionError)
+            )
+            if keys and not is_unseen:
+                record_use(ledger, facts(), f"{claim}, interrupted", sketch_of(plain))
+            raise
+    refuse_shared(shared)
+    evidence = {
+        **facts(),
+        "n_duplicates": len(keys) - len(set(keys)),
+        "dtype": "/".join(sorted(dtypes)),
+        "output": CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
+        "calibration_checked": calibration is not None,
+        **record_use(ledger, facts(), claim, sketch_of(plain)),
+    }
+    return torch.cat(measured), evidence
+
+
+def _outputs(
+    dense: nn.Module,
+    pruned: nn.Module,
+    batches: Iterable[Batch],
+    output: Output,
+    drops_padding: bool,
+    finest: float | None,
+) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+    """The outputs of both networks, batch by batch, 0 at padding; a point's output must be a function of the point
+    alone, which is tried on the first batch, the first of several points, the largest and the last."""
+    has_positions: bool | None = None if drops_padding else False
+    last: tuple[Batch, Tensor, Tensor] | None = None
+    largest: tuple[Batch, Tensor, Tensor] | None = None
+    tried: set[int] = set()
+
+    def try_once(batch: Batch, f: Tensor, g: Tensor) -> None:
+        if batch.index not in tried:
+            tried.add(batch.index)
+            refuse_dependent("dense", dense, batch, output, f, finest)
+            refuse_dependent("pruned", pruned, batch, output, g, finest)
+
+    for batch in batches:
+        f, g = run_model(dense, batch, output), run_model(pruned, batch, output)
+        if f.shape != g.shape:
+            raise ModelError(f"{batch.where}: dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree")
+        if largest is None or largest[0].n_points == 1 < batch.n_points:
+            try_once(batch, f, g)
+        last = batch, f, g
+        if largest is None or batch.n_points > largest[0].n_points:
+            largest = last
+        if has_positions is None:
+            has_positions = follows_positions(dense, batch, output, f)
+        yield batch, without_padding(f, batch, has_positions), without_padding(g, batch, has_positions)
+    for chosen in (largest, last):
+        if chosen is not None:
+            try_once(*chosen)
+
+
+def refuse_dependent(
+    role: str, model: nn.Module, batch: Batch, output: Output, whole: Tensor, finest: float | None = None
+) -> None:
+    """Raises a ModelError where the output at a point is no function of that point alone."""
+    allowed = allowed_between(model, batch, finest)
+    reason = why_dependent(batch, lambda part: run_model(model, part, output), allowed, whole)
+    if reason:
+        is_fine = finest is not None and finest < allowed_between(model, batch)
+        more = f" (it must not change by more than epsilon = {finest:g})" if is_fine else ""
+        raise ModelError(f"{role}, {batch.where}: {reason}; the points would not be independent{more}")
+
+
+def follows_positions(model: nn.Module, batch: Batch, output: Output, result: Tensor) -> bool | None:
+    """Whether dimension 1 of the output is the positions of `real_BT`; None where this batch cannot tell.
+
+    The points with the most and the least padding are run by themselves without it, and must give what they gave at
+    their real positions, in this order: else the padding of the input is not where the padding of the output is (or
+    there are as many classes as positions). What fails here is not cut: a claim about the whole output is true as well.
+    """
+    real_BT = batch.real_BT
+    if real_BT is None or bool(real_BT.all()) or real_BT.shape[1] < 2:
+        return None
+    if result.dim() < 2 or result.shape[1] != real_BT.shape[1]:
+        return False
+    n_real_B = real_BT.sum(1)
+    n_padded_B = real_BT.shape[1] - n_real_B
+    fewest = int(torch.where(n_padded_B > 0, n_padded_B, real_BT.shape[1]).argmin())
+    return all(_is_kept(model, batch, output, result, i) for i in {int(n_padded_B.argmax()), fewest})
+
+
+def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: int) -> bool:
+    """Whether the point without its padding gives the output that it has at its real positions."""
+    assert batch.real_BT is not None
+    real_T = batch.real_BT[i].cpu()
+
+    def cut(value: Any) -> Any:
+        has_length = isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == len(real_T)
+        return value[:, real_T.to(value.device)] if has_length else value
+
+    one = points_at(batch, slice(i, i + 1))
+    kwargs = {name: cut(value) for name, value in one.kwargs.items()}
+    args = tuple(cut(value) for value in one.args)
+    try:
+        alone = run_model(model, replace(one, args=args, kwargs=kwargs, real_BT=None), output)
+    except (DataError, ModelError, OptionError):
+        return False
+    there = result[i : i + 1, real_T]
+    if alone.shape != there.shape:
+        return False
+    gap, size = (alone - there).double().norm(), there.double().norm()
+    # Not "gap > ...": what is not finite is not clear
+    return bool(gap <= max(PADDING_ALLOWED, allowed_between(model, batch)) * size)
+
+
+def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) -> Tensor:
+    """The output with 0 at positions that are padding, which then add nothing to a norm."""
+    if not has_positions or batch.real_BT is None or result.shape[1:2] != batch.real_BT.shape[1:]:
+        return result
+    real = batch.real_BT.to(result.device).reshape(*batch.real_BT.shape, *(1,) * (result.dim() - 2))
+    return result.masked_fill(~real, 0.0)
+
+
+def check_model(role: str, model: nn.Module) -> None:
+    """Raises a ModelError for what is no network, has no values yet, or normalises by the batch."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the {role} network is a {type(model).__name__}, not an nn.Module")
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(f"{role}: {name} has no shape yet (a lazy layer): run the model once on a batch first")
+        if tensor.is_meta:
+            raise ModelError(f"{role}: {name} is on the meta device and has no values; load the weights first")
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise ModelError(
+                f"{role}: {name or type(module).__name__} normalises by the batch, so outputs depend on neighbours and "
+                "points are not independent; give it running statistics (track_running_stats=True)"
+            )
+
+
+def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
+    """The selected output of the model for the batch: a real n x ... tensor on the CPU."""
+    device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    # Copies: a first layer that works in place must not change what the other network, or the caller, sees.
+    args = tuple(_copied(value, device) for value in batch.args)
+    kwargs = {name: _copied(value, device) for name, value in batch.kwargs.items()}
+    result = run_batch(model, replace(batch, args=args, kwargs=kwargs))
+    if callable(output):
+        try:
+            result = output(result)
+        except Exception as error:  # their function: anything may be raised
+            raise OptionError(f"output={output!r:.60} fails on the model's output: {error}") from error
+    elif output is not None:
+        try:
+            if isinstance(result, Tensor):  # an index would pick a point, not a part of the output
+                raise TypeError("nothing to select from a single tensor")
+            result = result[output]
+        except (KeyError, IndexError, TypeError) as error:
+            raise OptionError(f"output = {output!r} does not exist in the model's {type(result).__name__}") from error
+    if not isinstance(result, Tensor):
+        raise ModelError(
+            f"the model returns a {type(result).__name__}{_choices(result)}; select one tensor with output= (index, "
+            "key, function)"
+        )
+    if not result.is_floating_point() or result.dim() == 0 or result.shape[0] != batch.n_points or result.numel() == 0:
+        raise ModelError(
+            f"{batch.where}: the output is {result.dtype} {tuple(result.shape)}, not {batch.n_points} rows of real "
+            "numbers (points along dimension 0); select or rearrange it with output="
+        )
+    return result.detach().cpu()
+
+
+def _choices(result: Any) -> str:
+    """The names or the number of the tensors in an output, in words, with an example."""
+    if isinstance(result, Mapping):
+        names = [name for name, value in result.items() if isinstance(value, Tensor) and isinstance(name, str)]
+        best = next((name for name in BEST_NAMES if name in names), names[0] if names else None)
+        return f" with {', '.join(map(repr, names))} (for example output={best!r})" if names else ""
+    if isinstance(result, tuple | list):
+        first = next((i for i, value in enumerate(result) if isinstance(value, Tensor)), None)
+        return "" if first is None else f" of {len(result)} (for example output={first})"
+    return ""
+
+
+def _copied(value: Any, device: torch.device) -> Any:
+    if isinstance(value, PackedSequence):
+        movable: Any = value  # PackedSequence.to is typed for dtypes only
+        moved = movable.to(device)
+        return PackedSequence(moved.data.clone(), moved.batch_sizes, moved.sorted_indices, moved.unsorted_indices)
+    return value.to(device, copy=True)
+
+
+def point_keys(data: Any, role: str) -> list[bytes]:
+    """The key of every point, in order."""
+    return [key for batch in holdout_batches(data, role) for key in keys_of(batch)]
+
+
+def known_points(batches: Iterable[Batch]) -> Known:
+    """The calibration points, in every form in which a holdout point may be compared with them."""
+    known: Known = {}
+    for batch in batches:
+        add_known(known, batch)
+    return known
+
+
+def survey(data: Any, role: str, known: Known | None = None) -> Survey:
+    """Which points the data holds; DataError if one of them is known already."""
+    points: Counter[tuple[bytes, str]] = Counter()
+    keys: list[bytes] = []
+    plain: list[bytes] = []
+    shared: list[bool] = []
+    for batch in holdout_batches(data, role):
+        here = keys_of(batch)
+        points.update(zip(here, labels_of(batch)))
+        keys += here
+        plain += plain_keys_of(batch)
+        shared += [] if known is None else are_known(known, batch)
+    refuse_shared(shared)
+    return Survey(points, tuple(keys), tuple(plain))
+
+
+def read_again(data: Any, role: str, first: Survey) -> Iterator[tuple[Batch, list[bytes]]]:
+    """The batches and the keys of their points; DataError where they are not the points of the first pass."""
+    left = first.points.copy()
+    for batch in holdout_batches(data, role):
+        keys = keys_of(batch)
+        left.subtract(zip(keys, labels_of(batch)))
+        yield batch, keys
+    if any(left.values()):  # too few of a point, or too many
+        raise changed(role)
+
+
+def changed(role: str) -> DataError:
+    """The error of data that is not the same in two passes."""
+    return DataError(
+        f"the {role} data changed between two passes: it is read several times, and every time must give the same "
+        "points with the same labels (random augmentation, drop_last with shuffling or an iterator that ends do not); "
+        "give fixed data, such as a list of batches or a loader without them; shuffling alone is fine"
+    )
+
+
+def holdout_batches(data: Any, role: str = "holdout") -> Iterator[Batch]:
+    """The batches, values as they are: what is not finite is for the claim to count, not to be refused."""
+    return batches_of(data, role=role, batch_size=BATCH_POINTS, refuses_non_finite=False)
+
+
+def refuse_shared(shared: list[bool]) -> None:
+    """Raises a DataError where holdout points (in their order: is it one?) are calibration points too."""
+    if any(shared):
+        raise DataError(
+            f"{sum(shared)} of {len(shared)} holdout points are also calibration points, the first at index "
+            f"{shared.index(True)}; a certificate needs points the pruning has not seen: take them out of the holdout"
+        )
+
+
+def model_hash(model: nn.Module) -> str:
+    """SHA-256 over the state_dict's names, dtypes, shapes and bytes, sorted by name; DDP and compile change nothing."""
+    return state_hash(model.state_dict())
+
+
+def state_hash(state: Mapping[str, Any]) -> str:
+    """The hash that a network with this state_dict has."""
+    digest = hashlib.sha256()
+    named = [(".".join(p for p in name.split(".") if p not in WRAPPERS), v) for name, v in state.items()]
+    for name, value in sorted(named, key=lambda pair: pair[0]):
+        if value is not None and not isinstance(value, (Tensor, str, int, float, bytes)):
+            raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
+        if isinstance(value, Tensor):
+            digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+            digest.update(raw_bytes(value.clone()).numpy().data)
+        else:
+            digest.update(json.dumps([name, repr(value)]).encode())
+    return digest.hexdigest()

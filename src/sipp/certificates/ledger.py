@@ -1,0 +1,82 @@
+"""Earlier uses of a holdout: a JSON-lines file in which every look at a set of points leaves a line.
+
+A look counts whether or not a claim came of it: the best of several looks has less confidence than each alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from sipp.certificates.record import is_hash
+from sipp.errors import DataError, OptionError
+
+WALK = "prune_to"  # the claim of a look at many networks, of which one is certified: its line names none
+
+
+def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[dict[str, Any]]:
+    """The ledger's entries in its first `end` bytes; made if absent. DataError if unusable, before any work is lost."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise OptionError(f"ledger={path!r:.60} must be the name of a file")
+    try:
+        with open(path, "a+b") as file:
+            file.seek(0)
+            content = file.read() if end is None else file.read(end)
+    except OSError as error:
+        raise DataError(f"ledger {os.fspath(path)!r} cannot be opened for reading and appending: {error}") from error
+    lines = content.split(b"\n")
+    entries = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            entries.append(None)
+        if not _is_entry(entries[-1]):
+            raise DataError(f"ledger {os.fspath(path)!r}, line {number} is no entry; repair it, uses must not be lost")
+    if lines[-1]:
+        raise DataError(f"ledger {os.fspath(path)!r} ends in the middle of line {len(lines)}; repair it first")
+    return entries
+
+
+def record_use(
+    ledger: str | os.PathLike[str] | None, evidence: dict[str, Any], kind: str, sketch: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The fields ledger_kept and prior_uses, after this use was appended to the ledger.
+
+    Append first, then count what lies before the own line: two processes at once cannot both be the first. An earlier
+    use counts if it was of the exact same points, or if the sketches (`sketch_of`) share a point: then a part of these
+    points, or these with some exchanged, was looked at. Lines of older versions have no sketch.
+    """
+    if ledger is None:
+        return {"ledger_kept": False, "prior_uses": 0}
+    entry = {"claim": kind, **{name: evidence[name] for name in ("data_hash", "dense_hash", "pruned_hash", "n")}}
+    line = json.dumps({**entry, "sketch": list(sketch)}).encode() + b"\n"
+    try:
+        with open(ledger, "ab", buffering=0) as file:
+            written = file.write(line)
+            start = file.tell() - written
+            if written != len(line):
+                file.truncate(start)
+                raise OSError("the disk took only a part of the line")
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise DataError(f"ledger {os.fspath(ledger)!r} could not be written, so no claim is made: {error}") from error
+    return {"ledger_kept": True, "prior_uses": n_uses(ledger_lines(ledger, start), json.loads(line))}
+
+
+def n_uses(entries: list[dict[str, Any]], own: dict[str, Any]) -> int:
+    """How many of these entries are looks at the points of the entry `own`, at a part of them, or at more."""
+    mine = set(own.get("sketch", ()))
+    return sum(
+        entry["data_hash"] == own["data_hash"] or not mine.isdisjoint(entry.get("sketch", ())) for entry in entries
+    )
+
+
+def _is_entry(value: Any) -> bool:
+    if not isinstance(value, dict) or not is_hash(value.get("data_hash")):
+        return False
+    sketch = value.get("sketch", [])
+    return isinstance(sketch, list) and all(isinstance(s, str) and re.fullmatch("[0-9a-f]{16}", s) for s in sketch)

@@ -1,0 +1,104 @@
+"""The command `sipp report`: runs and pruned models as one page, and as figures for print."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import sipp
+from sipp.cli.errors import REPAIR, Trouble, at
+from sipp.cli.files import FIGURE, PAGE, Inputs, check_file, check_place, write_file
+from sipp.cli.options import Force
+from sipp.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    from sipp.report.read import Source
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, folders of runs, or folders that `sipp prune` wrote.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("page.html"),
+    figures: Annotated[Path | None, typer.Option(help="Folder for figures as PDF and PNG.")] = None,
+    force: Force = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Show runs, finished or not, on one page that needs no network, and as figures for print.
+
+    What was changed after it was written is refused, as `sipp run` refuses it; what cannot be checked is marked.
+    """
+    from sipp.report import files_read, read_whole_sources, render, write_figures
+
+    _check_places(out, figures)
+    _check_page(out, force, [("the page", path) for path in files_read(runs)])
+    sources, broken = read_whole_sources(runs)
+    if not sources:
+        raise Trouble(broken[0].reason, f"sipp report {broken[0].folder}", REPAIR)
+    if figures is not None:
+        _check_figures(figures, sources, force)
+    _write(out, render(sources, version=f"sipp {sipp.__version__}", broken=broken), force)
+    drawn = [] if figures is None else write_figures(sources, figures)
+    names = [source.name for source in sources]
+    marked = [{"name": source.name, "what": mark} for source in sources for mark in source.marks]
+    if as_json:
+        values = {"page": str(out), "bytes": out.stat().st_size, "figures": [str(path) for path in drawn], "of": names}
+        values["marked"] = marked
+        if broken:
+            values["broken"] = [{"folder": str(one.folder), "what": one.reason, "do": REPAIR} for one in broken]
+        typer.echo(json.dumps(values))
+        return
+    what = "1 result" if len(names) == 1 else f"{len(names)} results"
+    typer.echo(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {what})")
+    if figures is not None:
+        typer.echo(f"figures: {len(drawn)} files in {figures}")
+    for mark in marked:
+        typer.echo(f"marked: {mark['name']}: {mark['what']}")
+    for one in broken:
+        typer.echo(f"broken: {one.reason}; {REPAIR}")
+
+
+def _check_places(out: Path, figures: Path | None) -> None:
+    """Refuses a page or figures for which there is no place, before any work."""
+    with at(f"--out {out}", "give another page"):
+        check_place(out)
+        if out.is_dir():
+            raise OptionError(f"{out} is a folder; give the name of a page, such as page.html")
+    if figures is None:
+        return
+    with at(f"--figures {figures}", "give another folder"):
+        if os.path.lexists(figures) and not figures.is_dir():
+            raise OptionError(f"{figures} is no folder; give another folder")
+        check_place(figures / out.name)
+        if os.path.realpath(out) in (os.path.realpath(one) for one in (figures, *figures.parents)):
+            raise OptionError(f"{figures} would be a folder, and {out} a page; give another folder")
+
+
+def _check_page(out: Path, force: bool, inputs: Inputs) -> None:
+    """Refuses a page that would be written over what is read, or over anything but a page."""
+    with at(f"--out {out}", "give another page"):
+        check_file(out, PAGE, force=force, inputs=inputs, makes_folder=True)
+
+
+def _check_figures(folder: Path, sources: list[Source], force: bool) -> None:
+    """Refuses figures one of which would be written over anything but a figure."""
+    from sipp.report import figure_names
+
+    with at(f"--figures {folder}", "give another folder"):
+        for name in figure_names(sources):
+            check_file(folder / name, FIGURE, force=force, makes_folder=True)
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    """Writes the page, and the folder it is to lie in; it is whole or as it was before."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{path}: the page could not be written ({error.strerror or error}); free space or allow writing"
+        ) from error
+    write_file(path, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text

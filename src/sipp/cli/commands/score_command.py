@@ -1,0 +1,103 @@
+"""The command `sipp score`: the sensitivities of a network's weights, in summary and as a file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from torch import Tensor
+
+import sipp
+from sipp.cli.errors import Trouble, at
+from sipp.cli.files import SCORES, check_file, tensor_bytes, write_file
+from sipp.cli.models import load_model, weights_read
+from sipp.cli.options import BatchSize, Device, Exclude, Force, Include, Model, PointsOption, Seed, Weights, n_points_of
+from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
+from sipp.cli.points import KINDS, check_fits, default_points, draw, open_source, points_read, summary
+from sipp.display import number
+from sipp.inputs.batches import batches_of
+from sipp.records import Reduce
+from sipp.scoring.theory_points import sample_size
+from sipp.storage.marks import SCORES_MARK
+
+
+def score(
+    model: Model,
+    data: Annotated[str, typer.Option(help=f"Calibration points: {KINDS}.")],
+    weights: Weights = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    points: PointsOption = None,
+    delta: Annotated[float, typer.Option(help="Only for --points theory: failure probability (T4).")] = 1e-16,
+    reduce: Annotated[Reduce, typer.Option(help="Over patches: max (with bounds) or mean (T3).")] = "max",
+    seed: Seed = 0,
+    batch_size: BatchSize = None,
+    device: Device = "auto",
+    out: Annotated[Path | None, typer.Option(help="File for all scores: .safetensors, one tensor a weight.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Score every prunable weight: the largest share it ever contributes to an output of its row (T3)."""
+    with only_json(as_json):
+        if out is not None:
+            with at(f"--out {out}", "give another file"):
+                reads = weights_read("--weights", weights) + points_read("--data", data)
+                check_file(out, SCORES, force=force, inputs=reads)
+            if out.suffix != ".safetensors":
+                raise Trouble(
+                    f"{out.name} is no name of scores", f"--out {out}", "give a name that ends in .safetensors"
+                )
+        network = load_model(model, weights, seed=seed, device=device)
+        source = open_source(data, "calibration", "--data", seed=seed)
+
+        def needed() -> int:
+            first = draw(source, 1, seed=seed, batch_size=1, model=network)
+            check_fits(network, first, model, "--data")
+            batch = next(iter(batches_of(first.batches)))
+            return sample_size(network, (batch.kwargs or batch.args, None), delta, include=include, exclude=exclude)
+
+        with at(f"--model {model}, --data {data}", "see sipp score --help"):
+            n = n_points_of(points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
+            chosen = draw(source, n, seed=seed, batch_size=batch_size, model=network)
+            check_fits(network, chosen, model, "--data")
+            begun = time.perf_counter()
+            scores = sipp.sensitivity(network, chosen.batches, reduce=reduce, include=include, exclude=exclude)
+            seconds = time.perf_counter() - begun
+        layers = [_layer(name, scores_of) for name, scores_of in scores.items()]
+        content = tensor_bytes(scores, SCORES_MARK) if out is not None else b""
+        if out is not None:
+            with at(f"--out {out}", "give another file"):
+                write_file(out, content, SCORES, force=force)
+        if not as_json:
+            show(f"data: {chosen.words}", _table(layers))
+            if chosen.kind == "random":
+                show("noise: these are scores on random inputs, not on yours")
+            show(f"scored in {seconds:.2f} s" + (f"; written: {out} ({size(len(content))})" if out is not None else ""))
+    if as_json:
+        about = {"kind": "scores", "sipp": sipp.__version__, "model": model, "reduce": reduce, "seed": seed}
+        print_json(about | {"data": summary(chosen), "layers": layers, "seconds": round(seconds, 3), "written": out})
+
+
+def _layer(name: str, scores: Tensor) -> dict[str, Any]:
+    """Minimum, median, maximum and the share of zeros of one weight's scores."""
+    flat = scores.detach().flatten().float().cpu()
+    return {
+        "name": name,
+        "shape": list(scores.shape),
+        "n_weights": flat.numel(),
+        "min": float(flat.min()),
+        "median": float(flat.median()),
+        "max": float(flat.max()),
+        "share_zero": float((flat == 0).float().mean()),
+    }
+
+
+def _table(layers: list[dict[str, Any]]) -> Any:
+    table = plain_table("weight", "shape", "weights", "min", "median", "max", "zero")
+    for layer in layers:
+        numbers = (number(layer[key]) for key in ("min", "median", "max"))
+        shape = " x ".join(map(str, layer["shape"]))
+        table.add_row(layer["name"], shape, f"{layer['n_weights']:,}", *numbers, f"{layer['share_zero']:.2%}")
+    return table

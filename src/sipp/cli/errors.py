@@ -1,0 +1,196 @@
+"""How the command line fails: three lines (what, where, what to do), an exit code, a traceback only where asked for."""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import typer
+
+from sipp.errors import DataError, ModelError, OptionError
+
+UNEXPECTED = 1
+WRONG_INPUT = 2
+NOT_CERTIFIED = 3
+INTERRUPTED = 130  # 128 + SIGINT
+TERMINATED = 143  # 128 + SIGTERM
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 unexpected (a bug: see it with --debug); 2 wrong input; 3 not certified or not verified, "
+    "nothing written; 130 stopped by Ctrl-C, 143 by SIGTERM."
+)
+DEBUG = "--debug"
+MOST_CHARACTERS = 700  # of one line: a list of a thousand parameter names helps nobody
+MOST_WARNINGS = 8
+REPAIR = "put back a whole copy of that file, or move its folder away and make it anew"  # of one result among others
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # no bug of anyone's,
+_NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # and names that can be no file's
+
+_TYPED = (DataError, ModelError, OptionError)
+# typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
+_USAGE: type[Exception] = typer.BadParameter.__bases__[0]
+# How the package's messages say what to do: "what is wrong; give this instead".
+_ADVICE = re.compile(
+    "(allow|ask|call|choose|clean|convert|derive|drop|exclude|expected|fetch|free|give|known|leave|make|map|move|or|pass|put|"
+    "raise|remove|repair|replace|run|select|split|take|train|try|use|wait|wrap|write)[ :]"
+)
+# How they name what a user of the command line types otherwise.
+_SPELLINGS = (
+    (re.compile(r"(?<![-\w])(include|exclude|output|keep|budget|delta|confidence|epsilon|method) ?= ?"), r"--\1 "),
+    (re.compile(r"\bsipp\.data\.fetch_cifar10\('([^']*)'\)"), r"sipp data cifar10 \1"),
+)
+
+
+class Trouble(Exception):
+    """Wrong input, told in three lines."""
+
+    def __init__(self, what: str, where: str, fix: str, code: int = WRONG_INPUT) -> None:
+        super().__init__(what)
+        self.what, self.where, self.fix, self.code = what, where, fix, code
+
+
+class Terminated(SystemExit):
+    """SIGTERM, on its way out through every `finally`."""
+
+
+@contextmanager
+def at(where: str, fix: str) -> Iterator[None]:
+    """A context in which the package's errors learn which option they are about; `fix` where they do not say."""
+    try:
+        yield
+    except _TYPED as error:
+        raise _as_trouble(error, where, fix) from error
+
+
+def fail_well(app: Callable[..., Any], words: list[str]) -> int:
+    """The exit code; runs the command line on these words and says on stderr what went wrong."""
+    plain = words[: words.index("--")] if "--" in words else words
+    debug = DEBUG in plain
+    kept = [word for word in plain if word != DEBUG] + words[len(plain) :]
+    command = f"sipp {kept[0]}" if kept and not kept[0].startswith("-") else "sipp"
+    with _plain_warnings(), _sigterm():
+        try:
+            code = app(args=kept, prog_name="sipp", standalone_mode=False)
+        except (Exception, Terminated) as error:
+            return _tell(error, command, debug)
+    if code == INTERRUPTED:
+        typer.echo("stopped by Ctrl-C", err=True)
+    return code if isinstance(code, int) else 0
+
+
+def three_lines(what: str, where: str, fix: str) -> str:
+    """The message: what was wrong, where, and what to do, one line each."""
+    return f"error: {_one_line(what)}\nwhere: {_one_line(where)}\ndo:    {_one_line(fix)}"
+
+
+def split_advice(message: str) -> tuple[str, str]:
+    """(what is wrong, what to do) of a message of this package; the second is empty where it gives no advice."""
+    for mark in ("; ", ": "):
+        what, found, rest = message.rpartition(mark)
+        if found and _ADVICE.match(rest.lower()):
+            return what, rest
+    return message, ""
+
+
+def _tell(error: BaseException, command: str, debug: bool) -> int:
+    """The exit code for an error, after telling of it."""
+    if isinstance(error, Terminated):
+        typer.echo("stopped by SIGTERM", err=True)
+        return TERMINATED
+    if type(error).__name__ == "NoArgsIsHelpError":  # `sipp` alone: the help is the answer
+        text = getattr(error, "message", "")
+        if text:  # with rich, making the error has printed it
+            typer.echo(text)
+        return WRONG_INPUT
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, Trouble):
+        trouble = error
+    elif isinstance(error, _TYPED):
+        trouble = _as_trouble(error, command, f"see {command} --help")
+    elif isinstance(error, _USAGE):
+        known = getattr(error, "ctx", None)  # None, or the group's own where the command does not exist
+        place = getattr(known, "command_path", command)
+        trouble = Trouble(error.format_message(), place, f"see {place} --help")  # type: ignore[attr-defined]
+    elif isinstance(error, MemoryError):
+        trouble = Trouble("out of memory", command, "give a smaller --batch-size or fewer --points")
+    elif isinstance(error, OSError) and error.errno in (*_DISK, *_NO_PLACE):
+        place = str(error.filename) if error.filename else f"{command}, its output"
+        trouble = Trouble(
+            error.strerror or str(error), place, "free space, allow reading and writing, or give another place"
+        )
+    else:
+        trouble = _unexpected(error, debug)
+    typer.echo(three_lines(trouble.what, trouble.where, trouble.fix), err=True)
+    return trouble.code
+
+
+def _as_trouble(error: Exception, where: str, fix: str) -> Trouble:
+    message = str(error)
+    for spelling, typed in _SPELLINGS:
+        message = spelling.sub(typed, message)
+    what, advice = split_advice(message)
+    return Trouble(what, where, advice or fix)
+
+
+def _unexpected(error: BaseException, debug: bool) -> Trouble:
+    """A bug: its type, the last line of this package that ran, and how to see more."""
+    home = Path(__file__).parent.parent
+    frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    ours = [f"{file.relative_to(home)}:{line}" for file, line in frames if file.is_relative_to(home)]
+    place = ours[-1] if ours else "outside of sipp"
+    fix = "report it with the traceback above" if debug else f"run the same command with {DEBUG} for the traceback"
+    return Trouble(f"unexpected {type(error).__name__}: {error}", place, fix, UNEXPECTED)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_CHARACTERS else line[: MOST_CHARACTERS - 4] + " ..."
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """A context in which a warning is one line on stderr, once, and a hundred dead layers are not a hundred lines."""
+    told: set[str] = set()
+
+    def show(message: Warning | str, *args: object) -> None:
+        text = _one_line(str(message))
+        if text not in told:
+            told.add(text)
+            if len(told) <= MOST_WARNINGS:
+                typer.echo(f"warning: {text}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            if len(told) > MOST_WARNINGS:
+                typer.echo(f"warning: and {len(told) - MOST_WARNINGS} more", err=True)
+
+
+@contextmanager
+def _sigterm() -> Iterator[None]:
+    """A context in which SIGTERM ends the program as an exception does, so that no temporary file is left."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated(TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,264 @@
+"""What the commands write: a folder of files that is whole or not there, and single files in one step.
+
+Every output of every command is checked here, by one rule: it is never what the command reads, also with --force; what
+is there already is replaced with --force only, and only by what the same command writes; a foreign file stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+from sipp.certificates.ledger import ledger_lines
+from sipp.certificates.record import SCHEMA
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.storage.files import TEMPORARY, sync_folder
+from sipp.storage.marks import FIGURE_MARK, PAGE_MARK, SCORES_MARK
+
+CHUNK = 1 << 20
+HEAD = 1 << 14  # bytes in which a page, a picture or a file of tensors says who made it
+MOST_RECORD = 1 << 28  # bytes of a record that is looked into
+
+Inputs = Sequence[tuple[str, Path]]  # the option or argument, and what it reads
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a command writes, and how it is known again: nothing else is ever replaced."""
+
+    name: str
+    is_ours: Callable[[Path], bool]
+
+
+def _head(path: Path, n: int = HEAD) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(n)
+
+
+def _is_scores(path: Path) -> bool:
+    head = _head(path)
+    length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else MOST_RECORD
+    try:
+        header = json.loads(_head(path, 8 + length)[8:]) if length < MOST_RECORD else {}
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(header, dict) and header.get("__metadata__") == SCORES_MARK
+
+
+def _is_figure(path: Path) -> bool:
+    data = path.read_bytes() if path.stat().st_size <= MOST_RECORD else b""
+    png, pdf = b"Software\0" + FIGURE_MARK.encode(), b"/Creator (" + FIGURE_MARK.encode() + b")"
+    return (data.startswith(b"\x89PNG") and png in data[:HEAD]) or (data.startswith(b"%PDF") and pdf in data)
+
+
+def _is_certificate(path: Path) -> bool:
+    try:
+        found = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("schema") == SCHEMA
+
+
+def _is_pruned(folder: Path) -> bool:
+    """Whether a record and the network it speaks of lie there: weights put in their place by others are foreign."""
+    from sipp.experiments.runs.reading import read_pruned  # the recipes behind it are slow to import
+
+    try:
+        return not read_pruned(folder)[1]
+    except DataError:
+        return False
+
+
+PAGE = Kind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
+FIGURE = Kind("figure of sipp", _is_figure)
+SCORES = Kind("file of scores of `sipp score`", _is_scores)
+CERTIFICATE = Kind("certificate", _is_certificate)
+PRUNED_FOLDER = Kind("whole folder of `sipp prune`", _is_pruned)
+
+
+def refuse_inputs(path: Path, inputs: Inputs) -> None:
+    """Refuses an output that is what the command reads (also by a link), or a folder in which that lies."""
+    real = Path(os.path.realpath(path))
+    for option, read in inputs:
+        theirs = Path(os.path.realpath(read))
+        is_same = real == theirs or (os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read))
+        if is_same or real in theirs.parents:
+            what = "is" if is_same else "holds"
+            raise OptionError(
+                f"{path} {what} what {option} reads ({read}), which is never written over, also with --force; give "
+                "another place"
+            )
+
+
+def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
+    """Refuses what is there already: without --force anything, with it what is not of this kind."""
+    if path.is_symlink():
+        raise OptionError(f"{path} is a symbolic link, and leads elsewhere; give the place itself")
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not path.is_dir() and not path.is_file():
+        raise OptionError(f"{path} is no plain file, and cannot be replaced; give another name")
+    try:
+        ours = kind.is_ours(path)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read ({error.strerror or error}); give another place") from error
+    there = "is a folder with content" if path.is_dir() else "exists"
+    if not ours:
+        raise OptionError(
+            f"{path} {there} and is no {kind.name}, and nothing else is replaced, also with --force; give another "
+            "name, or move it away"
+        )
+    if not force:
+        raise OptionError(f"{path} {there}; give another name, or --force to replace what this command writes")
+
+
+def check_place(path: Path) -> None:
+    """Nothing; OptionError where the path cannot be written, nor folders on the way to it be made: it is tried.
+
+    What is tried with is a file without a name where the disk has such, and gone at once where it has not.
+    """
+    place = path.parent
+    try:
+        _staged(path).exists()  # a name that is too long is found here
+        while not place.exists():
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise OptionError(
+            f"{path} cannot be written ({error.strerror or error}); free space or allow writing, or give another place"
+        ) from error
+
+
+def check_folder(path: Path, *, force: bool, inputs: Inputs = ()) -> None:
+    """Refuses a folder that cannot become that of `sipp prune`, looked at before the work."""
+    check_place(path)
+    if path.exists() and not path.is_dir():
+        raise OptionError(f"{path} is a file; give a folder that does not exist yet, or is empty")
+    refuse_inputs(path, inputs)
+    _check_new(path, PRUNED_FOLDER, force=force)
+    if path.is_dir() and any(path.iterdir()):
+        check_place(path / path.name)  # files are moved into it, one by one
+
+
+def check_file(path: Path, kind: Kind, *, force: bool, inputs: Inputs = (), makes_folder: bool = False) -> None:
+    """Refuses a file that cannot be written, looked at before the work."""
+    check_place(path)
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder; give the name of a file")
+    if not makes_folder and not path.parent.is_dir():
+        raise OptionError(f"{path.parent} is no folder; make it first, or give another place")
+    refuse_inputs(path, inputs)
+    _check_new(path, kind, force=force)
+
+
+def check_ledger(path: Path, *, out: Path | None, inputs: Inputs = ()) -> None:
+    """Refuses a ledger in which no use could be recorded, looked at before the work. A new one is not made yet."""
+    refuse_inputs(path, inputs)
+    if out is not None:
+        refuse_inputs(out, [("--ledger", path)])
+    if os.path.isdir(path):
+        raise OptionError(f"{path} is a folder; give the name of a file")
+    if os.path.isfile(path):
+        ledger_lines(path)
+        return
+    if os.path.lexists(path):
+        raise OptionError(f"{path} is no plain file, so no use could be read back from it; give another name")
+    if not os.path.isdir(path.parent):
+        raise OptionError(f"{path.parent} is no folder; make it first, or give another place")
+    check_place(path)
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool) -> None:
+    """Nothing; the folder holds these files, or is as it was before.
+
+    They are staged, on the disk, in a folder beside it. A new or empty folder then appears by one rename. In a folder
+    with content (--force) the last file, the one that makes claims about the others, goes first and comes back last.
+    """
+    check_folder(folder, force=force)
+    staged = _staged(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staged.mkdir()
+            for name, data in files.items():
+                _write_through(staged / name, data)
+            sync_folder(staged)
+            if not folder.exists() or not any(folder.iterdir()):
+                os.replace(staged, folder)
+            else:
+                (folder / list(files)[-1]).unlink(missing_ok=True)
+                for name in files:
+                    os.replace(staged / name, folder / name)
+                sync_folder(folder)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise DataError(
+            f"{folder} could not be written ({error.strerror or error}); free space or allow writing, or give "
+            "another place"
+        ) from error
+
+
+def write_file(path: Path, data: bytes, kind: Kind, *, force: bool) -> None:
+    """Writes the data into the file, or leaves it as it was."""
+    check_file(path, kind, force=force)
+    staged = _staged(path)
+    try:
+        try:
+            _write_through(staged, data)
+            os.replace(staged, path)
+        finally:
+            staged.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise DataError(
+            f"{path} could not be written ({error.strerror or error}); free space or allow writing, or give another "
+            "place"
+        ) from error
+
+
+def _staged(path: Path) -> Path:
+    """Where a file or folder is made before it gets its name."""
+    return path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def tensor_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None = None) -> bytes:
+    """The tensors as a safetensors file, with a mark in its header; tied ones stand under each of their names."""
+    wrong = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
+    if wrong:
+        raise ModelError(
+            f"state_dict entries {', '.join(wrong[:5])} are no tensors, and safetensors holds nothing else"
+        )
+    # Copies: safetensors refuses memory that two names share.
+    return tensors_to_bytes(
+        {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()},  # type: ignore[attr-defined]
+        mark,
+    )
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

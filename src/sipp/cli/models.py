@@ -1,0 +1,202 @@
+"""The networks that the command line names, and their weights, loaded without running what a file brings along."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sipp.cli.errors import Terminated, Trouble, at
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.experiments.nets import NETS, build
+from sipp.storage.marks import WEIGHTS_NAME
+
+HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints keep it
+PREFIXES = ("model.", "module.", "_orig_mod.")  # of a run's networks, DistributedDataParallel and torch.compile
+MASKS = "mask."  # beside a run's networks
+COUNTER = ".num_batches_tracked"  # of BatchNorm: older checkpoints lack it, and evaluation does not need it
+MOST_NAMES = 4
+MOST_TEXT = 1 << 20  # bytes of a certificate
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def load_model(
+    spec: str, weights: Path | None = None, *, option: str = "--weights", seed: int = 0, device: str = "cpu"
+) -> nn.Module:
+    """The network `spec` names, a built-in one or `package.module:callable`, in eval mode, with its weights.
+
+    Without weights it is freshly initialised, with torch's global generator at `seed`.
+    """
+    torch.manual_seed(seed)
+    with at(f"--model {spec}", f"give package.module:callable, or one of {', '.join(NETS)}"):
+        model = _build_own(spec) if ":" in spec else build(spec)
+    if weights is not None:
+        with at(f"{option} {weights}", "give the weights that were saved from this very network"):
+            _load_into(model, weights_file(weights))
+    lost = next((name for name, tensor in _tensors(model) if tensor.is_meta), None)
+    if lost is not None:
+        raise Trouble(
+            f"{lost} is on the meta device, it has a shape and no values",
+            f"--model {spec}",
+            "give a callable that builds the network on the CPU, with its values",
+        )
+    return model.to(find_device(device)).eval()
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return chain(model.named_parameters(), model.named_buffers())
+
+
+def weights_file(path: Path) -> Path:
+    """The file of weights that `path` means: itself, or the network in a folder of `sipp prune --out`."""
+    found = path / WEIGHTS_NAME if path.is_dir() else path
+    if not found.is_file():
+        raise OptionError(f"{found} is not a file of weights; give .safetensors or .pt")
+    return found
+
+
+def weights_read(option: str, path: Path | None) -> list[tuple[str, Path]]:
+    """What an option with weights reads, for `refuse_inputs`."""
+    return [] if path is None else [(option, path / WEIGHTS_NAME if path.is_dir() else path)]
+
+
+def find_device(name: str) -> torch.device:
+    """The device; "auto" is a GPU where there is one."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise Trouble(
+            "torch finds no CUDA device on this machine", "--device cuda", "use --device cpu, or leave it out"
+        )
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def _build_own(spec: str) -> nn.Module:
+    """The network that a callable of the user's own code gives. Their folder comes first, as for `python -m`."""
+    module_name, _, attribute = spec.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        made: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            made = getattr(made, part)
+        model = made if isinstance(made, nn.Module) else made()
+    except Terminated:
+        raise
+    except (Exception, SystemExit) as error:  # their code may raise anything, or run as a script that ends here
+        raise OptionError(
+            f"{spec!r} could not be built ({type(error).__name__}: {error}); give package.module:callable, "
+            "which is called without arguments"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def _load_into(model: nn.Module, path: Path) -> None:
+    """Nothing; loads a state_dict, by safetensors or by torch.load with weights_only, and never anything else."""
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # a file of weights may be broken, or hostile, in any way
+        raise ModelError(
+            f"{path} could not be read as weights ({_reason(error)}); give a whole .safetensors, or a "
+            ".pt of tensors only: nothing else in a file is run"
+        ) from error
+    state = _state_of(content, set(model.state_dict()))
+    if state is None:
+        raise ModelError(f"{path} holds no state_dict of tensors; give the file of torch.save(model.state_dict(), ...)")
+    _check_names(model, state, path)
+    _check_kinds(model, state, path)
+    model.load_state_dict(state, strict=False)  # what may be missing was checked: tied names, counters
+
+
+def _reason(error: Exception) -> str:
+    """Why a file could not be read, without torch's advice on how to run what the file brings along."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it is no whole file of tensors, or holds more than tensors"
+    return f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ")
+
+
+def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
+    """The tensors by name, without wrappers' prefixes that the network itself does not have, or None."""
+    for holder in HOLDERS:
+        if isinstance(content, dict) and isinstance(content.get(holder), dict):
+            content = content[holder]
+    if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        return None
+    state = {str(name): value for name, value in content.items()}
+    if not known.intersection(state):
+        state = {name: value for name, value in state.items() if not name.startswith(MASKS)}
+    for prefix in PREFIXES:
+        if not known.intersection(state) and all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
+def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Nothing; ModelError that lists what differs between the file and the network, before anything is copied."""
+    own = model.state_dict()
+    by_tensor: dict[int, set[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        by_tensor.setdefault(id(parameter), set()).add(name)
+    tied = {name: names for names in by_tensor.values() for name in names if len(names) > 1}
+    missing = [n for n in own if n not in state and not any(other in state for other in tied.get(n, ()))]
+    missing = [n for n in missing if not n.endswith(COUNTER)]
+    unknown = [name for name in state if name not in own]
+    wrong = [
+        f"{name} ({_shape(value)} in the file, {_shape(own[name])} in the network)"
+        for name, value in state.items()
+        if name in own and isinstance(own[name], Tensor) and value.shape != own[name].shape
+    ]
+    differences = [
+        f"{words}: {', '.join(names[:MOST_NAMES])}"
+        + (f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else "")
+        for words, names in (("not in the file", missing), ("not in the network", unknown), ("other shape", wrong))
+        if names
+    ]
+    if differences:
+        raise ModelError(f"{path} does not fit {type(model).__name__}, {'; '.join(differences)}")
+
+
+def _check_kinds(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Nothing; ModelError where copying a tensor would change it in silence (complex, quantised), or cannot be done."""
+    own = model.state_dict()
+    for name, value in state.items():
+        mine = own[name]
+        is_dense = value.layout == torch.strided and not value.is_quantized and not value.is_meta
+        if isinstance(mine, Tensor) and (not is_dense or (value.dtype != mine.dtype and not _casts(value, mine))):
+            kind = str(value.dtype)[6:] if is_dense else f"{value.layout} {value.dtype}, without plain values"
+            raise ModelError(
+                f"{path} does not fit {type(model).__name__}, {name} is {kind} in the file and {str(mine.dtype)[6:]} "
+                "in the network; convert it to plain numbers of the network's type"
+            )
+
+
+def _casts(value: Tensor, mine: Tensor) -> bool:
+    """Whether one may be read as the other: between real precisions, or between whole numbers."""
+    whole = not any(t.is_floating_point() or t.is_complex() for t in (value, mine))
+    return whole or (value.is_floating_point() and mine.is_floating_point())
+
+
+def _shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "one number"
+
+
+def read_text(path: Path) -> str:
+    """The text of a certificate's file."""
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_TEXT:
+            raise OSError(f"it is no plain file of at most {MOST_TEXT:,} bytes")
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} could not be read ({error}); give a certificate that `sipp certify --out` wrote"
+        ) from error

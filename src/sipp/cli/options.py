@@ -1,0 +1,68 @@
+"""Options that several commands share, so that a word means the same in all of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sipp.cli.errors import Trouble
+from sipp.cli.points import KINDS
+
+Model = Annotated[
+    str, typer.Option(help="A built-in network (resnet20, ...) or package.module:callable of your own code.")
+]
+Weights = Annotated[
+    Path | None, typer.Option(help=".safetensors, .pt or a folder of `sipp prune`; default: freshly initialised.")
+]
+Data = Annotated[str | None, typer.Option(help=f"Calibration points: {KINDS}.")]
+Include = Annotated[list[str] | None, typer.Option(help="Only layers of this name or glob; may be repeated.")]
+Exclude = Annotated[list[str] | None, typer.Option(help="All but layers of this name or glob; may be repeated.")]
+PointsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How many calibration points: a number, all, or theory (T4). Default: all of a file, theory of a set."
+    ),
+]
+HoldoutPoints = Annotated[
+    int | None, typer.Option(help="How many holdout points; default: all of a file, 1,000 of a set.", min=1)
+]
+Confidence = Annotated[float, typer.Option(help="Confidence of certificates and of statements about shares of inputs.")]
+OutputPart = Annotated[
+    str | None, typer.Option(help="Which part of a network's output is compared: a number or a name (logits).")
+]
+MOST_SEED = 2**63 - 1  # what torch.Generator takes
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MOST_SEED)]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Points per forward pass; by default more, the smaller they are.", min=1)
+]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace what this command wrote there before; never what it reads, nor other files."),
+]
+
+
+def n_points_of(
+    text: str | None, n_all: int, theory: Callable[[], int], default: Callable[[], int | None]
+) -> int | None:
+    """The number of points that --points asks for, of `n_all`; None: all."""
+    if text is None:
+        return default()
+    if text == "all":
+        return None
+    if text == "theory":
+        return theory()
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise Trouble(f"{text!r} is no number of points", f"--points {text}", "give a number from 1 on, all or theory")
+    if int(text) > n_all:
+        warnings.warn(f"--points {text}: there are only {n_all:,}, all of them are used", stacklevel=2)
+    return int(text)
+
+
+def output_of(text: str | None) -> int | str | None:
+    """The index or the name that --output gives."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text

@@ -1,0 +1,309 @@
+"""The data that the command line names: built-in sets, files of tensors, folders of images, or honest noise."""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sipp.certificates.evidence import point_keys
+from sipp.cli.errors import Trouble, at
+from sipp.errors import DataError, OptionError
+from sipp.experiments.data import (
+    FolderBatches,
+    FolderIndex,
+    ImageSet,
+    index_folders,
+    load_cifar10,
+    load_digits,
+    normalise,
+)
+from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
+from sipp.experiments.data.imagefolder import SUFFIXES
+from sipp.inputs.batches import batches_of, fresh, points_per_batch
+from sipp.inputs.capture import scoring_mode
+from sipp.inputs.pointkeys import set_hash
+
+Role = Literal["calibration", "holdout"]
+Kind = Literal["built-in", "file", "folder", "random"]
+
+KINDS = (
+    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors), a folder of images, or noise "
+    "(random:16x3x32x32)"
+)
+DEFAULT_ROOT = Path("data")
+INPUTS, LABELS = "inputs", "labels"
+N_HOLDOUT = 1000  # points of a built-in set or a folder, unless told otherwise
+HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
+MAX_FILE_BYTES = 16 << 30  # of unpacked points: they are held in memory
+MAX_RANDOM = 1 << 30  # numbers of `random:`
+_RANDOM = re.compile(r"random:(\d+(?:x\d+)+)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Points that can be drawn: how many there are, what they are, and a function from item numbers to tensors."""
+
+    spec: str  # as it was typed
+    kind: Kind
+    n_points: int
+    what: str  # "training images of digits"
+    take: Callable[[Tensor], dict[str, Tensor]]
+    has_holdout: bool = False  # the same name gives other points as a holdout
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points drawn from a source, as batches for the package."""
+
+    batches: list[Any]  # inputs, (inputs, labels), {name: tensor} or ({name: tensor}, labels)
+    n_points: int
+    spec: str
+    kind: Kind
+    words: str
+    hash: str  # of the set of points, as in certificates
+
+
+def open_source(spec: str, role: Role, option: str, *, seed: int = 0) -> Source:
+    """What `spec` names, for a role: of a set with a test part, calibration is drawn from training, holdout from test.
+
+    A network from elsewhere may have been trained on all of the training part, so only test points are new to it.
+    """
+    with at(f"{option} {spec}", f"give {KINDS}"):
+        name, _, root = spec.partition(":")
+        if name == "random":
+            return _random(spec, role, seed)
+        if name == "digits" and not root:
+            return _image_set(spec, load_digits(), role)
+        if name == "cifar10":
+            return _image_set(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role)
+        path = Path(spec)
+        if path.is_dir():
+            return _folder(spec, path, role)
+        if not path.is_file():
+            raise DataError(f"{spec} is neither a file, a folder nor the name of a set; give {KINDS}")
+        return _file(spec, path)
+
+
+def points_read(option: str, spec: str | None) -> list[tuple[str, Path]]:
+    """What an option with points reads, for `refuse_inputs`: a file, a folder, or those of CIFAR-10."""
+    name, _, root = (spec or "").partition(":")
+    if spec is None or name == "random" or (name == "digits" and not root):
+        return []
+    if name == "cifar10":
+        return [(option, (Path(root) if root else DEFAULT_ROOT) / folder) for folder in (BIN_FOLDER, PY_FOLDER)]
+    return [(option, Path(spec))]
+
+
+def draw(source: Source, n_points: int | None, *, seed: int, batch_size: int | None, model: nn.Module) -> Points:
+    """So many points of the source, drawn without replacement with the seed; None: all, in their order."""
+    if n_points is not None and n_points < 1:
+        raise Trouble(f"{n_points} points are none", "--points", "give a whole number of at least 1, all or theory")
+    if n_points is None or n_points >= source.n_points:
+        return collect(source, torch.arange(source.n_points), batch_size=batch_size, model=model)
+    order = torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
+    return collect(source, order[:n_points], batch_size=batch_size, model=model)
+
+
+def split(source: Source, n_points: int | None, n_holdout: int | None, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Item numbers of calibration and holdout: disjoint, drawn with the seed; half of them each unless told otherwise.
+
+    Fewer calibration points leave the holdout as it is.
+    """
+    n_theirs = int(source.n_points * HOLDOUT_SHARE) if n_holdout is None else n_holdout
+    if not 1 <= n_theirs < source.n_points:
+        raise Trouble(
+            f"{source.n_points} points cannot be split into calibration and {n_theirs} holdout points",
+            f"--data {source.spec}",
+            "give more points, a smaller --holdout-points, or a file of its own with --holdout",
+        )
+    order = torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
+    return order[n_theirs:][:n_points], order[:n_theirs]
+
+
+def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.Module) -> Points:
+    """The items of a source in batches; floating-point inputs in the network's own precision."""
+    tensors = source.take(items)
+    labels = tensors.pop(LABELS, None)
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    cast = sorted({str(t.dtype)[6:] for t in tensors.values() if t.is_floating_point() and t.dtype != dtype})
+    tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    step = batch_size or min(points_per_batch(tensor, device) for tensor in tensors.values())
+    batches: list[Any] = []
+    for start in range(0, len(items), step):
+        part = {name: tensor[start : start + step] for name, tensor in tensors.items()}
+        inputs: Any = part[INPUTS] if set(part) == {INPUTS} else part
+        batches.append(inputs if labels is None else (inputs, labels[start : start + step]))
+    n = len(items)
+    words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
+    words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
+    return Points(batches, n, source.spec, source.kind, words, set_hash(point_keys(batches, "data")))
+
+
+def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -> None:
+    """Nothing; Trouble where the network cannot run on the first point, which is no fault of the package."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with at(f"{option} {points.spec}", f"give {KINDS}"):
+        batch = fresh(next(iter(batches_of(points.batches, device=device, n_points=1, refuses_non_finite=False))))
+    named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
+    shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in named.items())
+    try:
+        with scoring_mode(model, "running"):
+            model(*batch.args, **batch.kwargs)
+    except Exception as error:  # their network, their data: anything may be raised
+        raise Trouble(
+            f"{model_spec} cannot take this data ({type(error).__name__}: {error})",
+            f"{option} {points.spec}, one point is {shapes}",
+            f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, tensors under "
+            "other names are passed as keywords",
+        ) from error
+
+
+def summary(points: Points | None) -> dict[str, Any] | None:
+    """What a record says of points."""
+    if points is None:
+        return None
+    return {
+        "spec": points.spec,
+        "kind": points.kind,
+        "what": points.words,
+        "n_points": points.n_points,
+        "hash": points.hash,
+    }
+
+
+def _image_set(spec: str, data: ImageSet, role: Role) -> Source:
+    """The training part for calibration, the test part as holdout."""
+    first, n, part = (0, data.n_train, "training") if role == "calibration" else (data.n_train, data.n_test, "test")
+
+    def take(items: Tensor) -> dict[str, Tensor]:
+        images = data.images[first + items]
+        return {
+            INPUTS: normalise(images) if images.dtype == torch.uint8 else images,
+            LABELS: data.labels[first + items],
+        }
+
+    return Source(spec, "built-in", n, f"{part} images of {data.name}", take, has_holdout=True)
+
+
+def _file(spec: str, path: Path) -> Source:
+    """The tensors of a file by name, of equal length; labels are int64 where they are whole numbers."""
+    try:
+        found = _read(path)
+    except (ValueError, TypeError, OSError, MemoryError, EOFError, SafetensorError, zipfile.BadZipFile) as error:
+        if isinstance(error, DataError):
+            raise
+        # numpy goes on with advice on how to run a pickle that it finds
+        reason = "it is broken, or holds a pickle" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} could not be read ({reason}); give a whole file of numbers") from error
+    if not found:
+        raise DataError(f"{path} holds no arrays; expected {INPUTS}, or the names of the network's arguments")
+    lengths = {name: len(t) if t.dim() else None for name, t in found.items()}
+    if len(set(lengths.values())) != 1 or None in lengths.values():
+        raise DataError(
+            f"{path} holds arrays of {lengths} points; give arrays with the points along dimension 0, alike"
+        )
+    if set(found) == {LABELS}:
+        raise DataError(
+            f"{path} holds labels and no inputs; expected {INPUTS}, or the names of the network's arguments"
+        )
+    n = next(iter(lengths.values())) or 0
+    if n == 0:
+        raise DataError(f"{path} holds no points; give at least one")
+    if LABELS in found and not found[LABELS].is_floating_point():
+        found[LABELS] = found[LABELS].long()
+    return Source(spec, "file", n, f"points of {path.name}", lambda items: {k: t[items] for k, t in found.items()})
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The arrays of a file; a pickle in it is refused, and so is more than memory should hold."""
+    if path.suffix == ".npy":
+        return {INPUTS: _tensor(np.load(path, allow_pickle=False), path, INPUTS)}
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(path) as archive:
+            total = sum(member.file_size for member in archive.infolist())
+        if total > MAX_FILE_BYTES:
+            raise DataError(f"{path} unpacks to {total:,} bytes, more than {MAX_FILE_BYTES:,}; split it")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: _tensor(arrays[name], path, name) for name in arrays.files}
+    if path.suffix == ".safetensors":
+        return dict(load_file(path))
+    raise DataError(
+        f"{path}: files of points end in .npy, .npz or .safetensors; convert it, or give a folder of images"
+    )
+
+
+def _tensor(array: Any, path: Path, name: str) -> Tensor:
+    """The array as a tensor, whatever its byte order; DataError where it holds no numbers."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise DataError(f"{path}: {name} holds {kind}, no numbers; give an array of numbers")
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape))
+
+
+def _random(spec: str, role: Role, seed: int) -> Source:
+    """Normal noise of a shape, for shapes and timings: it is no data, and no claim about data comes of it."""
+    match = _RANDOM.fullmatch(spec)
+    if match is None:
+        raise OptionError(f"{spec!r} is no shape; give random:POINTSxSHAPE, such as random:16x3x224x224")
+    if role == "holdout":
+        raise OptionError("a certificate on noise says nothing about your inputs; give real points as the holdout")
+    shape = [int(number) for number in match.group(1).split("x")]
+    if not 0 < int(np.prod(shape, dtype=object)) <= MAX_RANDOM:
+        raise OptionError(f"{spec!r} means {int(np.prod(shape, dtype=object)):,} numbers; give 1 to {MAX_RANDOM:,}")
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return Source(spec, "random", shape[0], "points of random noise (no data)", lambda items: {INPUTS: noise[items]})
+
+
+def _folder(spec: str, path: Path, role: Role) -> Source:
+    """Images: `train/CLASS/*` and `val/CLASS/*` by role, or one folder of classes, or of images, whose classes are
+    not known to the network."""
+    has_parts = (path / "train").is_dir() and (path / "val").is_dir()
+    index = index_folders(path) if has_parts else _index_any(path)
+    first, n = (
+        (0, index.n_train)
+        if role == "calibration" or not has_parts
+        else (index.n_train, len(index.paths) - index.n_train)
+    )
+    part = {"calibration": "training images", "holdout": "validation images"}[role] if has_parts else "images"
+
+    def take(items: Tensor) -> dict[str, Tensor]:
+        batches = list(FolderBatches(index, first + items, "val", max(1, len(items)), 0, 0, 0))
+        images, labels = (torch.cat(parts) for parts in zip(*batches))
+        return {INPUTS: normalise(images), LABELS: labels} if has_parts else {INPUTS: normalise(images)}
+
+    return Source(spec, "folder", n, f"{part} of {path}, 224 x 224", take, has_holdout=has_parts)
+
+
+def _index_any(path: Path) -> FolderIndex:
+    """All images below a folder, in sorted order, without classes."""
+    found = sorted(
+        os.path.relpath(os.path.join(root, name), path)
+        for root, _, names in os.walk(path)
+        for name in names
+        if Path(name).suffix.lower() in SUFFIXES
+    )
+    if not found:
+        raise DataError(
+            f"{path} holds no images ({', '.join(sorted(SUFFIXES))}); give {path}/train/CLASS/*.jpg and "
+            f"{path}/val/CLASS/*.jpg, or images anywhere in it"
+        )
+    return FolderIndex(path, (), tuple(found), torch.zeros(len(found), dtype=torch.int64), len(found), "")
+
+
+def default_points(source: Source, role: Role, needed: Callable[[], int]) -> int | None:
+    """How many points to draw where the user did not say: all of a file; of a set what T4 asks for, or N_HOLDOUT."""
+    if source.kind in ("file", "random"):
+        return None
+    return needed() if role == "calibration" else N_HOLDOUT

@@ -1,0 +1,32 @@
+"""The 1,797 handwritten 8 x 8 digits that come inside scikit-learn: real data with no download."""
+
+import torch
+
+from sipp.experiments.data.imageset import ImageSet
+from sipp.experiments.data.splits import Splits, split_images
+
+MAX_GREY = 16.0  # the source counts dark pixels of 4 x 4 blocks: 0 .. 16
+N_CLASSES = 10
+N_TEST = 360
+TEST_SEED = 20  # fixed apart from any split's seed: the test set is the same in every experiment
+N_CALIBRATION = 200
+N_HOLDOUT = 400
+
+
+def load_digits() -> ImageSet:
+    """All digits as float32 in [0, 1], N x 1 x 8 x 8; the source names no test set, so a fixed draw of 360 is it."""
+    from sklearn.datasets import load_digits as embedded  # here, since importing it takes a second
+
+    source = embedded()
+    images = torch.from_numpy(source.images / MAX_GREY).to(torch.float32).unsqueeze(1)
+    labels = torch.from_numpy(source.target).to(torch.int64)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(TEST_SEED))
+    n_train = len(images) - N_TEST
+    return ImageSet("digits", images[order].contiguous(), labels[order].contiguous(), n_train, N_CLASSES)
+
+
+def digits_splits(
+    data: ImageSet, *, n_calibration: int = N_CALIBRATION, n_holdout: int = N_HOLDOUT, seed: int = 0
+) -> Splits:
+    """Splits of `load_digits()`: 837 train, 200 calibration, 400 holdout and 360 test items unless told otherwise."""
+    return split_images(data, n_calibration=n_calibration, n_holdout=n_holdout, seed=seed)

@@ -1,0 +1,121 @@
+"""Train, calibration, holdout and test items of a data set: disjoint, seeded, and named by a hash.
+
+Calibration (S of T3, T4) and holdout (V of T14) are taken out of the training part, never out of the test set, so
+that a certificate is never earned on the items that the final accuracy is measured on.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sipp.errors import DataError, OptionError
+from sipp.experiments.data.imageset import ImageSet, content_hash
+
+PARTS = ("train", "calibration", "holdout", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Sorted item numbers of the four parts; `content` is the hash of the data they number."""
+
+    train: Tensor
+    calibration: Tensor
+    holdout: Tensor
+    test: Tensor
+    n_train_part: int
+    seed: int
+    content: str
+
+    def __post_init__(self) -> None:
+        for name in PARTS:
+            items = getattr(self, name)
+            if items.dtype != torch.int64 or items.dim() != 1:
+                raise DataError(f"split {name!r} must be a 1-D int64 tensor of item numbers")
+            if items.numel() and int(items.min()) < 0:
+                raise DataError(f"split {name!r} holds a negative item number")
+        _check_disjoint(self)
+        for name in ("train", "calibration", "holdout"):
+            items = getattr(self, name)
+            if items.numel() and int(items.max()) >= self.n_train_part:
+                raise DataError(
+                    f"split {name!r} holds item {int(items.max())}, which belongs to the test set "
+                    f"(the training part ends at {self.n_train_part - 1})"
+                )
+        if self.test.numel() and int(self.test.min()) < self.n_train_part:
+            raise DataError(f"split 'test' holds item {int(self.test.min())} of the training part")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the data's hash, the seed and all four parts: equal digests mean equal experiments."""
+        digest = hashlib.sha256(f"{self.content} {self.seed} {self.n_train_part}".encode())
+        for name in PARTS:
+            items = getattr(self, name)
+            digest.update(f"{name} {items.numel()}".encode())
+            digest.update(items.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def _check_disjoint(splits: Splits) -> None:
+    items = torch.cat([getattr(splits, name) for name in PARTS])
+    values, counts = items.unique(return_counts=True)
+    if bool((counts > 1).any()):
+        item = int(values[counts > 1][0])
+        where = [name for name in PARTS if bool((getattr(splits, name) == item).any())]
+        raise DataError(f"splits must be disjoint, but item {item} is held more than once ({', '.join(where)})")
+
+
+def make_splits(
+    *, n_train_part: int, n_test: int, n_calibration: int, n_holdout: int, seed: int, content: str
+) -> Splits:
+    """Seeded splits of items 0 .. n_train_part - 1 (training part) and the n_test items behind them (test set)."""
+    for option, value in (("n_calibration", n_calibration), ("n_holdout", n_holdout), ("n_test", n_test)):
+        if value < 0:
+            raise OptionError(f"{option} must not be negative, got {value}")
+    n_taken = n_calibration + n_holdout
+    if n_taken >= n_train_part:
+        raise OptionError(
+            f"n_calibration + n_holdout = {n_taken} leaves nothing to train on: the training part has "
+            f"{n_train_part} items"
+        )
+    # A local generator, so that the record's seed alone says what was drawn.
+    order = torch.randperm(n_train_part, generator=torch.Generator().manual_seed(seed))
+    calibration, holdout, train = order.split([n_calibration, n_holdout, n_train_part - n_taken])
+    return Splits(
+        train=train.sort().values,
+        calibration=calibration.sort().values,
+        holdout=holdout.sort().values,
+        test=torch.arange(n_train_part, n_train_part + n_test),
+        n_train_part=n_train_part,
+        seed=seed,
+        content=content,
+    )
+
+
+def split_images(data: ImageSet, *, n_calibration: int, n_holdout: int, seed: int) -> Splits:
+    """Seeded splits of an image set, tied to its content."""
+    return make_splits(
+        n_train_part=data.n_train,
+        n_test=data.n_test,
+        n_calibration=n_calibration,
+        n_holdout=n_holdout,
+        seed=seed,
+        content=content_hash(data),
+    )
+
+
+def check_content(splits: Splits, content: str) -> None:
+    """Nothing, or DataError where `splits` were made for other data than the data with hash `content`."""
+    if splits.content != content:
+        raise DataError(
+            f"these splits number the items of other data: they were made for {splits.content[:12]}, "
+            f"the data at hand has hash {content[:12]}; make the splits again for this data"
+        )
+
+
+def epoch_order(items: Tensor, *, seed: int, epoch: int) -> Tensor:
+    """`items` in the order of one epoch: a function of (seed, epoch) alone, so a resumed run sees the same batches."""
+    key = hashlib.sha256(f"epoch order {seed} {epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big"))
+    return items[torch.randperm(len(items), generator=generator).to(items.device)]

@@ -1,0 +1,36 @@
+"""CNN5: the five-layer convolutional network of the double-descent study (Nakkiran et al. 2020)."""
+
+import torch
+from torch import Tensor, nn
+
+from sipp.experiments.nets.init import he_init_
+
+MULTIPLES = (1, 2, 4, 8)  # channels of the four convolutions, in units of the width
+POOLS = (1, 2, 2, 8)  # max-pool after each; 1 = none. 32 x 32 pixels become one
+
+
+class Cnn5(nn.Module):
+    """Logits N x n_classes for images N x 3 x 32 x 32."""
+
+    def __init__(self, width: int, n_classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        n_in = 3
+        for multiple, pool in zip(MULTIPLES, POOLS):
+            n_out = multiple * width
+            layers += [nn.Conv2d(n_in, n_out, 3, padding=1, bias=False), nn.BatchNorm2d(n_out), nn.ReLU()]
+            if pool > 1:
+                layers.append(nn.MaxPool2d(pool))
+            n_in = n_out
+        self.features = nn.Sequential(*layers)
+        self.linear = nn.Linear(n_in, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(torch.flatten(self.features(x), 1))
+
+
+def cnn5(width: int, n_classes: int) -> Cnn5:
+    """A He-initialised CNN5 whose first convolution has `width` filters."""
+    net = Cnn5(width, n_classes)
+    he_init_(net)
+    return net

@@ -1,0 +1,352 @@
+"""The units of a run on Ray, several at once, with the records and weights that one process gives.
+
+    driver (holds the lock)        workers, one unit at a time each
+      begins what is ready    ->   run_stage in the run folder: start.*, step-*.*, final.*
+      passes a signal on      ->   checkpoint after the step under way, then stop
+
+Units hand on to each other only what is in the run folder: on several machines it must lie on a disk that all of them
+share, and the data at the same path everywhere. A worker checks first that it sees this run, this data and this code.
+What a unit gives follows from the configuration and the unit it needs, so neither order nor place can change it; and a
+worker that outlives its driver for a moment writes whole files with the bits that any other would write.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.experiments.parallel.processes import ALONE
+from sipp.experiments.pipelines import MakeUnit, Unit, needs, plan, unit_maker
+from sipp.experiments.recipes import Recipe, config_of
+from sipp.experiments.runs import store as runs
+from sipp.experiments.runs.stages import Work, finished
+from sipp.experiments.training.loop import EpochRow
+from sipp.experiments.training.setup import device_of, feed_of, hyper_of, threads
+from sipp.experiments.training.signals import Interrupted, Wish
+from sipp.storage.files import read_json, remove_leftovers
+
+LOCAL = "local"  # Ray's own word for: start it here, whatever else may run
+POLL_SECONDS = 0.25
+START_SECONDS = 60.0  # after which a worker that has not started is worth a word
+N_TRIES = 3  # of one unit, before a worker that dies in it is no accident
+OBJECT_STORE_BYTES = 100 * 2**20  # only units and epochs travel through Ray; its own choice is a third of the memory
+_ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (DataError, ModelError, OptionError)}
+
+OnEpoch = Callable[[str, EpochRow], None]
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Which Ray to use ("local" starts one, "auto" or HOST:PORT joins one), and how many units it makes at once."""
+
+    address: str = LOCAL
+    n_at_once: int | None = None  # None: as many as CPUs (of recipe.n_threads each) or GPUs there are
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is told: enough to make any unit of the run."""
+
+    recipe: Recipe
+    folder: Path
+    data_root: Path
+    device: Literal["cpu", "cuda"]
+    n_workers: int  # processes that decode image files, of each worker
+    n_threads: int
+    checkpoint_seconds: float
+    origin: runs.Origin
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a unit ended: done, stopped by a signal, or with an error of this kind; and the warnings on the way."""
+
+    end: Literal["done", "stopped", "error"]
+    kind: str = ""
+    message: str = ""
+    warned: tuple[str, ...] = ()
+
+
+class Worker:
+    """A process that makes units; while it makes one, a second thread of it answers `newest` and hears `stop`."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._make: MakeUnit | None = None  # made with the first unit, and kept with its data and scores
+        self._newest: tuple[str, EpochRow] | None = None
+        self._asked: int | None = None
+
+    def ready(self) -> Outcome:
+        """A word that the process is there."""
+        return Outcome("done")
+
+    def newest(self) -> tuple[str, EpochRow] | None:
+        """The stage and the last epoch of it that was trained here."""
+        return self._newest
+
+    def stop(self, number: int) -> None:
+        """Nothing; the step under way is the last."""
+        self._asked = number
+
+    def make(self, unit: Unit) -> Outcome:
+        """How making the unit ended; its result is in the run folder."""
+        outcome = Outcome("done")
+        with warnings.catch_warnings(record=True) as caught, threads(self.job.n_threads):
+            try:
+                if self._make is None:
+                    self._make = unit_maker(self.job.recipe, *self._opened())
+                self._make(unit)
+            except Interrupted:
+                outcome = Outcome("stopped")
+            except tuple(_ERRORS.values()) as error:
+                outcome = Outcome("error", type(error).__name__, str(error))
+        return replace(outcome, warned=tuple(str(one.message) for one in caught))
+
+    def _opened(self) -> tuple[runs.Store, Work]:
+        """The run folder (whose lock the driver holds) and the work, if they are those of the driver."""
+        job, here = self.job, socket.gethostname()
+        manifest = job.folder / runs.MANIFEST
+        if not manifest.is_file() or read_json(manifest)["config"] != config_of(job.recipe):
+            raise DataError(
+                f"{here} does not see this run in {job.folder}: choose an --out on a disk that all machines share"
+            )
+        device = device_of(job.device)
+        feed = feed_of(job.recipe, data_root=job.data_root, device=device, n_workers=job.n_workers)
+        found = runs.Origin(feed.splits.digest, runs.code_version(), device.type)
+        if found != job.origin:
+            raise OptionError(
+                f"{here} has other data or code than the machine that began the sweep ({found}, not {job.origin}): "
+                "install the same version and put the same data everywhere"
+            )
+
+        def keep(stage: str, row: EpochRow) -> None:
+            self._newest = (stage, row)
+
+        work = Work(job.recipe.net, feed, hyper_of(job.recipe), lambda: self._asked, job.checkpoint_seconds, keep)
+        return runs.Store(job.folder, config_of(job.recipe), resumed=True), work
+
+
+def next_unit(recipe: Recipe, todo: Sequence[Unit], unfinished: set[Unit]) -> Unit | None:
+    """The unit to begin now, None if all wait for others.
+
+    Of a chain, lower levels come first: many chains then end together. Without chains (at-init), the order of the plan,
+    in which a worker's scores serve all levels of a method.
+    """
+    ready = [unit for unit in todo if needs(recipe, unit) not in unfinished]
+    if recipe.pipeline == "iterative":
+        ready.sort(key=lambda unit: unit.level)
+    return ready[0] if ready else None
+
+
+def check_ray(options: RayOptions) -> None:
+    """Nothing, or an error before any work where Ray is missing or its options make no sense."""
+    if options.n_at_once is not None and options.n_at_once < 1:
+        raise OptionError(f"n_at_once={options.n_at_once} must be at least 1")
+    _ray()
+
+
+def run_on_ray(
+    job: Job, store: runs.Store, options: RayOptions, wish: Wish, on_epoch: OnEpoch
+) -> Generator[Unit, None, None]:
+    """Each unit that had to be made, once it is done. Ray is not started where there is none.
+
+    A unit whose worker died is begun again by another, from its last checkpoint. A signal, or an error in one unit,
+    stops all others after a checkpoint.
+    """
+    units = [unit for unit in plan(job.recipe) if finished(ALONE, store.stage(unit.stage)) is None]
+    if not units:
+        return
+    with _cluster(options.address) as ray:
+        crew = _Crew(ray, job, *_shares(ray.nodes(), job, options.n_at_once), on_epoch)
+        try:
+            yield from _sweep(crew, store, units, wish)
+        finally:
+            crew.dismiss()
+
+
+@dataclass
+class _Crew:
+    """The workers, and what is awaited of each: a unit, or (None) that it has started."""
+
+    ray: Any
+    job: Job
+    n_at_once: int
+    resources: Mapping[str, float]
+    on_epoch: OnEpoch
+    awaited: dict[Any, tuple[Any, Unit | None]] = field(default_factory=dict)
+    idle: list[Any] = field(default_factory=list)
+    shown: dict[str, int] = field(default_factory=dict)
+
+    def hire(self) -> None:
+        """Nothing; one more worker is starting."""
+        actor = self.ray.remote(Worker).options(max_concurrency=2, **self.resources).remote(self.job)
+        self.awaited[actor.ready.remote()] = (actor, None)
+
+    def begin(self, unit: Unit) -> None:
+        """Nothing; an idle worker is at the unit."""
+        actor = self.idle.pop()
+        self.awaited[actor.make.remote(unit)] = (actor, unit)
+
+    def ended(self) -> Iterator[tuple[Unit | None, Outcome | None]]:
+        """The (unit, outcome) of workers that are done, after at most a moment; the outcome is None of a dead one."""
+        arrived, _ = self.ray.wait(list(self.awaited), num_returns=1, timeout=POLL_SECONDS)
+        for ref in arrived:
+            actor, unit = self.awaited.pop(ref)
+            try:
+                outcome: Outcome | None = self.ray.get(ref)
+                self.idle.append(actor)
+            except self.ray.exceptions.RayActorError:
+                outcome = None
+            for text in () if outcome is None else outcome.warned:
+                warnings.warn(f"{_name(unit)}: {text}", stacklevel=2)
+            yield unit, outcome
+
+    def show(self) -> None:
+        """Nothing; epochs trained since the last call are shown."""
+        asked = {actor.newest.remote(): unit for actor, unit in self.awaited.values() if unit is not None}
+        answered = self.ray.wait(list(asked), num_returns=len(asked), timeout=POLL_SECONDS)[0] if asked else []
+        for ref in answered:
+            try:
+                found = self.ray.get(ref)
+            except self.ray.exceptions.RayActorError:  # heard of by `ended` too
+                continue
+            if found is None or found[0] != asked[ref].stage or self.shown.get(found[0]) == found[1].epoch:
+                continue
+            self.shown[found[0]] = found[1].epoch
+            self.on_epoch(*found)
+
+    def stop(self, number: int) -> Iterator[Unit]:
+        """The units that came to their end while all workers were asked to stop."""
+        self.awaited = {ref: pair for ref, pair in self.awaited.items() if pair[1] is not None}
+        for actor, _ in self.awaited.values():
+            actor.stop.remote(number)
+        while self.awaited:
+            for unit, outcome in self.ended():
+                if unit is not None and outcome is not None and outcome.end == "done":
+                    yield unit
+
+    def dismiss(self) -> None:
+        """Nothing; no worker is left. Files are whole at any moment, so this needs no word from them."""
+        for actor in {*(actor for actor, _ in self.awaited.values()), *self.idle}:
+            self.ray.kill(actor)
+
+
+def _sweep(crew: _Crew, store: runs.Store, units: list[Unit], wish: Wish) -> Iterator[Unit]:
+    todo, unfinished, deaths = list(units), set(units), Counter[Unit | None]()
+    began: float | None = time.monotonic()  # None once a worker has started
+    for _ in range(min(crew.n_at_once, len(units))):
+        crew.hire()
+    while unfinished:
+        for unit, outcome in crew.ended():
+            if outcome is None:
+                deaths[unit] += 1
+                crew.hire()
+                if unit is not None:
+                    remove_leftovers(store.stage(unit.stage))
+                    todo.insert(0, unit)
+            elif unit is not None and outcome.end == "done":
+                unfinished.remove(unit)
+                yield unit
+            error = _error_of(unit, outcome, deaths[unit])
+            if error is not None and wish() is None:  # a signal that reaches all processes kills workers too
+                yield from crew.stop(signal.SIGTERM)
+                raise error
+        number = wish()
+        if number is not None:
+            yield from crew.stop(number)
+            raise Interrupted(number)
+        while crew.idle and (ready := next_unit(crew.job.recipe, todo, unfinished)) is not None:
+            began = None
+            todo.remove(ready)
+            crew.begin(ready)
+        if began is not None and time.monotonic() - began > START_SECONDS:
+            began = None
+            warnings.warn(f"Ray has not yet found a place for a worker with {dict(crew.resources)}", stacklevel=2)
+        crew.show()
+
+
+def _error_of(unit: Unit | None, outcome: Outcome | None, n_deaths: int) -> Exception | None:
+    """What ends the sweep: an error in a unit, or one death too many; None if it goes on."""
+    if outcome is None and n_deaths >= N_TRIES:
+        return DataError(
+            f"{_name(unit)}: the worker process died {n_deaths} times: is there too little memory? Make fewer networks "
+            "at once (--at-once); the same command goes on from the last checkpoints"
+        )
+    if outcome is not None and outcome.end == "error":
+        return _ERRORS[outcome.kind](f"{_name(unit)}: {outcome.message}")
+    return None
+
+
+def _name(unit: Unit | None) -> str:
+    return "starting" if unit is None else unit.stage
+
+
+def _shares(nodes: Sequence[Mapping[str, Any]], job: Job, n_at_once: int | None) -> tuple[int, dict[str, float]]:
+    """How many workers there are, and what each takes of a machine: its threads in CPUs, or one GPU."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    cpus = [int(node.get("CPU", 0)) for node in alive]
+    if job.device == "cuda":
+        n_gpus = int(sum(node.get("GPU", 0) for node in alive))
+        if not n_gpus:
+            raise OptionError("device 'cuda' was asked for, but Ray knows of no GPU; use --device cpu")
+        return min(n_at_once or n_gpus, n_gpus), {"num_cpus": min(1, max(cpus)), "num_gpus": 1}
+    if n_at_once is None:
+        share = max(1, min(job.n_threads, max(cpus)))
+        return max(1, sum(n // share for n in cpus)), {"num_cpus": share}
+    # More workers than CPUs are what was asked for: each takes a part of one.
+    part = sum(cpus) / n_at_once
+    return n_at_once, {"num_cpus": min(job.n_threads, int(part) if part >= 1 else part)}
+
+
+def _ray() -> Any:
+    """Ray itself, which is an optional part of the installation."""
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise OptionError("engine 'ray' needs Ray, which is not installed: pip install 'sipp[ray]'") from error
+    return ray
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[Any]:
+    """Ray, connected; what was started here is gone at the end. One the caller is connected to is used as it is."""
+    ray = _ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    own: dict[str, Any] = {}
+    if address == LOCAL:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+        own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # Started in a thread, Ray cannot put its own handler of SIGTERM in the place of ours: a signal stays a wish. The
+    # thread lives as long as Ray does, whose processes end with the thread that started them.
+    with ThreadPoolExecutor(1) as thread:
+        options = {"log_to_driver": False, "logging_level": "ERROR", **own}
+        try:
+            thread.submit(lambda: ray.init(address=address, **options)).result()
+        except ConnectionError as error:
+            raise OptionError(
+                f"no Ray answers at {address!r}: start one with `ray start --head`, or leave it out"
+            ) from error
+        try:
+            if threading.current_thread() is threading.main_thread():
+                # Ray's native code wraps the handler to print a stack; setting it anew takes that away.
+                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+            yield ray
+        finally:
+            ray.shutdown()

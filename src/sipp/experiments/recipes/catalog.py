@@ -1,0 +1,99 @@
+"""A recipe's name or file in, the checked recipe out; recipes derive from one another by `base:`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sipp.errors import OptionError
+from sipp.experiments.recipes.schema import NAME_PATTERN, Recipe, check_recipe
+from sipp.experiments.recipes.yamlfile import read_yaml
+
+BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
+SUFFIX = ".yaml"
+MAX_CHAIN = 8
+MAX_BYTES = 1 << 20  # of a recipe's file
+
+
+def recipe_names() -> list[str]:
+    """The names of all recipes that come with the package."""
+    return [name for name in _file_names() if not name.startswith(BASE_PREFIX)]
+
+
+def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
+    """The recipe of this name, or in this .yaml file, with `key=value` settings put in (dotted keys, YAML values)."""
+    if name_or_path.endswith(SUFFIX):
+        path = Path(name_or_path)
+        try:
+            if not path.is_file() or path.stat().st_size > MAX_BYTES:
+                raise OSError(f"it is no plain file of at most {MAX_BYTES:,} bytes")
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"{path}: cannot be read as a recipe: {error}") from error
+        values, where = _derived(text, str(path), ()), str(path)
+        values.setdefault("name", path.name.removesuffix(SUFFIX))
+    else:
+        values, where = _packaged(name_or_path, ()), f"recipe {name_or_path!r}"
+        values["name"] = name_or_path
+    for setting in settings:
+        _put(values, setting)
+    return check_recipe(values, where=where)
+
+
+def _file_names() -> list[str]:
+    files = resources.files("sipp.experiments.recipes").iterdir()
+    return sorted(file.name.removesuffix(SUFFIX) for file in files if file.name.endswith(SUFFIX))
+
+
+def _packaged(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
+    known = _file_names()
+    if not re.fullmatch(NAME_PATTERN, name) or name not in known or (not chain and name.startswith(BASE_PREFIX)):
+        near = difflib.get_close_matches(name, known if chain else recipe_names(), n=3)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise OptionError(f"unknown recipe {name!r}{hint} (or give the path of a {SUFFIX} file)")
+    text = resources.files("sipp.experiments.recipes").joinpath(name + SUFFIX).read_text(encoding="utf-8")
+    return _derived(text, f"recipe {name!r}", (*chain, name))
+
+
+def _derived(text: str, where: str, chain: tuple[str, ...]) -> dict[str, Any]:
+    """The values of this text over those of its base."""
+    values = read_yaml(text, where=where)
+    if not isinstance(values, dict):
+        raise OptionError(f"{where}: a recipe is a mapping of keys to values, not a {type(values).__name__}")
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    if not isinstance(base, str):
+        raise OptionError(f"{where}: 'base' must be the name of one recipe, not {base!r}")
+    if base in chain or len(chain) >= MAX_CHAIN:
+        raise OptionError(f"{where}: 'base' leads in a circle or too far: {' -> '.join((*chain, base))}")
+    return _merged(_packaged(base, chain or (where,)), values)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, mapping by mapping; lists and values are replaced whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _put(values: dict[str, Any], setting: str) -> None:
+    """Nothing; puts one `a.b=value` into the values, to be checked with all others."""
+    key, equals, text = setting.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise OptionError(f"--set {setting!r}: write key=value, such as train.epochs=10")
+    if parts == ["name"] or parts == ["base"]:
+        raise OptionError(f"--set {setting!r}: {parts[0]!r} cannot be set; write a recipe file for that")
+    place = values
+    for part in parts[:-1]:
+        inner = place.get(part)
+        place[part] = dict(inner) if isinstance(inner, dict) else {}
+        place = place[part]
+    place[parts[-1]] = read_yaml(text, where=f"--set {key}")

@@ -1,0 +1,1 @@
+"""A recipe in, a folder of finished networks and their records out, resumable at any point."""

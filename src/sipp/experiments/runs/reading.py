@@ -1,0 +1,156 @@
+"""Result folders as those read them who show them: runs of `sipp run`, networks of `sipp prune`.
+
+What `sipp run` would refuse to go on with, or make anew, is refused here by the same checks. What cannot be checked
+(a network's file is not here, a folder has another name) is told in a mark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from torch import Tensor, count_nonzero
+
+from sipp.certificates.evidence import state_hash
+from sipp.errors import DataError
+from sipp.experiments.pipelines import Unit, units_of
+from sipp.experiments.recipes import config_hash
+from sipp.experiments.runs import store
+from sipp.storage import files
+from sipp.storage.files import Values
+from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND, RECORD_NAME, WEIGHTS_NAME
+
+CHANGED = "it was changed after it was written"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run's configuration, its origins and the records of its networks; `marks` say what was not as it should be."""
+
+    config: dict[str, Any]
+    origins: tuple[dict[str, str], ...]
+    n_stages: int
+    records: tuple[tuple[str, Values], ...]  # where a record was read, and the record
+    marks: tuple[str, ...]
+
+
+def read_run(folder: Path) -> RunFiles:
+    """The run in this folder, finished or not; DataError where `sipp run` would not take a file for its own.
+
+    A record stands in `records.jsonl`, and with a checksum beside its network. Both are the same, or one was changed.
+    """
+    manifest = store.read_manifest(folder)
+    config = store.check_plan(manifest.config, folder / store.MANIFEST)
+    seeds = range(config["seed"], config["seed"] + config["repetitions"])
+    units = units_of(seeds, config["prune"]["methods"], config["prune"]["levels"])
+    path = folder / store.RECORDS
+    records, not_checked, seen = [], 0, set[str]()
+    for number, record in enumerate(store.read_records(folder), start=1):
+        where = f"{path} line {number}"
+        stage = _stage_of(record, units, where)
+        if stage in seen:
+            raise DataError(f"{where}: {stage} stands there twice; {CHANGED}")
+        seen.add(stage)
+        own = store.stage_record(folder, stage)
+        if own is None:
+            not_checked += 1
+        elif own != record:
+            raise DataError(f"{where}: not the record that lies beside its network in {folder / stage}; {CHANGED}")
+        records.append((where, record))
+    marks = _run_marks(folder, manifest, not_checked, len(records))
+    return RunFiles(config, tuple(manifest.origins), len(units), tuple(records), marks)
+
+
+def _stage_of(record: Any, units: list[Unit], where: str) -> str:
+    """The name of the stage that a record speaks of."""
+    keys = ("seed", "method", "level")
+    found = tuple(record.get(key) for key in keys) if isinstance(record, dict) else ()
+    unit = next((one for one in units if (one.seed, one.method, one.level) == found), None)
+    if unit is None:
+        raise DataError(f"{where}: its {', '.join(keys)} are those of no network of this run; {CHANGED}")
+    return unit.stage
+
+
+def _run_marks(folder: Path, manifest: store.Manifest, not_checked: int, n_records: int) -> tuple[str, ...]:
+    """What a reader must be told: a name that is not the configuration's, records without networks, other code."""
+    marks = []
+    name = f"{manifest.config['name']}-{config_hash(manifest.config)[: store.HASH_LENGTH]}"
+    if folder.resolve().name != name:
+        marks.append(
+            f"This folder is not called {name}: it was renamed, or its configuration was changed after it was written."
+        )
+    if not_checked:
+        marks.append(
+            f"The networks of {not_checked} of {n_records} records are not here, so that these records were not "
+            "checked against them."
+        )
+    if manifest.origins[-1]["code"] != store.code_version():
+        marks.append("Its numbers come from other code than the one that shows them.")
+    return tuple(marks)
+
+
+def read_pruned(folder: Path) -> tuple[Values, tuple[str, ...]]:
+    """The record of the network that `sipp prune` wrote into this folder, and marks; DataError if either was changed.
+
+    The record is checked by its checksum, and against the network: the same weights, and no more of them than it says.
+    """
+    path = folder / RECORD_NAME
+    values = files.read_sealed(path) if _has_check(path) else {}
+    if values.get("kind") != RECORD_KIND or values.get("format") != RECORD_FORMAT:
+        raise DataError(
+            f"{path}: is no record of `sipp prune` with a checksum (format {RECORD_FORMAT}); {CHANGED}, or is older"
+        )
+    _check_sums(values, path)
+    if not (folder / WEIGHTS_NAME).exists():
+        return values, ("Its network is not here, so that its record was not checked against it.",)
+    try:
+        tensors = tensors_from_bytes((folder / WEIGHTS_NAME).read_bytes())
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder / WEIGHTS_NAME}: cannot be read ({error}); {CHANGED}, or cut") from error
+    if state_hash(tensors) != values.get("pruned_hash"):
+        raise DataError(f"{folder / WEIGHTS_NAME}: is not the network that {RECORD_NAME} speaks of; {CHANGED}")
+    _check_weights(values, tensors, path)
+    return values, ()
+
+
+def _has_check(path: Path) -> bool:
+    """Whether the file is an object with a checksum; one that cannot be parsed is for `read_sealed` to refuse."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return True
+    return isinstance(found, dict) and "check" in found
+
+
+def _check_sums(values: Values, path: Path) -> None:
+    """Refuses a record whose totals are not those of its layers, or whose certificate speaks of other networks."""
+    layers = values.get("layers")
+    if not isinstance(layers, list) or not layers or not all(isinstance(layer, dict) for layer in layers):
+        raise DataError(f"{path}: 'layers' must be a list of objects")
+    try:
+        totals = {key: sum(layer[key] for layer in layers) for key in ("kept", "n_weights", "dead_rows")}
+        totals["keep"] = totals["kept"] / max(1, totals["n_weights"])
+        shapes = all(layer["n_rows"] * layer["fan_in"] == layer["n_weights"] >= layer["kept"] for layer in layers)
+        shares = all(layer["keep"] == layer["kept"] / max(1, layer["n_weights"]) for layer in layers)
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: a layer lacks a count ({error})") from error
+    wrong = [key for key, total in totals.items() if values.get(key) != total]
+    if wrong or not shapes or not shares:
+        raise DataError(f"{path}: {', '.join(wrong) or 'a layer'} does not fit the counts of its layers; {CHANGED}")
+    certificate = values.get("certificate") or {}
+    hashes = [key for key in ("dense_hash", "pruned_hash") if certificate and certificate.get(key) != values.get(key)]
+    if hashes:
+        raise DataError(f"{path}: the certificate's {hashes[0]} is not the record's; {CHANGED}")
+
+
+def _check_weights(values: Values, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuses a record that says of a layer what its weights do not show; a weight that is kept may be zero."""
+    for layer in values["layers"]:
+        weight = tensors.get(str(layer.get("name")))
+        if weight is None or weight.numel() != layer["n_weights"] or int(count_nonzero(weight)) > layer["kept"]:
+            raise DataError(f"{path}: layer {layer.get('name')!r:.60} does not fit its weights; {CHANGED}")

@@ -1,0 +1,337 @@
+"""A run's folder: named by the hash of its configuration, locked while a process works in it, resumable.
+
+ROOT/RECIPE-HASH/
+    manifest.json    the configuration, and the data, code and device its numbers come from
+    lock             held by the one process that works here
+    records.jsonl    one line per finished stage, in the order of the plan
+    STAGE/           start.*, step-*.* while it runs (the last two), final.* when it is done
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sipp
+from sipp.errors import DataError, OptionError
+from sipp.experiments.recipes import config_hash
+from sipp.storage import files
+from sipp.storage.files import Values
+
+HASH_LENGTH = 12
+MANIFEST = "manifest.json"
+LOCK = "lock"
+RECORDS = "records.jsonl"
+START = "start"
+FINAL = "final"
+STEP = "step"
+N_CHECKPOINTS = 2  # the newest, and the one before it in case the newest turns out to be damaged
+CLOCK_FIELDS = ("seconds", "part_seconds")  # of a record: what a clock decides; the rest follows from the configuration
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What, beside the configuration, decides a run's numbers."""
+
+    data: str  # digest of the splits, which includes the content of the data
+    code: str  # version of this package and of torch, and a digest of the package's source
+    device: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """An open, locked run folder."""
+
+    folder: Path
+    config: dict[str, Any]
+    resumed: bool
+
+    def stage(self, name: str) -> Path:
+        """The folder of a stage."""
+        return files.inside(self.folder, name)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a run's manifest holds, checked as far as it can be without the run's data."""
+
+    config: dict[str, Any]
+    origins: list[dict[str, str]]  # more than one: it was resumed with other data, code or device
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a run's manifest says of it."""
+
+    recipe: str
+    pipeline: str
+    n_stages: int
+    n_origins: int  # above 1: it was resumed with other data, code or device
+
+
+def code_version() -> str:
+    """The version of the package and of torch, and a digest of the package's own source."""
+    digest = hashlib.sha256()
+    root = Path(sipp.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return f"sipp {sipp.__version__}, torch {torch.__version__}, source {digest.hexdigest()[:HASH_LENGTH]}"
+
+
+def run_name(config: Mapping[str, Any]) -> str:
+    """The name of a run's folder."""
+    return files.check_name(f"{config['name']}-{config_hash(dict(config))[:HASH_LENGTH]}")
+
+
+@contextmanager
+def open_run(root: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool = False) -> Iterator[Store]:
+    """The locked folder of this configuration, made if need be; a second process is refused at once.
+
+    A folder whose data, code or device were others is refused too, unless `accept_changes`: then the manifest keeps
+    the list of all of them, since the run's numbers no longer have one origin.
+    """
+    files.make_folder(root)
+    folder = files.inside(root, run_name(config))
+    files.make_folder(folder)
+    _refuse_foreign(folder)
+    with _locked(folder):
+        files.remove_leftovers(folder)
+        resumed = _check_manifest(folder, config, origin, accept_changes=accept_changes)
+        yield Store(folder, config, resumed)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Refuses a folder with content that is no run: records and temporary files of others would be written over."""
+    names = sorted(one.name for one in folder.iterdir())
+    ours = (MANIFEST, LOCK)  # a run that was killed at its first step has a lock and a temporary file
+    foreign = [name for name in names if name not in ours and not name.startswith(files.TEMPORARY)]
+    if foreign and MANIFEST not in names:
+        raise OptionError(f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is no run; choose another --out")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    path = files.inside(folder, LOCK)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise DataError(f"{path}: the lock could not be opened ({error.strerror})") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
+            raise OptionError(
+                f"{folder} is in use by process {holder}: wait for it, stop it, or choose another folder with --out"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)  # which releases the lock, as the death of the process does
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process works in this run folder now."""
+    try:
+        descriptor = os.open(files.inside(folder, LOCK), os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def read_begun(folder: Path) -> Begun:
+    """What the manifest in this folder says; DataError names what is wrong with it."""
+    found = read_manifest(folder)
+    config = check_plan(found.config, files.inside(folder, MANIFEST))
+    n_stages = config["repetitions"] * (1 + len(config["prune"]["methods"]) * config["prune"]["levels"])
+    return Begun(config["name"], config["pipeline"], n_stages, len(found.origins))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest in this folder, as `sipp run` and all who show a run read it: its checksum fits, origins are there.
+
+    Raises DataError that names what is wrong.
+    """
+    path = files.inside(folder, MANIFEST)
+    values = files.read_json(path)
+    config, origins = _part(values, "config", dict, path), _part(values, "origins", list, path)
+    if not origins:
+        raise DataError(f"{path}: 'origins' must hold at least one")
+    for origin in origins:
+        for field in fields(Origin):
+            _part(origin if isinstance(origin, dict) else {}, field.name, str, path)
+    return Manifest(config, origins)
+
+
+def check_plan(config: Values, path: Path) -> Values:
+    """The configuration, if the plan of a run can be made of it: what a reader needs who has no recipe."""
+    prune, data = _part(config, "prune", dict, path), _part(config, "data", dict, path)
+    texts, counts = ("name", "pipeline", "net"), ("repetitions", "seed")
+    wanted = [(config, key, str) for key in texts] + [(config, key, int) for key in counts]
+    for part, key, kind in (*wanted, (prune, "levels", int), (data, "name", str)):
+        _part(part, key, kind, path)
+    if not all(isinstance(method, str) for method in _part(prune, "methods", list, path)):
+        raise DataError(f"{path}: 'methods' must be a list of names")
+    return config
+
+
+def _part(values: Values, key: str, kind: type, path: Path) -> Any:
+    if not isinstance(values.get(key), kind):
+        found = f"is a {type(values[key]).__name__}" if key in values else "is missing"
+        raise DataError(f"{path}: {key!r} must be a {kind.__name__}, but {found}")
+    return values[key]
+
+
+def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool) -> bool:
+    """Whether the run was begun before; refuses one that was begun with something else."""
+    path = files.inside(folder, MANIFEST)
+    now = {"data": origin.data, "code": origin.code, "device": origin.device}
+    if not path.exists():
+        files.write_json(path, {"config": config, "origins": [now]})
+        return False
+    known = read_manifest(folder)
+    if known.config != config:
+        raise OptionError(f"{path}: this folder was made with another configuration; choose another --out")
+    origins = known.origins
+    last = origins[-1]
+    changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
+    if not changed:
+        return True
+    if not accept_changes:
+        raise OptionError(
+            f"{folder} was begun with other {', '.join(changed)}: its numbers would mix both. Pass --accept-changes to "
+            "go on all the same (the manifest will say so), or choose another --out"
+        )
+    files.write_json(path, {"config": config, "origins": [*origins, now]})
+    return True
+
+
+# --- checkpoints of a stage -----------------------------------------------------------------------------------------
+
+
+def step_name(epoch: int, step: int) -> str:
+    """The name of a checkpoint; names sort as training proceeds."""
+    return f"{STEP}-{epoch:06d}-{step:09d}"
+
+
+def checkpoints(stage: Path) -> list[str]:
+    """The names of a stage's checkpoints, newest first."""
+    return sorted((path.stem for path in stage.glob(f"{STEP}-*{files.VALUES}")), reverse=True)
+
+
+def save_checkpoint(stage: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
+    """Nothing; the checkpoint is saved, and those older than the one before it are removed."""
+    files.save_pair(stage, name, tensors, values)
+    for old in checkpoints(stage)[N_CHECKPOINTS:]:
+        files.remove_pair(stage, old)
+
+
+def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
+    """The newest checkpoint that is sound; a damaged one is named in a warning and the one before it is taken."""
+    for name in checkpoints(stage):
+        found = load_if_sound(stage, name)
+        if found is not None:
+            return found
+    return None
+
+
+def load_if_sound(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | None:
+    """What was saved under this name; None if nothing was, or (with a warning) if it is damaged."""
+    if not files.has_pair(stage, name):
+        return None
+    try:
+        return files.load_pair(stage, name)
+    except DataError as error:
+        warnings.warn(f"{error}; going on from what was saved before it", stacklevel=2)
+        return None
+
+
+def finish_stage(stage: Path, tensors: Mapping[str, Tensor], values: Values) -> None:
+    """Nothing; the stage's result is saved and its checkpoints are gone."""
+    files.save_pair(stage, FINAL, tensors, values)
+    drop_checkpoints(stage)
+
+
+def drop_checkpoints(stage: Path) -> None:
+    """Nothing; what was saved on the way to the stage's result is gone."""
+    for name in (*checkpoints(stage), START):
+        files.remove_pair(stage, name)
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def write_records(store: Store, plan: Sequence[str]) -> list[Values]:
+    """The records of the finished stages in the order of the plan, also written to `records.jsonl` as a whole.
+
+    They are always made anew from the stages, so that no stop at any moment can lose or double one.
+    """
+    records = []
+    for name in plan:
+        stage = store.stage(name)
+        if files.has_pair(stage, FINAL):
+            try:
+                records.append(files.load_values(stage, FINAL)["record"])
+            except DataError:  # damaged: its stage says so in its turn, and is done again
+                continue
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    path = files.inside(store.folder, RECORDS)
+    if not path.is_file() or path.read_bytes() != text.encode():
+        files.write_atomic(path, text.encode())
+    return records
+
+
+def read_records(folder: Path) -> list[Values]:
+    """The records of a run, which may still be going on."""
+    path = files.inside(folder, RECORDS)
+    if not path.is_file():
+        return []
+    records: list[Values] = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            records.append(json.loads(line, parse_constant=_refuse_constant))
+        return records
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
+        raise DataError(
+            f"{path}: is not whole (line {len(records) + 1}: {error}); run the recipe again with the same --out, "
+            "records are made anew from the stages"
+        ) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def stage_record(folder: Path, name: str) -> Values | None:
+    """The record beside the network of this stage, None if there is no such network; DataError if either was changed.
+
+    The checks are those that a run makes before it goes on from a network.
+    """
+    if not files.is_name(name) or not files.has_pair(files.inside(folder, name), FINAL):
+        return None
+    values = files.load_sound_values(files.inside(folder, name), FINAL)
+    return dict(_part(values, "record", dict, folder / name / f"{FINAL}{files.VALUES}"))
+
+
+def without_clock(record: Values) -> Values:
+    """The record without what a clock decides: equal for every undisturbed or resumed run of a configuration."""
+    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}

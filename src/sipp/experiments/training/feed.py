@@ -1,0 +1,153 @@
+"""Batches for training, evaluation and calibration, from images in memory or from folders of image files.
+
+What a batch holds is a function of (seed, epoch, step) alone: the order comes from `epoch_order`, the augmentation from
+a generator made for that one step. So nothing random has to be saved for a resumed run to see the same batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sipp.errors import DataError, OptionError
+from sipp.experiments.data import (
+    FolderBatches,
+    FolderIndex,
+    ImageSet,
+    Splits,
+    draw_shifts,
+    epoch_order,
+    join_shifts,
+    normalise,
+    shift,
+)
+
+Batch = tuple[Tensor, Tensor]
+Share = tuple[int, int]  # number of a process, number of processes
+
+EVAL_BATCH = 1000  # images at once where no gradient is kept; for image files 256, they are 49 times larger
+FOLDER_EVAL_BATCH = 256
+AHEAD = 4096  # images of training batches that are made at once
+NO_LABEL = -100  # torch's own ignore_index
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """A data set with its splits, where its batches go to, and how many processes decode image files."""
+
+    source: ImageSet | FolderIndex
+    splits: Splits
+    n_classes: int
+    device: torch.device
+    n_workers: int = 0
+    channels_last: bool = False
+
+
+def step_seed(seed: int, epoch: int, step: int) -> int:
+    """The seed of everything random in one training step."""
+    return int.from_bytes(hashlib.sha256(f"step {seed} {epoch} {step}".encode()).digest()[:8], "big") >> 1
+
+
+def n_steps(feed: Feed, batch_size: int) -> int:
+    """The steps of one epoch; the last batch may be short, no item is left out."""
+    return math.ceil(len(feed.splits.train) / batch_size)
+
+
+def train_batches(
+    feed: Feed, *, seed: int, epoch: int, batch_size: int, start: int = 0, augmented: bool, share: Share = (0, 1)
+) -> Iterator[tuple[int, Batch]]:
+    """(step, batch) of one epoch from step `start` on, in the order of (seed, epoch).
+
+    With share (i, n): every n-th item of each batch, from item i on. Where that is none (a short last batch), one item
+    labelled `NO_LABEL`, which a loss leaves out, so that n processes make the same number of steps.
+    """
+    if not len(feed.splits.train):
+        raise DataError("there is nothing to train on: the training split is empty")
+    order = epoch_order(feed.splits.train, seed=seed, epoch=epoch)[start * batch_size :]
+    if isinstance(feed.source, FolderIndex):
+        yield from _folder_batches(feed, feed.source, order, seed, epoch, batch_size, start, augmented, share)
+        return
+    yield from _memory_batches(feed, feed.source, order, seed, epoch, batch_size, start, augmented, share)
+
+
+def _memory_batches(
+    feed: Feed,
+    source: ImageSet,
+    order: Tensor,
+    seed: int,
+    epoch: int,
+    batch_size: int,
+    start: int,
+    augmented: bool,
+    share: Share,
+) -> Iterator[tuple[int, Batch]]:
+    """Batches made several at a time: a GPU gets few large pieces of work, and is not waited for at each step."""
+    at_once = max(1, AHEAD // batch_size) * batch_size
+    step = start
+    for items in order.to(source.images.device).split(at_once):
+        images, sizes = source.images[items], [len(one) for one in items.split(batch_size)]
+        if augmented:  # drawn for whole batches: an item looks the same in any number of processes
+            seeds = [step_seed(seed, epoch, step + i) for i in range(len(sizes))]
+            drawn = [draw_shifts(n, torch.Generator().manual_seed(one)) for n, one in zip(sizes, seeds)]
+            images = shift(images, join_shifts(drawn, images.device))
+        images, labels = _ready(feed, images, source.labels[items])
+        for batch in zip(images.split(batch_size), labels.split(batch_size)):
+            yield step, _shared(*batch, share)
+            step += 1
+
+
+def _shared(images: Tensor, labels: Tensor, share: Share) -> Batch:
+    index, count = share
+    if index < len(labels):
+        return images[index::count], labels[index::count]
+    return images[:1], torch.full_like(labels[:1], NO_LABEL)
+
+
+def _folder_batches(
+    feed: Feed,
+    source: FolderIndex,
+    order: Tensor,
+    seed: int,
+    epoch: int,
+    batch_size: int,
+    start: int,
+    augmented: bool,
+    share: Share,
+) -> Iterator[tuple[int, Batch]]:
+    index, count = share
+    if batch_size % count:
+        raise OptionError(f"batch_size={batch_size} cannot be shared out evenly among {count} processes")
+    parts = [chunk[index::count] if index < len(chunk) else chunk[:1] for chunk in order.split(batch_size)]
+    # Cropping and flipping happen while decoding; without augmentation the centre is taken, as for the test set.
+    mode: Literal["train", "val"] = "train" if augmented else "val"
+    loaded = FolderBatches(source, torch.cat(parts), mode, batch_size // count, feed.n_workers, seed, epoch)
+    for offset, (images, labels) in enumerate(loaded):
+        is_padding = index >= len(order) - offset * batch_size
+        yield start + offset, _ready(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
+
+
+def plain_batches(feed: Feed, items: Tensor, *, batch_size: int | None = None) -> Iterator[Batch]:
+    """The given items in their order, without augmentation: for evaluation and calibration."""
+    if isinstance(feed.source, FolderIndex):
+        size = batch_size or FOLDER_EVAL_BATCH
+        for images, labels in FolderBatches(feed.source, items, "val", size, feed.n_workers, 0, 0):
+            yield _ready(feed, images, labels)
+        return
+    for chosen in items.to(feed.source.images.device).split(batch_size or EVAL_BATCH):
+        yield _ready(feed, feed.source.images[chosen], feed.source.labels[chosen])
+
+
+def _ready(feed: Feed, images: Tensor, labels: Tensor) -> Batch:
+    """The batch as the network takes it: on the device, float32, bytes normalised."""
+    images = images.to(feed.device, non_blocking=True)
+    if images.dtype == torch.uint8:
+        images = normalise(images)
+    if feed.channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    return images, labels.to(feed.device, non_blocking=True)

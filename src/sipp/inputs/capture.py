@@ -1,0 +1,248 @@
+"""Runs a model over batches and hands every use of a prunable weight to a consumer: the only hooks there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.rnn import PackedSequence
+
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.attribution import Grouper, Orders, Recorder, placements
+from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.independence import tensors_in
+from sipp.inputs.layers import Site
+from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
+from sipp.inputs.outside_reads import Watch
+from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was
+from sipp.inputs.uses import fitted, without_padding
+from sipp.numerics import integers, is_out_of_memory
+from sipp.records import Batch, NormStats, Use, Weight
+
+OnUse = Callable[[Weight, Use, Batch], None]
+OnOutput = Callable[[Any, Batch], None]
+Group = Callable[[Weight, Use], Use]  # a use with its patches grouped by point, before its padding is taken out
+Forms = dict[tuple[Any, ...], Orders]  # numbers of points, shapes and dtypes of batches, and how their uses are ordered
+
+
+def capture(
+    model: nn.Module,
+    sites: Iterable[Site],
+    batches: Iterable[Batch],
+    *,
+    on_use: OnUse,
+    on_output: OnOutput,
+    norm_stats: NormStats = "running",
+    checked: Forms | None = None,
+) -> None:
+    """Calls `on_use` for every use of a weight, in the order of execution, and `on_output` after each batch.
+
+    A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
+    input in place. The model is left exactly as it was, also when something raises.
+    With `checked`, the forms of the batches looked at so far, a batch of a new form is also checked for what hooks on
+    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere (FAULTS 40),
+    patches that are another point's. Without, uses are grouped by point as their shapes suggest.
+    """
+    sites = tuple(sites)
+    with scoring_mode(model, norm_stats):
+        for batch in batches:
+            form = _form(batch)
+            if checked is None:
+                output = _run_hooked(model, sites, batch, on_use, _as_reported, None)
+            elif form in checked:
+                output = _run_hooked(model, sites, batch, on_use, Grouper(checked[form], None, batch), None)
+            else:
+                orders: Orders = {}
+                group = Grouper(orders, _moved(model, sites, batch, norm_stats), batch)
+                with Watch(sites, batch.where) as watch:
+                    output = _run_hooked(model, sites, batch, on_use, group, watch)
+                checked[form] = orders
+            on_output(output, batch)
+
+
+def _moved(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> Recorder:
+    """All uses with the points of the batch at other places; none where the model runs on no such batch."""
+    for placed_B in placements(batch.n_points) if batch.n_points > 1 else ():
+        record = Recorder(placed_B)
+        try:
+            with scoring_mode(model, norm_stats):  # what this pass changes is not there for the real one
+                _run_hooked(model, sites, points_at(batch, placed_B), lambda weight, use, batch: None, record, None)
+        except (DataError, ModelError):  # what is wrong with the batch itself, its own pass says
+            continue
+        return record
+    return Recorder(integers(0, batch.n_points))
+
+
+def _as_reported(weight: Weight, use: Use) -> Use:
+    return use
+
+
+def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) -> Any:
+    """The model's output on a batch; a forward that fails is a DataError that names the batch and its shapes.
+
+    Our own errors, those that `ours` lists among them, and a lack of memory pass as they are.
+    """
+    try:
+        return model(*batch.args, **batch.kwargs)
+    except (DataError, ModelError, OptionError):
+        raise
+    except Exception as error:  # their network, their data: anything may be raised
+        if is_out_of_memory(error) or any(error is one for one in ours):
+            raise
+        raise DataError(_failure(model, batch, error)) from error
+
+
+def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
+    """Says on which data the model failed, how, and what to try."""
+    named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
+    given = ", ".join(f"{name}: {_described(value)}" for name, value in named.items())
+    text = f"{batch.where} ({given}): the model's forward fails on it, {type(error).__name__}: {error}"
+    if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:
+        text += " (the labels of a dict batch are not passed; if the model takes them, give the pair (dict, labels))"
+    wanted = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    found = {t.dtype for t in map(_tensor, named.values()) if t is not None}
+    if wanted and not found <= wanted and "type" in str(error):
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in wanted))
+        return f"{text}; its parameters are {names}: convert the points to that if it takes no others"
+    return f"{text}; give inputs of the shape and type that the model takes"
+
+
+def _run_hooked(
+    model: nn.Module, sites: tuple[Site, ...], batch: Batch, on_use: OnUse, group: Group, watch: Watch | None
+) -> Any:
+    """The model's output on a batch, with hooks on the sites that hand over uses and, with a watch, check outputs.
+
+    The model is given a copy: a first layer that works in place must not change the caller's data.
+    """
+    ours: list[Exception] = []  # what goes wrong behind `on_use` and `group` is not the model's fault
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except Exception as error:
+                ours.append(error)
+                raise
+
+        return noted
+
+    with ExitStack() as stack:
+        for site in sites:
+            for handle in _hooks(site, batch, noting(on_use), noting(group), watch):
+                stack.callback(handle.remove)
+        return run_batch(model, fresh(batch), ours)
+
+
+def _hooks(site: Site, batch: Batch, on_use: OnUse, group: Group, watch: Watch | None) -> Iterator[Any]:
+    """Registers the hooks of one site. The user's own run first, so that ours see what the layer sees and gives."""
+    module = site.module
+    awaited: list[Expected | None] = []  # one for each call under way
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
+            by_use = []
+            for weight, whole, use in _uses(site, args, kwargs, batch, group):
+                if watch is not None:
+                    by_use.append(products(site, weight, whole))
+                on_use(weight, use, batch)
+            if watch is not None:
+                awaited.append(expected_output(site, args, kwargs, by_use))
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        expected = awaited.pop()
+        if expected is not None:
+            with torch._C.DisableTorchFunction():
+                refuse_other_map(site, expected, output, batch)
+
+    if watch is not None:
+        # reads by the user's own hooks of the module are the module's
+        yield module.register_forward_pre_hook(lambda module, args: watch.enter(site), prepend=True)
+        yield module.register_forward_hook(after)
+        yield module.register_forward_hook(lambda module, args, output: watch.leave(site), always_call=True)
+    yield module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _uses(
+    site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch, group: Group
+) -> Iterator[tuple[Weight, Use, Use]]:
+    """The uses of one call: the weight, the use as its adapter reports it, and by point without its padding."""
+    reported = iter(site.adapter.uses(site.module, args, kwargs, batch.n_points))
+    while True:
+        try:
+            use = next(reported, None)
+            if use is None:
+                return
+            weight = site.weights.get(use.parameter)
+            if weight is None:  # not chosen, or tied to an embedding
+                continue
+            fits = fitted(use, weight, site.module.get_parameter(use.parameter).device, batch)
+        except (DataError, ModelError) as error:
+            raise type(error)(f"{batch.where}: {site.label} {error}") from None
+        if fits is not None:
+            yield weight, use, without_padding(group(weight, use), batch)
+
+
+def _form(batch: Batch) -> tuple[Any, ...]:
+    named = [*enumerate(batch.args), *batch.kwargs.items()]
+    tensors = ((name, t) for name, value in named if (t := _tensor(value)) is not None)
+    return (batch.n_points, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in tensors))
+
+
+def _tensor(value: Any) -> Tensor | None:
+    if isinstance(value, PackedSequence):
+        return value.data
+    return value if isinstance(value, Tensor) else None
+
+
+def _described(value: Any) -> str:
+    tensor = _tensor(value)
+    if tensor is None:
+        return type(value).__name__
+    return f"{str(tensor.dtype).removeprefix('torch.')} {' x '.join(map(str, tensor.shape))}"
+
+
+@contextmanager
+def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[None]:
+    """A context without gradients in which the model is in eval mode; flags and buffers are as before afterwards.
+
+    With `norm_stats="batch"` BatchNorm layers use the statistics of the batch and leave their buffers untouched.
+    PyTorch's fused attention path is off: it runs a whole encoder layer without calling the layers inside it.
+    Threads wait for each other: none may take the state that another one set for the model's own.
+    """
+    norms: list[Any] = [m for m in model.modules() if _uses_batch(m)] if norm_stats == "batch" else []
+    with ONE_AT_A_TIME, left_as_it_was(model):  # training and track_running_stats are attributes like others
+        fastpath = torch.backends.mha.get_fastpath_enabled()
+        try:
+            model.eval()
+            for module in norms:
+                module.training = True
+                module.track_running_stats = False
+            torch.backends.mha.set_fastpath_enabled(False)
+            with torch.no_grad():
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+def depends_on_batch(model: nn.Module, norm_stats: NormStats) -> bool:
+    """Whether a point's activations depend on the other points of its batch (batch statistics somewhere)."""
+    return any(_uses_batch(m) and (norm_stats == "batch" or m.running_mean is None) for m in model.modules())
+
+
+def _uses_batch(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and not isinstance(module, _InstanceNorm)
+
+
+def output_norms(output: Any, n_points: int) -> Tensor | None:
+    """||f(x)|| for each point (float64), over all floating-point tensors of the output; None if they have no points."""
+    tensors = [t for t in tensors_in(output) if t.ndim > 0 and len(t) == n_points]
+    if not tensors:
+        return None
+    squares = (t.detach().double().reshape(n_points, -1).square().sum(1) for t in tensors)
+    return reduce(torch.add, squares).sqrt()

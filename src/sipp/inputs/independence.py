@@ -1,0 +1,127 @@
+"""Whether the output at a point is a function of that point alone: what every count of independent points rests on.
+
+The last few points of a batch, in reversed order and by themselves, must give the outputs that they gave within the
+batch. So small a part exposes statistics of the batch, the order a dimension 0 that is time, a second run chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from sipp.inputs.batches import points_at
+from sipp.numerics import integers
+from sipp.records import Batch
+
+# Kernels round otherwise at another batch size. On a CPU that changes deep float32 networks by some 4e-7 of a point's
+# output (ResNet20, LSTM, encoders), and 40 times as much is allowed; on a GPU, which may multiply float32 in TF32, and
+# in half precision some roundings of that. Batch statistics and noise are far above.
+CPU_ALLOWED = {torch.float32: 1.5e-5, torch.float64: 1e-10}
+LEAST_ALLOWED = 64  # roundings of the dtype: what no comparison can tell, however small the error that is claimed
+N_ROUNDINGS = 8
+COARSEST = 2.0**-11  # of TF32
+MOST_ALONE = 4  # points that are run by themselves: the fewer, the more statistics of the batch differ
+OF_LARGEST = 2.0**-5  # a coordinate's own size is taken to be at least this share of the largest output's
+
+CHANCE = "two runs on the same points differ: dropout or noise is at work at inference, turn it off"
+NEIGHBOURS = (
+    "the output at a point depends on the other points of its batch: a normalisation by the batch (give it running "
+    "statistics), or dimension 0 is time, not points (put the points first, batch_first=True)"
+)
+ORDER = (
+    "the output at a point depends on the points before it: dimension 0 seems to be time, not points; put the points "
+    "first (batch_first=True, or wrap the model in one that transposes)"
+)
+
+
+def allowed_between(model: nn.Module, batch: Batch, finest: float | None = None) -> float:
+    """The share of its output by which a point may differ in another batch, by where and in what it is computed.
+
+    Not more than `finest`, the error that is to be claimed, if that is more than rounding.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    is_cpu = all(t.device.type == "cpu" for t in tensors) and torch.get_float32_matmul_precision() == "highest"
+    inputs = [v.data if isinstance(v, PackedSequence) else v for v in (*batch.args, *batch.kwargs.values())]
+    floats = {tensor.dtype for tensor in (*tensors, *inputs) if tensor.is_floating_point()}
+    if torch.is_autocast_enabled("cpu"):
+        floats.add(torch.get_autocast_dtype("cpu"))
+    coarsest = max(floats or {torch.float32}, key=lambda dtype: torch.finfo(dtype).eps)
+    eps = torch.finfo(coarsest).eps
+    allowed = CPU_ALLOWED.get(coarsest, 0.0) if is_cpu else N_ROUNDINGS * max(COARSEST, eps)
+    allowed = allowed or N_ROUNDINGS * eps
+    return allowed if finest is None else min(allowed, max(finest, LEAST_ALLOWED * eps))
+
+
+def why_dependent(batch: Batch, run: Callable[[Batch], Any], allowed: float, whole: Any = None) -> str:
+    """Why the output at a point is no function of that point alone, in words; "" where nothing speaks against it.
+
+    `run` gives the model's output for a batch: a tensor, or any nesting of tuples, lists and dicts of tensors, of which
+    those are compared that hold real numbers and one row per point. `allowed`: see `allowed_between`. `whole`:
+    the output for this batch, if known.
+    """
+    n = batch.n_points
+    whole = run(batch) if whole is None else whole
+    back = integers(n - 1, -1, -1)
+    last = back[: min(n - n // 2, MOST_ALONE)]
+    part = points_at(batch, last)
+    try:
+        alone = run(part)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        return f"the model cannot run on {part.n_points} of the {n} points by themselves ({error})"
+    pairs = _pairs(whole, n, alone, part.n_points)
+    if not pairs:
+        return f"no output has one row for each of the {n} points along dimension 0"
+    if _agree(pairs, last, allowed):
+        return ""
+    if not _agree(_pairs(alone, part.n_points, run(part), part.n_points), integers(0, part.n_points), allowed):
+        return CHANCE
+    return NEIGHBOURS if _agree(_pairs(whole, n, run(points_at(batch, back)), n), back, allowed) else ORDER
+
+
+def _pairs(whole: Any, n: int, part: Any, n_part: int) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of real numbers that stand at the same place in both outputs and hold a row for each point."""
+    places = zip(tensors_in(whole), tensors_in(part))
+    return [(a, b) for a, b in places if a.shape[:1] == (n,) and b.shape[:1] == (n_part,) and a.numel() > 0]
+
+
+def _agree(pairs: list[tuple[Tensor, Tensor]], index: Tensor, allowed: float) -> bool:
+    """Whether the rows at `index` of the one are the rows of the other, up to rounding."""
+    return all(_close(a, b, index, allowed) for a, b in pairs)
+
+
+def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
+    """Whether every point keeps its output, by the norm of a claim (T14) and in every coordinate.
+
+    A point with a small output, a difference of large numbers, is compared with the median point.
+    """
+    if whole.shape[1:] != part.shape[1:]:
+        return False
+    allowed = max(allowed, N_ROUNDINGS * torch.finfo(whole.dtype).eps)
+    a, b = (t.detach().double().reshape(len(t), -1) for t in (whole, part))
+    finite = torch.where(a.isfinite(), a, 0.0)
+    size_B = torch.linalg.vector_norm(finite, dim=1)
+    typical = size_B[size_B > 0].median() if bool((size_B > 0).any()) else size_B.new_zeros(())
+    coordinate = finite.abs().amax(0).clamp(min=OF_LARGEST * float(finite.abs().max()))
+    at = index.to(a.device)
+    gap = torch.where((a[at] == b) | (a[at].isnan() & b.isnan()), 0.0, (a[at] - b).abs())
+    is_near = torch.linalg.vector_norm(gap, dim=1) <= allowed * size_B[at].clamp(min=float(typical))
+    return bool(is_near.all()) and bool((gap <= allowed * coordinate).all())
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """The tensors of real numbers in an output, in order, as dense ones; a nest within itself is looked at once."""
+    waiting, seen = [output], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            if value.is_floating_point() and not value.is_nested:
+                yield value if value.layout == torch.strided else value.to_dense()
+        elif isinstance(value, dict | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += reversed(list(value.values()) if isinstance(value, dict) else value)

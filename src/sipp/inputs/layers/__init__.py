@@ -1,0 +1,20 @@
+"""A prunable weight as F x K rows, and how its patches are made: one adapter per layer type, one registry.
+
+A layer type becomes prunable by one call, with a function that says what meets the weight in a forward pass:
+
+    from sipp.inputs.layers import Adapter, Use, by_point, register
+
+    def uses(module, args, kwargs, n_points):
+        yield Use("weight", *by_point(args[0], n_points))
+
+    register(MyLinear, Adapter(weights=lambda module: ("weight",), uses=uses))
+
+On the first batch the real output is compared with what the uses give: products of patches and rows, plus `bias`. A
+layer whose output is something else says so with `Adapter(..., output=...)` (see registry.Output).
+"""
+
+from sipp.inputs.layers.linear import by_point
+from sipp.inputs.layers.registry import Adapter, Selector, Site, find_sites, register, unwrap, warn_of_frozen
+from sipp.records import Use
+
+__all__ = ["Adapter", "Selector", "Site", "Use", "by_point", "find_sites", "register", "unwrap", "warn_of_frozen"]

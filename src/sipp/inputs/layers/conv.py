@@ -1,0 +1,90 @@
+"""Patches of convolutions: the windows of the padded input, as a strided view without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sipp.errors import DataError
+from sipp.inputs.layers.linear import by_size, one_input
+from sipp.records import Use
+
+Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def conv_uses(module: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[Use]:
+    """One use: the windows of each group of channels; filters meet only the channels of their own group."""
+    inputs = one_input(args, kwargs)
+    n_axes = len(module.kernel_size)
+    if inputs.ndim == n_axes + 1:  # an unbatched image
+        if n_points == inputs.shape[0] > 1:
+            raise DataError(
+                f"is given one image without a dimension of points, whose {n_points} channels would count as points; "
+                "stack the images: torch.stack(list)"
+            )
+        inputs = inputs.unsqueeze(0)
+    _check(module, inputs)
+    windows = _windows(module, _pad(module, inputs))
+    n_images = len(windows)
+    attributed = n_images % n_points == 0
+    n_blocks = n_points if attributed else 1
+    # images folded into the batch become one more position of their point: (B, images, G, ...) -> (B, G, images, ...)
+    windows = windows.unflatten(0, (n_blocks, n_images // n_blocks)).movedim(2, 1)
+    yield Use("weight", windows, n_position_dims=1 + n_axes, attributed=attributed)
+
+
+def _check(module: Conv, inputs: Tensor) -> None:
+    """Raises unless the input has the rank and the channels of the layer: no view is taken of any other."""
+    n_axes = len(module.kernel_size)
+    n_channels = module.groups * module.weight.shape[1]
+    if inputs.ndim != n_axes + 2:
+        raise DataError(
+            f"takes inputs of {n_axes + 2} dimensions (points, channels, size), or {n_axes + 1} without points, not "
+            f"{by_size(inputs.shape)}"
+        )
+    if inputs.shape[1] != n_channels:
+        raise DataError(
+            f"takes {n_channels} channels in dimension 1, not {inputs.shape[1]} (its input is {by_size(inputs.shape)})"
+        )
+
+
+def _pad(module: Conv, inputs: Tensor) -> Tensor:
+    """The input with the layer's own padding made explicit."""
+    pairs: list[int] = []
+    for axis in reversed(range(len(module.kernel_size))):  # F.pad lists the last axis first
+        if module.padding == "same":
+            total = module.dilation[axis] * (module.kernel_size[axis] - 1)
+            pairs += [total // 2, total - total // 2]
+        else:
+            one = 0 if module.padding == "valid" else int(module.padding[axis])
+            pairs += [one, one]
+    if not any(pairs):
+        return inputs
+    return F.pad(inputs, pairs, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+
+
+def _windows(module: Conv, padded: Tensor) -> Tensor:
+    """A view (N, G, *out, C/G, *kernel) of the padded input (N, C, *size)."""
+    n_axes = len(module.kernel_size)
+    per_group = padded.shape[1] // module.groups
+    strides = padded.stride()
+    reach = [module.dilation[a] * (module.kernel_size[a] - 1) + 1 for a in range(n_axes)]
+    if any(padded.shape[2 + a] < reach[a] for a in range(n_axes)):
+        raise DataError(
+            f"has a kernel of {by_size(tuple(reach))}, larger than its padded input ({by_size(padded.shape[2:])})"
+        )
+    n_out = [(padded.shape[2 + a] - reach[a]) // module.stride[a] + 1 for a in range(n_axes)]
+    return padded.as_strided(
+        (padded.shape[0], module.groups, *n_out, per_group, *module.kernel_size),
+        (
+            strides[0],
+            per_group * strides[1],
+            *(module.stride[a] * strides[2 + a] for a in range(n_axes)),
+            strides[1],
+            *(module.dilation[a] * strides[2 + a] for a in range(n_axes)),
+        ),
+        padded.storage_offset(),
+    )

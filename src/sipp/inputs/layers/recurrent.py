@@ -1,0 +1,238 @@
+"""Patches of recurrent layers: every time step is one, for the input weights and for the hidden weights.
+
+A multi-layer RNN does not show the hidden states of its inner layers, so the recurrence is run here once more, in
+the plain form of the PyTorch documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+from sipp.errors import DataError, ModelError
+from sipp.inputs.layers.linear import by_point, by_size, refuse_points_along_time
+from sipp.records import Use
+
+State = tuple[Tensor, Tensor]  # hidden h and, for an LSTM only, cell c
+
+
+def recurrent_weights(module: nn.RNNBase) -> tuple[str, ...]:
+    """The weight matrices of all layers and directions (biases are never pruned)."""
+    kinds = ("weight_ih", "weight_hh", "weight_hr") if module.proj_size else ("weight_ih", "weight_hh")
+    directions = ("", "_reverse") if module.bidirectional else ("",)
+    return tuple(f"{k}_l{i}{d}" for i in range(module.num_layers) for d in directions for k in kinds)
+
+
+def recurrent_uses(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[Use]:
+    """Per layer and direction: weight_ih meets x_t, weight_hh meets h_{t-1}, weight_hr meets the unprojected h_t.
+
+    Steps stand in the order of time in both directions, so that a position is the same one for all uses.
+    """
+    sequence_BTI, lengths_B, hidden, cell = _given(module, args, kwargs)
+    n_sequences, n_steps = sequence_BTI.shape[:2]
+    refuse_points_along_time(n_sequences, n_steps, n_points)
+    attributed = n_sequences == n_points
+    is_real_BT = torch.arange(n_steps, dtype=torch.int64, device=sequence_BTI.device) < lengths_B[:, None]
+
+    def use(parameter: str, steps_BTK: Tensor) -> Use:
+        windows, real_BP = (
+            (steps_BTK[:, None], is_real_BT)
+            if attributed
+            else (
+                steps_BTK.flatten(0, 1)[None, None],
+                is_real_BT.flatten()[None],
+            )
+        )
+        return Use(parameter, windows, attributed=attributed, real_BP=real_BP)
+
+    for suffix, x, before, unprojected, _ in _replay(module, sequence_BTI, lengths_B, (hidden, cell)):
+        yield use(f"weight_ih{suffix}", x)
+        yield use(f"weight_hh{suffix}", before)
+        if module.proj_size:
+            yield use(f"weight_hr{suffix}", unprojected)
+
+
+def recurrent_output(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The hidden states of the last layer, laid out as the layer's own output (the data of a PackedSequence)."""
+    sequence_BTI, lengths_B, hidden, cell = _given(module, args, kwargs)
+    afters = [after for *_, after in _replay(module, sequence_BTI, lengths_B, (hidden, cell))]
+    output_BTK = torch.cat(afters[-2:] if module.bidirectional else afters[-1:], dim=-1)
+    inputs, _ = _bind(("input", "hx"), args, kwargs)
+    if isinstance(inputs, PackedSequence):
+        if inputs.sorted_indices is not None:
+            output_BTK = output_BTK[inputs.sorted_indices]
+        return torch.cat([output_BTK[:n, t] for t, n in enumerate(inputs.batch_sizes.tolist())])
+    if inputs.ndim == 2:
+        return output_BTK[0]
+    return output_BTK if module.batch_first else output_BTK.transpose(0, 1)
+
+
+def cell_uses(module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[Use]:
+    """One step: weight_ih meets x, weight_hh meets h (zeros where none is given)."""
+    x, hidden, _ = _given_to_cell(module, args, kwargs)
+    yield Use("weight_ih", *by_point(x, n_points))
+    yield Use("weight_hh", *by_point(hidden, n_points))
+
+
+def cell_output(module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The next hidden state."""
+    x, hidden, cell = _given_to_cell(module, args, kwargs)
+    mode = next((mode for kind, mode in _CELL_MODES if isinstance(module, kind)), None)
+    if mode is None:
+        mode = "RNN_RELU" if module.nonlinearity == "relu" else "RNN_TANH"
+    from_x = F.linear(x, module.weight_ih, module.bias_ih)
+    from_h = F.linear(hidden, module.weight_hh, module.bias_hh)
+    return _step(mode, from_x, from_h, hidden, cell)[0]
+
+
+_CELL_MODES = ((nn.LSTMCell, "LSTM"), (nn.GRUCell, "GRU"))
+
+
+def _bind(names: tuple[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    given = dict(zip(names, args)) | kwargs
+    if len(args) > len(names) or not given.keys() <= set(names) or names[0] not in given:
+        raise ModelError(f"is called with other arguments than {' and '.join(names)}, which is not the known map")
+    return given[names[0]], given.get(names[1])
+
+
+def _given(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sequences (B x T x I), their lengths (B), h_0 and c_0 of every layer and direction, all of them checked."""
+    inputs, initial = _bind(("input", "hx"), args, kwargs)
+    tensor = inputs.data if isinstance(inputs, PackedSequence) else inputs
+    if not isinstance(tensor, Tensor):
+        raise DataError(f"takes a tensor or a PackedSequence, not a {type(inputs).__name__}")
+    if tensor.ndim not in ((2,) if isinstance(inputs, PackedSequence) else (2, 3)):
+        raise DataError(f"takes sequences of 2 dimensions, or 3 with a batch, not {by_size(tensor.shape)}")
+    if tensor.shape[-1] != module.input_size:
+        raise DataError(
+            f"takes {module.input_size} features, not {tensor.shape[-1]} (its input is {by_size(tensor.shape)})"
+        )
+    if tensor.numel() == 0:
+        raise DataError(f"takes sequences of at least one step, not {by_size(tensor.shape)}")
+    sequence_BTI, lengths_B = _padded(module, inputs)
+    hidden, cell = _initial_states(module, initial, sequence_BTI, is_batched=tensor is not inputs or tensor.ndim == 3)
+    return sequence_BTI, lengths_B, hidden, cell
+
+
+def _given_to_cell(
+    module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x, h and c of one step (zeros where none is given), all of them checked."""
+    x, state = _bind(("input", "hx"), args, kwargs)
+    if not isinstance(x, Tensor) or x.ndim not in (1, 2) or x.shape[-1] != module.input_size:
+        got = by_size(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise DataError(f"takes {module.input_size} features, alone or for each point, not {got}")
+    shape = (*x.shape[:-1], module.hidden_size)
+    hidden, cell = _states(state, isinstance(module, nn.LSTMCell), (shape, shape))
+    zeros = x.new_zeros(shape)
+    return x, zeros if hidden is None else hidden, zeros if cell is None else cell
+
+
+def _states(
+    given: Any, is_lstm: bool, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> tuple[Tensor | None, Tensor | None]:
+    """h and, for an LSTM, c as they were given; raises unless they have these shapes."""
+    if given is None:
+        return None, None
+    if isinstance(given, tuple | list) != is_lstm or (is_lstm and len(given) != 2):
+        raise DataError(f"takes {'(h, c)' if is_lstm else 'one tensor'} as its state, not a {type(given).__name__}")
+    states = tuple(given) if is_lstm else (given,)
+    for name, state, shape in zip("hc", states, shapes):
+        if not isinstance(state, Tensor) or tuple(state.shape) != shape:
+            got = by_size(state.shape) if isinstance(state, Tensor) else f"a {type(state).__name__}"
+            raise DataError(f"takes a state {name} of {by_size(shape)}, not {got}")
+    return states[0], states[1] if is_lstm else None
+
+
+def _padded(module: nn.RNNBase, inputs: Tensor | PackedSequence) -> tuple[Tensor, Tensor]:
+    """The sequences as B x T x I and their lengths, in the order of the points."""
+    if isinstance(inputs, PackedSequence):
+        sequence, lengths = pad_packed_sequence(inputs, batch_first=True)
+        return sequence, lengths.to(sequence.device)
+    if inputs.ndim == 2:  # unbatched
+        inputs = inputs.unsqueeze(0 if module.batch_first else 1)
+    sequence = inputs if module.batch_first else inputs.transpose(0, 1)
+    return sequence, torch.full((len(sequence),), sequence.shape[1], dtype=torch.int64, device=sequence.device)
+
+
+def _initial_states(module: nn.RNNBase, initial: Any, sequence_BTI: Tensor, *, is_batched: bool) -> State:
+    """h_0 and c_0 for every layer and direction: (layers * directions) x B x size, zeros where none is given."""
+    n_states = module.num_layers * (2 if module.bidirectional else 1)
+    n_batch = (len(sequence_BTI),) if is_batched else ()
+    sizes = (module.proj_size or module.hidden_size, module.hidden_size)
+    shapes = ((n_states, *n_batch, sizes[0]), (n_states, *n_batch, sizes[1]))
+    given = _states(initial, module.mode == "LSTM", shapes)
+    hidden, cell = (
+        sequence_BTI.new_zeros(n_states, len(sequence_BTI), size)
+        if state is None
+        else state.reshape(n_states, len(sequence_BTI), size)
+        for state, size in zip(given, sizes)
+    )
+    return hidden, cell
+
+
+def _replay(
+    module: nn.RNNBase, sequence_BTI: Tensor, lengths_B: Tensor, initial: State
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
+    """Layer by layer and direction by direction: suffix of the names, x_t, h_{t-1}, unprojected h_t and h_t (B x T)."""
+    hidden, cell = initial
+    n_directions = 2 if module.bidirectional else 1
+    for layer in range(module.num_layers):
+        outputs = []
+        for direction in range(n_directions):
+            suffix = f"_l{layer}" + ("_reverse" if direction else "")
+            k = layer * n_directions + direction
+            x = _flip(sequence_BTI, lengths_B) if direction else sequence_BTI
+            states = _run(module, suffix, x, (hidden[k], cell[k]))
+            before, unprojected, after = (_flip(s, lengths_B) for s in states) if direction else states
+            yield suffix, sequence_BTI, before, unprojected, after
+            outputs.append(after)
+        sequence_BTI = torch.cat(outputs, dim=-1)
+
+
+def _run(module: nn.RNNBase, suffix: str, x_BTI: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """h_{t-1}, the hidden state before projection, and h_t, each B x T x size, over all steps of one direction."""
+    bias_ih = getattr(module, f"bias_ih{suffix}", None)
+    bias_hh = getattr(module, f"bias_hh{suffix}", None)
+    weight_hh = getattr(module, f"weight_hh{suffix}")
+    projection = getattr(module, f"weight_hr{suffix}") if module.proj_size else None
+    from_input_BTG = F.linear(x_BTI, getattr(module, f"weight_ih{suffix}"), bias_ih)
+    hidden, cell = state
+    before, unprojected, after = [], [], []
+    for t in range(x_BTI.shape[1]):
+        before.append(hidden)
+        hidden, cell = _step(module.mode, from_input_BTG[:, t], F.linear(hidden, weight_hh, bias_hh), hidden, cell)
+        unprojected.append(hidden)
+        if projection is not None:
+            hidden = F.linear(hidden, projection)
+        after.append(hidden)
+    return torch.stack(before, 1), torch.stack(unprojected, 1), torch.stack(after, 1)
+
+
+def _step(mode: str, from_x: Tensor, from_h: Tensor, hidden: Tensor, cell: Tensor) -> State:
+    """The next (h, c) from the two pre-activations, as PyTorch defines RNN, LSTM and GRU."""
+    if mode == "LSTM":
+        in_gate, forget, new, out_gate = (from_x + from_h).chunk(4, dim=-1)
+        cell = forget.sigmoid() * cell + in_gate.sigmoid() * new.tanh()
+        return out_gate.sigmoid() * cell.tanh(), cell
+    if mode == "GRU":
+        reset_x, update_x, new_x = from_x.chunk(3, dim=-1)
+        reset_h, update_h, new_h = from_h.chunk(3, dim=-1)
+        new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
+        update = (update_x + update_h).sigmoid()
+        return (1 - update) * new + update * hidden, cell
+    total = from_x + from_h
+    return (total.relu() if mode == "RNN_RELU" else total.tanh()), cell
+
+
+def _flip(sequence_BTK: Tensor, lengths_B: Tensor) -> Tensor:
+    """Each sequence reversed within its own length; padding stays at the end."""
+    steps = torch.arange(sequence_BTK.shape[1], dtype=torch.int64, device=sequence_BTK.device)[None]
+    lengths = lengths_B[:, None].to(sequence_BTK.device)
+    source_BT = torch.where(steps < lengths, lengths - 1 - steps, steps)
+    return sequence_BTK.gather(1, source_BT[..., None].expand_as(sequence_BTK))

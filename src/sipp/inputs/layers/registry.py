@@ -1,0 +1,312 @@
+"""Finds the prunable weights of a model: the registry of layer types, and what is chosen, tied or refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
+
+from sipp.errors import ModelError, OptionError
+from sipp.inputs.layers.attention import attention_output, attention_uses, attention_weights
+from sipp.inputs.layers.conv import conv_uses
+from sipp.inputs.layers.linear import linear_uses
+from sipp.inputs.layers.recurrent import cell_output, cell_uses, recurrent_output, recurrent_uses, recurrent_weights
+from sipp.records import Use, Weight
+
+Selector = str | type[nn.Module] | Sequence[str | type[nn.Module]]
+
+
+# How a layer's output follows from what it is called with, so that it can be compared with its real output:
+#   "products": one use of all rows, whose products with the patches, plus the module's `bias` where it has one, are
+#               the output, rows along the last dimension (before the spatial ones, for windows of several dimensions);
+#   a function (module, args, kwargs) that gives the output, or its first tensor where there are several;
+#   "unknown":  it cannot be told; this is noted in the log of every scoring.
+Output = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | Literal["products", "unknown"]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How a layer type is scored: the local names of its weights, the uses one call makes of them, and its output."""
+
+    weights: Callable[[Any], tuple[str, ...]]
+    uses: Callable[[Any, tuple[Any, ...], dict[str, Any], int], Iterator[Use]]
+    rows_last: bool = False  # the weight is stored K x F
+    output: Output = "products"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module to listen to: its adapter, and which weight each of its local parameter names is."""
+
+    module_name: str
+    module: nn.Module
+    adapter: Adapter
+    weights: dict[str, Weight]
+    known_as: str  # the registered type whose map it is taken for
+
+    @property
+    def label(self) -> str:
+        return _where(self.module_name, self.module)
+
+
+def _one_weight(module: nn.Module) -> tuple[str, ...]:
+    return ("weight",)
+
+
+def _cell_weights(module: nn.Module) -> tuple[str, ...]:
+    return ("weight_ih", "weight_hh")
+
+
+_REGISTRY: dict[type[nn.Module] | str, Adapter] = {
+    nn.Linear: Adapter(_one_weight, linear_uses),
+    nn.Conv1d: Adapter(_one_weight, conv_uses),
+    nn.Conv2d: Adapter(_one_weight, conv_uses),
+    nn.Conv3d: Adapter(_one_weight, conv_uses),
+    nn.RNN: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
+    nn.LSTM: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
+    nn.GRU: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
+    nn.RNNCell: Adapter(_cell_weights, cell_uses, output=cell_output),
+    nn.LSTMCell: Adapter(_cell_weights, cell_uses, output=cell_output),
+    nn.GRUCell: Adapter(_cell_weights, cell_uses, output=cell_output),
+    nn.MultiheadAttention: Adapter(attention_weights, attention_uses, output=attention_output),
+    "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
+}
+
+_UNSUPPORTED: tuple[type[nn.Module], ...] = (
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Bilinear,
+)
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic", "torch.ao.nn.qat")
+
+
+def register(layer_type: type[nn.Module] | str, adapter: Adapter) -> None:
+    """Nothing; from now on `layer_type` (a class, or its dotted name) and its subclasses are prunable."""
+    _REGISTRY[layer_type] = adapter
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DataParallel, DistributedDataParallel and torch.compile wrappers: its names are canonical."""
+    while True:
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module; give an instance")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ModelError(
+                f"{type(model).__name__} is a TorchScript module, whose layers cannot be seen; give the nn.Module that "
+                "it was made from, and script the pruned one"
+            )
+        inner = model._modules.get("_orig_mod")
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def find_sites(
+    model: nn.Module, *, include: Selector | None = None, exclude: Selector | None = None
+) -> tuple[Site, ...]:
+    """The modules of `model` that hold prunable weights, in the order of the model's definition.
+
+    A parameter used by several modules is one Weight (under its first chosen name) with a site for each use, also
+    in modules that were not chosen: all uses are scored. Norms, embeddings, weights tied to an embedding, and
+    parameters outside known layers are left alone.
+    """
+    chosen = _selection(model, include, exclude)
+    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    owned: set[str] = set()  # submodules whose weight the adapter of their parent handles
+    candidates: list[tuple[str, nn.Module, Adapter]] = []
+    known: dict[int, Weight] = {}
+    for name, module in model.named_modules():
+        adapter = _adapter_of(module)
+        if name in owned or (adapter is None and not _refuses(module)):
+            continue
+        is_chosen = chosen(name, module)
+        if adapter is None:
+            if is_chosen:
+                raise ModelError(
+                    f"{_where(name, module)}: this layer type cannot be scored; leave it as it is with "
+                    f"exclude={name!r}, or teach it with sipp.inputs.layers.register"
+                )
+            continue
+        candidates.append((name, module, adapter))
+        for local in adapter.weights(module):
+            if "." in local:
+                owned.add(_join(name, local.rpartition(".")[0]))
+            if is_chosen:
+                parameter = _plain_parameter(name, module, local)
+                if parameter.numel() == 0:
+                    continue  # Linear(5, 0): there is nothing to prune
+                if id(parameter) in embedded:
+                    warnings.warn(f"{_join(name, local)} is tied to an embedding and left as it is", stacklevel=3)
+                else:
+                    _remember(known, _join(name, local), parameter, module, adapter)
+    for name, module, adapter in candidates:
+        if not chosen(name, module):
+            for local, parameter in _parameters(module, adapter).items():
+                if id(parameter) in known:
+                    _remember(known, _join(name, local), parameter, module, adapter)
+    if not known:
+        types = sorted(key.rpartition(".")[2] if isinstance(key, str) else key.__name__ for key in _REGISTRY)
+        raise ModelError(
+            f"{type(model).__name__} holds no prunable weight (after include and exclude); prunable are the weights "
+            f"of {', '.join(types)}, and of types taught with sipp.inputs.layers.register"
+        )
+    sites = (
+        Site(
+            module_name=name,
+            module=module,
+            adapter=adapter,
+            weights={l: known[id(p)] for l, p in _parameters(module, adapter).items() if id(p) in known},
+            known_as=_known_type(module) or type(module).__name__,
+        )
+        for name, module, adapter in candidates
+    )
+    return tuple(site for site in sites if site.weights)
+
+
+def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
+    """Warns of weights with requires_grad=False beside others that train: they would be pruned all the same."""
+    frozen = [weight.name for weight in weights if not model.get_parameter(weight.name).requires_grad]
+    if frozen and len(frozen) < len(weights):
+        some = ", ".join(frozen[:8]) + (", ..." if len(frozen) > 8 else "")
+        warnings.warn(
+            f"{len(frozen)} of {len(weights)} prunable weights are frozen (requires_grad=False) and are pruned like "
+            f"the others: {some}; leave them as they are with exclude={frozen[0]!r}",
+            stacklevel=3,
+        )
+
+
+def _parameters(module: nn.Module, adapter: Adapter) -> dict[str, nn.Parameter]:
+    """The module's weights that are plain parameters, by local name."""
+    everything = dict(module.named_parameters(remove_duplicate=False))
+    return {local: everything[local] for local in adapter.weights(module) if local in everything}
+
+
+def _remember(
+    known: dict[int, Weight], name: str, parameter: nn.Parameter, module: nn.Module, adapter: Adapter
+) -> None:
+    """Enters the parameter as a new Weight, or this name as an alias of the Weight it already is."""
+    earlier = known.get(id(parameter))
+    if earlier is not None:
+        if earlier.rows_last != adapter.rows_last:
+            raise ModelError(f"{name} is tied to {earlier.name}, which stores it transposed: exclude both")
+        known[id(parameter)] = Weight(**{**earlier.__dict__, "aliases": (*earlier.aliases, name)})
+        return
+    n_rows = parameter.shape[-1] if adapter.rows_last else parameter.shape[0]
+    known[id(parameter)] = Weight(
+        name=name,
+        aliases=(),
+        layer_type=type(module).__name__,
+        n_rows=n_rows,
+        fan_in=parameter.numel() // max(n_rows, 1),
+        rows_last=adapter.rows_last,
+    )
+
+
+def _adapter_of(module: nn.Module) -> Adapter | None:
+    return next((adapter for _, adapter in _registered(module)), None)
+
+
+def _known_type(module: nn.Module) -> str | None:
+    return next((base.__name__ for base, _ in _registered(module)), None)
+
+
+def _registered(module: nn.Module) -> Iterator[tuple[type, Adapter]]:
+    """The registered types among the module's class and its ancestors, nearest first."""
+    for base in type(module).__mro__:
+        adapter = _REGISTRY.get(base) or _REGISTRY.get(f"{base.__module__}.{base.__qualname__}")
+        if adapter is not None:
+            yield base, adapter
+
+
+def _refuses(module: nn.Module) -> bool:
+    return isinstance(module, _UNSUPPORTED) or (
+        type(module).__module__.startswith(_QUANTISED) and hasattr(module, "weight")
+    )
+
+
+def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
+    """The parameter itself, after checking that it is one: plain, real, dense, finite."""
+    owner_name, _, attribute = local.rpartition(".")
+    owner = module.get_submodule(owner_name)
+    parameter = owner._parameters.get(attribute)
+    full = _join(name, local)
+    if isinstance(parameter, UninitializedParameter):
+        raise ModelError(f"{full} has no shape yet ({type(module).__name__}): run the model once on a batch first")
+    if parametrize.is_parametrized(owner, attribute):
+        raise ModelError(
+            f"{_where(name, module)}: its {attribute} is parametrised; call "
+            f"torch.nn.utils.parametrize.remove_parametrizations(module, {attribute!r}) first, or exclude={name!r}"
+        )
+    if f"{attribute}_orig" in owner._parameters:
+        raise ModelError(
+            f"{_where(name, module)}: its {attribute} is masked by torch.nn.utils.prune; call "
+            f"torch.nn.utils.prune.remove(module, {attribute!r}) first, or exclude={name!r}"
+        )
+    if parameter is None or parameter.layout != torch.strided or not parameter.is_floating_point():
+        raise ModelError(
+            f"{_where(name, module)}: its {attribute} is not a plain dense floating-point parameter (quantised, "
+            f"weight-normed or complex); convert the module back, or exclude={name!r}"
+        )
+    if parameter.is_meta:
+        raise ModelError(f"{full} is on the meta device, it has a shape and no values; load the weights first")
+    n_bad = int((~torch.isfinite(parameter.detach())).sum())
+    if n_bad:
+        raise ModelError(
+            f"{full}: {n_bad} of {parameter.numel()} weights are NaN or infinite; repair or retrain the model"
+        )
+    return parameter
+
+
+def _selection(
+    model: nn.Module, include: Selector | None, exclude: Selector | None
+) -> Callable[[str, nn.Module], bool]:
+    """A test "is this module chosen", after checking that every pattern speaks of something."""
+    named = [(name, module) for name, module in model.named_modules() if _adapter_of(module) or _refuses(module)]
+    for option, patterns in (("include", _patterns(include)), ("exclude", _patterns(exclude))):
+        for pattern in patterns:
+            if not any(_matches(pattern, name, module) for name, module in named):
+                names = ", ".join(name for name, _ in named[:8]) + (", ..." if len(named) > 8 else "")
+                raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {names}")
+    wanted, unwanted = _patterns(include), _patterns(exclude)
+
+    def chosen(name: str, module: nn.Module) -> bool:
+        if include is not None and not any(_matches(p, name, module) for p in wanted):
+            return False
+        return not any(_matches(p, name, module) for p in unwanted)
+
+    return chosen
+
+
+def _patterns(selector: Selector | None) -> tuple[str | type[nn.Module], ...]:
+    if selector is None:
+        return ()
+    patterns = (selector,) if isinstance(selector, str | type) else selector
+    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str | type) for pattern in patterns):
+        raise OptionError(f"include and exclude take a name glob, a layer type or a list of these, not {selector!r}")
+    return tuple(patterns)
+
+
+def _matches(pattern: str | type[nn.Module], name: str, module: nn.Module) -> bool:
+    """A type matches by isinstance; a glob matches the module's name or the full name of one of its parameters."""
+    if isinstance(pattern, type):
+        return isinstance(module, pattern)
+    full_names = [_join(name, local) for local, _ in module.named_parameters()]
+    return any(fnmatchcase(candidate, pattern) for candidate in [name, *full_names])
+
+
+def _join(module_name: str, local: str) -> str:
+    return f"{module_name}.{local}" if module_name else local
+
+
+def _where(name: str, module: nn.Module) -> str:
+    return f"{name or 'the model itself'} ({type(module).__name__})"

@@ -1,0 +1,172 @@
+"""Compares a layer's real output with what was captured of it, and finds a forward that is not the known map.
+
+A subclass, a hook or a patched forward may change the input behind our back, or use the weight in another way. Then
+the patches are not what the weight met, and no score would be right.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from sipp.errors import ModelError
+from sipp.inputs.layers import Site, by_point
+from sipp.numerics import exact_matmul
+from sipp.records import Batch, Use, Weight, to_rows
+
+MOST_VALUES = 1 << 17  # of the windows of one use: some points and positions, far apart, tell as much as all of them
+FEW_POINTS = 8  # at least, where there are many positions to look at
+
+# How far a sum may lie from another way to compute it, as a part of the root of its squared terms: the precision of
+# the products is what counts. A replay of many steps is allowed ten times that.
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
+COARSE_TOLERANCE = 5e-3  # half precision, TF32
+MANY_STEPS = 10
+
+_log = logging.getLogger("sipp")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the output of one call must be: all of it, or that of some patches and how they lie in the output."""
+
+    values: Tensor  # of some patches: B x P x F
+    terms: Tensor  # B, or one number: the root of the sum of the squared terms
+    tolerance: float
+    use: Use | None  # None: `values` is the whole output, laid out as the layer's own
+    weight: Weight | None
+
+
+def expected_output(
+    site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], by_use: list[Expected | None]
+) -> Expected | None:
+    """What this call must give, before the layer has run; None where that cannot be told, which is logged.
+
+    `by_use` holds the `products` of each of its uses.
+    """
+    output = site.adapter.output
+    if callable(output):
+        values = _first_tensor(output(site.module, args, kwargs))
+        if values is not None:
+            # a copy, for what the function gives may be a view of an input that forward works on in place
+            values = values.detach().clone()
+            tolerance = MANY_STEPS * tolerance_of(values)
+            return Expected(values, values.double().square().nansum().sqrt(), tolerance, None, None)
+    elif not by_use or (output == "products" and len(by_use) == 1 and by_use[0] is not None):
+        return by_use[0] if by_use else None  # a call without patches has nothing to tell
+    _log.warning("%s: its output cannot be told from its uses, and is not checked", site.label)
+    return None
+
+
+def products(site: Site, weight: Weight, use: Use) -> Expected | None:
+    """The products of some patches of a use with the rows, plus the bias; None unless it is a use of all rows."""
+    if use.row_start != 0 or use.n_rows not in (None, weight.n_rows) or use.windows.numel() == 0:
+        return None
+    points, positions = _looked_at(use)
+    windows = _patches_at(use, points, positions)
+    dtype = torch.float64 if windows.dtype == torch.float64 else torch.float32
+    n_points, n_groups, n_positions = windows.shape[:3]
+    patches_GPK = windows.movedim(1, 0).to(dtype).reshape(n_groups, n_points * n_positions, weight.fan_in)
+    rows_GRK = to_rows(weight, site.module.get_parameter(use.parameter).detach()).unflatten(0, (n_groups, -1)).to(dtype)
+    with exact_matmul():
+        values = (
+            torch.bmm(patches_GPK, rows_GRK.mT).double().movedim(0, 1).reshape(n_points, n_positions, weight.n_rows)
+        )
+    # the squared terms of all patches of a point and all rows: sum_k (sum_p a_pk^2) (sum_r w_rk^2), no second product
+    squares_GBK = patches_GPK.double().square().unflatten(1, (n_points, -1)).sum(2)
+    terms_B = (squares_GBK * rows_GRK.double().square().sum(1)[:, None]).sum((0, 2))
+    bias = getattr(site.module, "bias", None)
+    if isinstance(bias, Tensor) and bias.numel() == weight.n_rows:
+        values = values + bias.detach().double().flatten()
+    terms_B = terms_B + values.square().flatten(1).sum(1)
+    return Expected(values, terms_B.sqrt(), tolerance_of(windows), use, weight)
+
+
+def refuse_other_map(site: Site, expected: Expected, output: Any, batch: Batch) -> None:
+    """Raises ModelError unless the real output is the expected one, up to rounding."""
+    real = _first_tensor(output)
+    if real is None or not real.is_floating_point():
+        raise ModelError(f"{_not_the_map(site, batch)}: it gives no real numbers but a {type(output).__name__}")
+    laid_out = real if expected.use is None else _laid_out(real, expected.use, expected.weight, batch.n_points)
+    if laid_out is None or laid_out.shape != expected.values.shape:
+        raise ModelError(f"{_not_the_map(site, batch)}: its output has the shape {tuple(real.shape)}")
+    got, wanted = laid_out.detach().double(), expected.values.double()
+    # what overflows in the layer is for the layers behind it to refuse
+    distance = torch.where(torch.isfinite(got) & torch.isfinite(wanted), got - wanted, 0).square()
+    distance = distance.sum() if expected.use is None else distance.flatten(1).sum(1)
+    # products that vanish in the layer's dtype do so in any order
+    smallest = torch.finfo(real.dtype).tiny * got.numel() ** 0.5
+    ratio = (distance.sqrt() - smallest).clamp(min=0) / torch.where(expected.terms > 0, expected.terms, 1)
+    tolerance = max(expected.tolerance, tolerance_of(real) * (MANY_STEPS if expected.use is None else 1))
+    if bool((ratio > tolerance).any()):
+        raise ModelError(f"{_not_the_map(site, batch)}: its output is off by {float(ratio.max()):.2g} of its size")
+
+
+def _not_the_map(site: Site, batch: Batch) -> str:
+    return (
+        f"{site.label}: its forward is not the known map of {site.known_as} (its class, a patched forward or a hook "
+        f"changes what goes in or comes out), so its scores would be wrong; leave it as it is with "
+        f"exclude={site.module_name!r}, or teach its type with sipp.inputs.layers.register. On {batch.where}"
+    )
+
+
+def _looked_at(use: Use) -> tuple[Tensor, Tensor]:
+    """The points and the positions (counted through) whose patches are compared: evenly spaced, first and last too."""
+    windows = use.windows
+    positions = windows.shape[2 : 2 + use.n_position_dims]
+    n_all, n_positions = len(windows), positions.numel()
+    n_patches = max(4, MOST_VALUES * n_all * n_positions // windows.numel())
+    n_at = min(n_positions, max(2, n_patches // min(n_all, FEW_POINTS)))
+    n_points = min(n_all, max(2, n_patches // n_at))
+    return _spread(n_all, n_points, windows.device), _spread(n_positions, n_at, windows.device)
+
+
+def _spread(n_all: int, n_taken: int, device: torch.device) -> Tensor:
+    return torch.linspace(0, n_all - 1, n_taken, dtype=torch.float64, device=device).round().long()
+
+
+def _patches_at(use: Use, points: Tensor, positions: Tensor) -> Tensor:
+    """The windows of these points at these positions: B x G x P x fan-in."""
+    shape = use.windows.shape[2 : 2 + use.n_position_dims]
+    if not shape:
+        return use.windows[points].unsqueeze(2)
+    index: tuple[Any, ...] = (points[:, None], slice(None), *torch.unravel_index(positions, shape))
+    return use.windows[index].movedim(2, 1)
+
+
+def _laid_out(real: Tensor, use: Use, weight: Weight | None, n_points: int) -> Tensor | None:
+    """The outputs of the patches looked at as B x P x F; None where the output has no such shape."""
+    n_dims = max(1, use.n_position_dims)
+    sizes = use.windows.shape
+    n_positions = sizes[2 : 2 + use.n_position_dims].numel()
+    if weight is None or real.ndim < n_dims or real.shape[-n_dims] != weight.n_rows:
+        return None
+    if real.numel() != sizes[0] * n_positions * weight.n_rows:
+        return None
+    rows_last = real.movedim(-n_dims, -1)
+    if n_dims == 1:
+        rows_last = by_point(rows_last, n_points).windows
+    points, positions = _looked_at(use)
+    return rows_last.reshape(sizes[0], n_positions, weight.n_rows)[points[:, None], positions]
+
+
+def tolerance_of(tensor: Tensor) -> float:
+    """How far values may lie from the same ones in another order of sums, as a part of their size."""
+    # a GPU's convolutions take TF32 unless told otherwise
+    is_coarse = tensor.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
+    if tensor.dtype == torch.float32 and is_coarse:
+        return COARSE_TOLERANCE
+    return TOLERANCE.get(tensor.dtype, COARSE_TOLERANCE)
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    if isinstance(output, PackedSequence):
+        return output.data
+    if isinstance(output, tuple | list) and output:
+        return _first_tensor(output[0])
+    return output if isinstance(output, Tensor) else None

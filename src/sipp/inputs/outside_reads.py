@@ -1,0 +1,117 @@
+"""Sees reads of a prunable weight outside of the modules that hold it: uses that no hook on a module can see."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from sipp.errors import ModelError
+from sipp.inputs.layers import Site
+
+# These give tensors of the same kind or shape as an argument, and do not look at its values ...
+_BLIND = {
+    "__get__",  # shape, dtype, ... and .T and .data, which are views
+    *("new", "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "new_empty_strided"),
+    *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
+}
+# These give no tensor, and yet what they give holds the values
+_TAKING = {"numpy", "__array__", "__dlpack__", "tolist", "item", "__float__", "__int__", "__index__", "__complex__"}
+_BLIND_BUT_FOR_FIRST = {"to", "type_as", "expand_as", "view_as", "reshape_as"}  # ... and these only at their first's
+
+
+@dataclass(frozen=True)
+class _Watched:
+    start: int  # address of the first byte
+    stop: int
+    name: str
+    holders: tuple[int, ...]  # ids of the modules that may read it
+
+
+class Watch(TorchFunctionMode):
+    """A mode in which a watched weight may be read only while a module that holds it is running (`enter`, `leave`).
+
+    Memory is watched and not the Parameter object, so that `.T`, `.data` and slices are seen too. What only looks at
+    shape, dtype or device, makes another view or writes in place is no use. A read within a function of
+    torch.jit.script, or under DisableTorchFunction, cannot be seen.
+    """
+
+    def __init__(self, sites: Sequence[Site], where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.running: Counter[int] = Counter()
+        holders: dict[str, list[int]] = {}
+        parameters: dict[str, nn.Parameter] = {}
+        for site in sites:
+            for local, weight in site.weights.items():
+                holders.setdefault(weight.name, []).append(id(site.module))
+                parameters[weight.name] = site.module.get_parameter(local)
+        found = [_Watched(*_extent(p), name, tuple(holders[name])) for name, p in parameters.items()]
+        self.watched = sorted(found, key=lambda one: one.start)
+        self.starts = [one.start for one in self.watched]
+
+    def enter(self, site: Site) -> None:
+        """Lets the site's module read its weights from now on."""
+        self.running[id(site.module)] += 1
+
+    def leave(self, site: Site) -> None:
+        """Ends what `enter` began."""
+        self.running[id(site.module)] -= 1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name not in _BLIND:
+            given = args[:1] if name in _BLIND_BUT_FOR_FIRST else (args, kwargs)
+            for one in {found for tensor in _tensors(given) if (found := self._of(tensor)) is not None}:
+                if any(self.running[holder] > 0 for holder in one.holders):
+                    continue
+                if name in _TAKING or any(self._of(tensor) is not one for tensor in _tensors(result)):
+                    self._refuse(one, resolve_name(func) or name)
+        return result
+
+    def _of(self, tensor: Tensor) -> _Watched | None:
+        """The watched weight whose memory the tensor shows."""
+        start, stop = _extent(tensor)
+        at = bisect_right(self.starts, start) - 1
+        for one in self.watched[max(at, 0) : at + 2]:
+            if start < one.stop and one.start < stop:
+                return one
+        return None
+
+    def _refuse(self, one: _Watched, function: str) -> None:
+        module = one.name.rpartition(".")[0] or "the model itself"
+        raise ModelError(
+            f"{self.where}: {one.name} is read by {function} while {module} is not running, so the weight has a use "
+            f"that is not scored; call the module itself there, or leave the weight as it is with exclude={one.name!r}"
+        )
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from the first to behind the last byte that the tensor shows; nothing where it has no memory."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return (0, 0)
+    try:
+        start = tensor.data_ptr()
+    except RuntimeError:  # a subclass that only stands for a tensor
+        return (0, 0)
+    if start == 0:  # meta tensors
+        return (0, 0)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return start, start + span * tensor.element_size()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)

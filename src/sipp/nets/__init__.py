@@ -1,5 +1,0 @@
-"""The networks the method is measured on, by name: `build("resnet20")`."""
-
-from sipp.nets.registry import NETS, NetSpec, build, net_spec
-
-__all__ = ["NETS", "NetSpec", "build", "net_spec"]

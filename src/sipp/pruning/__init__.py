@@ -1,0 +1,1 @@
+"""Scores and a budget in, a sparse copy of the model with its masks out."""

@@ -1,0 +1,125 @@
+"""What pruning gives back: a sparse copy of the model, its masks, its layers, and what is promised about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor, nn
+
+from sipp.display import pruned_table
+from sipp.records import Scores, Weight
+
+if TYPE_CHECKING:
+    from sipp.bounds.assumption import Assumption
+    from sipp.bounds.network import Guarantee, Measured, NetworkBound
+
+Method = Literal["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "wt", "snip", "random"]
+Origin = Method | Literal["given"]  # "given": the new weights were the caller's own
+Draws = Literal["until", "fixed"]
+Allocation = Literal["rows", "network"]
+CONFIDENCE = 0.95  # of statements about all but a share of inputs (T18, T19)
+
+
+def layer_bound(eps: float | None, sign_complexity: float | None) -> float | None:
+    """eps_l Delta_l of T11, or None where either is unknown."""
+    if eps is None or sign_complexity is None:
+        return None
+    return 0.0 if eps == 0 else eps * sign_complexity  # NaN stays: the claim gets weaker, never stronger
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """What became of one weight."""
+
+    name: str
+    layer_type: str
+    n_rows: int
+    fan_in: int
+    kept: int
+    strategies: dict[str, int]  # how many rows each strategy took; empty for a baseline
+    dead_rows: tuple[int, ...]  # rows that had weights and have none now
+    eps_F: Tensor | None  # the bound of each row (T5, T6, T9, T17)
+    eps: float | None  # eps_l, the largest of them
+    sign_complexity: float | None  # Delta_l
+    bound: float | None  # eps_l Delta_l (T11)
+    kappa: float | None  # the layer condition number (T12)
+    eps_measured: float | None = None  # eps_l with the measured constant (T19)
+
+    @property
+    def bound_measured(self) -> float | None:
+        """eps_l Delta_l of T11 with the measured constant."""
+        return layer_bound(self.eps_measured, self.sign_complexity)
+
+    @property
+    def n_weights(self) -> int:
+        return self.n_rows * self.fan_in
+
+    @property
+    def keep(self) -> float:
+        return self.kept / self.n_weights
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A pruned copy of a model, its masks, and what is promised about it. `print` it.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, torch.rand(200, 8), keep=0.5)
+        >>> [(layer.name, layer.n_rows, layer.fan_in) for layer in pruned.layers]
+        [('0.weight', 16, 8), ('2.weight', 4, 16)]
+        >>> all(bool((pruned.model.get_parameter(name)[~mask] == 0).all()) for name, mask in pruned.masks.items())
+        True
+    """
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    layers: tuple[PrunedLayer, ...]
+    guarantee: Guarantee | None  # the statement about rows and layers (T5-T11, T17); None where nothing was scored
+    bound: NetworkBound  # the statement about the network (T12)
+    method: Origin
+    budget: int  # asked for
+    kept: int  # reached: less where sampling had fewer weights to draw from; random with draws="fixed"
+    seed: int
+    draws: Draws = "until"
+    measured: Measured | None = None  # the same without T4's assumption (T19); None where nothing was scored
+    assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
+
+    @property
+    def n_weights(self) -> int:
+        return sum(layer.n_weights for layer in self.layers)
+
+    @property
+    def keep(self) -> float:
+        """The share of prunable weights that was kept."""
+        return self.kept / self.n_weights
+
+    def __str__(self) -> str:
+        return pruned_table(self)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Everything pruning knows before it is given a budget: cut it at any number of weights."""
+
+    model: nn.Module  # the dense network, untouched
+    weights: tuple[Weight, ...]
+    ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
+    scores: Scores | None  # None where nothing was scored: then nothing is promised
+    method: Origin
+    draws: Draws
+    allocation: Allocation
+    delta: float
+    c_constant: float
+    k_constant: float
+    confidence: float = CONFIDENCE
+    obstacle: str = ""  # why T12 does not bind the model; empty if it does
+    unscored: str = ""  # why nothing was scored; empty if it was
+    holdout: Scores | None = None  # norms on points that are new to the pruning (T18)
+
+    @property
+    def n_weights(self) -> int:
+        return sum(weight.n_weights for weight in self.weights)

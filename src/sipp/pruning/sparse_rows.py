@@ -1,0 +1,371 @@
+"""Weights, sensitivities and a number to keep per row in; sparse rows with their strategy and bound out (T8, T9)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sipp.allocation.row_bounds import (
+    check_constants,
+    check_kept,
+    check_sensitivity,
+    eps_given,
+    largest_in_rows,
+    sampling_constant,
+    tail_sum,
+)
+from sipp.allocation.row_loops import (
+    MAX_DRAWS,
+    add_up,
+    as_array,
+    check_rows,
+    compiled_rows,
+    draws_of_row,
+    fill_rates,
+    look,
+    over_rows,
+    smallest_of,
+    total_of,
+)
+from sipp.errors import DataError, OptionError
+from sipp.numerics import BOUND_DTYPE
+from sipp.pruning.sampling import Lot, batches, draw_fixed, draw_lots_until
+
+RowMethod = Literal["det", "rand", "hybrid"]
+Draws = Literal["until", "fixed"]
+
+DET = 0  # the most sensitive weights, unchanged (T5)
+RAND = 1  # a re-weighted sample (T6, T8)
+WHOLE = 2  # nothing of positive sensitivity was lost
+STRATEGIES = {DET: "det", RAND: "rand", WHOLE: "whole"}
+
+EMPTY_ROW_EPS = 1.0  # a row without weights answers 0 in every quadrant, and |0 - z| = z
+_DRAW_SLACK = 1e-9  # N(m) is computed: one that is a whole number (N(1) = 1) must not be rounded down to the last
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """The rows of one weight after pruning."""
+
+    values_FK: Tensor
+    mask_FK: Tensor
+    strategy_F: Tensor  # int8: DET, RAND or WHOLE
+    n_draws_F: Tensor  # float64, draws made; 0 where nothing was drawn
+    eps_F: Tensor  # float64, the bound of T5, T6 or T9
+
+
+def given_rows(
+    weight_FK: Tensor, values_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | None, *, c_constant: float
+) -> SparseRows:
+    """Rows whose new values are given, whatever chose them, with the bound of T17.
+
+    Without sensitivities nothing is claimed but 0 for a row that did not change.
+    """
+    if sensitivity_FK is None:
+        eps_F = torch.where((values_FK == weight_FK).all(1), 0.0, math.inf).to(BOUND_DTYPE)
+    else:
+        eps_F = eps_given(weight_FK, values_FK, sensitivity_FK, c_constant=c_constant)
+    return SparseRows(
+        values_FK=values_FK,
+        mask_FK=mask_FK,
+        strategy_F=torch.where(eps_F == 0, WHOLE, DET).to(torch.int8),
+        n_draws_F=torch.zeros_like(eps_F),
+        eps_F=eps_F,
+    )
+
+
+def sparsify(
+    weight_FK: Tensor,
+    sensitivity_FK: Tensor,
+    kept_F: Tensor,
+    *,
+    method: RowMethod,
+    draws: Draws,
+    n_outputs: int,
+    delta: float,
+    c_constant: float,
+    generator: torch.Generator,
+) -> SparseRows:
+    """Each row with `kept_F` of its weights: the most sensitive ones unchanged, or a re-weighted sample of them.
+
+    method: det (T5), rand (T6), hybrid (T9, the smaller bound of each row). draws: "until" the row holds m different
+    weights, so the count is exact, or a "fixed" number floor(N(m)), so unbiasedness and T6 are exact and m different
+    weights are the most to be expected (T8). A weight that is zero or has no sensitivity is never drawn. Rows that may
+    keep all they can draw are kept whole.
+    """
+    return sparsify_layers(
+        [weight_FK],
+        [sensitivity_FK],
+        [kept_F],
+        method=method,
+        draws=draws,
+        n_outputs=n_outputs,
+        delta=delta,
+        c_constant=c_constant,
+        generator=generator,
+    )[0]
+
+
+def sparsify_layers(
+    weights: Sequence[Tensor],
+    sensitivities: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    *,
+    method: RowMethod,
+    draws: Draws,
+    n_outputs: int,
+    delta: float,
+    c_constant: float,
+    generator: torch.Generator,
+) -> list[SparseRows]:
+    """What `sparsify` makes of each layer; all layers go through each step together, which is sooner for small ones."""
+    for weight_FK, sensitivity_FK, kept_F in zip(weights, sensitivities, kept):
+        _check(weight_FK, sensitivity_FK, kept_F, method, draws)
+    check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    weights = [weight_FK.detach() for weight_FK in weights]
+    if method == "det":
+        worths = [torch.where(w != 0, s, 0.0) for w, s in zip(weights, sensitivities)]
+        masks = [largest_in_rows(s, m) for s, m in zip(worths, kept)]
+        return [det_rows(*rows, c_constant=c_constant) for rows in zip(weights, worths, masks)]
+    layers = [_Layer(*map(as_array, (_wide(w), s, m.to(torch.int64)))) for w, s, m in zip(weights, sensitivities, kept)]
+    one = torch.ones((), dtype=BOUND_DTYPE, device="cpu")
+    scale = float(sampling_constant(one, n_outputs=n_outputs, delta=delta, c_constant=c_constant))
+    options = {"is_hybrid": method == "hybrid", "is_whole": draws == "fixed"}
+    _settle(layers, sensitivities, **options, c_constant=c_constant, scale=scale)
+    _draw(layers, draws, generator)
+    results = []
+    for weight_FK, layer in zip(weights, layers):
+        # With "until" the number of draws is a result of the draws: a lucky one must not tighten the claim, so no more
+        # than N(m) count. Deviates: T6 is proved for a number of draws fixed beforehand; for "until" it is a guide.
+        entitled_F = layer.n_draws_F if draws == "fixed" else np.minimum(layer.n_draws_F, layer.expected_F)
+        _bound_drawn(layer.strategy_F, layer.total_F, entitled_F, scale, layer.eps_F)
+        values_FK = _in_range(layer.values_FK, layer.n_draws_F, weight_FK.dtype)
+        others = map(torch.from_numpy, (layer.mask_FK, layer.strategy_F, layer.n_draws_F, layer.eps_F))
+        results.append(SparseRows(*(result.to(weight_FK.device) for result in (values_FK, *others))))
+    return results
+
+
+class _Layer:
+    """One layer while its rows are worked on: what is given, and what comes of it. All arrays on the CPU."""
+
+    def __init__(self, weight_FK: np.ndarray, worth_FK: np.ndarray, kept_F: np.ndarray) -> None:
+        self.weight_FK, self.worth_FK, self.kept_F = weight_FK, worth_FK, kept_F
+        self.values_FK, self.mask_FK = np.zeros_like(weight_FK), np.zeros(weight_FK.shape, dtype=np.bool_)
+        self.strategy_F = np.empty(len(weight_FK), dtype=np.int8)
+        self.total_F, self.expected_F, self.n_draws_F, self.eps_F = np.zeros((4, len(weight_FK)))
+
+
+def _settle(
+    layers: list[_Layer],
+    sensitivities: Sequence[Tensor],
+    *,
+    is_hybrid: bool,
+    is_whole: bool,
+    c_constant: float,
+    scale: float,
+) -> None:
+    """Settles T9 for each row of each layer, all but what is drawn. `is_whole`: N(m) is rounded down to a number."""
+    n_unused = [np.zeros(len(layer.kept_F), dtype=np.int64) for layer in layers]
+
+    def work(i: int, first: int, end: int, scratch: np.ndarray) -> None:
+        layer, part = layers[i], slice(first, end)
+        given = (layer.weight_FK, layer.worth_FK, layer.kept_F)
+        results = (layer.values_FK, layer.mask_FK, layer.strategy_F, layer.total_F, layer.expected_F, layer.eps_F)
+        options = (is_hybrid, is_whole, c_constant, scale, scratch)
+        _settle_rows(*(a[part] for a in given), *options, *(a[part] for a in results), n_unused[i][part])
+
+    over_rows(work, [layer.worth_FK.shape for layer in layers], n_scratch=3)
+    for layer, sensitivity_FK, n_unused_F in zip(layers, sensitivities, n_unused):
+        if not np.isfinite(layer.total_F).all():
+            check_sensitivity(sensitivity_FK)  # says what is wrong
+        if n_unused_F.any():  # a weight of 0 is worth nothing, whatever its score
+            layer.worth_FK = np.where(layer.weight_FK != 0, layer.worth_FK, np.zeros_like(layer.worth_FK))
+
+
+def _draw(layers: list[_Layer], draws: Draws, generator: torch.Generator) -> None:
+    """Nothing; values, masks and numbers of draws of the rows that are drawn (T8)."""
+    lots = [Lot(x.worth_FK, x.total_F, np.flatnonzero(x.strategy_F == RAND), x.kept_F) for x in layers]
+    for batch in batches(lots):
+        if draws == "until":
+            counts = draw_lots_until([lot for _, lot in batch], generator)
+        else:
+            counts = [_fixed_counts(lot, layers[i].expected_F, generator) for i, lot in batch]
+        for (i, lot), count_DK in zip(batch, counts):
+            layer, given = layers[i], (lot.rows_D, lot.worth_FK, lot.total_F, count_DK)
+            _reweigh(*given, layer.weight_FK, layer.values_FK, layer.mask_FK, layer.n_draws_F)
+
+
+def _fixed_counts(lot: Lot, expected_F: np.ndarray, generator: torch.Generator) -> np.ndarray:
+    share_DK = lot.worth_FK[lot.rows_D].astype(np.float64) / lot.total_F[lot.rows_D, None]
+    # The most draws with U(N) <= m: the paper's "at most B weights" holds for what is expected, not for every draw.
+    n_draws_D = np.maximum(1.0, np.floor(expected_F[lot.rows_D] + _DRAW_SLACK))
+    return as_array(draw_fixed(torch.from_numpy(share_DK), torch.from_numpy(n_draws_D), generator))
+
+
+@compiled_rows
+def _bound_drawn(
+    strategy_F: np.ndarray, total_F: np.ndarray, n_draws_F: np.ndarray, scale: float, eps_F: np.ndarray
+) -> None:
+    """eps_rand of T6 for the rows that were drawn."""
+    for i in range(strategy_F.shape[0]):
+        if strategy_F[i] == RAND:
+            share = scale * total_F[i] / n_draws_F[i]
+            eps_F[i] = share + math.sqrt(share) * math.sqrt(share + 6.0)
+
+
+@compiled_rows
+def _settle_rows(
+    weight_FK: np.ndarray,
+    rows_FK: np.ndarray,
+    kept_F: np.ndarray,
+    is_hybrid: bool,
+    is_whole: bool,
+    c_constant: float,
+    scale: float,
+    scratch: np.ndarray,
+    values_FK: np.ndarray,
+    mask_FK: np.ndarray,
+    strategy_F: np.ndarray,
+    total_F: np.ndarray,
+    expected_F: np.ndarray,
+    eps_F: np.ndarray,
+    n_unused_F: np.ndarray,
+) -> None:
+    """Whole rows, then the most sensitive weights (T5), then whether drawing as many has a smaller bound (T6, T9).
+
+    A total that is NaN says that a sensitivity is none.
+    """
+    worth, keys, rates = scratch[0], scratch[1].view(np.int64), scratch[2]
+    for i in range(rows_FK.shape[0]):
+        m, n_right, n_unused = kept_F[i], 0, 0
+        for j in range(worth.shape[0]):
+            n_right += int((rows_FK[i, j] >= 0.0) & (rows_FK[i, j] < math.inf))
+            n_unused += int((rows_FK[i, j] > 0.0) & (weight_FK[i, j] == 0.0))
+            worth[j] = rows_FK[i, j] if weight_FK[i, j] != 0.0 else 0.0
+        total, cap = add_up(worth)
+        n_unused_F[i], total_F[i] = n_unused, total if n_right == worth.shape[0] else math.nan
+        if n_right < worth.shape[0]:
+            continue
+        strategy_F[i] = WHOLE if m >= cap else DET
+        if 0 < m < cap:
+            if is_hybrid:
+                eps_F[i] = c_constant * _keep_largest(worth, m, keys, mask_FK[i])
+            fill_rates(worth, total, rates)
+            # eps = t + sqrt(t (t + 6)) has t = S~ / N = eps^2 / (6 + 2 eps): sampling m weights has a bound of at most
+            # eps if N(m) is at least that N, which m >= U(N) tells without N(m)
+            enough = scale * total * ((6.0 / eps_F[i] + 2.0) / eps_F[i]) if is_hybrid else 0.0
+            enough = math.ceil(enough) if is_whole and enough < MAX_DRAWS else enough
+            if enough < math.inf and (not is_hybrid or m >= look(rates, enough)[0]):
+                strategy_F[i] = RAND
+                expected_F[i] = draws_of_row(rates, np.float64(cap), np.float64(m))
+                continue
+        elif m == 0 and cap > 0:  # T5 would say C S and T6 nothing; the error is known, so neither is needed
+            eps_F[i] = EMPTY_ROW_EPS
+        else:  # exactly the weights of positive sensitivity, even where the number to keep leaves more room
+            for j in range(worth.shape[0]):
+                mask_FK[i, j] = worth[j] > 0
+        for j in range(worth.shape[0]):
+            values_FK[i, j] = weight_FK[i, j] if mask_FK[i, j] else 0.0
+
+
+@compiled_rows
+def _keep_largest(values_K: np.ndarray, m: int, keys: np.ndarray, mask_K: np.ndarray) -> float:
+    """The sum of all but the m largest, which the mask gets; ties go to the smaller column. `keys` is scratch."""
+    bits = values_K.view(np.int64)  # numbers >= 0 are in the order of their bits
+    for j in range(values_K.shape[0]):
+        keys[j] = -bits[j]
+    edge, room = smallest_of(keys, m)
+    for j in range(values_K.shape[0]):
+        mask_K[j] = keys[j] < edge
+    for j in range(values_K.shape[0]):
+        if room == 0:
+            break
+        if keys[j] == edge:
+            mask_K[j] = True
+            room -= 1
+    for j in range(values_K.shape[0]):
+        keys[j] = 0 if mask_K[j] else bits[j]
+    return total_of(keys.view(np.float64))  # the tail is added up itself, not as a difference of sums
+
+
+def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_constant: float) -> SparseRows:
+    """Each row with the weights under the mask, unchanged, whatever chose them (T5, T17 with r_j = 0 or 1)."""
+    eps_F = c_constant * tail_sum(torch.where(weight_FK != 0, sensitivity_FK, 0.0), mask_FK)
+    return SparseRows(
+        values_FK=torch.where(mask_FK, weight_FK, 0.0),
+        mask_FK=mask_FK,
+        strategy_F=torch.where(eps_F == 0, WHOLE, DET).to(torch.int8),
+        n_draws_F=torch.zeros_like(eps_F),
+        eps_F=eps_F,
+    )
+
+
+def reweighted(weight_FK: Tensor, count_FK: Tensor, share_FK: Tensor) -> Tensor:
+    """w^_j = n_j w_j / (N q_j) of T8, in the dtype of the weights; 0 where nothing was drawn."""
+    check_rows("reweighted", weight_FK, beside=[count_FK, share_FK])
+    weights, share, count = map(as_array, (_wide(weight_FK), share_FK, count_FK))
+    values, mask = np.empty_like(weights), np.empty(weights.shape, dtype=np.bool_)
+    ones, n_draws = np.ones((2, len(weights)))
+    _reweigh(np.arange(len(weights)), share, ones, count, weights, values, mask, n_draws)
+    return _in_range(values, n_draws, weight_FK.dtype).to(weight_FK.device)
+
+
+@compiled_rows
+def _reweigh(
+    rows_D: np.ndarray,
+    worth_FK: np.ndarray,
+    total_F: np.ndarray,
+    count_DK: np.ndarray,
+    weight_FK: np.ndarray,
+    values_FK: np.ndarray,
+    mask_FK: np.ndarray,
+    n_draws_F: np.ndarray,
+) -> None:
+    """Values, masks and numbers of draws of the rows `rows_D`, which the counts belong to. NaN draws: not in range."""
+    for d in range(rows_D.shape[0]):
+        i, n_draws, n_outside = rows_D[d], total_of(count_DK[d]), 0
+        for j in range(count_DK.shape[1]):
+            mask_FK[i, j] = count_DK[d, j] > 0
+            factor = count_DK[d, j] / (n_draws * worth_FK[i, j]) * total_F[i]
+            values_FK[i, j] = weight_FK[i, j] * factor if count_DK[d, j] > 0 else 0.0
+            n_outside += int(not abs(values_FK[i, j]) < math.inf)
+        n_draws_F[i] = n_draws if n_outside == 0 else math.nan
+
+
+def _in_range(values_FK: np.ndarray, n_draws_F: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """The values in this dtype, refused where one of them leaves its range."""
+    values = torch.from_numpy(values_FK)
+    is_narrowed = values.dtype != dtype
+    values = values.to(dtype)
+    if np.isnan(n_draws_F).any() or (is_narrowed and not bool(values.isfinite().all())):
+        raise DataError(
+            f"a re-weighted weight leaves the range of {dtype}: the row's sensitivities differ by too many "
+            'orders of magnitude to sample from; use method "det" or a wider dtype'
+        )
+    return values
+
+
+def _wide(weight_FK: Tensor) -> Tensor:
+    """The weights in a dtype that compiled loops can read."""
+    return weight_FK if weight_FK.dtype in (torch.float32, torch.float64) else weight_FK.to(torch.float32)
+
+
+def _check(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, method: str, draws: str) -> None:
+    if method not in get_args(RowMethod):
+        raise OptionError(f"method={method!r} for rows is unknown; choose one of {', '.join(get_args(RowMethod))}")
+    if draws not in get_args(Draws):
+        raise OptionError(f"draws={draws!r} is unknown; choose one of {', '.join(get_args(Draws))}")
+    if method == "det":  # else `_settle_rows` looks at each of them, on its way
+        check_sensitivity(sensitivity_FK)
+    if weight_FK.shape != sensitivity_FK.shape:
+        raise DataError(
+            f"weights of shape {tuple(weight_FK.shape)} and sensitivities of shape {tuple(sensitivity_FK.shape)} "
+            "must be the same F x K rows"
+        )
+    check_kept(kept_F, sensitivity_FK)

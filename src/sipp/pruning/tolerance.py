@@ -1,0 +1,350 @@
+"""The sparsest network within a tolerance: fixed-sequence testing on a holdout (T15).
+
+The levels, dense to sparse, are fixed before the holdout is looked at. Each is tested at the full confidence, in
+order; the first failure ends the walk, and the last level that passed is the answer. Where the walk starts may be
+chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels.
+
+The data is read once for every level. Points are matched by content, so a loader may shuffle; data that gives other
+points in another pass is refused. The walk and its certificate are one look at the holdout: one line of the ledger,
+written before the first level is tested.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor, nn
+
+from sipp.binomial import drop_limit, first_failure, k_allowed, n_violations, points_needed, upper_limit
+from sipp.certificates.claims import certify, certify_accuracy, outcomes_of, point_ratios
+from sipp.certificates.evidence import (
+    Output,
+    Survey,
+    changed,
+    check_model,
+    follows_positions,
+    holdout_batches,
+    known_points,
+    model_hash,
+    read_again,
+    refuse_dependent,
+    run_model,
+    survey,
+    without_padding,
+)
+from sipp.certificates.ledger import WALK, ledger_lines, record_use
+from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate
+from sipp.checking import check_number, check_share
+from sipp.display import text_of
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.batches import Data
+from sipp.inputs.capture import scoring_mode
+from sipp.inputs.layers import Selector
+from sipp.inputs.pointkeys import keys_of, sketch_of
+from sipp.inputs.restore import copy_of
+from sipp.numerics import budget_of
+from sipp.progress import progress_bar
+from sipp.pruning.entry import before_cut, cut, rank, sparse_rows, write_rows
+from sipp.pruning.result import Method, Pruned, Ranking
+from sipp.records import Batch, NormStats, Reduce
+
+N_LEVELS = 30
+SPARSEST = 0.02
+DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first level below 1
+# The walk starts this many levels before the sparsest one that passes on the calibration data, where a network looks
+# better than it is: its own points chose its weights.
+START_MARGIN = 3
+
+
+def default_levels() -> tuple[float, ...]:
+    """The values of `keep` that are tested: 30, from 1 to 0.02, on a log scale that is finer at the dense end."""
+    return tuple(SPARSEST ** ((i / (N_LEVELS - 1)) ** DENSE_END) for i in range(N_LEVELS))
+
+
+@dataclass(frozen=True)
+class Level:
+    """One test of the walk: `count` bad points of `n`, and whether the claim is proved at this level."""
+
+    keep: float
+    budget: int
+    count: int  # violations, or points that lost their right class (their class, without labels)
+    limit: float  # the proved limit of their share, or of the accuracy drop
+    passed: bool
+
+
+@dataclass(frozen=True)
+class PrunedTo:
+    """The sparsest certified network, its certificate, and the path of all tests. `print` it."""
+
+    model: nn.Module  # the sparsest that passed, or the dense network
+    pruned: Pruned | None  # None: no level passed
+    certificate: AnyCertificate | None
+    path: tuple[Level, ...]
+    levels: tuple[float, ...]  # the whole grid, as fixed in advance
+    start: int  # where the walk began, chosen on the calibration data
+    verdict: str
+
+    @property
+    def keep(self) -> float:
+        return self.pruned.keep if self.pruned is not None else 1.0
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in ("keep", "weights", "bad points", "proved limit", "test"):
+            table.add_column(column, justify="right")
+        for level in self.path:
+            word = "passed" if level.passed else "failed"
+            table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", str(level.count), f"{level.limit:.4f}", word)
+        lines = [self.verdict]
+        if self.path:
+            lines.append(text_of(table))
+        if self.certificate is not None:
+            lines.append(self.certificate.sentence)
+        return "\n".join(lines)
+
+
+def prune_to(
+    model: nn.Module,
+    data: Data,
+    holdout: Any,
+    *,
+    epsilon: float | None = None,
+    max_accuracy_drop: float | None = None,
+    delta: float = 0.05,
+    confidence: float = 0.95,
+    method: Method = "sipp-hybrid",
+    levels: Sequence[float] | None = None,
+    seed: int = 0,
+    reduce: Reduce = "max",
+    norm_stats: NormStats = "running",
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    output: Output = None,
+    ledger: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+) -> PrunedTo:
+    """The sparsest network on the grid whose claim is certified on the holdout (T15), or the dense one, clearly said.
+
+    The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
+    `max_accuracy_drop`; both at the given confidence.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> best = sipp.prune_to(net, torch.rand(200, 8), torch.rand(500, 8), epsilon=0.5, method="wt")
+        >>> best.certificate.verdict, best.keep < 1, best.certificate.epsilon
+        ('certified', True, 0.5)
+    """
+    claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
+    grid = _checked_levels(levels)
+    _require_reusable(holdout)
+    check_model("dense", model)
+    if ledger is not None:
+        ledger_lines(ledger)
+    calibration = data if iter_is_new(data) else None
+    seen = None if calibration is None else survey(calibration, "calibration")
+    known = None if seen is None else known_points(batch for batch, _ in read_again(calibration, "calibration", seen))
+    points = survey(holdout, "holdout", known)
+    ranking = rank(
+        model,
+        data,
+        method=method,
+        seed=seed,
+        reduce=reduce,
+        norm_stats=norm_stats,
+        include=include,
+        exclude=exclude,
+        progress=progress,
+    )
+    walker = _Walker(ranking, output, seed, len(grid), claim)
+    start = 0 if seen is None else _start(walker, calibration, seen, grid)
+    if claim.n_needed > len(points.keys):
+        reason = f"refused: needs n >= {claim.n_needed}, the holdout has {len(points.keys)}"
+        return _none(ranking, grid, start, (), reason)
+    walker.check_independence(holdout)
+    use = _recorded(ledger, points, ranking)
+    path: list[Level] = []
+    with progress_bar("walking the levels", len(grid) - start, shown=progress) as advance:
+
+        def tests() -> Iterator[bool]:
+            for keep in grid[start:]:
+                path.append(walker.test(holdout, "holdout", points, keep))
+                advance(1)
+                yield path[-1].passed
+
+        n_passed = first_failure(tests())
+    if n_passed == 0:
+        return _none(ranking, grid, start, tuple(path), f"not certified: no level passes; {claim.words}")
+    pruned = cut(ranking, path[n_passed - 1].budget, seed=seed)
+    options: dict[str, Any] = {"confidence": confidence, "output": output, "calibration": calibration}
+    certificate: AnyCertificate
+    if epsilon is not None:
+        certificate = certify(ranking.model, pruned.model, holdout, delta=delta, epsilon=epsilon, **options)
+    else:
+        certificate = certify_accuracy(ranking.model, pruned.model, holdout, **options)
+    if certificate.data_hash != points.facts["data_hash"]:
+        raise changed("holdout")
+    if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
+        reason = f"not certified: the certificate contradicts the walk; {claim.words}"
+        return _none(ranking, grid, start, tuple(path), reason)
+    verdict = f"certified at keep {pruned.keep:.2%}: {claim.words}"
+    return PrunedTo(pruned.model, pruned, replace(certificate, **use), tuple(path), grid, start, verdict)
+
+
+def _recorded(ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking) -> dict[str, Any]:
+    """The fields of a certificate that tell of the ledger, after this look was written into it."""
+    facts = {**points.facts, "dense_hash": model_hash(ranking.model), "pruned_hash": None}
+    return record_use(ledger, facts, WALK, sketch_of(points.plain))
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """How a level is judged: what is measured of each point, and what the counts prove."""
+
+    measure: Callable[[Tensor, Tensor, Batch], Tensor]  # n x ... of a batch
+    judge: Callable[[Tensor], tuple[int, float, bool]]  # count, proved limit, passed
+    holds: Callable[[AnyCertificate], bool]  # whether a certificate's own numbers say the same
+    drops_padding: bool  # padding positions of the output are not compared
+    n_needed: int
+    words: str
+
+
+def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: float) -> _Claim:
+    if (epsilon is None) == (max_drop is None):
+        raise OptionError("give exactly one of epsilon (relative error of the output) and max_accuracy_drop")
+    if epsilon is not None:
+        check_share("delta", delta)
+        tolerance = check_number("epsilon", epsilon, least=0)
+
+        def judge_errors(ratios: Tensor) -> tuple[int, float, bool]:
+            count, n = int(n_violations(ratios, tolerance)), len(ratios)
+            allowed = k_allowed(n, delta, beta)
+            return count, upper_limit(count, n, beta), allowed is not None and count <= allowed
+
+        words = f"relative output error <= {epsilon:g} for all but {delta:.2%} of inputs, confidence {1 - beta:.2%}"
+
+        def holds_error(cert: AnyCertificate) -> bool:
+            return isinstance(cert, Certificate) and cert.verdict == "certified" and cert.epsilon <= tolerance
+
+        return _Claim(
+            lambda f, g, _: point_ratios(f, g), judge_errors, holds_error, True, points_needed(delta, beta), words
+        )
+    assert max_drop is not None
+    most = check_share("max_accuracy_drop", max_drop)
+
+    def judge_drop(outcomes: Tensor) -> tuple[int, float, bool]:
+        lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
+        n = len(outcomes)
+        if labelled not in (0, n):
+            raise DataError(f"{labelled} of {n} holdout points have labels; give labels throughout, or none")
+        count = lost if labelled else differ
+        limit = drop_limit(lost, gained, n, beta) if labelled else upper_limit(differ, n, beta)
+        return count, limit, limit <= most
+
+    words = f"accuracy drop <= {max_drop:.2%}, confidence {1 - beta:.2%}"
+
+    def holds_drop(cert: AnyCertificate) -> bool:
+        return isinstance(cert, AccuracyCertificate) and cert.drop_upper <= most
+
+    return _Claim(lambda f, g, batch: outcomes_of(f, g, batch, "auto"), judge_drop, holds_drop, False, 1, words)
+
+
+class _Walker:
+    """One copy of the network whose weights are set level by level; a point's dense output is computed once."""
+
+    def __init__(self, ranking: Ranking, output: Output, seed: int, n_levels: int, claim: _Claim) -> None:
+        self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
+        self.uncut = before_cut(ranking, n_cuts=n_levels)
+        self.sparse = copy_of(ranking.model)
+        self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
+        self.roles: set[str] = set()  # whose points were all met
+        self.has_positions: bool | None = None if claim.drops_padding else False
+
+    def check_independence(self, holdout: Any) -> None:
+        """Raises a ModelError where the dense output at a point of the first batch depends on anything else."""
+        batch = next(iter(holdout_batches(holdout)))
+        with scoring_mode(self.ranking.model, "running"):
+            whole = run_model(self.ranking.model, batch, self.output)
+            refuse_dependent("dense", self.ranking.model, batch, self.output, whole)
+
+    def test(self, data: Any, role: str, points: Survey, keep: float) -> Level:
+        """The verdict on one level; `points`: what the data held in its first pass."""
+        budget = budget_of(keep, self.ranking.n_weights)
+        write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed))
+        measured = []
+        with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
+            for batch, keys in read_again(data, role, points):
+                f, g = self._dense(batch, keys, role), run_model(self.sparse, batch, self.output)
+                if f.shape != g.shape:
+                    raise ModelError(f"{batch.where}: dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}")
+                if self.has_positions is None:
+                    self.has_positions = follows_positions(self.ranking.model, batch, self.output, f)
+                f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
+                measured.append(self.claim.measure(f, g, batch))
+        self.roles.add(role)
+        count, limit, passed = self.claim.judge(torch.cat(measured))
+        return Level(keep, budget, count, limit, passed)
+
+    def _dense(self, batch: Batch, keys: list[bytes], role: str) -> Tensor:
+        """The dense outputs of these points, found by content wherever the points came in the first pass."""
+        if batch.real_BT is not None:  # padded otherwise, an output has another shape
+            keys = keys_of(replace(batch, real_BT=None))
+        if all(key in self.dense_rows for key in keys):
+            return torch.stack([self.dense_rows[key] for key in keys])
+        f = run_model(self.ranking.model, batch, self.output)
+        if role not in self.roles:  # later on only padding is new, and would fill the memory
+            self.dense_rows.update(zip(keys, f))
+        return f
+
+
+def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...]) -> int:
+    """The level to start from: by bisection on the calibration data, some levels before the sparsest that passes.
+
+    The holdout is not looked at, so a bad start costs sparsity, never validity. With too few calibration points for a
+    test the walk starts at the first level.
+    """
+    low, high = 0, len(grid)  # level `low` passes (level 0 keeps everything), level `high` does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        passed = walker.test(data, "calibration", points, grid[middle]).passed
+        low, high = (middle, high) if passed else (low, middle)
+    return max(0, low - START_MARGIN)
+
+
+def _none(ranking: Ranking, grid: tuple[float, ...], start: int, path: tuple[Level, ...], verdict: str) -> PrunedTo:
+    return PrunedTo(ranking.model, None, None, path, grid, start, f"{verdict}; the dense network is returned")
+
+
+def _checked_levels(levels: Sequence[float] | None) -> tuple[float, ...]:
+    if levels is None:
+        return default_levels()
+    if not isinstance(levels, Sequence) or isinstance(levels, str | bytes):
+        raise OptionError(
+            f"levels is a {type(levels).__name__}, not a list of values of keep, such as (0.5, 0.25, 0.1)"
+        )
+    grid = tuple(check_number("levels", level, above=0) for level in levels)
+    if not grid or any(keep > 1 for keep in grid) or any(a <= b for a, b in itertools.pairwise(grid)):
+        raise OptionError(
+            "levels must be values of keep in (0, 1], falling from dense to sparse, such as (0.5, 0.25, 0.1)"
+        )
+    return grid
+
+
+def iter_is_new(data: Any) -> bool:
+    """Whether the data can be read more than once: a list, a loader, a tensor or a Dataset, not an iterator."""
+    return isinstance(data, Tensor) or not hasattr(data, "__next__")
+
+
+def _require_reusable(holdout: Any) -> None:
+    if not iter_is_new(holdout):
+        raise DataError(
+            "the holdout is an iterator, but is read once for every level: give a list, a loader or a tensor"
+        )

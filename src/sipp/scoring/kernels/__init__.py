@@ -1,0 +1,67 @@
+"""`max_times` and its relatives: a definition (reference), CPU (Numba), GPU (Triton), and the choice between them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from types import ModuleType
+from typing import Literal
+
+import numba
+import torch
+
+from sipp.checking import check_choice
+from sipp.errors import OptionError
+from sipp.scoring.kernels import reference
+
+Kernel = Literal["auto", "reference", "cpu", "gpu"]
+KERNELS: tuple[Kernel, ...] = ("auto", "reference", "cpu", "gpu")
+
+_log = logging.getLogger("sipp")
+
+
+def pick(kernel: Kernel, device: torch.device) -> ModuleType:
+    """The module whose functions run on `device`; an impossible choice raises."""
+    check_choice("kernel", kernel, KERNELS)
+    if kernel == "reference":
+        return reference
+    if kernel == "auto":
+        return _automatic(device.type)
+    if kernel == "cpu":
+        if device.type != "cpu":
+            raise OptionError(f"kernel='cpu' cannot run on {device}: move the model to the CPU or use kernel='auto'")
+        return _automatic("cpu")
+    if device.type != "cuda":
+        raise OptionError(f"kernel='gpu' cannot run on {device}: move the model to a CUDA device or use kernel='auto'")
+    try:
+        from sipp.scoring.kernels import gpu
+    except ImportError as error:
+        raise OptionError(f"kernel='gpu' needs Triton, which cannot be imported ({error}); use kernel='auto'") from None
+    return gpu
+
+
+def in_float64(kernel: ModuleType) -> ModuleType:
+    """The module that does a kernel's work where float32 has too little range."""
+    return getattr(kernel, "IN_FLOAT64", reference)
+
+
+@functools.cache
+def _automatic(device_type: str) -> ModuleType:
+    """The fastest module for a type of device; a slower substitute is announced once."""
+    if device_type == "cpu" and numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        _log.warning("NUMBA_DISABLE_JIT is set: nothing is compiled, the float64 reference runs, slower")
+        return reference
+    if device_type == "cpu":
+        from sipp.scoring.kernels.cpu import kernel as cpu
+
+        return cpu
+    if device_type == "cuda":
+        try:
+            from sipp.scoring.kernels import gpu
+
+            return gpu
+        except ImportError as error:
+            _log.warning("Triton cannot be imported (%s): the float64 reference runs on the GPU, slower", error)
+            return reference
+    _log.warning("no kernel is written for %s devices: the float64 reference runs there, slower", device_type)
+    return reference

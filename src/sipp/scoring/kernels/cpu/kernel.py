@@ -1,0 +1,352 @@
+"""The kernels on the CPU: float32, in loops compiled by Numba (`block_loops.py`), on as many threads as torch uses.
+
+`max_ratios` goes over the windows of a layer block by block: a block of patches is unfolded in the cache, its
+denominators, their reciprocals, the norms and the maxima follow at once, and nothing of the unfolded size ever
+reaches memory. A patch's ratios do not change when the patch is scaled (T2), so each is divided by its sum. Few
+products of an activation and a reciprocal can raise a maximum, and most are never computed (`skipping.py`).
+
+Threads are torch's own (`threads.py`) over compiled code that holds no lock, each with a fixed stretch of patches and
+maxima of its own, so results are the same bits in every run. Numba's own thread pool, not safe to share, is not
+used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache, reduce
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sipp.numerics import integers
+from sipp.scoring.kernels import door, reference
+from sipp.scoring.kernels.cpu import block_loops, double_precision, every_product, layer_loops, packing
+from sipp.scoring.kernels.cpu.every_product import MOST_WEIGHTS
+from sipp.scoring.kernels.cpu.threads import run_parallel
+from sipp.scoring.kernels.cpu.vector_code import BLOCK, LANES, PANEL, RANK
+
+FUSED = True  # has `max_ratios` and `mean_ratios`
+IN_FLOAT64 = double_precision
+SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
+N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
+
+_SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
+_log = logging.getLogger("sipp")
+
+
+def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
+    """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights.
+
+    Each is summed in the same order whatever stands beside it: the same bits for any chunk and any batch.
+    """
+    door.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
+    _announce()
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    n_patches = patches_GKP.shape[-1]
+    weights, patches = _packed(weight_GRK), _array(patches_GKP)
+    result = door.blank(2, n_groups, n_rows, n_patches)
+
+    stretches = _stretches(n_patches)
+    scratches = [(door.zeros(fan_in, BLOCK), door.zeros(2 * n_rows, BLOCK)) for _ in stretches]
+
+    def work(i: int) -> None:
+        a, d = scratches[i]
+        block_loops.sums(patches, weights, stretches[i], door.array(a), door.array(d), door.array(result))
+
+    run_parallel(work, len(stretches))
+    return result
+
+
+def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *, skip: bool = True) -> Tensor:
+    """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K.
+
+    With `skip=False` every product is computed; the result is the same, bit for bit.
+    """
+    door.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
+    _announce()
+    if _is_few(positive_GRK):
+        return every_product.max_times(_plain(patches_GKP), _plain(inverse_SGRP), positive_GRK.contiguous())
+    patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
+    none = door.zeros().expand_as(positive_GRK)
+
+    stretches = _stretches(patches.shape[-1])
+    bests = [_maxima(none) for _ in stretches]
+    scratches = [_scratch(positive_GRK) for _ in stretches]
+
+    def work(i: int) -> None:
+        block_loops.product(patches, inverse, signs, stretches[i], scratches[i], door.array(bests[i]), skip)
+
+    run_parallel(work, len(stretches))
+    return _joined(bests, positive_GRK)
+
+
+def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
+    """sum over the N patches of each point of the same products: B x G x R x K (T3), in the same order in any batch."""
+    return double_precision.sum_in_order(patches_GKBN, inverse_SGRBN, positive_GRK, torch.float32)
+
+
+def max_ratios(
+    windows: Tensor,
+    n_position_dims: int,
+    weight_GRK: Tensor,
+    *,
+    factors_TB: Tensor,
+    row_factors_GR: Tensor,
+    best_GRK: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """(max over patches of a_kp / D_rp and best, G x R x K;  ||Z^{st}(x)||^2, ||Z(x)||^2 of each point, Q x B float64).
+
+    `windows` is a float32 view (B, G, *positions, *fan_in); factors_TB[t, b] is the scale that brings point b to a
+    peak near 1, with the sign of t, or 0 where the point has no activation of that sign; row_factors_GR take the
+    scale of the weights out of the norms again; best_GRK holds the maxima so far: the better, the more is skipped.
+    """
+    best = door.Given("best_GRK", best_GRK, tuple(weight_GRK.shape))
+    layer, signs, squares_QP = _layer(
+        "max_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, best
+    )
+    is_few = _is_few(weight_GRK)
+
+    stretches = _stretches(squares_QP.shape[1])
+    bests = [_maxima(best_GRK) for _ in stretches]
+    scratches = [_scratch(weight_GRK) for _ in stretches]
+
+    def work(i: int) -> None:
+        squares = door.array(squares_QP, torch.float64)
+        layer_loops.scan(layer, signs, stretches[i], scratches[i], door.array(bests[i]), is_few, squares)
+
+    run_parallel(work, len(stretches))
+    return _joined(bests, weight_GRK), _by_point(squares_QP, factors_TB)
+
+
+def mean_ratios(
+    windows: Tensor,
+    n_position_dims: int,
+    weight_GRK: Tensor,
+    *,
+    factors_TB: Tensor,
+    row_factors_GR: Tensor,
+    counts_B: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same for `mean` (T3): the largest, over points and signs, of the mean of a_kp / D_rp over a point's patches.
+
+    Point b has counts_B[b] of them; others that its windows show are 0. They are summed in the same order whatever
+    stands beside them.
+    """
+    counts = door.Given("counts_B", counts_B, tuple(windows.shape[:1]), door.INTEGERS)
+    layer, signs, squares_QP = _layer(
+        "mean_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, counts
+    )
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    n_points = len(windows)
+    n_positions = squares_QP.shape[1] // n_points
+    shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
+
+    stretches = [_starts(first, last, n_positions) for first, last in _cuts(n_points, torch.get_num_threads())]
+    shape = (n_groups, fan_in, _padded(n_rows))
+    bests = [door.zeros(*shape) for _ in stretches]
+    totals = [door.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
+    scratches = [_scratch(weight_GRK) for _ in stretches]
+
+    def work(i: int) -> None:
+        given = (layer, signs, door.array(stretches[i], torch.int64), door.array(shares_B), scratches[i])
+        squares = door.array(squares_QP, torch.float64)
+        layer_loops.scan_means(*given, door.array(totals[i]), door.array(bests[i]), squares)
+
+    run_parallel(work, len(stretches))
+    mean_GRK = reduce(torch.maximum, bests)[..., :n_rows].transpose(1, 2).contiguous()
+    return mean_GRK, _by_point(squares_QP, factors_TB)
+
+
+def _layer(
+    where: str,
+    windows: Tensor,
+    n_position_dims: int,
+    weight_GRK: Tensor,
+    factors_TB: Tensor,
+    row_factors_GR: Tensor,
+    beside: door.Given,
+) -> tuple[layer_loops.Layer, np.ndarray, Tensor]:
+    """(What `layer_loops` reads, the signs, the squares of each patch to add to), once it and `beside` are checked."""
+    factors = {"factors_TB": factors_TB, "row_factors_GR": row_factors_GR}
+    door.check_ratios(where, windows, n_position_dims, weight_GRK, **factors, beside=beside)
+    _announce()
+    positions = _offsets(windows, range(2, 2 + n_position_dims))
+    fan = _offsets(windows, range(2 + n_position_dims, windows.ndim))
+    strides = (windows.stride(0), windows.stride(1))
+    rows = door.array(row_factors_GR.detach().contiguous(), torch.float64)
+    operands = _array(factors_TB), _packed(weight_GRK), rows
+    squares_QP = door.zeros(N_SQUARES, len(windows) * len(positions), dtype=torch.float64)
+    return (_flat(windows), strides, positions, fan, *operands), _signs(weight_GRK > 0), squares_QP
+
+
+def _by_point(squares_QP: Tensor, factors_TB: Tensor) -> Tensor:
+    """The squares of each point's patches together, its scale taken out."""
+    scale_B = factors_TB.abs().amax(0).double()
+    squares_QB = squares_QP.unflatten(1, (len(scale_B), -1)).sum(-1)
+    return torch.where(scale_B > 0, squares_QB / scale_B.square(), 0.0)
+
+
+def _starts(first: int, last: int, n_positions: int) -> Tensor:
+    """Where blocks of the patches of points first.. start, and the end: of whole points, or of parts of one."""
+    if n_positions <= BLOCK:
+        starts = integers(first, last, BLOCK // n_positions) * n_positions
+    else:
+        starts = (integers(first, last)[:, None] * n_positions + integers(0, n_positions, BLOCK)).flatten()
+    return torch.cat((starts, integers(last, last + 1) * n_positions))
+
+
+def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(lowest up to 0, highest from 0, smallest magnitude above 0 or infinity) of each line, in one reading.
+
+    A NaN makes the highest (or, with its sign bit set, the lowest) NaN. Other dtypes than float32 go the slow way.
+    """
+    door.check_lines("extremes", values_BN, device="cpu")
+    if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
+        return reference.extremes(values_BN)
+    _announce()
+    found = door.zeros(len(values_BN), 3, dtype=torch.int64)
+
+    stretches = _cuts(len(values_BN), _n_threads(values_BN))
+
+    def work(i: int) -> None:
+        lines = slice(*stretches[i])
+        bits = values_BN[lines].detach().numpy().view(np.int32)
+        packing.extremes(bits, door.array(found[lines], torch.int64))
+
+    run_parallel(work, len(stretches))
+    signed, unsigned, below = found.unbind(1)
+    highest = torch.where(signed > 0, signed, 0).to(torch.int32).view(torch.float32)
+    lowest = torch.where(unsigned > _SIGN_BIT, unsigned - 2 * _SIGN_BIT, 0).to(torch.int32).view(torch.float32)
+    smallest = (below + 1).clamp(max=_INFINITY_BITS).to(torch.int32).view(torch.float32)
+    return lowest, highest, smallest
+
+
+@cache
+def _announce() -> None:
+    _log.info("preparing the CPU kernels; the first time on a machine they are compiled, which takes half a minute")
+
+
+def _n_threads(values: Tensor) -> int:
+    """How many threads read through these values once."""
+    return torch.get_num_threads() if values.numel() >= SHARED_VALUES else 1
+
+
+def _cuts(n: int, n_parts: int) -> list[tuple[int, int]]:
+    """0..n cut into at most n_parts stretches of nearly the same length."""
+    cuts = [n * i // n_parts for i in range(n_parts + 1)]
+    return [(first, last) for first, last in pairwise(cuts) if last > first] or [(0, 0)]
+
+
+def _stretches(n_patches: int) -> list[tuple[int, int]]:
+    """The patches cut into one stretch of whole blocks for each of torch's threads."""
+    cuts = _cuts(-(-n_patches // BLOCK), torch.get_num_threads())
+    return [(first * BLOCK, min(last * BLOCK, n_patches)) for first, last in cuts]
+
+
+def _padded(n_rows: int) -> int:
+    """Rows in whole ranks."""
+    return -(-n_rows // RANK) * RANK
+
+
+def _by_ranks(work: Callable[[tuple[int, int]], None], weight_GRK: Tensor) -> None:
+    """Nothing; calls work(stretch) for stretches of whole ranks of rows, on threads where there is enough to do."""
+    n_rows = weight_GRK.shape[1]
+    cuts = _cuts(_padded(n_rows) // RANK, _n_threads(weight_GRK))
+    run_parallel(lambda i: work((cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows))), len(cuts))
+
+
+def _is_few(weight_GRK: Tensor) -> bool:
+    """Whether all products of a group are computed (`every_product.py`): to look for what can be skipped costs more."""
+    return weight_GRK.shape[1] * weight_GRK.shape[2] <= MOST_WEIGHTS
+
+
+def _maxima(best_GRK: Tensor) -> Tensor:
+    """The maxima so far as the loops of `block_loops` keep them: G x K x rows, in whole ranks or LANES of each."""
+    n_groups, n_rows, fan_in = best_GRK.shape
+    if _is_few(best_GRK):
+        lanes = door.zeros(n_groups, fan_in, n_rows, LANES)
+        lanes[..., 0] = best_GRK.transpose(1, 2)
+        return lanes.flatten(2)
+    ranks = door.zeros(n_groups, fan_in, _padded(n_rows))
+    ranks[..., :n_rows] = best_GRK.transpose(1, 2)
+    return ranks
+
+
+def _joined(bests: list[Tensor], weight_GRK: Tensor) -> Tensor:
+    """The largest of all threads' maxima, G x R x K."""
+    best, n_rows = reduce(torch.maximum, bests), weight_GRK.shape[1]
+    best_GKR = best.unflatten(2, (n_rows, LANES)).amax(-1) if _is_few(weight_GRK) else best[..., :n_rows]
+    return best_GKR.transpose(1, 2).contiguous()
+
+
+def _scratch(weight_GRK: Tensor) -> tuple[np.ndarray, ...]:
+    """a, d, z, sums, squares, turned, scales, floors, reach of `block_loops`: torch's memory, whose lines are aligned.
+
+    Only what no patch and no row will be written to is set to zero: the lines of padding.
+    """
+    _, n_rows, fan_in = weight_GRK.shape
+    n_ranks = _padded(n_rows) // RANK
+    a, d = door.blank(fan_in, BLOCK), door.blank(2 * RANK * n_ranks, BLOCK)
+    d[2 * n_rows :].zero_()
+    wide = door.blank(n_rows + 3, BLOCK, dtype=torch.float64)
+    z, squares = (door.array(part, torch.float64) for part in wide.split((n_rows, 3)))
+    turned, reach = door.blank(n_ranks, BLOCK, 2, RANK), door.blank(n_ranks, BLOCK)
+    scales, floors = door.blank(2, n_ranks, 2, RANK).unbind()
+    sums, rest = door.array(door.blank(BLOCK)), map(door.array, (turned, scales, floors, reach))
+    return door.array(a), door.array(d), z, sums, squares, *rest
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.float32).contiguous()
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return door.array(_plain(tensor))
+
+
+def _flat(windows: Tensor) -> np.ndarray:
+    """The memory that the windows view, as one line."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
+    return door.array(windows.detach().as_strided((span,), (1,)))
+
+
+def _offsets(windows: Tensor, dims: range) -> np.ndarray:
+    """Where the elements along these dimensions lie, in memory, after the first; the last dimension runs fastest."""
+    total = door.zeros(dtype=torch.int64)
+    for dim in dims:
+        total = total[..., None] + integers(0, windows.shape[dim]) * windows.stride(dim)
+    return door.array(total.flatten(), torch.int64)
+
+
+def _signs(positive_GRK: Tensor) -> np.ndarray:
+    """RANK bits for every column and rank of rows, set where the weight is positive: G x K x ranks."""
+    n_groups, n_rows, fan_in = positive_GRK.shape
+    signs = door.array(door.blank(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16), torch.int16)
+    positive = door.array(positive_GRK.contiguous().view(torch.uint8), torch.uint8)
+    _by_ranks(lambda ranks: packing.pack_signs(positive, signs, ranks), positive_GRK)
+    return signs
+
+
+def _packed(weight_GRK: Tensor) -> block_loops.Packed:
+    """The weights as `block_loops.denominators` reads them."""
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    panels = np.array(_panels(n_rows), np.int64)
+    n_panels = len(panels) - 1
+    magnitudes = door.array(door.blank(n_groups, n_rows * fan_in))
+    places = door.array(door.blank(n_groups, n_panels, fan_in, dtype=torch.int32), torch.int32)
+    n_chunks = -(-fan_in // block_loops.SUM_BLOCK)
+    ends = door.array(door.blank(n_groups, n_panels, n_chunks, 2**PANEL, dtype=torch.int32), torch.int32)
+    weight, cuts = _array(weight_GRK), _cuts(n_panels, _n_threads(weight_GRK))
+    run_parallel(lambda i: packing.pack(weight, panels, magnitudes, places, ends, cuts[i]), len(cuts))
+    return panels, magnitudes, places, ends
+
+
+def _panels(n_rows: int) -> list[int]:
+    """Where panels of PANEL rows start, and the end; two of two rows end better than one of three and one of one."""
+    starts = list(range(0, n_rows, PANEL))
+    if n_rows % PANEL == 1 and n_rows > 1:
+        starts[-1] -= 1
+    return [*starts, n_rows]

@@ -1,7 +1,0 @@
-"""Training with masks held, the two pipelines of the paper, and runs that can be stopped and resumed."""
-
-from sipp.train.feed import Feed
-from sipp.train.loop import Accuracy, EpochRow, Hyper, TrainState, evaluate, new_state, train
-from sipp.train.schedule import Schedule, rate
-
-__all__ = ["Accuracy", "EpochRow", "Feed", "Hyper", "Schedule", "TrainState", "evaluate", "new_state", "rate", "train"]

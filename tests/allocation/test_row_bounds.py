@@ -1,0 +1,172 @@
+"""T5-T7: the bounds of a row, and draws against weights kept, compared with the oracle and at their extremes."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import budget as oracle
+
+from sipp.allocation.row_bounds import draws_for, eps_det, eps_rand, expected_kept, largest_in_rows
+from sipp.errors import DataError, OptionError
+
+C, ETA, DELTA = 3.0, 1000, 1e-16
+
+
+def some_rows(seed: int, n_rows: int = 12, fan_in: int = 40, power: float = 3.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.rand(n_rows, fan_in, dtype=torch.float64, generator=generator) ** power
+    rows[:, ::9] = 0.0
+    rows[0] = 0.0  # a row without sensitivity
+    rows[1, 1:] = 0.0
+    rows[1, 0] = 0.5  # a row with one weight
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_eps_det_is_the_tail_of_the_sorted_row(dtype: torch.dtype) -> None:
+    rows = some_rows(0).to(dtype)
+    given = rows.clone()
+    for kept in (0, 1, 7, 39, 40):
+        found = eps_det(rows, torch.full((12,), kept), c_constant=C)
+        assert found.dtype == torch.float64
+        expected = [oracle.eps_det(row, kept, C) for row in rows.numpy()]
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-13, atol=0)
+    assert torch.equal(rows, given)
+
+
+def test_eps_det_adds_up_the_tail_itself() -> None:
+    row = torch.tensor([[1.0, 1e-20, 1e-20, 3e-20]], dtype=torch.float64)  # a difference of sums would say 0
+    assert eps_det(row, torch.tensor([1]), c_constant=C).item() == pytest.approx(3 * 5e-20, rel=1e-12)
+
+
+def test_eps_rand_is_the_formula() -> None:
+    for total in (0.7, 1.0, 40.0):
+        for n_draws in (1.0, 13.5, 1e4, 2.0**40):
+            total_F = torch.tensor([total], dtype=torch.float64)
+            found = eps_rand(total_F, torch.tensor([n_draws]), n_outputs=ETA, delta=DELTA, c_constant=C).item()
+            assert found == pytest.approx(oracle.eps_rand(total, n_draws, ETA, DELTA, C), rel=1e-12)
+
+
+def test_eps_rand_at_its_ends() -> None:
+    def bound(total: float, n_draws: float, delta: float = DELTA) -> float:
+        total_F = torch.tensor([total], dtype=torch.float64)
+        n_draws_F = torch.tensor([n_draws], dtype=torch.float64)
+        return eps_rand(total_F, n_draws_F, n_outputs=10**9, delta=delta, c_constant=C).item()
+
+    assert bound(1.0, 0.0) == math.inf  # no draws, no claim
+    assert bound(0.0, 0.0) == bound(0.0, 5.0) == bound(0.0, math.inf) == 0.0
+    assert bound(1.0, math.inf) == 0.0
+    assert 0.0 < bound(1.0, 1e308) < 1e-100
+    assert bound(1e300, 1e-300) > 1e300
+    assert math.isfinite(bound(1.0, 1e-200))
+    assert not math.isnan(bound(5e-324, 5e-324, delta=1e-300))
+
+
+def test_a_smaller_delta_never_tightens_and_more_never_loosens() -> None:
+    rows = some_rows(1)
+    total = rows.sum(1)
+    kept = torch.arange(41)[:, None].expand(-1, 12)
+    by_kept = torch.stack([eps_det(rows, m, c_constant=C) for m in kept])
+    assert (by_kept.diff(dim=0) <= 0).all()
+    by_draws_kept = torch.stack(
+        [eps_rand(total, draws_for(rows, m), n_outputs=ETA, delta=DELTA, c_constant=C) for m in kept]
+    )
+    assert all((after <= before).all() for before, after in itertools.pairwise(by_draws_kept))
+    draws = torch.logspace(0, 12, 12, dtype=torch.float64)
+    by_delta = torch.stack([eps_rand(total, draws, n_outputs=ETA, delta=10.0**-k, c_constant=C) for k in range(1, 17)])
+    assert (by_delta[:, 1:].diff(dim=0) > 0).all()
+    assert (eps_rand(total, 2 * draws, n_outputs=ETA, delta=DELTA, c_constant=C) <= by_delta[-1]).all()
+
+
+def test_draws_for_is_the_inverse_found_by_bisection() -> None:
+    for seed, power in ((2, 1.0), (3, 3.0), (4, 10.0), (5, 0.2)):
+        rows = some_rows(seed, n_rows=8, fan_in=30, power=power)
+        caps = (rows > 0).sum(1)
+        for kept in (1, 2, 9, 20, 25, 26):
+            m = torch.minimum(torch.full((8,), kept), caps)
+            found = draws_for(rows, m)
+            for i in range(8):
+                row, target = rows[i].numpy(), int(m[i])
+                expected = oracle.draws_for(row, target)
+                more = oracle.expected_kept(row, 1.001 * expected) - target  # next to nothing on a plateau of U
+                accuracy = max(1e-9, 1e-17 * target / more) if 0 < expected < math.inf else 0.0
+                assert found[i].item() == pytest.approx(expected, rel=accuracy)
+
+
+def test_draws_for_and_expected_kept_at_their_ends() -> None:
+    rows = torch.tensor(
+        [
+            [1.0, 1.0, 1.0, 1.0],
+            [1.0, 1e-12, 1e-12, 0.0],
+            [1.0, 0.0, 0.0, 0.0],
+            [0.0] * 4,
+            [1.0, 1e-300, 1e-300, 1e-300],
+        ],
+        dtype=torch.float64,
+    )
+    never = torch.full((5,), math.inf)
+    assert expected_kept(rows, never).tolist() == [4, 3, 1, 0, 4]
+    assert expected_kept(rows, torch.zeros(5)).tolist() == [0] * 5
+    assert expected_kept(rows, torch.ones(5))[:3].tolist() == pytest.approx([1, 1, 1], rel=1e-15)
+    assert draws_for(rows, torch.zeros(5)).tolist() == [0] * 5
+    assert draws_for(rows, torch.full((5,), 4)).tolist() == [math.inf] * 5
+    found = draws_for(rows, torch.tensor([2, 2, 0, 0, 3]))
+    assert found[0].item() == pytest.approx(math.log(0.5) / math.log(0.75), rel=1e-12)
+    # Two of three equal, very rare weights beside a certain one: 1 + 2 (1 - e^-Nq) = 2.
+    assert found[1].item() == pytest.approx(math.log(2.0) / 1e-12, rel=1e-9)
+    assert 1e299 < found[4].item() < math.inf  # huge, but never infinite below the cap: that would claim eps = 0
+    extreme = torch.tensor([[1.0, 5e-324, 5e-324]], dtype=torch.float64)
+    assert math.isfinite(draws_for(extreme, torch.tensor([2])).item())
+
+
+def test_draws_for_handles_parts_of_a_weight() -> None:
+    rows = some_rows(6, n_rows=4)[2:]
+    for kept in (1e-6, 0.3, 0.999, 12.5):
+        m = torch.full((2,), kept, dtype=torch.float64)
+        torch.testing.assert_close(expected_kept(rows, draws_for(rows, m)), m, rtol=1e-11, atol=0)
+
+
+def test_expected_kept_is_what_draws_hit_on_average() -> None:
+    rng = np.random.default_rng(7)
+    row = rng.random(12) ** 3
+    n_draws, n_runs = 15, 4000
+    hits = rng.multinomial(n_draws, row / row.sum(), size=n_runs)
+    different = (hits > 0).sum(1)
+    expected = expected_kept(torch.from_numpy(row)[None], torch.tensor([float(n_draws)])).item()
+    z = (different.mean() - expected) / (different.std() / math.sqrt(n_runs))
+    assert abs(z) < 3.5
+    assert abs((different.mean() - expected - 0.2) / (different.std() / math.sqrt(n_runs))) > 3.5  # the test can fail
+
+
+def test_largest_in_rows_breaks_ties_by_column() -> None:
+    values = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
+    mask = largest_in_rows(values, torch.tensor([2, 3, 0]))
+    assert mask.tolist() == [[False, True, True, False, False], [True, True, True, False, False], [False] * 5]
+
+
+def test_bad_input_is_refused_with_a_way_out() -> None:
+    good, m = torch.rand(2, 3), torch.tensor([1, 2])
+    for bad in (
+        torch.tensor([[math.nan, 1.0, 1.0]] * 2),
+        torch.tensor([[-1.0, 1, 1]] * 2),
+        torch.rand(2, 3) * math.inf,
+    ):
+        with pytest.raises(DataError, match="outside"):
+            eps_det(bad, m, c_constant=C)
+    with pytest.raises(DataError, match="float32 or float64 matrix"):
+        draws_for(torch.rand(3), m)
+    with pytest.raises(OptionError, match="one number for each of 2 rows"):
+        draws_for(good, torch.tensor([1]))
+    with pytest.raises(OptionError, match="between 0 and 3"):
+        eps_det(good, torch.tensor([1, 4]), c_constant=C)
+    for options in ({"delta": 0.0}, {"delta": 1.0}, {"n_outputs": 0}, {"c_constant": 0.0}, {"c_constant": math.inf}):
+        with pytest.raises(OptionError, match=next(iter(options))):
+            eps_rand(good.sum(1), m, **({"n_outputs": 1, "delta": 0.5, "c_constant": C} | options))
+
+
+def test_no_rows_is_no_fault() -> None:
+    nothing, none = torch.zeros(0, 4), torch.zeros(0)
+    assert eps_det(nothing, none.long(), c_constant=C).shape == draws_for(nothing, none).shape == (0,)
+    assert expected_kept(nothing, none).shape == (0,)

@@ -1,0 +1,367 @@
+"""The assumption of T4 made visible: against brute force, by hand, and what it must not do."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from oracles import assumption as oracle
+from oracles import sensitivity as patches_oracle
+from oracles.sensitivity import f64
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from sipp.bounds.assumption import Assumption, check_assumption
+from sipp.errors import DataError, ModelError, OptionError
+
+Seen = dict[str, tuple[int, int, int]]
+N_CALIBRATION, N_HOLDOUT = 3, 5
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normal values."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def seeded(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """The module with standard normal parameters."""
+    with torch.no_grad():
+        for i, parameter in enumerate(module.to(dtype).parameters()):
+            parameter.copy_(randn(*parameter.shape, seed=100 + i, dtype=dtype))
+    return module
+
+
+def linear(weight: list[list[float]]) -> nn.Linear:
+    """A Linear with the given rows and no bias."""
+    module = nn.Linear(len(weight[0]), len(weight), bias=False)
+    module.weight = nn.Parameter(torch.tensor(weight))
+    return module
+
+
+def counts(seen: Assumption) -> Seen:
+    """{weight: (holding, failures, pairs)}."""
+    return {layer.name: (layer.n_holding, layer.es_failures, layer.n_pairs) for layer in seen.layers}
+
+
+# --- Against brute force ---------------------------------------------------------------------------------------------
+
+Rows = dict[str, list[oracle.Row]]
+
+
+class Twice(nn.Module):
+    """One module called twice, on several vectors a point and on one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(torch.tanh(self.f(x)).mean(1))
+
+
+def linear_case() -> tuple[nn.Module, Tensor, Tensor, Rows]:
+    model = seeded(nn.Linear(6, 3))
+    x, y = randn(N_CALIBRATION, 2, 6), randn(N_HOLDOUT, 2, 6, seed=1)
+    y[0, 0, 0], model.weight.data[1, 1] = 0.0, 0.0  # pairs that do not count
+    points = [patches_oracle.linear_points(data) for data in (x, y)]
+    return model, x, y, {"weight": oracle.rows_of(f64(model.weight), *points)}
+
+
+def mlp_case() -> tuple[nn.Module, Tensor, Tensor, Rows]:
+    model = seeded(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
+    x, y = randn(N_CALIBRATION, 3), randn(N_HOLDOUT, 3, seed=1)
+    with torch.no_grad():
+        hidden = [model[:2](data) for data in (x, y)]
+    return (
+        model,
+        x,
+        y,
+        {
+            "0.weight": oracle.rows_of(f64(model[0].weight), *map(patches_oracle.linear_points, (x, y))),
+            "2.weight": oracle.rows_of(f64(model[2].weight), *map(patches_oracle.linear_points, hidden)),
+        },
+    )
+
+
+def conv_case() -> tuple[nn.Module, Tensor, Tensor, Rows]:
+    conv = seeded(nn.Conv2d(4, 6, (2, 1), stride=2, padding=1, groups=2))
+    x, y = randn(N_CALIBRATION, 4, 3, 4), randn(N_HOLDOUT, 4, 3, 4, seed=1)
+    by_group = [patches_oracle.conv_points(conv, data) for data in (x, y)]
+    filters = f64(conv.weight).reshape(6, -1)
+    return conv, x, y, {"weight": [(w, by_group[0][i // 3], by_group[1][i // 3]) for i, w in enumerate(filters)]}
+
+
+def lstm_case() -> tuple[nn.Module, Tensor, Tensor, Rows]:
+    lstm = seeded(nn.LSTM(4, 3, batch_first=True))
+    x, y = randn(N_CALIBRATION, 3, 4), randn(N_HOLDOUT, 3, 4, seed=1)
+    on_x, on_y = (patches_oracle.recurrent_points(lstm, list(f64(data)))[0] for data in (x, y))
+    return lstm, x, y, {name: oracle.rows_of(f64(getattr(lstm, name)), on_x[name], on_y[name]) for name in on_x}
+
+
+def twice_case() -> tuple[nn.Module, Tensor, Tensor, Rows]:
+    model = seeded(Twice())
+    x, y = randn(N_CALIBRATION, 3, 6), randn(N_HOLDOUT, 3, 6, seed=1)
+    with torch.no_grad():
+        hidden = [torch.tanh(model.f(data)).mean(1) for data in (x, y)]
+    points = [
+        patches_oracle.union(patches_oracle.linear_points(data), patches_oracle.linear_points(inner))
+        for data, inner in zip((x, y), hidden)
+    ]
+    return model, x, y, {"f.weight": oracle.rows_of(f64(model.f.weight), *points)}
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Tensor, Tensor, Rows]]] = {
+    "linear": linear_case,
+    "mlp": mlp_case,
+    "conv": conv_case,
+    "lstm": lstm_case,
+    "twice": twice_case,
+}
+
+
+@pytest.mark.parametrize(("c_constant", "k_constant"), [(1.0, 3.0), (1.5, 1.0), (6.0, 0.5)])
+@pytest.mark.parametrize("case", CASES)
+def test_equals_brute_force(case: str, c_constant: float, k_constant: float) -> None:
+    model, x, y, rows = CASES[case]()
+    expected = {name: oracle.look(of_name, c_constant, k_constant) for name, of_name in rows.items()}
+    seen = check_assumption(model, [x[:2], x[2:]], [y], c_constant=c_constant, k_constant=k_constant)
+    assert counts(seen) == expected
+    assert [layer.n_weights for layer in seen.layers] == [p.numel() for n, p in model.named_parameters() if n in rows]
+    for layer in seen.layers:
+        assert layer.share_holding == layer.n_holding / layer.n_weights
+        assert layer.es_failure_share == layer.es_failures / layer.n_pairs
+    assert counts(dataclasses.replace(seen, layers=(seen.total,))) == {
+        "all": tuple(map(sum, zip(*expected.values(), strict=True)))
+    }
+
+
+def test_brute_force_sees_something() -> None:
+    """The comparison above is of numbers that are not all 0 or all: some weights hold, some pairs fail."""
+    for make in CASES.values():
+        rows = [row for of_name in make()[3].values() for row in of_name]
+        n_weights = sum(len(w) for w, _, _ in rows)
+        assert 0 < oracle.look(rows, 1.5, 1.0)[0] < n_weights
+        _, n_failures, n_pairs = oracle.look(rows, 1.0, 3.0)
+        assert 0 < n_failures < n_pairs
+
+
+def test_attention_counts_each_block_of_rows_with_its_own_patches() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.a(x, y, y.flip(1))[0]
+
+    model = seeded(Attends())
+    batches = [{"x": randn(n, 2, 4, seed=n), "y": randn(n, 3, 4, seed=10 + n)} for n in (N_CALIBRATION, N_HOLDOUT)]
+    on_x, on_y = (
+        patches_oracle.attention_points(
+            model.a, *(patches_oracle.linear_points(z) for z in (b["x"], b["y"], b["y"].flip(1)))
+        )[0]
+        for b in batches
+    )
+    packed = [
+        row
+        for letter, block in zip("qkv", patches_oracle.attention_weights(model.a))
+        for row in oracle.rows_of(block, on_x[letter], on_y[letter])
+    ]
+    out = oracle.rows_of(f64(model.a.out_proj.weight), on_x["out"], on_y["out"])
+    seen = check_assumption(model, batches[:1], batches[1:], c_constant=1.0)
+    assert counts(seen) == {
+        "a.in_proj_weight": oracle.look(packed, 1.0, 3.0),
+        "a.out_proj.weight": oracle.look(out, 1.0, 3.0),
+    }
+
+
+@pytest.mark.parametrize("case", ["conv", "lstm"])
+def test_chunks_and_batches_change_nothing(case: str) -> None:
+    model, x, y, _ = CASES[case]()
+    whole = check_assumption(model, [x], [y], c_constant=1.0)
+    assert whole.total.es_failures
+    assert check_assumption(model, list(x.split(1)), list(y.split(3)), c_constant=1.0, chunk_bytes=1) == whole
+
+
+# --- By hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_of_exactly_one_over_c_does_not_exceed_it() -> None:
+    """Three equal products of a row: each ratio is 1/3, which float32 rounds up."""
+    x = torch.ones(4, 3)
+    assert check_assumption(linear([[1.0, 1.0, 1.0]]), x).total.n_holding == 0
+    assert check_assumption(linear([[1.0, 1.0, 1.0]]), x, c_constant=3.01).total.n_holding == 3
+
+
+@pytest.mark.parametrize(("n_above", "n", "holds"), [(1, 7, False), (2, 8, False), (2, 7, True), (8, 8, True)])
+def test_how_often_is_often_enough(n_above: int, n: int, holds: bool) -> None:
+    """1 - exp(-1/3) is 28.3 %, more than 2/8 and less than 2/7: the second weight is above 1/3 on every point."""
+    x = torch.tensor([[1.0, 1.0]] * n_above + [[1.0, 9.0]] * (n - n_above))
+    seen = check_assumption(linear([[1.0, 1.0]]), x)
+    assert seen.share_needed == pytest.approx(1 - math.exp(-1 / 3))
+    assert seen.total.share_holding == (1.0 if holds else 0.5)
+    assert seen.plausible is holds
+
+
+def test_a_weight_never_active_on_the_calibration_points_fails() -> None:
+    """s = (1, 0): each held-out patch that meets the second weight breaks the inequality there, whatever C."""
+    x = torch.tensor([[1.0, 0.0], [2.0, 0.0]])
+    held_out = torch.tensor([[1.0, 1e-6], [1.0, 0.0], [0.0, 0.0], [0.0, -5.0]])
+    seen = check_assumption(linear([[1.0, 1.0]]), x, held_out, c_constant=1e6)
+    assert counts(seen) == {"weight": (1, 2, 4)}
+    assert seen.total.es_failure_share == 0.5
+
+
+def test_where_every_weight_holds_no_holdout_can_break_the_inequality() -> None:
+    held_out = 10.0 ** (5 * randn(50, 2, dtype=torch.float32))
+    seen = check_assumption(linear([[1.0, 2.0], [3.0, 3.0]]), torch.ones(2, 2), held_out, c_constant=4)
+    assert seen.plausible and seen.total.es_failures == 0 and seen.total.n_pairs == 200
+
+
+# --- The calibration points as the holdout ---------------------------------------------------------------------------
+
+WIDE = {
+    "linear": (lambda: nn.Linear(2000, 3), (2000,)),
+    "mlp": (lambda: nn.Sequential(nn.Linear(50, 200), nn.ReLU(), nn.Linear(200, 10)), (50,)),
+    "conv": (lambda: nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, groups=2)), (8, 7, 7)),
+    "lstm": (lambda: nn.LSTM(6, 12, batch_first=True), (9, 6)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:TF32")  # torch's own, on leaving the flags as they were
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", WIDE)
+def test_no_calibration_point_breaks_the_inequality_at_c_1(name: str, dtype: torch.dtype) -> None:
+    """s_j is the largest ratio of these very points; for C = 1/2 the largest itself fails, so the check can be red."""
+    make, shape = WIDE[name]
+    model, x = seeded(make(), dtype), randn(6, *shape, dtype=dtype)
+    with torch.backends.mkldnn.flags(enabled=False):  # oneDNN lacks primitives for these on some processors
+        assert check_assumption(model, [x], [x[:1], x[1:]], c_constant=1.0).total.es_failures == 0
+        assert check_assumption(model, [x], [x], c_constant=0.5).total.es_failures > 0
+
+
+def test_ratios_that_float32_cannot_hold_are_no_failures() -> None:
+    """The second ratios run from 1e-44 to 1e-42: float32 keeps two digits of them, and must not make failures of it."""
+    x = torch.stack([torch.ones(12), torch.logspace(-24, -22, 12)], dim=1)
+    for point in x.split(1):
+        assert check_assumption(linear([[1.0, 1e-20]]), point, point, c_constant=1.0).total.es_failures == 0
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e9, 2.0**-600, 2.0**600])
+def test_scales_change_nothing(factor: float) -> None:
+    """Also where a product of weight and activation leaves the range of float64."""
+    model, x, y, _ = linear_case()
+    before = check_assumption(model, [x], [y], c_constant=1.0)
+    assert before.total.es_failures
+    model.weight.data *= factor
+    assert check_assumption(model, [x * factor], [y * factor], c_constant=1.0) == before
+
+
+# --- Kinds of data, and what is left as it was -----------------------------------------------------------------------
+
+
+def test_every_form_of_batch() -> None:
+    model, x, y, _ = mlp_case()
+    expected = check_assumption(model, x, y, c_constant=1.0)
+    labels = torch.arange(len(x))
+    once: Iterator[Tensor] = iter([x[:2], x[2:]])
+    for data in ([(x, labels)], [{"input": x}], once, torch.utils.data.TensorDataset(x, labels)):
+        assert check_assumption(model, data, [{"input": y}], c_constant=1.0) == expected
+    assert check_assumption(model, x).n_holdout == 0
+    few = check_assumption(model, x, y, n_points=3, n_holdout=2)
+    assert (few.n_calibration, few.n_holdout) == (3, 2)
+
+
+def test_packed_sequences_are_cut_into_their_points() -> None:
+    lstm, x, _, _ = lstm_case()
+    lengths = [2, 3, 1]
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    alone = [x[i : i + 1, :n] for i, n in enumerate(lengths)]
+    seen = check_assumption(lstm, [packed], [packed], c_constant=1.0)
+    assert seen == check_assumption(lstm, alone, alone, c_constant=1.0)
+    assert seen.n_calibration == 3 and seen.total.es_failures == 0
+
+
+def test_choosing_layers() -> None:
+    model, x, y, _ = mlp_case()
+    assert list(counts(check_assumption(model, x, y, include="0"))) == ["0.weight"]
+    assert list(counts(check_assumption(model, x, y, exclude="0"))) == ["2.weight"]
+
+
+def test_model_and_data_are_left_as_they_were() -> None:
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2))
+    seeded(model, torch.float32).train()
+    model[3].eval()
+    model[1].weight.grad = torch.ones(4, 3)
+    x, rng = randn(6, 3, dtype=torch.float32), torch.get_rng_state()
+    before, modes, copy = {k: v.clone() for k, v in model.state_dict().items()}, [m.training for m in model], x.clone()
+    check_assumption(model, [x], [x])
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert [m.training for m in model] == modes and torch.equal(x, copy) and torch.equal(torch.get_rng_state(), rng)
+    assert not any(m._forward_pre_hooks for m in model) and torch.equal(model[1].weight.grad, torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("norm_stats", ["running", "batch"])
+def test_batch_statistics_make_it_speak_of_batches(norm_stats: str) -> None:
+    model = seeded(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)))
+    x = randn(6, 3)
+    seen = check_assumption(model, [x[:4], x[4:]], [x[:4]], norm_stats=norm_stats, c_constant=1.0)
+    expected = ("points", 6, 4) if norm_stats == "running" else ("batches", 2, 1)
+    assert (seen.unit, seen.n_calibration, seen.n_holdout) == expected
+    assert seen.total.es_failures == 0
+
+
+class Sometimes(nn.Module):
+    """A branch for points with a positive first coordinate and another for the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.g = linear([[1.0, 1.0]]), linear([[1.0, 2.0]])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(x) if x[0, 0] > 0 else self.g(x)
+
+
+def test_a_layer_that_some_points_do_not_reach() -> None:
+    """g is met by one point of four only: too rarely for either weight of it."""
+    x = torch.tensor([[1.0, 1.0], [2.0, 2.0], [1.0, 1.0], [-1.0, 1.0]])
+    assert counts(check_assumption(Sometimes(), x, x)) == {"f.weight": (2, 0, 6), "g.weight": (0, 0, 2)}
+    with pytest.raises(ModelError, match=r"no input reached g\.weight"):
+        check_assumption(Sometimes(), x[:3], x)
+
+
+# --- Refusals and words ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["c_constant", "k_constant"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_refuses_constants_that_mean_nothing(option: str, value: float) -> None:
+    with pytest.raises(OptionError, match=option):
+        check_assumption(nn.Linear(2, 1), torch.ones(2, 2), **{option: value})
+
+
+def test_refuses_values_that_are_not_finite_and_names_them() -> None:
+    x = torch.ones(3, 2)
+    with pytest.raises(DataError, match="holdout batch 1"):
+        check_assumption(nn.Linear(2, 1), x, [x, x * math.nan])
+    model = nn.Sequential(linear([[3e38, 3e38]]), linear([[1.0]]))
+    with pytest.raises(DataError, match=r"holdout batch 0, point 2: the inputs that reach 1\.weight"):
+        check_assumption(model, x * 0, [torch.tensor([[0.0, 0.0], [0.1, 0.1], [1.0, 1.0]])])
+
+
+def test_words() -> None:
+    x = randn(20, 30, dtype=torch.float32)
+    wide = check_assumption(seeded(nn.Linear(30, 7), torch.float32), x[:10], x[10:])
+    text = str(wide)
+    assert f"does not look plausible on this data: {wide.total.n_holding} of 210 weights" in text
+    assert "nearly always fails for a fan-in above a few" in text and "T5-T12" in text and "T14" in text
+    assert f"failed for {wide.total.es_failures} of 2,100 (patch, weight) pairs on 10 held-out points" in text
+    assert all(layer.name in text for layer in wide.layers)
+    held = str(check_assumption(linear([[1.0, 1.0]]), torch.ones(4, 2)))
+    assert "looks plausible on this data: 2 of 2 weights" in held and "nearly always" not in held
+    assert "was not looked at: give a holdout" in held
+    narrow = str(check_assumption(linear([[1.0, 9.0]]), torch.ones(4, 2), torch.zeros(1, 2)))
+    assert "does not look plausible" in narrow and "nearly always" not in narrow and "0 of 0 (patch" in narrow

@@ -1,0 +1,372 @@
+"""What is promised of any mask and new values (T17), where T4 is refuted, and with a measured constant (T19)."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import bounds as oracle
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import sipp
+from sipp.allocation.row_bounds import draws_for, eps_det, eps_given, eps_rand, expected_kept
+from sipp.bounds.network import LEAST_OF_ROW, coverage, floored
+from sipp.errors import ModelError, OptionError
+from sipp.inputs.apart import MOST_APART, hold_back
+from sipp.inputs.batches import batches_of
+from sipp.pruning.entry import rank
+from sipp.pruning.sparse_rows import RAND, sparsify
+
+
+def mlp(sizes: tuple[int, ...] = (5, 7, 3), seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers = [module for a, b in itertools.pairwise(sizes) for module in (nn.Linear(a, b), nn.Tanh())]
+    return nn.Sequential(*layers[:-1])
+
+
+def points(n: int, n_in: int = 5, seed: int = 0) -> Tensor:
+    return torch.rand(n, n_in, generator=torch.Generator().manual_seed(seed)) - 0.3
+
+
+def arrays(model: nn.Module) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    return [m.weight.detach().double().numpy() for m in linears], [m.bias.detach().double().numpy() for m in linears]
+
+
+class ReluNet(nn.Sequential):
+    """As the oracle computes it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        super().__init__(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+
+
+# --- T17 -------------------------------------------------------------------------------------------------------------
+
+
+def test_t17_by_hand() -> None:
+    weight = torch.tensor([[1.0, 2.0, 4.0, 0.0], [1.0, 2.0, 4.0, 0.0], [1.0, 2.0, 4.0, 0.0]])
+    sensitivity = torch.tensor([[0.1, 0.2, 0.7, 0.0]]).expand(3, 4)
+    values = torch.tensor([[0.0, 2.0, 5.0, 0.0], [1.0, -2.0, 4.0, 0.0], [1.0, 2.0, 4.0, 0.5]])
+    eps = eps_given(weight, values, sensitivity, c_constant=3.0)
+    assert eps[:2].tolist() == pytest.approx([3 * (0.1 + 0.25 * 0.7), 3 * 2 * 0.2], rel=1e-7)
+    assert eps[2] == math.inf
+    assert eps_given(weight, values * math.nan, sensitivity, c_constant=3.0).isinf().all()
+
+
+@pytest.mark.parametrize("method", ["wt", "random", "snip"])
+def test_a_baseline_with_data_has_the_statement_of_any_mask(method: str) -> None:
+    model, x = ReluNet(), points(60)
+    data = [(x[:40], torch.zeros(40).long()), (x[40:], torch.ones(20).long())]
+    pruned = sipp.prune(model, data, keep=0.6, method=method)
+    scores = oracle.sensitivities(*arrays(model), x.double().numpy())
+    for layer, score, mask in zip(pruned.layers, scores, pruned.masks.values()):
+        np.testing.assert_allclose(layer.eps_F.numpy(), 3 * np.where(mask.numpy(), 0, score).sum(1), rtol=1e-5)
+        assert layer.bound == layer.eps * layer.sign_complexity and layer.eps_measured is not None
+        assert layer.strategies == {}
+    assert pruned.guarantee is not None and pruned.bound.epsilon is not None and pruned.measured.c_constant is not None
+
+
+def test_without_data_or_with_an_iterator_that_is_used_up_the_reason_is_said() -> None:
+    without = sipp.prune(mlp(), None, keep=0.5, method="wt")
+    assert without.guarantee is None and without.measured is None and "give some" in without.bound.reason
+    once = iter([(points(60), torch.zeros(60).long())])
+    assert "used up" in sipp.prune(mlp(), once, keep=0.5, method="snip").bound.reason
+    assert sipp.prune(mlp(), iter([points(60)]), keep=0.5, method="wt").guarantee is not None
+
+
+def test_rankings_for_training_score_no_baseline_and_split_nothing() -> None:
+    assert rank(mlp(), points(60), method="wt").scores is None
+    scores = rank(mlp(), points(60), method="sipp-det").scores
+    assert scores.n_apart is None and scores.layers[0].first_FK is None
+
+
+def test_assess_gives_what_prune_gives_for_the_same_weights() -> None:
+    model, x = mlp(), points(80)
+    for method in ("sipp-det", "wt"):
+        pruned = sipp.prune(model, x, keep=0.5, method=method)
+        for given in (pruned.model, pruned.masks):
+            judged = sipp.assess(model, given, x)
+            assert judged.method == "given" and judged.kept == pruned.kept == judged.budget
+            assert [layer.eps for layer in judged.layers] == pytest.approx([layer.eps for layer in pruned.layers])
+            assert judged.bound.epsilon == pytest.approx(pruned.bound.epsilon) and str(judged.guarantee) == str(
+                pruned.guarantee
+            )
+            assert judged.measured.epsilon == pytest.approx(pruned.measured.epsilon)
+            assert all(torch.equal(judged.masks[name], mask) for name, mask in pruned.masks.items())
+
+
+def test_assess_of_repaired_and_of_revived_weights() -> None:
+    model, x = mlp(), points(80)
+    repaired = copy.deepcopy(model)
+    with torch.no_grad():
+        model[0].weight[0, 0] = 0
+        repaired[0].weight[0, 0] = 0
+        repaired[0].weight[1] *= 1.5
+    judged = sipp.assess(model, repaired, x)
+    sensitivity = sipp.sensitivity(model, x)["0.weight"]
+    assert judged.layers[0].eps_F[1] == pytest.approx(3 * 0.5 * float(sensitivity[1].double().sum()), rel=1e-6)
+    assert judged.layers[0].eps_F[0] == 0 and judged.layers[1].eps == 0
+    with torch.no_grad():
+        repaired[0].weight[0, 0] = 1.0
+    revived = sipp.assess(model, repaired, x)
+    assert revived.layers[0].eps == math.inf and not revived.bound.met
+    assert "was 0 and is not any more" in revived.guarantee.reason
+    with torch.no_grad():
+        repaired[0].weight[0, 0] = 0.0
+        repaired[2].bias += 1
+    moved = sipp.assess(model, repaired, x, c_constant=1e4, delta=0.1)
+    assert "2.bias differs" in moved.bound.reason and moved.measured.epsilon is None
+
+
+def test_assess_refuses_by_name() -> None:
+    model, x = mlp(), points(40)
+    for masks, word in (
+        ({"7.weight": torch.ones(7, 5).bool()}, "7.weight"),
+        ({"0.weight": torch.ones(5, 7).bool()}, r"\(7, 5\)"),
+        ({"0.weight": [True]}, "list"),
+        ({"0.weight": torch.full((7, 5), 0.5)}, "0 and 1"),
+    ):
+        with pytest.raises(ModelError, match=word):
+            sipp.assess(model, masks, x)
+    with pytest.raises(ModelError, match="shapes"):
+        sipp.assess(model, mlp((5, 8, 3)), x)
+    masked = copy.deepcopy(model)
+    torch_prune.l1_unstructured(masked[0], "weight", amount=0.4)
+    with pytest.raises(ModelError, match="remove"):
+        sipp.assess(model, masked, x)
+    assert sipp.assess(model, {"0.weight": masked[0].weight_mask}, x).kept == 35 - 14 + 21
+    with pytest.raises(ModelError, match="str"):
+        sipp.assess(model, "masks", x)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="holdout"):
+        sipp.assess(model, model, x, bound="sound")
+    assert sipp.assess(model, model, x, bound="sound", holdout=points(30, seed=1)).bound.epsilon == 0
+
+
+# --- T4: what the data refutes, and what counts as a point -----------------------------------------------------------
+
+
+def test_an_assumption_that_the_data_refutes_is_contradicted_never_met() -> None:
+    """One row of 30 equal inputs: every ratio is 1/30 < 1/3 at every point."""
+    model = nn.Linear(30, 1, bias=False)
+    nn.init.ones_(model.weight)
+    x = torch.ones(400, 30) * torch.linspace(1, 2, 400)[:, None]
+    pruned = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1)
+    found = pruned.guarantee
+    assert (found.verdict, found.n_refuting, found.n_weights) == ("contradicted by the data", 30, 30)
+    assert not found.met and not pruned.bound.met and found.n >= found.n_needed
+    assert "more than 1/C = 0.333 of its row's sum, and 30 of 30 never did in 400 points" in found.reason
+    enough = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1, c_constant=31.0)
+    assert enough.guarantee.met and enough.bound.met and enough.guarantee.n_refuting == 0
+    few = sipp.prune(model, x[:20], keep=0.5, method="sipp-det", delta=0.1)
+    assert few.guarantee.verdict == "not met"  # exp(-20/3) is not small enough to refute anything
+    # one weight in a thousand may stay below 1/C by chance as long as so many would be expected to
+    assert not replace(found, n_weights=1000, n_refuting=1, n=30).contradicted
+    assert replace(found, n_weights=1000, n_refuting=1, n=45).contradicted
+
+
+def test_one_point_repeated_is_one_point() -> None:
+    x = points(1).expand(500, 5)
+    pruned = sipp.prune(mlp(), x, keep=0.5, method="sipp-det", delta=0.1, c_constant=1e6)
+    assert pruned.guarantee.n == 1 and "equal ones counted once" in pruned.guarantee.reason
+    assert pruned.guarantee.layers.share == pytest.approx(0.95) and pruned.measured.c_constant is None
+    batches = [points(8)] * 50
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    assert sipp.prune(model, batches, keep=0.9, norm_stats="batch", method="sipp-det").guarantee.n == 1
+    sound = sipp.prune(mlp(), x, keep=0.9, bound="sound")
+    assert sound.bound.coverage.n == 0 and not sound.bound.met
+    lstm, sequence = nn.LSTM(5, 3, batch_first=True), torch.rand(3, 4, 5)
+    packed = pack_padded_sequence(sequence, [4, 3, 2], batch_first=True)
+    assert rank(lstm, [packed, packed], method="sipp-det").scores.n_distinct == 3
+
+
+@pytest.mark.parametrize("method", ["sipp-det", "sipp-hybrid", "sipp-simple", "wt"])
+def test_theory_takes_as_many_points_as_the_method_needs(method: str) -> None:
+    x = points(400)
+    pruned = sipp.prune(mlp(), x, keep=0.5, method=method, n_points="theory", c_constant=1e6, draws="fixed")
+    assert pruned.guarantee.n == pruned.guarantee.n_needed and pruned.guarantee.met, pruned.guarantee
+    factor = 16 if method == "sipp-simple" else 8  # T4; eta = 7 + 3 outputs, rho = 7
+    assert pruned.guarantee.n == math.ceil(3 * math.log(factor * 10 * 7 / 1e-16))
+    assert sipp.sample_size(mlp(), x[:1], method=method) == pruned.guarantee.n
+
+
+# --- T8: fixed draws and the budget ----------------------------------------------------------------------------------
+
+
+def test_fixed_draws_keep_at_most_the_budget_in_expectation() -> None:
+    rng = torch.Generator().manual_seed(0)
+    weight, sensitivity = torch.rand(40, 60, generator=rng) + 0.1, torch.rand(40, 60, generator=rng) ** 3 + 1e-3
+    kept = torch.arange(40) % 30 + 1
+    options: dict[str, Any] = {"method": "rand", "n_outputs": 40, "delta": 0.1, "c_constant": 3.0}
+    rows = sparsify(weight, sensitivity, kept, draws="fixed", generator=rng, **options)
+    expected = expected_kept(sensitivity, rows.n_draws_F)
+    more = expected_kept(sensitivity, rows.n_draws_F + 1)
+    assert bool((expected <= kept * (1 + 1e-9)).all()) and bool((more > kept).all())  # the most draws that keep it
+    totals = [
+        int(sparsify(weight, sensitivity, kept, draws="fixed", generator=rng, **options).mask_FK.sum())
+        for _ in range(200)
+    ]
+    assert np.mean(totals) <= int(kept.sum())
+    assert max(totals) > float(expected.sum())  # a number that varies: it is not promised for every draw
+    torch.manual_seed(0)
+    pruned = sipp.prune(nn.Linear(60, 40), torch.rand(50, 60), budget=600, method="sipp-rand", draws="fixed")
+    assert pruned.kept != 600 and "at most that on average" in str(pruned)
+
+
+def test_hybrid_rows_take_the_smaller_bound_of_the_draws_they_get() -> None:
+    """Many rows near the tie: a number of draws rounded down must not make the sampled bound the larger one."""
+    rng = torch.Generator().manual_seed(1)
+    weight, sensitivity = torch.rand(2000, 40, generator=rng) + 0.1, torch.rand(2000, 40, generator=rng) + 0.5
+    sensitivity[:, 4:] *= torch.logspace(0, -2, 2000)[:, None]
+    kept = torch.full((2000,), 8)
+    options: dict[str, Any] = {"n_outputs": 1, "delta": 0.9, "c_constant": 0.3}
+    rows = sparsify(weight, sensitivity, kept, method="hybrid", draws="fixed", generator=rng, **options)
+    n_draws = draws_for(sensitivity, kept).add(1e-9).floor()
+    least = torch.minimum(
+        eps_det(sensitivity, kept, c_constant=0.3), eps_rand(sensitivity.double().sum(1), n_draws, **options)
+    )
+    torch.testing.assert_close(rows.eps_F, least, rtol=1e-9, atol=0)
+    assert 100 < int((rows.strategy_F == RAND).sum()) < 1900
+
+
+# --- T19 -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_measured_constant_is_that_of_the_definition() -> None:
+    """Point by point, row by row: the largest g_j(x) / s_j, s_j on the first points and floored."""
+    model, x = ReluNet(3), points(50, seed=4) + 0.35
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.abs_()  # every input counts at every point, so that no ratio is 1
+    pruned = sipp.prune(model, [x[:17], x[17:45], x[45:]], keep=0.5, method="wt")
+    n_apart = 50 // 4
+    weights, biases = arrays(model)
+    first = oracle.sensitivities(weights, biases, x[:-n_apart].double().numpy())
+    limits = []
+    for score in first:
+        most = score.max(1, keepdims=True)
+        limits.append(np.maximum(score, LEAST_OF_ROW * np.where(most > 0, most, 1.0)))
+    ratios = [
+        max(float((g / limit).max()) for g, limit in zip(oracle.sensitivities(weights, biases, one[None]), limits))
+        for one in x[-n_apart:].double().numpy()
+    ]
+    found = pruned.measured
+    assert found.n == n_apart and found.share == pytest.approx(1 - 0.05 ** (1 / n_apart))
+    assert found.c_constant == pytest.approx(max(ratios), rel=1e-4) and max(ratios) > 1.01
+    for layer, limit, mask in zip(pruned.layers, limits, pruned.masks.values()):
+        lost = np.where(mask.numpy(), 0, limit).sum(1)
+        assert layer.eps_measured == pytest.approx(float(lost.max()) * found.c_constant, rel=1e-5)
+
+
+def test_splitting_changes_no_score() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5))
+    x = torch.rand(90, 2, 6, 6)
+    for data in (x, list(x.split(7)), iter(x.split(25))):
+        split = rank(model, data, method="sipp-det", statements=True, kernel="reference")
+        whole = rank(model, list(x.split(90)), method="sipp-det", kernel="reference")
+        assert split.scores.n_apart == 22
+        for one, other in zip(split.ranks, whole.ranks):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    tensor = [rank(model, x, method="sipp-det", statements=s, kernel="reference") for s in (True, False)]
+    assert all(torch.equal(a, b) for a, b in zip(tensor[0].ranks, tensor[1].ranks))
+
+
+@pytest.mark.parametrize("sizes", [(200,), (7,) * 30, (1, 90, 3, 60, 2), (64, 64), (3,)])
+def test_the_last_points_are_held_back_whatever_the_batches(sizes: tuple[int, ...]) -> None:
+    x = torch.arange(sum(sizes)).float()[:, None]
+    held = list(hold_back(batches_of(list(x.split(list(sizes))))))
+    first = torch.cat([batch.args[0][:n] for batch, n in held])
+    last = torch.cat([batch.args[0][n:] for batch, n in held])
+    assert len(last) == min(MOST_APART, len(x) // 4)
+    assert torch.equal(torch.cat([first, last]), x) and [b.n_points for b, _ in held] == list(sizes)
+
+
+def test_a_loader_that_reuses_its_memory_is_read_in_time() -> None:
+    def reusing() -> Any:
+        buffer = torch.empty(10, 5)
+        for part in x.split(10):
+            yield buffer.copy_(part)
+
+    model, x = mlp(), points(80)
+    a, b = (rank(model, data, method="sipp-det", statements=True) for data in (reusing(), list(x.split(10))))
+    assert all(torch.equal(one, other) for one, other in zip(a.ranks, b.ranks)) and a.scores.n_distinct == 80
+
+
+def test_where_nothing_is_measured_the_reason_is_said() -> None:
+    def reason(model: nn.Module, x: Any, **options: Any) -> str:
+        found = sipp.prune(model, x, keep=0.9, method="sipp-det", **options)
+        assert found.measured.c_constant is None and all(layer.eps_measured is None for layer in found.layers)
+        return found.measured.reason
+
+    normed = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    assert "mean" in reason(mlp(), points(80), reduce="mean")
+    assert "batch statistics" in reason(normed, [points(8, seed=i) for i in range(9)], norm_stats="batch")
+    assert "too few points: 4 of 16" in reason(mlp(), points(16))
+    assert "too few points: 0 of 80" in reason(mlp(), points(1).expand(80, 5))
+
+
+def test_words_of_both_constants_in_print_and_record() -> None:
+    from sipp.cli.pruned_record import pruned_record, statements
+
+    pruned = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.5, method="sipp-det")
+    text = str(pruned)
+    assert "contradicted by the data" in text and text.index("what it costs") < text.index("measured:")
+    assert "all but 4.58 % keep every row within its measured eps, 95 % sure" in " ".join(text.split())
+    assert "1e-16" not in str(pruned.measured) and "with probability" not in text
+    assert pruned.bound.coverage == coverage(300, 2, 0.95)
+    record = pruned_record(pruned)
+    assert record["conditions"]["verdict"] == "contradicted by the data"
+    assert record["measured"]["c_constant"] == pruned.measured.c_constant
+    assert record["bound"]["coverage"]["q"] == 2 and record["bound"]["met"] is False
+    assert any(line.startswith("measured:") for line in statements(pruned))
+
+
+def test_shares_and_chances_of_error_of_two_statements_add_up() -> None:
+    """T19 with T18: layers rest on C and on Delta, the network on C and on one maximum a layer."""
+    model, x = mlp(), points(300)
+    found = sipp.prune(model, x, keep=0.9, method="sipp-det", confidence=0.97).measured
+    rows, delta, network = (coverage(n, q, 0.97).share for n, q in ((64, 1), (300, 1), (300, 2)))
+    assert found.share == rows and found.layers_share == pytest.approx(rows + delta)
+    assert found.network_share == pytest.approx(rows + network)
+    assert found.joint_confidence == pytest.approx(0.94)
+    scores = rank(model, x, method="sipp-det", statements=True, confidence=0.97).scores
+    quotients = [(one.apart_FK.double() / floored(one)).max() for one in scores.layers]
+    assert found.c_constant == pytest.approx(float(max(quotients)), rel=1e-4)
+    assert found.c_constant > float(max(quotients))  # what float32 may have lost is on the safe side
+
+
+@pytest.mark.parametrize("scale", [1e180, 1e-180])
+def test_norms_beyond_the_range_of_float64_make_no_claim_stronger(scale: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False)).double()
+    pruned = sipp.prune(model, torch.randn(200, 6).double() * scale, keep=0.5, method="sipp-det", delta=0.1)
+    assert all(layer.bound == math.inf for layer in pruned.layers if layer.eps)
+    assert not pruned.bound.met and pruned.measured.epsilon is None
+
+
+def test_network_statements_name_their_share() -> None:
+    model, x = mlp(), points(200)
+    options: dict[str, Any] = {"keep": 0.8, "method": "sipp-det", "c_constant": 1e6, "delta": 0.1}
+    alone = sipp.prune(model, x, **options)
+    held = sipp.prune(model, x, holdout=points(100, seed=9), **options)
+    shared = sipp.prune(model, x, holdout=torch.cat([x, points(100, seed=9)]), **options)
+    assert alone.bound.met and held.bound.met
+    assert (alone.bound.coverage.q, alone.bound.coverage.n) == (2, 200)
+    assert (held.bound.coverage.q, held.bound.coverage.n) == (1, 100) == (1, shared.bound.coverage.n)
+    assert held.bound.epsilon <= shared.bound.epsilon <= alone.bound.epsilon * (1 + 1e-12)
+    few = sipp.prune(model, x, holdout=points(3, seed=9), **options)
+    assert not few.bound.met and "T18" in few.bound.reason
+    for value in (0.0, 1.0, math.nan):
+        with pytest.raises(OptionError, match="confidence"):
+            sipp.prune(model, x, keep=0.5, confidence=value)
+    untouched = sipp.prune(model, x, **{**options, "keep": 1.0})
+    assert untouched.bound.epsilon == 0.0 and "nothing was removed" in str(untouched)

@@ -1,0 +1,256 @@
+"""What a certificate compares: outputs of their points alone, positions that are what they seem; every look counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.certificates.claims import certify, certify_accuracy
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.batches import batches_of
+from sipp.inputs.independence import allowed_between
+
+N = 100
+
+
+def points(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- outputs that depend on the batch
+
+
+class ByTheBatch(nn.Module):
+    """1000, and a small number that the mean of the batch decides."""
+
+    def __init__(self, size: float, first: float = 1000.0) -> None:
+        super().__init__()
+        self.size, self.first = size, first
+
+    def forward(self, x: Tensor) -> Tensor:
+        small = self.size * (x.mean() > 0).to(x.dtype).expand(len(x))
+        return torch.stack([torch.full_like(small, self.first), small], dim=1)
+
+
+def mixed(n: int, seed: int = 0) -> Tensor:
+    """Points whose mean is above 0 and whose last ones are below."""
+    x = points(n, 4, seed=seed).abs()
+    x[-8:] *= -0.01
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_small_part_of_the_output_that_depends_on_the_batch_is_found(dtype: torch.dtype) -> None:
+    with pytest.raises(ModelError, match="depends on the other points of its batch"):
+        certify(ByTheBatch(2.0), ByTheBatch(0.0), [mixed(N).to(dtype)], epsilon=1e-3)
+
+
+def test_a_coordinate_is_compared_with_its_own_size_where_rounding_is_coarse() -> None:
+    """In float16 the norm of the whole output hides a part of 1/200, the coordinate does not."""
+    with pytest.raises(ModelError, match="depends on the other points of its batch"):
+        certify(ByTheBatch(5.0), ByTheBatch(5.0), [mixed(N).half()], epsilon=0.5)
+
+
+def test_what_may_differ_is_less_than_what_is_claimed() -> None:
+    batch = next(batches_of([mixed(N).half()]))
+    net = nn.Linear(4, 2).half()
+    assert allowed_between(net, batch) == 8 * 2**-10
+    assert allowed_between(net, batch, 0.5) == 8 * 2**-10
+    wide = next(batches_of([mixed(N)]))
+    assert allowed_between(nn.Linear(4, 2), wide) == 1.5e-5
+    assert allowed_between(nn.Linear(4, 2), wide, 1e-5) == 1e-5
+    assert 0 < allowed_between(nn.Linear(4, 2), wide, 0.0) < 1e-5
+    with pytest.raises(ModelError, match=r"not change by more than epsilon = 1e-05"):
+        certify(ByTheBatch(1.2e-2, 1000.0), ByTheBatch(0.0), [mixed(N)], epsilon=1e-5)
+
+
+def test_small_outputs_that_are_differences_of_large_ones_are_fine() -> None:
+    """Rounding is relative to what was added up, not to what is left of it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 1))
+    for seed in range(20):
+        assert certify(net, net, [points(300, 200, seed=seed)]).epsilon == 0
+
+
+@pytest.mark.parametrize("sizes", [[1, N - 2, 1], [1, 1, N - 4, 1, 1], [30, N - 31, 1]])
+def test_the_largest_batch_is_tried(sizes: list[int]) -> None:
+    """Batches of one point, at the beginning and the end, show nothing."""
+    x = torch.cat([mixed(n, seed=i) if n > 30 else -points(n, 4).abs() for i, n in enumerate(sizes)])
+    with pytest.raises(ModelError, match=r"depends on the other points of its batch"):
+        certify(ByTheBatch(2.0), ByTheBatch(0.0), list(x.split(sizes)), epsilon=1e-3)
+
+
+# ---- positions of the output
+
+
+class Tokens(nn.Module):
+    """Numbers at positions, which attention looks away from where they are padding; then put in another order."""
+
+    def __init__(self, order: str, zeroed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(50, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.order, self.zeroed = order, zeroed
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        real = attention_mask.bool()
+        hidden = self.layer(self.embed(input_ids), src_key_padding_mask=~real)
+        hidden = hidden * real[..., None] if self.zeroed else hidden
+        if self.order == "flipped":
+            return hidden.flip(1)
+        if self.order == "rolled":
+            return hidden.roll(3, 1)
+        if self.order == "swapped":
+            return hidden[:, [1, 5, 2, 3, 4, 0, *range(6, hidden.shape[1])]] if hidden.shape[1] > 5 else hidden
+        return hidden
+
+
+class Nothing(nn.Module):
+    """0 where the network gives what lies at real positions of the output; what it gives elsewhere is right."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        out = self.net(input_ids, attention_mask)
+        return out * attention_mask.bool()[..., None]
+
+
+def sentences(to: int = 12, left: bool = False) -> dict[str, Tensor]:
+    ids = torch.randint(1, 50, (N, to), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(to) < 2 + torch.arange(N)[:, None] % 3).long()
+    return {"input_ids": ids.flip(1) if left else ids, "attention_mask": mask.flip(1) if left else mask}
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+@pytest.mark.parametrize("order", ["flipped", "rolled", "swapped"])
+def test_padding_is_not_cut_where_positions_are_not_those_of_the_input(order: str, zeroed: bool) -> None:
+    net = Tokens(order, zeroed)
+    cert = certify(net, Nothing(net), [sentences()], epsilon=0.01)
+    assert cert.verdict != "certified" and cert.violations > 0
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_padding_is_cut_where_they_are(zeroed: bool, left: bool) -> None:
+    net = Tokens("as it is", zeroed)
+    cert = certify(net, Nothing(net), [sentences(left=left)], epsilon=0.01)
+    assert cert.verdict == "certified" and cert.violations == 0
+
+
+# ---- looks that end half-way
+
+
+class Stop(BaseException):
+    pass
+
+
+def test_a_function_that_sees_both_outputs_leaves_a_line(tmp_path: Path) -> None:
+    net, other = nn.Linear(4, 2), nn.Linear(4, 2)
+    for error in (Stop, ValueError):
+        kept: list[Any] = []
+
+        def output(out: Tensor, kept: list[Any] = kept, error: type[BaseException] = error) -> Tensor:
+            kept.append(out)
+            if len(kept) == 2:
+                raise error
+            return out
+
+        with pytest.raises((Stop, OptionError)):
+            certify(net, other, points(N, 4), output=output, ledger=tmp_path / "uses")
+    lines = [json.loads(line) for line in (tmp_path / "uses").read_text().splitlines()]
+    assert [line["n"] for line in lines] == [N, N]
+    assert certify(net, other, points(N, 4), ledger=tmp_path / "uses").prior_uses == 2
+
+
+# ---- what has no values, no length, no names
+
+
+class Own:
+    """Data whose __len__ or __iter__ does not do what it should."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __len__(self) -> int:
+        if self.fault == "len":
+            raise RuntimeError("no length")
+        return -1
+
+    def __iter__(self) -> Any:
+        if self.fault == "iter":
+            raise RuntimeError("no way")
+        return 5 if self.fault == "no iterator" else iter([points(N, 4)])
+
+
+class Unsized(torch.utils.data.Dataset[Tensor]):
+    def __getitem__(self, index: int) -> Tensor:
+        return points(4)
+
+
+NET = nn.Linear(4, 2)
+REFUSED: dict[str, tuple[Any, str]] = {
+    "float8": (points(N, 4).to(torch.float8_e4m3fn), r"numbers of 8 bits .*x\.float\(\)"),
+    "float8 batches": ([points(N, 4).to(torch.float8_e5m2)], "numbers of 8 bits"),
+    "a number as a name": ([{0: points(N, 4)}], "a dict with the key 0"),
+    "iter": (Own("iter"), "its __iter__ fails"),
+    "no iterator": (Own("no iterator"), "its __iter__ fails"),
+    "no length": (Unsized(), "does not tell its length"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_data_that_cannot_be_read_is_refused(case: str) -> None:
+    data, words = REFUSED[case]
+    for call in (
+        lambda: certify(NET, NET, data),
+        lambda: certify_accuracy(NET, NET, data),
+        lambda: sipp.prune(NET, data, keep=0.5),
+        lambda: certify(NET, NET, points(N, 4), calibration=data),
+    ):
+        with pytest.raises(DataError, match=words):
+            call()
+
+
+@pytest.mark.parametrize("fault", ["len", "negative length"])
+def test_a_length_that_cannot_be_told_is_none(fault: str) -> None:
+    assert certify(NET, NET, Own(fault)).n == N
+
+
+def test_networks_without_values_are_refused() -> None:
+    for call in (certify, certify_accuracy):
+        for pair in ((nn.LazyLinear(2), NET), (NET, nn.LazyLinear(2))):
+            with pytest.raises(ModelError, match=r"(dense|pruned): weight has no shape yet"):
+                call(*pair, points(N, 4))
+        with pytest.raises(ModelError, match="pruned: weight is on the meta device"):
+            call(NET, nn.Linear(4, 2, device="meta"), points(N, 4))
+
+
+def test_a_negative_view_is_the_points_it_shows() -> None:
+    view = torch._neg_view(points(N, 4))
+    assert certify(NET, NET, view).data_hash == certify(NET, NET, -points(N, 4)).data_hash
+    with pytest.raises(DataError, match="also calibration points"):
+        certify(NET, NET, [-points(N, 4)], calibration=view)
+
+
+def test_an_output_of_several_tensors_names_them() -> None:
+    class Answers(nn.Module):
+        def __init__(self, kind: type) -> None:
+            super().__init__()
+            self.kind = kind
+
+        def forward(self, x: Tensor) -> Any:
+            return {"hidden": x, "logits": x} if self.kind is dict else (None, x)
+
+    with pytest.raises(ModelError, match=r"a dict with 'hidden', 'logits' \(for example output='logits'\)"):
+        certify(Answers(dict), Answers(dict), points(N, 4))
+    with pytest.raises(ModelError, match=r"a tuple of 2 \(for example output=1\)"):
+        certify(Answers(tuple), Answers(tuple), points(N, 4))

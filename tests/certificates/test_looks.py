@@ -1,0 +1,272 @@
+"""Every look at a holdout is one of the same points, and is in the ledger whatever came of it (FAULTS 36, 37)."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import sipp
+from sipp.certificates.claims import certify, certify_accuracy
+from sipp.errors import DataError
+from sipp.inputs.pointkeys import SKETCH_SIZE
+from sipp.pruning.tolerance import PrunedTo, prune_to
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rows die on sparse levels
+        yield
+
+
+def points(n: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def classifier() -> nn.Module:
+    """A network whose class is the largest of the first four inputs: pruning it hard loses nearly everything."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+    x = points(4000, seed=99)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for step in range(150):
+        part = x[step % 8 * 500 :][:500]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(part), part[:, :4].argmax(1)).backward()
+        optimizer.step()
+    return model
+
+
+MODEL = classifier()
+
+
+def loader(x: Tensor, **options: Any) -> DataLoader:
+    """A shuffling loader with a generator of its own."""
+    labels = x[:, :4].argmax(1)
+    return DataLoader(TensorDataset(x, labels), 50, shuffle=True, generator=torch.Generator().manual_seed(0), **options)
+
+
+def accuracy(model: nn.Module, seed: int = 7) -> float:
+    x = points(5000, seed)
+    with torch.no_grad():
+        return float((model.eval()(x).argmax(1) == x[:, :4].argmax(1)).float().mean())
+
+
+def walk(holdout: Any, data: Any = None, **options: Any) -> PrunedTo:
+    data = points(100, 1) if data is None else data
+    return prune_to(MODEL, data, holdout, **{"max_accuracy_drop": 0.05, "method": "wt", **options})
+
+
+# ---- the same points in every pass
+
+
+@pytest.mark.parametrize("goal", [{"max_accuracy_drop": 0.05}, {"max_accuracy_drop": None, "epsilon": 0.5}])
+def test_a_loader_that_shuffles_gives_what_the_list_gives(goal: dict[str, Any]) -> None:
+    x = points(510, 2)
+    fixed = walk([(x, x[:, :4].argmax(1))], **goal)
+    moving = walk(loader(x), data=loader(points(100, 1)), **goal)
+    assert moving.path == fixed.path and moving.keep == fixed.keep < 1
+    assert moving.certificate.data_hash == fixed.certificate.data_hash
+    if "epsilon" not in goal:
+        assert accuracy(MODEL) - accuracy(moving.model) <= 0.05 and moving.certificate.drop_upper <= 0.05
+
+
+def test_outputs_matched_by_position_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk then passes nearly every level, but the certificate contradicts it: nothing is certified."""
+    walker = prune_to.__globals__["_Walker"]
+    rows: list[Tensor] = []
+
+    def by_position(self: Any, batch: Any, keys: list[bytes], role: str) -> Tensor:
+        if role == "calibration":
+            return original(self, batch, keys, role)
+        while len(rows) <= batch.index:
+            rows.append(original(self, batch, keys, role))
+        return rows[batch.index]
+
+    original = walker._dense
+    monkeypatch.setattr(walker, "_dense", by_position)
+    best = walk(loader(points(500, 2)))
+    assert best.path[-2].passed and best.path[-2].keep < 0.1  # with other labels the dense network seems worthless
+    assert best.pruned is None and best.certificate is None and "contradicts" in best.verdict
+    assert "dense network is returned" in str(best)
+
+
+class Augmented(Dataset):
+    """Points that come with fresh noise each time they are read, or with fresh labels."""
+
+    def __init__(self, x: Tensor, labels: bool) -> None:
+        self.x, self.labels = x, labels
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        if self.labels:
+            return self.x[i], int(torch.randint(0, 4, ()))
+        return self.x[i] + 0.01 * torch.randn(16), 0
+
+
+class Counted:
+    """Gives so many batches more (or fewer) every time it is read."""
+
+    def __init__(self, x: Tensor, step: int) -> None:
+        self.batches, self.step, self.n = list(x.split(20)), step, 12
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.n += self.step
+        return iter(self.batches[: self.n])
+
+
+CHANGING: dict[str, Any] = {
+    "augmented": lambda x: Augmented(x, labels=False),
+    "labels drawn anew": lambda x: Augmented(x, labels=True),
+    "shuffled, last batch dropped": lambda x: loader(x, drop_last=True),
+    "fewer each time": lambda x: Counted(x, -1),
+    "more each time": lambda x: Counted(x, 1),
+}
+
+
+@pytest.mark.parametrize("case", CHANGING)
+def test_data_that_changes_between_two_passes_is_refused(case: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the holdout data changed between two passes.*shuffling alone is fine"):
+        walk(CHANGING[case](points(520, 2)), ledger=tmp_path / "uses")
+    with pytest.raises(DataError, match=r"the calibration data changed between two passes"):
+        walk(points(300, 2), data=CHANGING[case](points(520, 1)), ledger=tmp_path / "uses")
+    assert len((tmp_path / "uses").read_text().splitlines()) == 1  # the second had not got that far
+
+
+# ---- the ledger
+
+
+def lines(ledger: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ledger.read_text().splitlines()]
+
+
+def test_a_walk_that_certifies_nothing_is_a_look(tmp_path: Path) -> None:
+    ledger, x = tmp_path / "uses", points(300, 2)
+    failed = walk(x, max_accuracy_drop=0.001, levels=(0.5, 0.1), ledger=ledger)
+    assert failed.pruned is None and len(lines(ledger)) == 1
+    assert certify(MODEL, MODEL, x, ledger=ledger).prior_uses == 1
+
+
+def test_a_walk_and_its_certificate_are_one_look(tmp_path: Path) -> None:
+    ledger, x = tmp_path / "uses", points(300, 2)
+    first = walk(x, ledger=ledger).certificate
+    assert (first.ledger_kept, first.prior_uses, first.marked) == (True, 0, False) and len(lines(ledger)) == 1
+    second = walk(loader(x), ledger=ledger).certificate
+    assert second.prior_uses == 1 and "no longer a first look" in second.sentence
+    assert certify_accuracy(MODEL, MODEL, x, ledger=ledger).prior_uses == 2
+    assert walk(points(300, 5), ledger=ledger).certificate.prior_uses == 0
+
+
+def test_too_few_points_are_no_look(tmp_path: Path) -> None:
+    best = walk(points(20, 2), max_accuracy_drop=None, epsilon=0.1, ledger=tmp_path / "uses")
+    assert "needs n >=" in best.verdict and lines(tmp_path / "uses") == []
+
+
+class Raises(nn.Module):
+    """The network, until it has been called so often."""
+
+    def __init__(self, error: BaseException, n_calls: int) -> None:
+        super().__init__()
+        self.net, self.error, self.left = MODEL, error, n_calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return self.net(x)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+def test_an_interrupted_look_is_recorded_with_the_points_it_started(error: BaseException, tmp_path: Path) -> None:
+    ledger, x = tmp_path / "uses", points(300, 2)
+    for call in (certify, certify_accuracy):
+        with pytest.raises((DataError, KeyboardInterrupt)):
+            call(MODEL, Raises(error, 3), list(x.split(50)), ledger=ledger)  # two batches and a half one alone
+    assert [use["n"] for use in lines(ledger)] == [150, 150]
+    assert all("interrupted" in use["claim"] for use in lines(ledger))
+    assert certify(MODEL, MODEL, x, ledger=ledger).prior_uses == 2
+    with pytest.raises((DataError, KeyboardInterrupt)):
+        certify(MODEL, Raises(error, 0), x, ledger=ledger)
+    is_ours = isinstance(error, RuntimeError)  # then the first batch failed, and nothing could be seen
+    assert len(lines(ledger)) == (3 if is_ours else 4)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+def test_a_walk_that_fails_half_way_is_recorded(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walker = prune_to.__globals__["_Walker"]
+    original = walker.test
+
+    def fails(self: Any, data: Any, role: str, *rest: Any) -> Any:
+        if role == "holdout":
+            raise error
+        return original(self, data, role, *rest)
+
+    monkeypatch.setattr(walker, "test", fails)
+    with pytest.raises(type(error)):
+        walk(points(300, 2), ledger=tmp_path / "uses")
+    assert [use["claim"] for use in lines(tmp_path / "uses")] == ["prune_to"]
+
+
+def test_shared_points_say_nothing_of_the_networks_so_the_refusal_is_no_look(tmp_path: Path) -> None:
+    x = points(300, 2)
+    with pytest.raises(DataError, match="also calibration points"):
+        certify(MODEL, MODEL, x, calibration=x[:5], ledger=tmp_path / "uses")
+    assert lines(tmp_path / "uses") == []
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda x: x[:30],
+        lambda x: x[torch.randperm(1000)[:500]],
+        lambda x: torch.cat((x[20:], points(20, 8))),
+        lambda x: x.double(),
+        lambda x: DataLoader(TensorDataset(x), 64, shuffle=True, drop_last=True),
+    ],
+    ids=["a part", "half", "some exchanged", "another dtype", "shuffled, last batch dropped"],
+)
+def test_points_that_overlap_an_earlier_look_are_marked(again: Any, tmp_path: Path) -> None:
+    ledger, x = tmp_path / "uses", points(1000, 2)
+    assert certify(nn.Identity(), nn.Identity(), x, ledger=ledger).prior_uses == 0
+    torch.manual_seed(0)
+    second = certify(nn.Identity(), nn.Identity(), again(x), ledger=ledger)
+    assert second.prior_uses == 1 and second.marked
+    assert certify(nn.Identity(), nn.Identity(), points(1000, 3), ledger=ledger).prior_uses == 0
+    assert all(len(use["sketch"]) == min(use["n"], SKETCH_SIZE) for use in lines(ledger))
+
+
+def test_a_line_of_an_older_version_counts_for_its_exact_points(tmp_path: Path) -> None:
+    ledger, x = tmp_path / "uses", points(300, 2)
+    certify(MODEL, MODEL, x, ledger=ledger)
+    old = lines(ledger)[0]
+    del old["sketch"]
+    ledger.write_text(json.dumps(old) + "\n")
+    assert certify(MODEL, MODEL, x[:200], ledger=ledger).prior_uses == 0
+    assert certify(MODEL, MODEL, x, ledger=ledger).prior_uses == 2
+
+
+@pytest.mark.parametrize("sketch", ["abc", [3], ["xyz"], None])
+def test_a_damaged_sketch_is_refused(sketch: Any, tmp_path: Path) -> None:
+    (tmp_path / "uses").write_text(json.dumps({"data_hash": "0" * 64, "sketch": sketch}) + "\n")
+    with pytest.raises(DataError, match="line 1 is no entry"):
+        walk(points(300, 2), ledger=tmp_path / "uses")
+
+
+def test_eight_tries_are_marked_from_the_second_on(tmp_path: Path) -> None:
+    ledger, x = tmp_path / "uses", points(300, 2)
+    for n_before in range(8):
+        sipp.prune_to(MODEL, points(50, n_before + 10), x, epsilon=1e-3, levels=(0.1,), method="random", ledger=ledger)
+        assert len(lines(ledger)) == n_before + 1
+    assert certify(MODEL, MODEL, x, ledger=ledger).prior_uses == 8

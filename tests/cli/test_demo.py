@@ -1,0 +1,65 @@
+"""The demo: fits a narrow terminal, two runs give the same numbers, and it ends with a page (short versions of all)."""
+
+import json
+import re
+import signal
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sipp.cli.commands import demo_command
+from sipp.experiments.training.signals import Interrupted
+
+SHORT = ("prune.methods=[wt, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
+
+
+def plotted(page: Path) -> dict[str, list[float]]:
+    """{method: its retrained accuracies, level by level} among the numbers that the page embeds."""
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text()).group(1))
+    plot = data["plots"]["part0-accuracy"]
+    view = plot["views"][plot["choices"][0]["options"].index("top-1 accuracy")]
+    return {one["name"]: [mean for _, mean, *_ in one["points"]] for one in view["series"] if one["name"] != "dense"}
+
+
+def test_two_short_runs_agree_and_end_with_a_page(tmp_path: Path) -> None:
+    first, again, other = (
+        demo_command.run_demo(tmp_path / name, seed=seed, progress=False, settings=SHORT)
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert (first.before, first.after) != (other.before, other.after)
+    assert (first.dense, first.before, first.after) == (again.dense, again.before, again.after)
+    assert first.dense > 0.8
+    assert set(first.after) == {(method, keep) for method in ("wt", "sipp-hybrid") for keep in (0.5,)}
+    assert (tmp_path / "a" / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
+    assert first.page == tmp_path / "a" / "page.html"
+    assert plotted(first.page) == {
+        method: [pytest.approx(first.after[method, 0.5])] for method in ("wt", "sipp-hybrid")
+    }
+    # The run itself is made anew each time: nothing of it stays beside what it shows.
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["accuracy.png", "page.html"]
+
+
+def test_ctrl_c_ends_the_demo_with_its_status_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*args: object, **options: object) -> None:
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(demo_command, "run", stopped)
+    with pytest.raises(SystemExit) as stop:
+        demo_command.run_demo(tmp_path, progress=False)
+    assert stop.value.code == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_fits_80_columns() -> None:
+    keeps = [0.5**level for level in range(1, 6)]
+    before, after = (
+        {(method, keep): share for method in demo_command.METHODS for keep in keeps} for share in (0.5, 1.0)
+    )
+    text = StringIO()
+    result = demo_command.DemoResult(0.99, before, after, Path("demo/page.html"))
+    Console(file=text, width=80).print(demo_command.demo_table(result))
+    assert "…" not in text.getvalue() and "sipp-hybrid" in text.getvalue()

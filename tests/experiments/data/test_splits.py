@@ -1,0 +1,168 @@
+"""Splits are disjoint, seeded, tied to their data, and never take calibration or holdout items from the test set."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sipp.errors import DataError, OptionError
+from sipp.experiments.data import ImageSet, Splits, check_content, content_hash, digits_splits, epoch_order, load_digits
+from sipp.experiments.data.splits import PARTS, make_splits, split_images
+
+
+def made(seed: int = 0, content: str = "a") -> Splits:
+    return make_splits(n_train_part=100, n_test=20, n_calibration=10, n_holdout=30, seed=seed, content=content)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n_train=st.integers(3, 300),
+    n_test=st.integers(0, 50),
+    shares=st.tuples(st.floats(0, 0.45), st.floats(0, 0.45)),
+    seed=st.integers(0, 2**32),
+)
+def test_parts_cover_everything_once(n_train: int, n_test: int, shares: tuple[float, float], seed: int) -> None:
+    n_calibration, n_holdout = int(shares[0] * n_train), int(shares[1] * n_train)
+    splits = make_splits(
+        n_train_part=n_train, n_test=n_test, n_calibration=n_calibration, n_holdout=n_holdout, seed=seed, content=""
+    )
+    assert len(splits.calibration) == n_calibration and len(splits.holdout) == n_holdout
+    together = torch.cat([getattr(splits, part) for part in PARTS]).sort().values
+    assert torch.equal(together, torch.arange(n_train + n_test))
+    assert torch.equal(splits.test, torch.arange(n_train, n_train + n_test))
+
+
+def test_the_seed_and_the_content_name_the_splits() -> None:
+    assert made().digest == made().digest
+    assert len({made().digest, made(seed=1).digest, made(content="b").digest}) == 3
+    assert not torch.equal(made().holdout, made(seed=1).holdout)
+    moved = dataclasses.replace(made(), train=made().train[1:])
+    assert moved.digest != made().digest
+
+
+def is_uniform_choice(draw_holdout) -> bool:
+    """Whether every item of 0 .. 99 is equally often among the 30 of `draw_holdout(seed)`: chi-square, 99 degrees."""
+    n_draws = 400
+    counts = torch.zeros(100, dtype=torch.float64)
+    for seed in range(n_draws):
+        counts[draw_holdout(seed)] += 1
+    expected = n_draws * 0.3
+    statistic = ((counts - expected) ** 2 / (expected * 0.7)).sum() * 99 / 100
+    return bool(statistic < 180)  # beyond 180 with probability 1e-6
+
+
+def test_holdout_is_a_uniform_choice() -> None:
+    assert is_uniform_choice(lambda seed: made(seed).holdout)
+    assert not is_uniform_choice(lambda seed: torch.arange(30))  # not random
+    assert not is_uniform_choice(lambda seed: (made(seed).holdout * 0.9).long().unique())  # leans to small numbers
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"holdout": torch.tensor([5, 5])}, "item 5 is held more than once"),
+        ({"calibration": torch.tensor([110])}, "item 110 is held more than once .calibration, test"),
+        ({"holdout": torch.tensor([130])}, "'holdout' holds item 130, which belongs to the test set"),
+        ({"calibration": torch.tensor([-1])}, "negative"),
+        ({"calibration": torch.tensor([0.0])}, "int64"),
+        ({"n_train_part": 101}, "'test' holds item 100 of the training part"),
+    ],
+)
+def test_records_that_break_the_rules_cannot_be_made(change: dict, message: str) -> None:
+    splits = dataclasses.replace(made(), train=torch.arange(0))
+    splits = dataclasses.replace(splits, calibration=torch.tensor([1]), holdout=torch.tensor([2]))
+    with pytest.raises(DataError, match=message):
+        dataclasses.replace(splits, **change)
+
+
+def test_options_out_of_range() -> None:
+    common = {"n_test": 5, "seed": 0, "content": ""}
+    with pytest.raises(OptionError, match="leaves nothing to train on"):
+        make_splits(n_train_part=10, n_calibration=5, n_holdout=5, **common)
+    with pytest.raises(OptionError, match="n_holdout must not be negative"):
+        make_splits(n_train_part=10, n_calibration=5, n_holdout=-1, **common)
+
+
+def test_other_data_is_refused() -> None:
+    check_content(made(content="a"), "a")
+    with pytest.raises(DataError, match="other data"):
+        check_content(made(content="a"), "b")
+
+
+def test_epoch_order_is_a_function_of_seed_and_epoch() -> None:
+    items = torch.arange(10, 60)
+    first = epoch_order(items, seed=1, epoch=2)
+    assert torch.equal(first, epoch_order(items, seed=1, epoch=2))
+    assert torch.equal(first.sort().values, items)
+    assert not torch.equal(first, epoch_order(items, seed=1, epoch=3))
+    assert not torch.equal(first, epoch_order(items, seed=2, epoch=2))
+
+
+def test_content_hash_sees_every_pixel_and_label() -> None:
+    images, labels = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
+    base = content_hash(ImageSet("x", images, labels, 3, 10))
+    assert base == content_hash(ImageSet("x", images.clone(), labels.clone(), 3, 10))
+    other_image, other_label = images.clone(), labels.clone()
+    other_image[3, 0, 1, 1] = 1
+    other_label[3] = 1
+    hashes = {
+        base,
+        content_hash(ImageSet("x", other_image, labels, 3, 10)),
+        content_hash(ImageSet("x", images, other_label, 3, 10)),
+        content_hash(ImageSet("x", images, labels, 2, 10)),
+        content_hash(ImageSet("x", images.view(4, 1, 1, 4), labels, 3, 10)),
+    }
+    assert len(hashes) == 5
+    strided = images.expand(4, 3, 2, 2)[:, :1]  # not contiguous, same values
+    assert content_hash(ImageSet("x", strided, labels, 3, 10)) == base
+
+
+def test_image_set_refuses_what_does_not_fit() -> None:
+    images, labels = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
+    for wrong_images, wrong_labels, n_train in (
+        (images, labels[:3], 3),
+        (images[0], labels, 3),
+        (images, labels.int(), 3),
+        (images, labels, 5),
+        (images, labels, 0),
+    ):
+        with pytest.raises(DataError):
+            ImageSet("x", wrong_images, wrong_labels, n_train, 10)
+
+
+def test_digits() -> None:
+    data = load_digits()
+    assert data.images.shape == (1797, 1, 8, 8) and data.images.dtype == torch.float32
+    assert data.images.min() == 0 and data.images.max() == 1
+    assert data.n_train == 1437 and data.n_test == 360
+    assert sorted(data.labels.unique().tolist()) == list(range(10))
+    # No image comes twice, so parts that share no number share no image either.
+    assert len(data.images.flatten(1).unique(dim=0)) == 1797
+    assert content_hash(load_digits()) == content_hash(data)
+
+
+def test_digits_match_their_labels() -> None:
+    """A shuffle of images but not labels would leave classes that look alike; real classes are far apart."""
+
+    def nearest_mean_accuracy(labels: torch.Tensor) -> float:
+        data = load_digits()
+        flat = data.images.flatten(1)
+        means = torch.stack([flat[: data.n_train][labels[: data.n_train] == c].mean(0) for c in range(10)])
+        guesses = torch.cdist(flat[data.n_train :], means).argmin(1)
+        return (guesses == labels[data.n_train :]).float().mean().item()
+
+    labels = load_digits().labels
+    assert nearest_mean_accuracy(labels) > 0.85
+    assert nearest_mean_accuracy(labels.roll(1)) < 0.5
+
+
+def test_digits_test_set_does_not_move_with_the_seed() -> None:
+    data = load_digits()
+    first, second = digits_splits(data, seed=0), digits_splits(data, seed=1)
+    assert torch.equal(first.test, second.test)
+    assert [len(getattr(first, part)) for part in PARTS] == [837, 200, 400, 360]
+    assert not torch.equal(first.calibration, second.calibration)
+    assert first.digest == split_images(data, n_calibration=200, n_holdout=400, seed=0).digest
+    check_content(first, content_hash(data))

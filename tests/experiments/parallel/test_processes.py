@@ -1,0 +1,60 @@
+"""Several processes: the scores and masks of one, errors in all at once, nothing published by half a team."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sipp.experiments.parallel.processes import ALONE, agreed, from_leader, largest_of
+
+TEAM_LOOP = Path(__file__).parent / "team_loop.py"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(TEAM_LOOP), str(tmp_path_factory.mktemp("team"))],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def test_scores_are_bitwise_those_of_one_process(found: dict[str, Any]) -> None:
+    # 5 batches in 2 and 3 processes are uneven shares; 2 batches leave the third process without any
+    assert [found[f"same scores {case}"] for case in ("5 2", "5 3", "2 3")] == [True] * 3
+
+
+def test_masks_are_bitwise_those_of_one_process(found: dict[str, Any]) -> None:
+    assert found["n_masks"] == 8 and found["same masks"] and found["same start"]
+
+
+def test_a_team_makes_the_steps_of_one_process(found: dict[str, Any]) -> None:
+    assert found["same training"]
+    assert found["made"] == [{"value": 3}] * 2 and found["made again"] == [{"value": 0}] * 2
+
+
+def test_nan_in_one_process_stops_all_with_the_same_words(found: dict[str, Any]) -> None:
+    first, second = (one["error"] for one in found["nan"])
+    assert first == second and "DataError: process 1 of 2" in first and "NaN" in first and "batch 1 + 2 k" in first
+
+
+def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_to_the_same_bits(found: dict[str, Any]) -> None:
+    assert all("Interrupted: stopped by SIGTERM" in one["error"] for one in found["stopped"])
+    assert found["resumed the same"]
+
+
+def test_a_dead_process_ends_the_others_and_publishes_nothing(found: dict[str, Any]) -> None:
+    survivor, dead = found["died"]
+    assert dead == {"status": 9} and "error" in survivor and found["published"] == 0
+
+
+def test_alone_nothing_is_asked() -> None:
+    assert agreed(ALONE, lambda: 3) == from_leader(ALONE, lambda: 3) == 3 and largest_of(ALONE, (1, 2)) == [1, 2]

@@ -1,0 +1,173 @@
+"""Recipes: the paper's tables, derivation, and everything a recipe must refuse."""
+
+import contextlib
+import functools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sipp.errors import OptionError
+from sipp.experiments.nets import build
+from sipp.experiments.recipes import check_recipe, config_hash, config_of, load_recipe, recipe_names
+from sipp.experiments.recipes.yamlfile import read_yaml
+from sipp.experiments.runs.run_recipe import hyper_of
+from sipp.experiments.training.schedule import rate
+
+# The two tables of the paper, written down apart from the recipes: epochs, warm-up, batch, rate, decay factor and
+# epochs, momentum, Nesterov, weight decay, delta, alpha.
+RESNET = (182, 5, 128, 0.1, 0.1, [91, 136], 0.9, False, 1e-4, 1e-16, 0.85)
+IMAGENET = (90, 5, 256, 0.1, 0.1, [30, 60, 80], 0.9, False, 1e-4, 1e-16, 0.90)
+TABLE: dict[str, tuple[Any, ...]] = {
+    "vgg16-cifar10": (300, 5, 256, 0.05, 0.5, list(range(30, 300, 30)), 0.9, False, 5e-4, 1e-16, 0.85),
+    "resnet20-cifar10": RESNET,
+    "resnet56-cifar10": RESNET,
+    "resnet110-cifar10": RESNET,
+    "densenet22-cifar10": (300, 5, 64, 0.1, 0.1, [150, 225], 0.9, True, 1e-4, 1e-16, 0.85),
+    "wrn16-8-cifar10": (200, 5, 128, 0.1, 0.2, [60, 120, 180], 0.9, True, 5e-4, 1e-16, 0.85),
+    "resnet18-imagenet": IMAGENET,
+    "resnet101-imagenet": IMAGENET,
+}
+PIPELINES = ("iterative", "at-init")
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("column", TABLE)
+def test_every_number_of_the_tables(column: str, pipeline: str) -> None:
+    recipe = load_recipe(f"{column}-{pipeline}")
+    epochs, warmup, batch, peak, factor, decays, momentum, nesterov, weight_decay, delta, alpha = TABLE[column]
+    hyper = hyper_of(recipe)
+    assert (hyper.epochs, hyper.batch_size, hyper.momentum, hyper.nesterov) == (epochs, batch, momentum, nesterov)
+    assert (hyper.weight_decay, hyper.optimizer) == (weight_decay, "sgd")
+    assert (recipe.prune.delta, recipe.prune.alpha, recipe.repetitions) == (delta, alpha, 3)
+    assert recipe.pipeline == pipeline and len(recipe.seeds) == 3
+    for epoch in (0, 1, 2.5, 5, 29, 30, 59, 60, 80, 90, 91, 120, 135, 136, 149, 150, 181, 199, 225, 299):
+        if epoch < epochs:
+            expected = peak * min(1, epoch / warmup) * factor ** sum(epoch >= d for d in decays)
+            assert math.isclose(rate(hyper.schedule, epoch), expected, rel_tol=1e-12), epoch
+
+
+@functools.cache
+def n_parameters(net: str) -> int:
+    return sum(p.numel() for p in build(net).parameters())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_builds(name: str) -> None:
+    recipe = load_recipe(name)
+    hyper = hyper_of(recipe)
+    assert rate(hyper.schedule, hyper.epochs - 1e-9) > 0
+    assert n_parameters(recipe.net) > 1000
+    assert recipe.name == name and recipe.description
+
+
+def test_there_is_one_of_each() -> None:
+    expected = {f"{column}-{pipeline}{end}" for column in TABLE for pipeline in PIPELINES for end in ("", "-short")}
+    assert set(recipe_names()) == expected | {f"digits-{pipeline}" for pipeline in PIPELINES}
+
+
+def refused(text: str, *, settings: tuple[str, ...] = (), folder: Path) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(OptionError) as caught:
+        load_recipe(str(path), settings=settings)
+    return str(caught.value)
+
+
+BASE = config_of(load_recipe("digits-iterative"))
+GOOD = "base: digits-iterative\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (GOOD + "train: {epoch: 3}", ("train.epoch'", "did you mean 'train.epochs'")),
+        (GOOD + "trian: {epochs: 3}", ("unknown key 'trian'", "did you mean 'train'")),
+        (GOOD + "train: {decay: {facto: 0.1}}", ("train.decay.facto", "did you mean 'train.decay.factor'")),
+        (GOOD + "train: {rate: 1e-3}", ("train.rate", "1.0e-3")),
+        (GOOD + "train: {rate: '0.1'}", ("train.rate", "text")),
+        (GOOD + "train: {rate: .nan}", ("train.rate", "finite")),
+        (GOOD + "train: {rate: .inf}", ("train.rate", "finite")),
+        (GOOD + "train: {rate: true}", ("train.rate",)),
+        (GOOD + "train: {epochs: 3.5}", ("train.epochs",)),
+        (GOOD + "train: {epochs: 0}", ("train.epochs",)),
+        (GOOD + "train: {decay: {every: 3}}", ("train.decay", "exactly one")),
+        (GOOD + "train: {augment: true}", ("digits are 8 x 8",)),
+        (GOOD + "net: resnet2", ("resnet20",)),
+        (GOOD + "net: resnet20", ("(3, 32, 32)",)),
+        (GOOD + "prune: {alpha: 1.0}", ("prune.alpha",)),
+        (GOOD + "prune: {methods: [wt, wt]}", ("twice",)),
+        (GOOD + "prune: {methods: [sip]}", ("prune.methods.0",)),
+        (GOOD + "seed: 1\nseed: 2", ("'seed' is given twice", "line 3")),
+        (GOOD + "train: !!python/object/apply:os.system [echo]", ("tag", "line 2")),
+        (GOOD + "train: !!float 3", ("tag",)),
+        (GOOD + "seed: &a 3", ("anchors",)),
+        ("a: &a [x]\nb: [*a, *a]", ("anchors",)),
+        (GOOD + "seed: 2020-01-01", ("not a number",)),
+        (GOOD + "<<: {seed: 1}", ("not plain text",)),
+        (GOOD + "1: 2", ("not plain text",)),
+        ("[" * 3000, ("nested too deeply",)),
+        ("a: " + "x" * 70_000, ("too many",)),
+        ("- 1", ("mapping",)),
+        ("{", ("not valid YAML",)),
+        ("base: ../secrets", ("unknown recipe",)),
+        ("base: [a]", ("'base'",)),
+        ("base: digits-iterativ", ("nearest: digits-iterative",)),
+        (GOOD + "name: ../x", ("'name'",)),
+        ("net: digits-cnn", ("'train' is missing",)),
+    ],
+)
+def test_refuses(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    message = refused(text, folder=tmp_path)
+    assert all(word in message for word in words), message
+
+
+SCALARS = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+
+
+@given(VALUES)
+@settings(max_examples=50, deadline=None)
+def test_any_value_is_a_recipe_or_an_option_error(value: Any) -> None:
+    for broken in (value, {**BASE, "train": value}, {**BASE, "seed": value}):
+        with contextlib.suppress(OptionError):
+            recipe = check_recipe(broken, where="fuzz")
+            assert type(recipe.seed) is int and math.isfinite(recipe.train.rate)
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_plain_or_an_option_error(text: str) -> None:
+    try:
+        value = read_yaml(text, where="fuzz")
+    except OptionError:
+        return
+    assert value == value or isinstance(value, float)
+    assert yaml.safe_load(text) == value or "nan" in text.lower()
+
+
+def test_settings_and_hash() -> None:
+    plain = load_recipe("digits-iterative")
+    changed = load_recipe("digits-iterative", settings=("train.epochs=7", "prune.methods=[wt]", "train.rate=1.0e-2"))
+    assert (changed.train.epochs, changed.prune.methods, changed.train.rate) == (7, ("wt",), 0.01)
+    config = config_of(plain)
+    reordered = json.loads(json.dumps(dict(reversed(config.items()))))
+    assert config_hash(reordered) == config_hash(config) != config_hash(config_of(changed))
+    for bad in ("train.epochs", "=3", "name=x", "train..epochs=3"):
+        with pytest.raises(OptionError, match="--set"):
+            load_recipe("digits-iterative", settings=(bad,))
+    with pytest.raises(OptionError, match=r"did you mean 'train.epochs'"):
+        load_recipe("digits-iterative", settings=("train.epoch=7",))
+
+
+def test_bases_alone_are_not_recipes() -> None:
+    for name in ("base", "base-cifar10", "../catalog", "nope"):
+        with pytest.raises(OptionError, match="unknown recipe"):
+            load_recipe(name)

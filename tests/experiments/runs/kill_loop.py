@@ -1,0 +1,114 @@
+"""Kills a run with SIGKILL again and again, resumes it each time, and compares it with one that nobody disturbed.
+
+    python tests/experiments/runs/kill_loop.py FOLDER N_KILLS [SEED]
+
+Every other kill strikes inside a save (before or after a chosen fsync), the others at a random time. Prints one line
+of JSON and exits with 0 only if every finished run is bitwise the undisturbed one: weights, masks and records (but for
+what a clock decides). Children are forked before anything is computed, so that no thread of torch is lost on the way.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from sipp.experiments.data import load_digits
+from sipp.experiments.recipes import load_recipe
+from sipp.experiments.runs.run_recipe import run
+from sipp.experiments.runs.store import read_records, without_clock
+
+SETTINGS = (
+    "train.epochs=2",
+    "train.decay={factor: 0.5, milestones: [1]}",
+    "train.batch_size=200",
+    "prune.methods=[sipp-hybrid, wt]",
+    "prune.levels=2",
+    "data.n_calibration=20",
+)
+MIN_DELAY = 0.02
+LONGEST_SHARE = 0.5  # of the time an undisturbed run takes: the longest that a child lives
+MOST_SYNCS = 60  # a checkpoint has 4, and one is made after every step: 10 a stage, 5 stages
+
+
+def die_in_save(after: int) -> None:
+    """Nothing; from now on the process kills itself at its fsync number `after // 2`, before or after it."""
+    n_left, fsync = after, os.fsync
+
+    def counted(descriptor: int) -> None:
+        nonlocal n_left
+        for act in (lambda: None, lambda: fsync(descriptor)):
+            act()
+            n_left -= 1
+            if n_left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    os.fsync = counted
+
+
+def start(out: Path, *, dies_at: int | None = None) -> int:
+    """The process id of a child that runs (or resumes) the recipe below `out`, checkpointing at every step."""
+    pid = os.fork()
+    if pid:
+        return pid
+    if dies_at is not None:
+        die_in_save(dies_at)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a damaged file would be one, and no kill may leave any
+            recipe = load_recipe("digits-iterative", settings=SETTINGS)
+            run(recipe, out=out, device="cpu", checkpoint_seconds=0.0, accept_changes=True)
+    except BaseException as error:
+        print(f"child failed: {error!r}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def contents(out: Path) -> dict[str, object]:
+    """All that a finished run left behind: the bytes of every tensor file, and the records without their clock."""
+    (folder,) = out.iterdir()
+    tensors: dict[str, object] = {
+        str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))
+    }
+    return {**tensors, "records": [without_clock(record) for record in read_records(folder)]}
+
+
+def main(folder: Path, n_kills: int, seed: int) -> int:
+    """The exit status; kills until `n_kills` children have died, however many runs that takes."""
+    load_digits()
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what every optimizer does, once for all
+    began = time.monotonic()
+    _, status = os.waitpid(start(folder / "whole"), 0)
+    assert status == 0, "the undisturbed run failed"
+    seconds = time.monotonic() - began
+    expected = contents(folder / "whole")
+    rng = random.Random(seed)
+    n_killed, n_finished, all_equal = 0, 0, True
+    while n_killed < n_kills or not n_finished:
+        out = folder / f"parts{n_finished}"
+        is_last = n_killed >= n_kills
+        in_save = n_killed % 2 == 0
+        pid = start(out, dies_at=rng.randrange(2 * MOST_SYNCS) if in_save and not is_last else None)
+        if not in_save and not is_last:
+            time.sleep(rng.uniform(MIN_DELAY, LONGEST_SHARE * seconds))
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):
+            n_killed += 1
+            continue
+        n_finished += 1
+        all_equal &= status == 0 and contents(out) == expected
+        if status:
+            break
+    report = {"kills": n_killed, "finished": n_finished, "equal": all_equal}
+    print(json.dumps({**report, "files": len(expected), "undisturbed_seconds": round(seconds, 2)}))
+    return 0 if all_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0))

@@ -1,0 +1,197 @@
+"""Run folders: whole files or none, checksums, fallback, the lock, origins, names."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sipp.errors import DataError, OptionError
+from sipp.experiments.runs import store
+from sipp.experiments.runs.store import Origin, load_if_sound, newest_checkpoint, open_run, run_name, save_checkpoint
+from sipp.experiments.training.signals import Interrupted, stop_on_signals
+from sipp.storage import files
+from sipp.storage.files import load_pair, read_json, save_pair, write_atomic, write_json
+
+CONFIG: dict[str, Any] = {"name": "toy", "seed": 1}
+ORIGIN = Origin("d", "c", "cpu")
+TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.tensor([True, False])}
+
+
+def same(found: tuple[dict[str, torch.Tensor], dict[str, Any]] | None, values: dict[str, Any]) -> bool:
+    assert found is not None
+    return found[1] == values and all(torch.equal(found[0][key], TENSORS[key]) for key in TENSORS)
+
+
+def test_pairs_come_back(tmp_path: Path) -> None:
+    shared = torch.rand(4)
+    save_pair(tmp_path / "s", "final", {"x": shared, "y": shared, **TENSORS}, {"k": 0.1})
+    assert same(load_pair(tmp_path / "s", "final"), {"k": 0.1})
+    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == ["final.json", "final.safetensors"]
+
+
+def flips(data: bytes) -> Iterator[bytes]:
+    """Every way a file is damaged here: cut at 0, 30 and 99 %, and one bit flipped in each of twenty regions."""
+    for share in (0, 30, 99):
+        yield data[: len(data) * share // 100]
+    for k in range(20):
+        at = min(len(data) - 1, len(data) * k // 20)
+        yield data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("name", ["step-000001-000000000.json", "step-000001-000000000.safetensors"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, name: str) -> None:
+    save_checkpoint(tmp_path, "step-000000-000000005", TENSORS, {"n": 0})
+    save_checkpoint(tmp_path, "step-000001-000000000", TENSORS, {"n": 1})
+    assert same(newest_checkpoint(tmp_path), {"n": 1})
+    whole = (tmp_path / name).read_bytes()
+    for damaged in flips(whole):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.warns(UserWarning, match=name.split(".")[0]):
+            assert same(newest_checkpoint(tmp_path), {"n": 0})
+    (tmp_path / name).unlink()
+    if name.endswith("safetensors"):
+        with pytest.warns(UserWarning, match="cannot be read"):
+            assert same(newest_checkpoint(tmp_path), {"n": 0})
+    else:
+        assert same(newest_checkpoint(tmp_path), {"n": 0})
+
+
+def test_only_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    for n in range(4):
+        save_checkpoint(tmp_path, store.step_name(n, 0), TENSORS, {"n": n})
+    assert store.checkpoints(tmp_path) == [store.step_name(3, 0), store.step_name(2, 0)]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_pickle_is_never_read(tmp_path: Path) -> None:
+    save_pair(tmp_path, "final", TENSORS, {})
+    (tmp_path / "final.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'touch canary'\ntR.")
+    with pytest.warns(UserWarning, match="SHA-256"):
+        assert load_if_sound(tmp_path, "final") is None
+    assert not Path("canary").exists()
+
+
+def test_order_of_calls_against_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, swap = os.fsync, os.replace
+
+    def spy_fsync(descriptor: int) -> None:
+        calls.append("fsync folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "fsync file")
+        fsync(descriptor)
+
+    def spy_replace(old: Path, new: Path) -> None:
+        assert Path(old).read_bytes() == b"new" and Path(new).read_bytes() == b"old"
+        calls.append("replace")
+        swap(old, new)
+
+    (tmp_path / "f").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "replace", spy_replace)
+    write_atomic(tmp_path / "f", b"new")
+    assert calls == ["fsync file", "replace", "fsync folder"] and (tmp_path / "f").read_bytes() == b"new"
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    write_atomic(path, b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(DataError, match=str(path)):
+            write_atomic(path, b"x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file/x"):
+        write_atomic(tmp_path / "file" / "x", b"")
+    with pytest.raises(DataError, match="file"), open_run(tmp_path / "file" / "runs", CONFIG, ORIGIN):
+        pass
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", "", ".hidden", "a..b", "x" * 500, "a b", "a\0b", "/etc"])
+def test_names_stay_inside(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OptionError):
+        save_pair(tmp_path, name, TENSORS, {})
+    with pytest.raises(OptionError), open_run(tmp_path, {"name": name}, ORIGIN):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_links_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / run_name(CONFIG)).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OptionError, match="symbolic link"), open_run(tmp_path, CONFIG, ORIGIN):
+        pass
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
+    with open_run(tmp_path, CONFIG, ORIGIN) as first:
+        (first.folder / "stage").mkdir()
+        (first.folder / "stage" / f"{files.TEMPORARY}1-x").write_text("half")
+    with open_run(tmp_path, CONFIG, ORIGIN) as second:
+        assert second.resumed and not first.resumed
+        assert not list((second.folder / "stage").iterdir())
+
+
+def test_a_second_process_is_refused_at_once(tmp_path: Path) -> None:
+    with open_run(tmp_path, CONFIG, ORIGIN) as held:
+        code = f"import fcntl; f = open({str(held.folder / 'lock')!r}); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        assert b"BlockingIOError" in subprocess.run([sys.executable, "-c", code], capture_output=True).stderr
+        with pytest.raises(OptionError, match=f"process {os.getpid()}"), open_run(tmp_path, CONFIG, ORIGIN):
+            pass
+        assert store.is_locked(held.folder)
+    assert not store.is_locked(held.folder)
+    with open_run(tmp_path, CONFIG, ORIGIN):
+        pass
+
+
+@pytest.mark.parametrize("changed", ["data", "code", "device"])
+def test_another_origin_is_refused_without_the_flag(tmp_path: Path, changed: str) -> None:
+    with open_run(tmp_path, CONFIG, ORIGIN) as first:
+        pass
+    other = Origin(**{**ORIGIN.__dict__, changed: "other"})
+    with pytest.raises(OptionError, match=f"other {changed}.*--accept-changes"), open_run(tmp_path, CONFIG, other):
+        pass
+    with open_run(tmp_path, CONFIG, other, accept_changes=True):
+        pass
+    assert len(read_json(first.folder / "manifest.json")["origins"]) == 2
+
+
+def test_another_configuration_has_another_folder_and_is_refused_in_this_one(tmp_path: Path) -> None:
+    assert run_name(CONFIG) != run_name({**CONFIG, "seed": 2})
+    with open_run(tmp_path, CONFIG, ORIGIN) as first:
+        pass
+    write_json(first.folder / "manifest.json", {"config": {**CONFIG, "seed": 2}, "origins": [ORIGIN.__dict__]})
+    with pytest.raises(OptionError, match="another configuration"), open_run(tmp_path, CONFIG, ORIGIN):
+        pass
+    text = (first.folder / "manifest.json").read_text()
+    (first.folder / "manifest.json").write_text(json.dumps(json.loads(text) | {"format": 2}))
+    with pytest.raises(DataError, match="checksum"), open_run(tmp_path, CONFIG, ORIGIN):
+        pass
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_are_a_wish_and_handlers_come_back(number: signal.Signals, status: int) -> None:
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    with stop_on_signals() as wish:
+        assert wish() is None
+        os.kill(os.getpid(), number)
+        assert wish() == number
+        assert signal.getsignal(number) is before[number]  # the second one is obeyed at once
+        assert Interrupted(number).exit_status == status
+    assert {one: signal.getsignal(one) for one in before} == before

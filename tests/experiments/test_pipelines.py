@@ -1,0 +1,205 @@
+"""Both pipelines: the ladder, shared parents, masks that only shrink, records, stopping and going on."""
+
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sipp.errors import DataError
+from sipp.experiments.pipelines import next_budget, only_alive, plan
+from sipp.experiments.recipes import Recipe, load_recipe
+from sipp.experiments.runs.run_recipe import Progress, list_runs, run
+from sipp.experiments.runs.store import read_records, step_name, without_clock
+from sipp.experiments.training import loop
+from sipp.experiments.training.signals import Interrupted
+from sipp.pruning.entry import cut, rank
+from sipp.storage.files import load_pair
+
+# A rate so small that no weight moves: what a network was pruned from then shows in its final weights.
+STILL = ("train.rate=1.0e-30",)
+SMALL = (
+    "train.epochs=2",
+    "train.decay={factor: 0.5, milestones: [1]}",
+    "train.batch_size=256",
+    "prune.levels=2",
+    "data.n_calibration=40",
+)
+METHODS = "prune.methods=[sipp-det, sipp-hybrid, wt, random]"
+
+
+def small(name: str, *settings: str) -> Recipe:
+    return load_recipe(name, settings=(*SMALL, *settings))
+
+
+def saved(folder: Path) -> dict[str, dict[str, Tensor]]:
+    return {stage.parent.name: load_pair(stage.parent, "final")[0] for stage in sorted(folder.glob("*/final.json"))}
+
+
+def equal(a: dict[str, dict[str, Tensor]], b: dict[str, dict[str, Tensor]]) -> bool:
+    return a.keys() == b.keys() and all(
+        a[stage].keys() == b[stage].keys() and all(torch.equal(a[stage][k], b[stage][k]) for k in a[stage])
+        for stage in a
+    )
+
+
+def weights_of(tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """{name: (weight, mask)} of the prunable weights."""
+    names = [key.removeprefix("mask.") for key in tensors if key.startswith("mask.")]
+    return {name: (tensors[f"model.{name}"], tensors[f"mask.{name}"]) for name in names}
+
+
+@pytest.mark.parametrize("pipeline", ["iterative", "at-init"])
+def test_ladder_parents_and_masks(pipeline: str, tmp_path: Path) -> None:
+    recipe = small(f"digits-{pipeline}", METHODS, *STILL)
+    done = run(recipe, out=tmp_path, device="cpu")
+    found = saved(done.folder)
+    dense = found["seed0.dense"]
+    assert len(found) == len(done.records) == done.n_made == 1 + 4 * 2 == len(plan(recipe))
+    by_unit = {(record["method"], record["level"]): record for record in done.records}
+    for method in recipe.prune.methods:
+        left = 11912 * 2
+        for level in (1, 2):
+            record = by_unit[method, level]
+            weights = weights_of(found[f"seed0.{method}.{level:02d}"])
+            n_kept = sum(int(mask.sum()) for _, mask in weights.values())
+            assert record["budget"] == next_budget(left, 0.5) == record["kept"] == n_kept
+            assert record["keep"] == n_kept / 23824
+            for layer in record["layers"]:
+                weight, mask = weights[layer["name"]]
+                assert not bool(weight[~mask].any())
+                assert layer["kept"] == int(mask.sum()) and layer["nnz"] == int(weight.count_nonzero()) <= layer["kept"]
+                assert layer["dead_rows"] == int((~mask.flatten(1).any(1)).sum())
+                if method != "sipp-hybrid":  # sampling re-weights
+                    assert torch.equal(weight, torch.where(mask, dense[f"model.{layer['name']}"], 0.0))
+                if pipeline == "iterative" and level == 2:
+                    above = weights_of(found[f"seed0.{method}.01"])[layer["name"]][1]
+                    assert not bool((mask & ~above).any())
+            left = record["kept"]
+
+
+def test_what_a_record_says(tmp_path: Path) -> None:
+    recipe = small("digits-iterative", "prune.methods=[sipp-det, wt]", "prune.levels=1")
+    dense, det, wt = run(recipe, out=tmp_path, device="cpu").records
+    assert (dense["kind"], dense["method"], dense["level"]) == ("dense", None, 0)
+    assert det["bound"]["epsilon"] > 0 and not det["bound"]["met"] and "convolution" in det["bound"]["reason"]
+    assert "before retraining" in det["bound"]["speaks_of"]  # errata 8
+    assert wt["bound"]["epsilon"] is None and "none were scored" in wt["bound"]["reason"]
+    for record in (det, wt):
+        assert 0 <= record["before"]["top1"] <= record["before"]["top5"] <= 1 and record["before"]["n"] == 360
+        assert record["after"] != record["before"] and record["seconds"] > 0
+
+
+def test_at_init_scores_on_batch_statistics(tmp_path: Path) -> None:
+    recipe = small("digits-at-init", "prune.methods=[sipp-det]", "prune.levels=1", "prune.batch_size=10")
+    record = run(recipe, out=tmp_path, device="cpu").records[1]
+    assert "n=4 batches" in record["guarantee"]
+
+
+def n_revived(*, broken: bool) -> tuple[int, int]:
+    """(pruned weights that a second pruning chose, weights it chose), with a budget above the positive scores."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    points = torch.rand(20, 6)
+    points[:, 3:] = 0  # half of the first layer's weights never meet anything: no sensitivity
+    alive = {name: torch.rand(p.shape) < 0.7 for name, p in net.named_parameters() if p.dim() == 2}
+    with torch.no_grad():
+        for name, mask in alive.items():
+            net.get_parameter(name).mul_(mask)
+    ranking = rank(net, [points], method="sipp-det")
+    budget = sum(int(mask.sum()) for mask in alive.values()) - 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        chosen = cut(ranking if broken else only_alive(ranking, alive), budget).masks
+    revived = sum(int((chosen[name] & ~mask).sum()) for name, mask in alive.items())
+    return revived, sum(int(mask.sum()) for mask in chosen.values()) - budget
+
+
+def test_a_pruned_weight_is_never_chosen_again() -> None:
+    assert n_revived(broken=False) == (0, 0)
+    assert n_revived(broken=True)[0] > 0
+
+
+def test_twice_does_nothing_and_a_damaged_result_is_made_again(tmp_path: Path) -> None:
+    recipe = small("digits-iterative", "prune.methods=[wt]")
+    first = run(recipe, out=tmp_path, device="cpu")
+    tensors = saved(first.folder)
+    results = [*first.folder.glob("*/*"), first.folder / "records.jsonl"]
+    times = [path.stat().st_mtime_ns for path in results]
+    stage = first.folder / plan(recipe)[0].stage
+    for ending in (".json", ".safetensors"):  # killed between saving the result and dropping what led to it
+        (stage / f"start{ending}").write_bytes((stage / f"final{ending}").read_bytes())
+    again = run(recipe, out=tmp_path, device="cpu", accept_changes=True)
+    assert sorted(path.name for path in stage.iterdir()) == ["final.json", "final.safetensors"]
+    assert again.n_made == 0 and again.records == first.records
+    assert [path.stat().st_mtime_ns for path in results] == times
+    broken = first.folder / "seed0.wt.01" / "final.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-1] + b"\xff")
+    with pytest.warns(UserWarning, match="SHA-256"):
+        third = run(recipe, out=tmp_path, device="cpu", accept_changes=True)
+    assert equal(saved(first.folder), tensors)
+    assert [without_clock(r) for r in third.records] == [without_clock(r) for r in first.records]
+    assert [one.state for one in list_runs(tmp_path)] == ["finished"]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stopped_by_a_signal_and_resumed_to_the_same_bits(number: int, status: int, tmp_path: Path) -> None:
+    recipe = small("digits-iterative", "prune.methods=[sipp-hybrid]", "prune.levels=1")
+    whole = run(recipe, out=tmp_path / "whole", device="cpu")
+    before = signal.getsignal(number)
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch is not None and (progress.epoch.epoch == 1 or progress.stage.endswith("01")):
+            os.kill(os.getpid(), number)
+
+    statuses = []
+    for _ in range(8):
+        try:
+            resumed = run(recipe, out=tmp_path / "parts", device="cpu", on_progress=stop, accept_changes=True)
+            break
+        except Interrupted as error:
+            statuses.append(error.exit_status)
+            assert list_runs(tmp_path / "parts")[0].state == "stopped"
+            assert signal.getsignal(number) is before
+    assert statuses == [status] * 3  # after epoch 1 of the dense network, after both epochs of the pruned one
+    assert equal(saved(resumed.folder), saved(whole.folder))
+    assert [without_clock(r) for r in resumed.records] == [without_clock(r) for r in whole.records]
+    assert read_records(resumed.folder) == resumed.records
+    assert not list(resumed.folder.rglob("step-*")) and not list(resumed.folder.rglob("start*"))
+
+
+def test_a_signal_that_kills_the_workers_too_is_still_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small("digits-iterative", "prune.methods=[wt]", "prune.levels=1", "train.batch_size=100")
+    whole = run(recipe, out=tmp_path / "whole", device="cpu")
+    fetch = loop.train_batches
+
+    def dying(*arguments: Any, asked: bool = True, **options: Any) -> Iterator[Any]:
+        for step, batch in fetch(*arguments, **options):
+            if step == 3:
+                if asked:
+                    os.kill(os.getpid(), signal.SIGINT)
+                raise DataError("a worker process failed")
+            yield step, batch
+
+    monkeypatch.setattr(loop, "train_batches", dying)
+    with pytest.raises(Interrupted):
+        run(recipe, out=tmp_path / "parts", device="cpu")
+    (saved_at,) = (tmp_path / "parts").glob("*/seed0.dense/step-*.json")
+    assert saved_at.stem == step_name(0, 3)
+    monkeypatch.setattr(loop, "train_batches", partial(dying, asked=False))
+    with pytest.raises(DataError, match="worker"):
+        run(recipe, out=tmp_path / "unasked", device="cpu")
+    monkeypatch.setattr(loop, "train_batches", fetch)
+    assert equal(
+        saved(run(recipe, out=tmp_path / "parts", device="cpu", accept_changes=True).folder), saved(whole.folder)
+    )
+
+
+def test_ladder_counts_what_is_left() -> None:
+    assert [next_budget(left, 0.85) for left in (1000, 850, 722, 1, 0)] == [850, 722, 614, 1, 1]

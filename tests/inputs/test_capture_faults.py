@@ -1,0 +1,461 @@
+"""What goes in and what survives it: forms of data, choice of layers, bad values, state (FAULTS 13-18, 22-24)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from oracles import sensitivity as oracle
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import sipp
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.batches import batches_of, points_per_batch
+
+F64 = torch.float64
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
+    """Standard normal values."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
+
+
+def agree(got: dict[str, Tensor], expected: dict[str, np.ndarray]) -> None:
+    """Fail with words where scores differ from the oracle."""
+    assert not oracle.disagreements(got, expected)
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Whether two results hold the same names and the same numbers up to the order of a sum."""
+    return set(a) == set(b) and all(torch.allclose(a[name], b[name], rtol=1e-6, atol=1e-7) for name in a)
+
+
+class Net(nn.Module):
+    """A convolution, a BatchNorm, Dropout and Linear layers, over 1 x 3 x 3 images; statistics far from 0 and 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.drop = nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Dropout(0.5)
+        self.fc1 = nn.Linear(8, 4)
+        self.head = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for tensor in [*self.parameters(), self.bn.running_mean]:
+                tensor.copy_(torch.randn(tensor.shape, generator=generator))
+            self.bn.running_var.fill_(7.0)
+        self.to(F64)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(self.drop(self.fc1(self.drop(self.bn(self.conv(image))).flatten(1))))
+
+
+def net_oracle(net: Net, batches: list[Tensor], norm_stats: str) -> dict[str, np.ndarray]:
+    """Scores (max) with running statistics, or with each batch's own mean and biased variance."""
+    inputs: dict[str, list[Tensor]] = {"fc1": [], "head.0": [], "head.2": []}
+    with torch.no_grad():
+        for x in batches:
+            z, column = net.conv(x), lambda v: v[:, None, None]
+            mean, var = net.bn.running_mean, net.bn.running_var
+            if norm_stats == "batch":
+                mean, var = z.mean((0, 2, 3)), z.var((0, 2, 3), unbiased=False)
+            z = (z - column(mean)) / torch.sqrt(column(var) + net.bn.eps) * column(net.bn.weight) + column(net.bn.bias)
+            inputs["fc1"].append(z.flatten(1))
+            inputs["head.0"].append(net.fc1(z.flatten(1)))
+            inputs["head.2"].append(torch.tanh(net.head[0](inputs["head.0"][-1])))
+        scores = {
+            f"{name}.weight": oracle.linear_sensitivity(net.get_submodule(name).weight, torch.cat(x), "max")
+            for name, x in inputs.items()
+        }
+    conv_points = oracle.conv_points(net.conv, torch.cat(batches))
+    return scores | {"conv.weight": oracle.conv_sensitivity(net.conv, conv_points, "max")}
+
+
+# --- Forms of data ---------------------------------------------------------------------------------------------------
+
+
+class Items(Dataset):
+    """A map-style dataset of what `make` gives for each index."""
+
+    def __init__(self, n: int, make: Callable[[int], object]) -> None:
+        self.n, self.make = n, make
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> object:
+        if not 0 <= i < self.n:
+            raise IndexError(i)
+        return self.make(i)
+
+
+IMAGES, LABELS = randn(7, 1, 3, 3), torch.arange(7)
+FORMS: dict[str, Callable[[], object]] = {
+    "one tensor": lambda: IMAGES,
+    "list of tensors, last one short": lambda: list(IMAGES.split(3)),
+    "single points": lambda: list(IMAGES.split(1)),
+    "generator": lambda: (x for x in IMAGES.split(2)),
+    "tuples with labels": lambda: list(zip(IMAGES.split(3), LABELS.split(3))),
+    "tuples without labels": lambda: [(x,) for x in IMAGES.split(3)],
+    "dicts": lambda: [{"image": x} for x in IMAGES.split(4)],
+    "loader of tensors": lambda: DataLoader(TensorDataset(IMAGES, LABELS), batch_size=3),
+    "loader of dicts": lambda: DataLoader(Items(7, lambda i: {"image": IMAGES[i]}), batch_size=3),
+    "dataset of tuples": lambda: TensorDataset(IMAGES, LABELS),
+    "dataset of tensors": lambda: Items(7, lambda i: IMAGES[i]),
+    "dataset of dicts": lambda: Items(7, lambda i: {"image": IMAGES[i]}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_data(form: str) -> None:
+    agree(sipp.sensitivity(Net(), FORMS[form]()), net_oracle(Net(), [IMAGES], "running"))
+
+
+@pytest.mark.parametrize(
+    ("points", "sizes"),
+    [
+        (torch.zeros(3000, 8), [1024, 1024, 952]),
+        (torch.zeros(200, 3, 32, 32), [85, 85, 30]),
+        (torch.zeros(()).expand(40, 3, 224, 224), [16, 16, 8]),
+        (torch.zeros(40, 7, dtype=torch.int64), [16, 16, 8]),  # tokens
+        (torch.zeros(40, 7, dtype=torch.bfloat16), [16, 16, 8]),
+        (torch.zeros(20, 0), [20]),
+    ],
+)
+def test_small_points_come_many_at_once(points: Tensor, sizes: list[int]) -> None:
+    assert [batch.n_points for batch in batches_of(points)] == sizes
+    assert [batch.n_points for batch in batches_of(TensorDataset(points, points[:, :0]))] == sizes
+    of_unknown_size = Items(len(points), lambda i: points[i])
+    assert {batch.n_points for batch in itertools.islice(batches_of(of_unknown_size), 1)} == {16}
+    assert [batch.n_points for batch in batches_of(points, batch_size=11)][:1] == [11]
+
+
+def test_a_gpu_takes_more_points_at_once() -> None:
+    images = torch.zeros(()).expand(40, 3, 224, 224)
+    assert [points_per_batch(images, torch.device(name)) for name in ("cpu", "cuda")] == [16, 111]
+
+
+def test_a_tensor_and_a_dataset_of_it_give_the_same_points() -> None:
+    points = randn(300, 4)
+    drawn, other, again = (
+        torch.cat([batch.args[0] for batch in batches_of(data, n_points=50, seed=seed)])
+        for data, seed in ((points, 3), (TensorDataset(points), 3), (points, 4))
+    )
+    assert torch.equal(drawn, other) and len(drawn) == 50 and not torch.equal(drawn, again)
+    assert len({tuple(point) for point in drawn.tolist()} & {tuple(point) for point in points.tolist()}) == 50
+
+
+class Counting(nn.Module):
+    """A layer used once or several times for each point, which notes how many points come at once."""
+
+    def __init__(self, n_uses: int) -> None:
+        super().__init__()
+        self.layer, self.n_uses, self.seen = nn.Linear(3, 3), n_uses, set[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(len(x))
+        for _ in range(self.n_uses):
+            x = self.layer(x)
+        return x
+
+
+def test_sums_that_wait_for_a_further_use_are_of_few_points() -> None:
+    once, twice, x = Counting(1), Counting(2), randn(100, 3, dtype=torch.float32)
+    for model in (once, twice):
+        sipp.sensitivity(model, x, reduce="mean")
+    assert max(once.seen) == 100 and max(twice.seen) == 16
+
+
+def test_one_point() -> None:
+    agree(sipp.sensitivity(Net(), IMAGES[:1]), net_oracle(Net(), [IMAGES[:1]], "running"))
+
+
+@pytest.mark.parametrize(
+    "data", [[], IMAGES[:0], DataLoader(Items(0, lambda i: IMAGES[i])), iter(()), Items(0, lambda i: IMAGES[i])]
+)
+def test_no_data(data: object) -> None:
+    with pytest.raises(DataError, match=r"(?i)empty|no (batch|data|point)|0 points"):
+        sipp.sensitivity(Net(), data)
+    with pytest.raises(DataError, match=r"(?i)empty|no (batch|data|point)|0 points"):
+        sipp.sensitivity(Net(), data, reduce="mean")
+
+
+@pytest.mark.parametrize("data", [(IMAGES, LABELS), {"image": IMAGES}])
+def test_a_batch_in_the_place_of_data_is_refused(data: object) -> None:
+    with pytest.raises(DataError, match=r"\["):  # the way out: put it in a list
+        sipp.sensitivity(Net(), data)
+
+
+@pytest.mark.parametrize("batch", ["text", None, 3.0, ("text", LABELS)])
+def test_a_batch_of_another_type_is_refused_with_its_index(batch: object) -> None:
+    with pytest.raises(DataError, match=r"(?i)batch\D{0,9}1\b"):
+        sipp.sensitivity(Net(), [IMAGES, batch])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, LABELS), lambda x: {"image": x}])
+@pytest.mark.parametrize("where", [0, 2])
+def test_a_bad_input_is_refused_with_its_batch(where: int, wrap: Callable[[Tensor], object], value: float) -> None:
+    batches = [x.clone() for x in IMAGES.split(2)]
+    batches[where][1, 0, 2, 1] = value
+    with pytest.raises(DataError, match=rf"(?i)batch\D{{0,9}}{where}\b"):
+        sipp.sensitivity(Net(), [wrap(x) for x in batches])
+    with pytest.raises(DataError, match=rf"(?i)batch\D{{0,9}}{where}\b"):  # also where the model would swallow it
+        sipp.sensitivity(nn.Sequential(nn.Hardtanh(), Net()), batches)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference", "cpu"])
+@pytest.mark.parametrize("middle", [nn.ReLU(), nn.LayerNorm(3)], ids=["infinite", "NaN"])
+def test_a_value_that_overflows_inside_the_model_is_refused(middle: nn.Module, kernel: str) -> None:
+    """Finite inputs, finite weights, non-finite activations: no score may come out of them."""
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), middle, nn.Linear(3, 2)).half()
+    model[0].weight.data.fill_(1e3)
+    with pytest.raises((DataError, ModelError), match=r"2\.weight"):
+        sipp.sensitivity(model, [torch.full((2, 3), 1e3, dtype=torch.half)], kernel=kernel)
+
+
+# --- n_points --------------------------------------------------------------------------------------------------------
+
+N_ALL, N_DRAWN, N_TRIALS, CHANCE_OF_FALSE_ALARM = 8, 3, 280, 1e-6
+
+
+def points_met(data: object, n_points: int, seed: int = 0) -> frozenset[int]:
+    """Which rows of the unit matrix were scored: point j alone gives column j its 1."""
+    model = nn.Linear(N_ALL, 1, bias=False, device="meta")
+    model.weight = nn.Parameter(torch.ones(1, N_ALL))
+    scores = sipp.sensitivity(model, data, n_points=n_points, seed=seed)["weight"][0]
+    return frozenset(np.flatnonzero(scores.numpy() > 0.5).tolist())
+
+
+def draws_without_replacement(draw: Callable[[int], frozenset[int]]) -> bool:
+    """Whether draw(seed) looks like N_DRAWN of N_ALL points, every subset as likely as any other (chi-square)."""
+    subsets = {frozenset(c): 0 for c in itertools.combinations(range(N_ALL), N_DRAWN)}
+    for seed in range(N_TRIALS):
+        drawn = draw(seed)
+        if len(drawn) != N_DRAWN:
+            return False
+        subsets[drawn] += 1
+    return bool(stats.chisquare(list(subsets.values())).pvalue > CHANCE_OF_FALSE_ALARM)
+
+
+@pytest.mark.parametrize("data", [torch.eye(N_ALL), TensorDataset(torch.eye(N_ALL))])
+def test_n_points_draws_uniformly_without_replacement(data: object) -> None:
+    assert draws_without_replacement(lambda seed: points_met(data, N_DRAWN, seed))
+
+
+def test_a_broken_draw_would_be_seen() -> None:
+    assert not draws_without_replacement(lambda seed: frozenset(range(N_DRAWN)))
+    assert not draws_without_replacement(
+        lambda seed: frozenset(np.random.default_rng(seed).integers(0, N_ALL, N_DRAWN).tolist())
+    )
+    assert not draws_without_replacement(lambda seed: frozenset((seed * 5 + i) % N_ALL for i in range(N_DRAWN)))
+    assert draws_without_replacement(
+        lambda seed: frozenset(np.random.default_rng(seed).choice(N_ALL, N_DRAWN, replace=False).tolist())
+    )
+
+
+def test_n_points_is_seeded_and_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    assert points_met(torch.eye(N_ALL), N_DRAWN, seed=3) == points_met(torch.eye(N_ALL), N_DRAWN, seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert points_met(torch.eye(N_ALL), N_ALL) == frozenset(range(N_ALL))
+
+
+@pytest.mark.parametrize("n_points", [1, 3, 4, 6, 8])
+def test_n_points_takes_the_first_of_an_iterable(n_points: int) -> None:
+    """The batch that crosses n is cut, also one with labels; the source is not read further than needed."""
+    eye, read = torch.eye(N_ALL), []
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for i in itertools.count(0, 3):
+            read.append(i)
+            yield eye[i % N_ALL :][:3], torch.zeros(len(eye[i % N_ALL :][:3]))
+
+    assert points_met(batches(), n_points) == frozenset(range(n_points))
+    assert len(read) <= math.ceil(n_points / 3) + 1
+    assert points_met([{"input": x} for x in eye.split(3)], n_points) == frozenset(range(n_points))
+
+
+# --- The choice of layers --------------------------------------------------------------------------------------------
+
+ALL = {"conv.weight", "fc1.weight", "head.0.weight", "head.2.weight"}
+LINEAR = ALL - {"conv.weight"}
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "names"),
+    [
+        (None, None, ALL),
+        ("head*", None, {"head.0.weight", "head.2.weight"}),
+        ("head.?.weight", None, {"head.0.weight", "head.2.weight"}),
+        ("fc1", None, {"fc1.weight"}),
+        ("fc1.weight", None, {"fc1.weight"}),
+        (nn.Linear, None, LINEAR),
+        ([nn.Conv2d, "head.2*"], None, {"conv.weight", "head.2.weight"}),
+        ((nn.Conv2d, nn.Linear), None, ALL),
+        (None, "head*", {"conv.weight", "fc1.weight"}),
+        (None, nn.Linear, {"conv.weight"}),
+        (None, [nn.Conv2d, "fc1*"], {"head.0.weight", "head.2.weight"}),
+        (nn.Linear, "head.0*", {"fc1.weight", "head.2.weight"}),
+        ("*", None, ALL),
+    ],
+)
+def test_include_and_exclude(include: object, exclude: object, names: set[str]) -> None:
+    everything = sipp.sensitivity(Net(), IMAGES)
+    got = sipp.sensitivity(Net(), IMAGES, include=include, exclude=exclude)
+    assert same(got, {name: everything[name] for name in names})
+
+
+@pytest.mark.parametrize("side", ["include", "exclude"])
+@pytest.mark.parametrize("selector", ["nowhere*", ["head*", "nowhere*"]])
+def test_a_glob_that_matches_nothing(side: str, selector: object) -> None:
+    with pytest.raises(OptionError, match="nowhere"):
+        sipp.sensitivity(Net(), IMAGES, **{side: selector})
+
+
+def test_nothing_left_to_prune() -> None:
+    with pytest.raises((OptionError, ModelError)):
+        sipp.sensitivity(Net(), IMAGES, exclude=[nn.Linear, nn.Conv2d])
+    with pytest.raises((OptionError, ModelError)):
+        sipp.sensitivity(Net(), IMAGES, include="bn")
+    with pytest.raises(ModelError):
+        sipp.sensitivity(nn.Sequential(nn.BatchNorm2d(1), nn.ReLU()), IMAGES.float())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("reduce", "median"), ("reduce", None), ("norm_stats", "moving"), ("kernel", "abacus")],
+        *[("n_points", 0), ("n_points", -2), ("n_points", 1.5), ("chunk_bytes", 0), ("include", 3)],
+    ],
+)
+def test_options_out_of_range(option: str, value: object) -> None:
+    with pytest.raises(OptionError, match=option):
+        sipp.sensitivity(Net(), IMAGES, **{option: value})
+
+
+# --- State -----------------------------------------------------------------------------------------------------------
+
+
+def snapshot(model: nn.Module) -> dict[str, object]:
+    """Everything about a model that scoring must leave as it was."""
+    modules = dict(model.named_modules())
+    return {
+        "hooks": {name: [len(getattr(m, table)) for table in HOOK_TABLES] for name, m in modules.items()},
+        "attributes": {name: sorted(vars(m)) for name, m in modules.items()},
+        "flags": {name: [v for v in vars(m).values() if isinstance(v, bool)] for name, m in modules.items()},
+        "requires_grad": {name: p.requires_grad for name, p in model.named_parameters()},
+        "grad": {name: p.grad is None for name, p in model.named_parameters()},
+        "tensors": {name: (id(t), t.tolist()) for name, t in [*model.named_parameters(), *model.named_buffers()]},
+        "global": (torch.is_grad_enabled(), torch.get_rng_state().tolist()),
+    }
+
+
+def mixed_state(model: nn.Module) -> nn.Module:
+    """The model in train() with a frozen part in eval(), a frozen parameter and a user's own hook."""
+    model.train()
+    model.get_submodule("bn").eval()
+    model.get_submodule("fc1").weight.requires_grad_(False)
+    model.get_submodule("fc1").register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize("norm_stats", ["running", "batch"])
+def test_state_is_restored_and_batch_norm_reads_what_it_was_told(norm_stats: str) -> None:
+    model = mixed_state(Net())
+    before, batches = snapshot(model), [IMAGES[:4], IMAGES[4:] * 3 + 1]
+    got = sipp.sensitivity(model, batches, norm_stats=norm_stats)
+    assert snapshot(model) == before
+    agree(got, net_oracle(model, batches, norm_stats))
+    other = {"running": "batch", "batch": "running"}[norm_stats]
+    assert oracle.disagreements(got, net_oracle(model, batches, other))  # the two are different things here
+
+
+@pytest.mark.parametrize("norm_stats", ["running", "batch"])
+@pytest.mark.parametrize("raised", [RuntimeError("boom"), KeyboardInterrupt()])
+def test_state_is_restored_after_an_exception_in_forward(raised: BaseException, norm_stats: str) -> None:
+    class Explodes(Net):
+        def forward(self, image: Tensor) -> Tensor:
+            out = super().forward(image)
+            if len(image) == 1:
+                raise raised
+            return out
+
+    model = mixed_state(Explodes())
+    before = snapshot(model)
+    expected = (DataError, r"batch 3 \(input 0: float64 1 x 1 x 3 x 3\).* RuntimeError: boom")
+    with (
+        pytest.raises(expected[0], match=expected[1]) if isinstance(raised, Exception) else pytest.raises(type(raised))
+    ):
+        sipp.sensitivity(model, list(IMAGES.split(2)), norm_stats=norm_stats)
+    assert snapshot(model) == before
+
+
+def test_state_is_restored_after_bad_data() -> None:
+    model = mixed_state(Net())
+    before = snapshot(model)
+    with pytest.raises(DataError):
+        sipp.sensitivity(model, [IMAGES, IMAGES * math.nan])
+    assert snapshot(model) == before
+
+
+# --- Models that cannot be handled -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "1.weight"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.GRU(4, 2, batch_first=True)), "1.weight_hh_l0"),
+        (lambda: nn.TransformerEncoderLayer(4, 2, 4, batch_first=True), "self_attn.in_proj_weight"),
+        (lambda: nn.TransformerEncoderLayer(4, 2, 4, batch_first=True), "self_attn.out_proj.weight"),
+    ],
+)
+def test_a_bad_weight_is_named(make: Callable[[], nn.Module], name: str, value: float) -> None:
+    model = make()
+    model.get_parameter(name).data.view(-1)[1] = value
+    with pytest.raises(ModelError, match=name):
+        sipp.sensitivity(model, [randn(2, 3, 4, dtype=torch.float32)])
+
+
+ODD: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "transposed": (lambda: nn.ConvTranspose1d(3, 3, 1), "exclude"),
+    "parametrised": (lambda: parametrizations.orthogonal(nn.Linear(4, 4)), "remove_parametrizations"),
+    "parametrised-gru": (
+        lambda: parametrizations.orthogonal(nn.GRU(4, 4, batch_first=True), "weight_hh_l0"),
+        "remove_parametrizations",
+    ),
+    "spectral-norm": (lambda: parametrizations.spectral_norm(nn.Linear(4, 4)), "remove_parametrizations"),
+    "weight-norm": (lambda: nn.utils.weight_norm(nn.Linear(4, 4)), "exclude"),
+    "torch-prune": (lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), r"prune\.remove"),
+    "quantised": (lambda: pytest.importorskip("torch.ao.nn.quantized.dynamic").Linear(4, 4), "exclude"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own notes on its older ways of changing weights
+@pytest.mark.parametrize("kind", ODD)
+def test_what_cannot_be_handled_is_named_with_the_way_out(kind: str) -> None:
+    make, way_out = ODD[kind]
+    model = nn.Sequential()
+    model.add_module("fine", nn.Linear(4, 4))
+    model.add_module("odd", make())
+    x = randn(2, 3, 4, dtype=torch.float32)
+    with pytest.raises(ModelError, match=rf"odd[\s\S]*{way_out}"):
+        sipp.sensitivity(model, [x])
+    assert set(sipp.sensitivity(model, [x], exclude="odd*")) == {"fine.weight"}
+
+
+def test_a_layer_that_no_data_reaches_is_named() -> None:
+    model = Net()
+    model.spare = nn.Linear(3, 3).to(F64)
+    with pytest.raises(ModelError, match="spare"):
+        sipp.sensitivity(model, IMAGES)
+    assert set(sipp.sensitivity(model, IMAGES, exclude="spare")) == ALL

@@ -1,0 +1,200 @@
+"""Models that are odd: layers without weights are left alone, and what cannot be pruned is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.ao import quantization
+
+import sipp
+from sipp.errors import DataError, ModelError
+from sipp.pruning.result import Method
+
+POINTS = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
+LABELS = torch.zeros(20, dtype=torch.int64)
+
+
+class PartlyEmpty(nn.Module):
+    """One layer with weights, and two that have none: no rows, no fan-in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full, self.no_rows, self.no_inputs = nn.Linear(5, 3), nn.Linear(5, 0), nn.Linear(0, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.full(x), self.no_inputs(self.no_rows(x))], 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*rows died")
+@pytest.mark.parametrize("method", ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "wt", "snip", "random"])
+def test_layers_without_weights_are_left_alone(method: Method) -> None:
+    with pytest.warns(UserWarning, match="zero-element"):
+        model = PartlyEmpty()
+    pruned = sipp.prune(model, [(POINTS, LABELS)], keep=0.4, method=method)
+    assert set(pruned.masks) == {"full.weight"} and int(pruned.masks["full.weight"].sum()) == 6
+    assert list(pruned.model.state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_is_no_network_that_can_be_seen_is_refused() -> None:
+    plain = nn.Sequential(nn.Linear(5, 3))
+    with torch.device("meta"):
+        shapes_only = nn.Sequential(nn.Linear(5, 3))
+    for model, words in (
+        (torch.jit.script(plain), "TorchScript"),
+        (torch.jit.trace(plain, POINTS), "TorchScript"),
+        (shapes_only, r"0\.weight is on the meta device"),
+        (PartlyEmpty, "not an nn.Module"),
+        (5, "not an nn.Module"),
+    ):
+        for prune in (sipp.sensitivity, lambda m, d: sipp.prune(m, d, keep=0.5)):
+            with pytest.raises(ModelError, match=words):
+                prune(model, [POINTS])
+
+
+def test_snip_says_which_labels_do_not_fit() -> None:
+    model = nn.Sequential(nn.Linear(5, 3))
+    with pytest.raises(DataError, match=r"batch 1: snip's loss .* labels \(torch\.int64 \(20,\)\)"):
+        sipp.prune(model, [(POINTS, LABELS), (POINTS, LABELS + 9)], keep=0.5, method="snip")
+
+
+# --- The given model is left as it was --------------------------------------------------------------------------------
+
+
+class Keeps(nn.Module):
+    """Counts its calls in a buffer, another that it replaces, one that it makes, and in plain attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("sums", torch.zeros(0))
+        self.register_buffer("last", torch.zeros(3))
+        self.n_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        self.calls += 1
+        self.sums.resize_(5).copy_(x.sum(0))
+        self.last = x[0, :3] + self.last
+        self.register_buffer("made", x[0])
+        out = self.fc(x)
+        if bool((x > 100).any()):
+            raise RuntimeError("too large")
+        return out
+
+
+def state_of(model: nn.Module) -> dict[str, object]:
+    tensors = {name: (id(tensor), tensor.tolist()) for name, tensor in model.state_dict(keep_vars=True).items()}
+    plain = {name: {k: v for k, v in vars(m).items() if isinstance(v, int)} for name, m in model.named_modules()}
+    return {"tensors": tensors, "order": list(tensors), "plain": plain}
+
+
+def values_of(model: nn.Module) -> list[object]:
+    return [tensor.tolist() for tensor in model.state_dict().values()]
+
+
+PASSES = {
+    "sensitivity": lambda m, x: sipp.sensitivity(m, [x], include="fc"),
+    "mean": lambda m, x: sipp.sensitivity(m, [x], include="fc", reduce="mean"),
+    "snip": lambda m, x: sipp.prune(m, [(x, LABELS[: len(x)])], keep=0.5, include="fc", method="snip"),
+    "sample_size": lambda m, x: sipp.sample_size(m, x, include="fc"),
+    "certify": lambda m, x: sipp.certify(m, m, x, output=None),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_what_forward_changes_in_a_model_does_not_stay(name: str) -> None:
+    model = Keeps()
+    before = state_of(model)
+    PASSES[name](model, POINTS)
+    assert state_of(model) == before
+    with pytest.raises(DataError, match="too large"):
+        PASSES[name](model, 200 + POINTS)
+    assert state_of(model) == before
+
+
+class Quantised(nn.Module):
+    """A layer with observers that go on observing in eval mode, and one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stub, self.body, self.fc = quantization.QuantStub(), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.stub.qconfig = self.body.qconfig = quantization.get_default_qat_qconfig("x86")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(self.stub(x)))
+
+
+@pytest.mark.filterwarnings("ignore:.*(torch.ao.quantization|reduce_range|torch.jit).*")
+@pytest.mark.parametrize("name", PASSES)
+def test_observers_are_left_as_they_were(name: str) -> None:
+    model = quantization.prepare_qat(Quantised().train())
+    model(POINTS[:2])
+    before = state_of(model)
+    with torch.no_grad():
+        moved = copy.deepcopy(model).eval()
+        moved(100 * POINTS)
+    assert values_of(moved) != values_of(model)  # they do observe in eval mode
+    if name == "certify":  # what it gives depends on what it saw before: no function of a point
+        with pytest.raises(ModelError, match="two runs"):
+            PASSES[name](model, 20 * POINTS)
+    else:
+        PASSES[name](model, 20 * POINTS)
+    assert state_of(model) == before
+
+
+# --- Frozen weights ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sipp-hybrid", "wt"])
+def test_frozen_weights_beside_others_are_named_once(method: Method) -> None:
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    model[0].weight.requires_grad_(False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sipp.prune(model, POINTS, keep=0.8, method=method)
+        said = [str(one.message) for one in caught if "frozen" in str(one.message)]
+        assert len(said) == 1 and "0.weight; " in said[0] and "exclude='0.weight'" in said[0]
+        caught.clear()
+        sipp.prune(model, POINTS, keep=0.8, method=method, exclude="0.weight")
+        sipp.prune(model.requires_grad_(False), POINTS, keep=0.8, method=method)
+        assert not [one for one in caught if "frozen" in str(one.message)]
+
+
+# --- Copies -----------------------------------------------------------------------------------------------------------
+
+
+class Locked(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.lock = threading.Lock()
+
+
+class Itself(nn.Linear):
+    def __deepcopy__(self, memo: object) -> Itself:
+        return self
+
+
+class Nothing(nn.Linear):
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"), [(Locked(), "Lock"), (Itself(5, 3), "shares"), (Nothing(5, 3), "NoneType")]
+)
+def test_a_model_that_cannot_be_copied_is_named_and_left_alone(layer: nn.Module, words: str) -> None:
+    before = layer.weight.detach().clone()
+    for call in (
+        lambda: sipp.prune(layer, POINTS, keep=0.5),
+        lambda: sipp.prune_to(layer, POINTS, POINTS + 1, epsilon=0.5, method="wt"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            call()
+    assert torch.equal(layer.weight, before)

@@ -1,0 +1,585 @@
+"""What a point is: how many there are, which two are the same, which positions count, and what is no data at all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, IterableDataset
+
+import sipp
+from sipp.certificates.claims import certify, certify_accuracy
+from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import MOST_UNCOUNTED, batches_of, points_at
+from sipp.inputs.independence import CHANCE, NEIGHBOURS, ORDER, allowed_between, why_dependent
+from sipp.inputs.pointkeys import keys_of, n_distinct
+from sipp.records import Batch
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*rows died")
+
+
+def points(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def halved(model: nn.Module) -> nn.Module:
+    """A copy with half of its weights; rows may die."""
+    return sipp.prune(model, None, keep=0.5, method="wt").model
+
+
+def first(data: Any, **options: Any) -> Batch:
+    return next(batches_of(data, **options))
+
+
+# ---- how many points there are
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, torch.tensor(1)), lambda x: {"input": x}])
+def test_a_list_of_single_vectors_is_refused_with_the_way_out(wrap: Callable[[Tensor], object]) -> None:
+    vectors = [wrap(vector) for vector in points(20, 8)]
+    for call in (
+        lambda: sipp.prune(mlp(), vectors, keep=0.5),
+        lambda: sipp.sensitivity(mlp(), vectors),
+        lambda: certify(mlp(), mlp(), vectors),
+    ):
+        with pytest.raises(DataError, match=r"a single vector of 8 numbers.*torch\.stack"):
+            call()
+
+
+def test_one_dimension_is_enough_for_whole_numbers_and_beside_a_larger_input() -> None:
+    assert first([torch.arange(5)]).n_points == 5
+    assert first([{"x": points(5, 8), "t": points(5)}]).n_points == 5
+
+
+class Sequences(nn.Module):
+    """The outputs of an LSTM at every step; batch_first says which dimension holds the sequences."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(8, 5, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+@pytest.mark.parametrize("shape", [(60, 4, 8), (60, 60, 8), (60, 1, 8), (60, 8)])
+def test_time_in_the_place_of_points_is_refused(shape: tuple[int, ...]) -> None:
+    model = Sequences(batch_first=False)
+    with pytest.raises(ModelError, match=r"holdout batch 0: .*dimension 0 .*time, not points"):
+        certify(model, model, [points(*shape)])
+
+
+def test_sequences_along_dimension_0_are_counted() -> None:
+    model = Sequences(batch_first=True)
+    assert certify(model, model, [points(60, 4, 8)]).n == 60
+
+
+# ---- whether an output is a function of its point
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.1, training=True)
+
+
+class Backwards(Sequences):
+    """An LSTM that reads from the last step to the first: the last steps do not depend on the others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flip(0)).flip(0)
+
+
+class OtherKernel(nn.Module):
+    """Rounds otherwise for another number of points, as kernels do."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if len(x) == 64 else x * self.factor
+
+
+class Attention(nn.Module):
+    """Self-attention over dimension 0 (batch_first=False) or 1."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+DEPENDENT: dict[str, tuple[nn.Module, Tensor, str]] = {
+    "batch mean": (Centred(), points(9, 8), NEIGHBOURS),
+    "noise": (Noise(), points(9, 8), CHANCE),
+    "noise, one point": (Noise(), points(1, 80), CHANCE),
+    "time first": (Sequences(False), points(9, 3, 8), ORDER),
+    "time first, two steps": (Sequences(False), points(2, 3, 8), ORDER),
+    "time first, backwards": (Backwards(False), points(9, 3, 8), ORDER),
+    "more than rounding": (OtherKernel(1.01), points(64, 8), NEIGHBOURS),
+    "attention over points": (Attention(False), points(9, 3, 8), NEIGHBOURS),
+}
+FUNCTIONS: dict[str, tuple[nn.Module, Tensor]] = {
+    "mlp": (mlp(), points(9, 8)),
+    "one point": (mlp(), points(1, 8)),
+    "bfloat16": (mlp().bfloat16(), points(64, 8, dtype=torch.bfloat16)),
+    "float16": (mlp().half(), points(64, 8, dtype=torch.float16)),
+    "bfloat16, another kernel": (OtherKernel(1.01), points(64, 8, dtype=torch.bfloat16)),
+    "float32, another kernel": (OtherKernel(1 + 1e-5), points(64, 8)),
+    "running statistics": (nn.BatchNorm1d(8), points(9, 8)),
+    "sequences": (Sequences(True), points(9, 3, 8)),
+    "attention": (Attention(True), points(9, 3, 8)),
+    "zeros": (nn.ReLU(), -points(9, 8).abs()),
+    "tiny": (nn.Identity(), points(9, 8) * 1e-30),
+}
+
+
+def reason_of(model: nn.Module, x: Tensor) -> str:
+    with torch.no_grad():
+        batch = first([x], refuses_non_finite=False)
+        return why_dependent(batch, lambda batch: model.eval()(*batch.args), allowed_between(model, batch))
+
+
+@pytest.mark.parametrize("case", DEPENDENT)
+def test_what_depends_on_more_than_its_point_is_found(case: str) -> None:
+    model, x, reason = DEPENDENT[case]
+    assert reason_of(model, x) == reason
+    if len(x) > 1:
+        with pytest.raises(ModelError, match="points would not be independent"):
+            certify(model, model, [x])
+        with pytest.raises(ModelError, match=r"pruned, holdout batch 0"):
+            certify(Flat() if "time" in case else nn.Identity(), model, [x])
+
+
+class Flat(nn.Module):
+    """A function of the point with the shape of an LSTM's output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., :5]
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_a_function_of_the_point_passes(case: str) -> None:
+    assert reason_of(*FUNCTIONS[case]) == ""
+
+
+def test_values_that_are_not_finite_are_compared_too() -> None:
+    x = points(9, 8)
+    x[7, 2], x[8, 1] = float("nan"), float("inf")
+    assert reason_of(nn.Identity(), x) == ""
+    assert reason_of(Centred(), x) != ""
+
+
+ALLOWED = 1e-5
+
+
+def test_outputs_may_be_nested_and_a_row_for_each_point_is_needed() -> None:
+    batch, model = first([points(9, 3, 8)]), nn.LSTM(8, 5, batch_first=True)
+    assert (
+        why_dependent(batch, lambda part: model(*part.args), ALLOWED) == ""
+    )  # the states have layers first: not compared
+    two = first([points(2, 3, 8)])
+    assert (
+        why_dependent(two, lambda part: nn.LSTM(8, 5, 2, batch_first=True)(*part.args), ALLOWED) == CHANCE
+    )  # new weights
+    assert "one row for each of the 9 points" in why_dependent(batch, lambda part: part.args[0].mean(), ALLOWED)
+    assert "by themselves (no)" in why_dependent(batch, lambda part: fails_on_part(part, 9), ALLOWED)
+
+
+def fails_on_part(batch: Batch, n: int) -> Tensor:
+    if batch.n_points != n:
+        raise RuntimeError("no")
+    return batch.args[0]
+
+
+class LateNoise(nn.Module):
+    """Noise on the last points only: the first batch looks fine."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x[:, :1] > 0, x, x * torch.rand_like(x))
+
+
+def test_the_last_batch_is_tried_too() -> None:
+    x = points(60, 8)
+    x[:50, 0], x[50:, 0] = 1.0, -1.0
+    for call in (certify, certify_accuracy):
+        with pytest.raises(ModelError, match=r"holdout batch 5: two runs"):
+            call(LateNoise(), LateNoise(), list(x.split(10)))
+
+
+def test_prune_to_refuses_a_network_of_chance_before_the_holdout_is_looked_at(tmp_path: Any) -> None:
+    noisy = nn.Sequential(mlp(), Noise())
+    with pytest.raises(ModelError, match=r"dense, holdout batch 0: two runs"):
+        sipp.prune_to(noisy, points(50, 8), points(99, 8, seed=1), epsilon=9.0, method="wt", ledger=tmp_path / "uses")
+    assert (tmp_path / "uses").read_text() == ""
+
+
+# ---- labels in a dict
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        assert labels is None
+        return self.net(x)
+
+
+@pytest.mark.parametrize("name", ["labels", "label"])
+def test_labels_in_a_dict_are_labels(name: str) -> None:
+    x, y = points(100, 8), torch.arange(100) % 4
+    model, named, plain = Keywords(), [{"x": x, name: y}], [(x, y)]
+    scores = sipp.prune(model, named, keep=0.5, method="snip").masks
+    expected = sipp.prune(model.net, plain, keep=0.5, method="snip").masks
+    assert all(torch.equal(scores[f"net.{name}"], mask) for name, mask in expected.items())
+    cert = certify_accuracy(model, halved(model), named)
+    again = certify_accuracy(model.net, halved(model.net), plain)
+    assert (cert.mode, cert.n_lost, cert.data_hash) == ("labels", again.n_lost, again.data_hash)
+
+
+def test_in_a_pair_the_whole_dict_goes_to_the_model() -> None:
+    batch = first([({"x": points(5, 8), "labels": torch.arange(5)}, None)])
+    assert set(batch.kwargs) == {"x", "labels"} and batch.labels is None
+
+    class Conditional(nn.Module):
+        def forward(self, x: Tensor, label: Tensor) -> Tensor:
+            return x * label[:, None]
+
+    data = {"x": points(60, 8), "label": torch.arange(60)}
+    with pytest.raises(DataError, match=r"missing .*'label'.*give the pair \(dict, labels\)"):
+        certify(Conditional(), Conditional(), [data])
+    assert certify(Conditional(), Conditional(), [(data, None)]).n == 60
+
+
+# ---- padding
+
+
+def padded(lengths: list[int], to: int, seed: int = 0) -> dict[str, Tensor]:
+    """Sentences of these lengths, the same whatever they are padded to (with a token that means something)."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.full((len(lengths), to), 7)
+    for row, length in zip(ids, lengths):
+        row[:length] = torch.randint(0, 50, (length,), generator=generator)
+    return {"input_ids": ids, "attention_mask": (torch.arange(to) < torch.tensor(lengths)[:, None]).long()}
+
+
+LENGTHS = [3 + i % 30 for i in range(70)]
+
+
+class Tokens(nn.Module):
+    """An encoder over tokens that looks away from padding; its output has positions, or is pooled to classes."""
+
+    def __init__(self, n_classes: int, pooled: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(50, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head, self.pooled = nn.Linear(8, n_classes), pooled
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        real = attention_mask.bool()
+        hidden = self.layer(self.embed(input_ids), src_key_padding_mask=~real)
+        if not self.pooled:
+            return self.head(hidden).squeeze(-1)
+        return self.head((hidden * real[..., None]).sum(1) / real.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("n_outputs", [3, 1])
+def test_padding_changes_neither_the_certificate_nor_the_points(n_outputs: int) -> None:
+    model = Tokens(n_outputs)
+    short, long = (certify(model, halved(model), [padded(LENGTHS, to)]) for to in (32, 128))
+    assert long.epsilon == pytest.approx(short.epsilon, rel=1e-4) and short.epsilon > 0.01
+    assert (long.n, long.data_hash, long.violations) == (70, short.data_hash, short.violations)
+    loop = []
+    for i, length in enumerate(LENGTHS):  # the definition: every sentence by itself, without padding
+        alone = {name: value[i : i + 1, :length] for name, value in padded(LENGTHS, 32).items()}
+        with torch.no_grad():
+            f, g = model.eval()(**alone).double(), halved(model).eval()(**alone).double()
+        loop.append(float((f - g).norm() / f.norm()))
+    assert short.epsilon == pytest.approx(sorted(loop, reverse=True)[short.k_allowed], rel=1e-4)
+
+
+def test_as_many_classes_as_positions_are_no_positions() -> None:
+    model = Tokens(32, pooled=True)
+    data = padded(LENGTHS, 32)
+    with torch.no_grad():
+        f, g = (net.eval()(**data).double() for net in (model, halved(model)))
+    ratios = ((f - g).norm(dim=1) / f.norm(dim=1)).sort(descending=True).values
+    cert = certify(model, halved(model), [data])
+    assert cert.epsilon == pytest.approx(float(ratios[cert.k_allowed]), rel=1e-4)
+
+
+def test_a_class_that_is_a_position_is_chosen_among_all_outputs() -> None:
+    """Where an answer starts: n x positions, a class each; an output at padding may be the largest one."""
+    model, data = Tokens(1), padded(LENGTHS, 32)
+    with torch.no_grad():
+        classes = [net.eval()(**data).argmax(1) for net in (model, halved(model))]
+    cert = certify_accuracy(model, halved(model), [data])
+    assert cert.n_differ == int((classes[0] != classes[1]).sum()) > 5
+
+
+def test_prune_to_takes_a_loader_that_shuffles_and_pads_each_batch_to_its_longest() -> None:
+    model, generator = Tokens(3), torch.Generator().manual_seed(0)
+    sentences = padded(LENGTHS * 3, 32, seed=1)
+
+    class Loader:
+        def __iter__(self) -> Iterator[dict[str, Tensor]]:
+            for part in torch.randperm(210, generator=generator).split(30):
+                batch = {name: value[part] for name, value in sentences.items()}
+                longest = int(batch["attention_mask"].sum(1).max())
+                yield {name: value[:, :longest] for name, value in batch.items()}
+
+    fixed = sipp.prune_to(model, [padded(LENGTHS, 40)], [sentences], epsilon=0.5, method="wt")
+    moving = sipp.prune_to(model, [padded(LENGTHS, 40)], Loader(), epsilon=0.5, method="wt")
+    assert fixed.path == moving.path and 0 < fixed.keep < 1
+    assert fixed.certificate.data_hash == moving.certificate.data_hash
+
+
+def test_which_positions_count() -> None:
+    batch = padded([2, 4, 1], 5)
+    real = batch["attention_mask"].bool()
+    assert torch.equal(first([batch]).real_BT, real)
+    assert torch.equal(first([batch], n_points=2).real_BT, real[:2])
+    assert first([batch], device=torch.device("meta")).real_BT.device.type == "meta"
+    ids = batch["input_ids"]
+    for name in ("key_padding_mask", "src_key_padding_mask", "padding_mask"):
+        assert torch.equal(first([{"x": ids, name: ~real}]).real_BT, real)
+    assert torch.equal(points_at(first([batch]), torch.tensor([2, 0])).real_BT, real[[2, 0]])
+    unclear = (
+        {"x": ids},
+        {"x": ids, "attention_mask": torch.zeros(3, 5).masked_fill(~real, float("-inf"))},  # added to scores
+        {"x": ids, "attention_mask": real[:, None].expand(3, 5, 5)},
+        {"x": ids, "attention_mask": real, "key_padding_mask": real},  # they disagree
+        {"src": ids, "tgt": ids, "src_key_padding_mask": ~real},  # whose positions?
+    )
+    assert all(first([batch]).real_BT is None for batch in unclear)
+    with pytest.raises(DataError, match=r"batch 0: all positions of point 1 are padding"):
+        first([padded([2, 0, 1], 5)])
+
+
+# ---- which two points are the same
+
+
+def test_a_key_is_of_the_content() -> None:
+    image = points(6, 3, 4, 4)
+    expected = keys_of(first([image]))
+    for other in (image.to(memory_format=torch.channels_last), image.transpose(2, 3).contiguous().transpose(2, 3)):
+        assert keys_of(first([other])) == expected
+    short, long = padded([3, 5], 8), padded([3, 5], 20)
+    assert keys_of(first([short])) == keys_of(first([long]))
+    short["input_ids"][0, 2] += 1
+    assert [a == b for a, b in zip(keys_of(first([short])), keys_of(first([long])))] == [False, True]
+    ids, mask = long["input_ids"], long["attention_mask"]
+    assert keys_of(first([{"x": ids[:1, :3]}])) == keys_of(first([{"x": ids[:1], "attention_mask": mask[:1]}]))
+
+
+def test_a_packed_sequence_has_a_key_for_each_sequence() -> None:
+    sequences = [points(length, 2, seed=length) for length in (2, 5, 3)]
+    packed = keys_of(first([pack_sequence(sequences, enforce_sorted=False)]))
+    assert packed == [keys_of(first([sequence[None]]))[0] for sequence in sequences]
+    part = points_at(first([pack_sequence(sequences, enforce_sorted=False)]), torch.tensor([2, 1]))
+    assert keys_of(part) == [packed[2], packed[1]]
+    assert first([pack_sequence(sequences, enforce_sorted=False)], n_points=2).n_points == 2
+
+
+class LastState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(2, 5)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.lstm(x)[1][0][0]
+
+
+def test_packed_sequences_are_certified() -> None:
+    sequences = [points(2 + i % 7, 2, seed=i) for i in range(60)]
+    packed = [pack_sequence(sequences[i : i + 20], enforce_sorted=False) for i in range(0, 60, 20)]
+    model = LastState()
+    cert = certify(model, halved(model), packed)
+    assert cert.n == 60 and 0 < cert.epsilon < 10
+    with pytest.raises(DataError, match="are also calibration points"):
+        certify(model, model, packed, calibration=[pack_sequence(sequences[30:32], enforce_sorted=False)])
+
+
+def test_distinct_points_are_counted_once() -> None:
+    x = points(50, 8)
+    assert n_distinct(batches_of(torch.cat((x, x[:30])))) == 50
+    assert n_distinct(batches_of([x[:1]] * 500)) == 1
+
+
+UINT8 = torch.randint(0, 256, (4, 3, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+FLOAT64 = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+SAME: dict[str, tuple[Tensor, Tensor]] = {
+    "float32, float64": (FLOAT64.float(), FLOAT64),
+    "float64, float32 of it": (FLOAT64, FLOAT64.float()),
+    "float16, float32": (FLOAT64.half(), FLOAT64.float()),
+    "float16, float64": (FLOAT64.half(), FLOAT64),
+    "bfloat16, float32": (FLOAT64.float().bfloat16(), FLOAT64.float()),
+    "uint8, float32": (UINT8, UINT8.float()),
+    "uint8, float64": (UINT8, UINT8.double()),
+    "uint8, float32 / 255": (UINT8, UINT8.float() / 255),
+    "uint8, float64 / 255": (UINT8, UINT8.double() / 255),
+    "uint8, float64 of float32 / 255": (UINT8, (UINT8.float() / 255).double()),
+    "uint8, float16 / 255": (UINT8, (UINT8.float() / 255).half()),
+    "uint8, int64": (UINT8, UINT8.long()),
+    "flat": (FLOAT64.float(), FLOAT64.float().flatten(1)),
+    "channels last": (FLOAT64.float(), FLOAT64.float().to(memory_format=torch.channels_last)),
+    "channels last of another dtype": (FLOAT64, FLOAT64.float().to(memory_format=torch.channels_last)),
+    "minus zero": (torch.eye(4), torch.where(torch.eye(4) == 0, -0.0, 1.0)),
+}
+OTHER: dict[str, tuple[Tensor, Tensor]] = {
+    "float64 that round alike": (FLOAT64, FLOAT64 + 1e-12),
+    "float32 that round alike in half": (FLOAT64.float(), FLOAT64.float() + 1e-5),
+    "float32 and another float64": (FLOAT64.float(), FLOAT64 + 1e-5),
+    "uint8 and its neighbour": (UINT8, UINT8 ^ 1),
+    "uint8 and another image": (UINT8, (UINT8 ^ 1).float() / 255),
+    "large numbers": (torch.tensor([[2**53]] * 4), torch.tensor([[2**53 + 1]] * 4)),
+}
+
+
+def overlaps(calibration: Tensor, holdout: Tensor) -> bool:
+    """Whether the third calibration point is found in a holdout of other points of its kind."""
+    model = Flatten()
+    cert_options = {"output": lambda out: out.double(), "epsilon": 0.5}
+    try:
+        certify(model, model, [holdout], calibration=[calibration[2:3]], **cert_options)
+    except DataError as error:
+        return "1 of 4 holdout points are also calibration points, the first at index 2" in str(error)
+    return False
+
+
+class Flatten(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).double()
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_the_same_point_is_found_in_another_dtype_or_layout(case: str) -> None:
+    a, b = SAME[case]
+    assert overlaps(a, b) and overlaps(b, a)
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_another_point_is_not_called_the_same(case: str) -> None:
+    a, b = OTHER[case]
+    assert not overlaps(a, b) and not overlaps(b, a)
+
+
+# ---- endless data
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            yield from points(7, 8).clone()
+
+
+ENDLESS: dict[str, Callable[[], Any]] = {
+    "cycle": lambda: itertools.cycle([points(32, 8)]),
+    "cycle of several": lambda: itertools.cycle(points(32, 8).split(3)),
+    "generator of new tensors": lambda: (points(4, 8, seed=i % 3) for i in itertools.count()),
+    "loader": lambda: DataLoader(Endless(), batch_size=4),
+    "empty batches": lambda: itertools.cycle([points(0, 8)]),
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_endless_data_is_refused_and_n_points_bounds_it(case: str) -> None:
+    with pytest.raises(DataError, match=r"calibration does not seem to end.*n_points"):
+        sipp.prune(mlp(), ENDLESS[case](), keep=0.5, method="sipp-det")
+    with pytest.raises(DataError, match=r"holdout does not seem to end: .*give finite data \(a list of batches\)$"):
+        certify(mlp(), mlp(), ENDLESS[case]())
+    if case != "empty batches":
+        assert sum(batch.n_points for batch in batches_of(ENDLESS[case](), n_points=100)) == 100
+
+
+def test_endless_data_that_never_repeats_ends_at_a_number_of_points() -> None:
+    x = torch.zeros(()).expand(200_000, 1)
+    with pytest.raises(DataError, match="does not seem to end"):
+        for _ in batches_of(x + i for i in itertools.count()):
+            pass
+    assert MOST_UNCOUNTED == 1_000_000
+
+
+def test_copies_in_finite_data_are_not_endless() -> None:
+    x = torch.zeros(400, 8)
+    x[::3, 0], x[1::7, 0] = 1.0, 2.0  # the first point comes back often, at unequal distances
+    assert sum(batch.n_points for batch in batches_of(part for part in x.split(1))) == 400
+    assert sum(batch.n_points for batch in batches_of([x[:1]] * 500)) == 500
+
+
+# ---- data of wrong kinds
+
+X = points(60, 8)
+WRONG: dict[str, tuple[Any, str]] = {
+    "int64": ([X.long()], r"batch 0 \(input 0: int64 60 x 8\).*parameters are float32: convert"),
+    "half": ([X.half()], r"batch 0 \(input 0: float16 60 x 8\).*parameters are float32: convert"),
+    "double": (X.double(), r"batch 0 \(input 0: float64 60 x 8\).*parameters are float32: convert"),
+    "complex": ([X.to(torch.complex64)], r"batch 0, input 0 holds complex numbers.*view_as_real"),
+    "sparse": ([X.to_sparse()], r"batch 0, input 0 is a sparse.*to_dense"),
+    "one sparse tensor": (X.to_sparse(), r"is a sparse.*to_dense"),
+    "meta": ([X.to("meta")], r"batch 0, input 0 is on the meta device"),
+    "one meta tensor": (X.to("meta"), r"is on the meta device"),
+    "numpy": (X.numpy(), r"is a ndarray.*torch\.from_numpy"),
+    "numpy batches": ([X.numpy()], r"batch 0, input 0 holds a ndarray.*torch\.from_numpy"),
+    "second batch": ([X, X.numpy()], r"batch 1, input 0 holds a ndarray"),
+    "numpy in a dict": ([{"input": np.zeros((5, 8))}], r"batch 0, input holds a ndarray"),
+    "text": (["text"], r"batch 0, input 0 holds a str"),
+    "bytes": (b"text", r"is a bytes"),
+    "none": ([None], r"batch 0, input 0 holds a NoneType"),
+    "no data": (None, r"is a NoneType"),
+    "nested lists": ([[[1.0] * 8] * 2], r"batch 0, input 0 holds a float"),
+    "width": ([points(60, 9)], r"batch 0 \(input 0: float32 60 x 9\).*of the shape and type"),
+    "unknown keyword": ([{"nothing": X}], r"batch 0 \(nothing: float32 60 x 8\).*unexpected keyword"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_data_of_a_wrong_kind_is_named_with_the_way_out(case: str) -> None:
+    data, words = WRONG[case]
+    with pytest.raises((DataError, ModelError), match="holdout " + words if "batch" in words else words):
+        certify(mlp(), mlp(), data)
+    with pytest.raises((DataError, ModelError), match=words):
+        sipp.prune_to(mlp(), points(20, 8, seed=1), data, epsilon=0.5, method="wt")
+
+
+def test_interrupts_and_memory_errors_of_a_network_stay_what_they_are() -> None:
+    class Raises(nn.Module):
+        def __init__(self, error: BaseException) -> None:
+            super().__init__()
+            self.error = error
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise self.error
+
+    no_room = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    for error in (KeyboardInterrupt(), MemoryError(), torch.OutOfMemoryError("full"), no_room):
+        with pytest.raises(type(error)) as caught:
+            certify(Raises(error), Raises(error), X)
+        assert caught.value is error
+    with pytest.raises(DataError, match=r"holdout batch 0 \(input 0: float32 60 x 8\).*ValueError: odd") as wrapped:
+        certify(Raises(ValueError("odd")), mlp(), X)
+    assert isinstance(wrapped.value.__cause__, ValueError)

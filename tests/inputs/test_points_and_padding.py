@@ -1,0 +1,301 @@
+"""Points are counted as they are, and padding is no patch (FAULTS 41, 42): the side of the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sipp
+from sipp.errors import DataError
+from sipp.inputs.capture import capture
+from sipp.inputs.layers import find_sites
+from sipp.records import Batch, Scores, Use, Weight
+from sipp.scoring import sensitivities
+
+LENGTHS = torch.tensor([5, 2, 7, 1])
+WIDTH = 8
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal values."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padded_to(n_steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The same sequences with padding that is not zero, and which positions are real."""
+    real_BT = torch.arange(n_steps) < LENGTHS[:, None]
+    x = 5 * randn(len(LENGTHS), n_steps, WIDTH, seed=n_steps)
+    x[real_BT] = torch.cat([randn(int(n), WIDTH, seed=seed + i) for i, n in enumerate(LENGTHS)])
+    return x, real_BT
+
+
+def scores_of(model: nn.Module, batch: Batch, reduce: str, monkeypatch: pytest.MonkeyPatch) -> Scores:
+    """The scores of one batch as it is given, with what it says of padding."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sensitivities, "batches_of", lambda *args, **kwargs: iter([batch]))
+        return sensitivities.score(model, find_sites(model), [None], reduce=reduce)
+
+
+def same(a: Scores, b: Scores) -> bool:
+    """Whether scores agree up to rounding, and so does what T4 counts."""
+    return a.n_outputs == b.n_outputs and all(
+        torch.allclose(x.sensitivity_FK, y.sensitivity_FK, rtol=1e-4, atol=1e-5) for x, y in zip(a.layers, b.layers)
+    )
+
+
+class Reader(nn.Module):
+    """Layers over padded sequences, called by `call(layer, x, real_BT)`, behind a layer of their own."""
+
+    def __init__(self, layer: nn.Module, call: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.layer, self.call = nn.Linear(WIDTH, WIDTH), layer, call
+
+    def forward(self, x: Tensor, real_BT: Tensor) -> Tensor:
+        return self.call(self.layer, self.first(x).tanh(), real_BT)
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
+
+
+READERS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: Reader(nn.Linear(WIDTH, 3), lambda m, x, real: m(x)),
+    "flattened": lambda: Reader(nn.Linear(WIDTH, 3), lambda m, x, real: m(x.flatten(0, 1)).unflatten(0, x.shape[:2])),
+    "time first": lambda: Reader(nn.Linear(WIDTH, 3), lambda m, x, real: m(x.transpose(0, 1)).transpose(0, 1)),
+    "lstm": lambda: Reader(nn.LSTM(WIDTH, 4, 2, batch_first=True), lambda m, x, real: m(x)[0]),
+    "time-major lstm": lambda: Reader(nn.LSTM(WIDTH, 4), lambda m, x, real: m(x.transpose(0, 1))[0].transpose(0, 1)),
+    "encoder": lambda: Reader(encoder(), lambda m, x, real: m(x, src_key_padding_mask=~real)),
+}
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+@pytest.mark.parametrize("kind", READERS)
+def test_padding_changes_no_score(kind: str, reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = READERS[kind]()
+    found = {}
+    for n_steps in (9, 30):
+        x, real_BT = padded_to(n_steps)
+        for given in (real_BT, None):
+            batch = Batch(0, "batch 0", (x, real_BT), {}, None, len(x), given)
+            found[n_steps, given is None] = scores_of(model, batch, reduce, monkeypatch)
+    assert same(found[9, False], found[30, False])
+    assert not same(found[9, True], found[30, True])  # padding that is not named as such counts
+
+
+def test_patches_of_padding_are_zero_and_the_others_counted() -> None:
+    x, real_BT = padded_to(9)
+    model = nn.Sequential(nn.Linear(WIDTH, 3))
+    seen: list[Use] = []
+
+    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+        seen.append(use)
+
+    batch = Batch(0, "batch 0", (x,), {}, None, len(x), real_BT)
+    capture(model, find_sites(model), [batch], on_use=on_use, on_output=lambda output, batch: None)
+    assert torch.equal(seen[0].counts_B, LENGTHS)
+    assert torch.equal(seen[0].windows[:, 0], torch.where(real_BT[..., None], x, 0))
+    assert bool((x[~real_BT] != 0).any())  # what the model sees is left as it was
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_keys_and_values_that_attention_hides_are_no_patches(batch_first: bool, reduce: str) -> None:
+    """Not named as padding by the batch: the mask of the call is enough for keys and values, queries stay."""
+
+    class Attends(nn.Module):
+        def __init__(self, keeps_padding: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.m = nn.MultiheadAttention(WIDTH, 2, batch_first=batch_first)
+            self.keeps_padding = keeps_padding
+
+        def forward(self, x: Tensor, is_hidden: Tensor) -> Tensor:
+            query = x[:, :4]
+            if not self.keeps_padding:
+                x, is_hidden = x[:, :4], is_hidden[:, :4]
+            tensors = (query, x, x) if batch_first else (t.transpose(0, 1) for t in (query, x, x))
+            out = self.m(*tensors, key_padding_mask=is_hidden)[0]
+            return out if batch_first else out.transpose(0, 1)
+
+    x = randn(3, 6, WIDTH)
+    is_hidden = torch.arange(6).expand(3, 6) >= 4
+    kept = sipp.sensitivity(Attends(True), [((x, is_hidden), None)], reduce=reduce)
+    cut = sipp.sensitivity(Attends(False), [((x, is_hidden), None)], reduce=reduce)
+    assert all(torch.allclose(kept[name], cut[name], rtol=1e-4, atol=1e-6) for name in cut)
+
+
+# --- Points ----------------------------------------------------------------------------------------------------------
+
+
+class First(nn.Module):
+    """A module whose first output counts."""
+
+    def __init__(self, layer: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.layer, x)
+
+
+TIME_MAJOR: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: First(nn.LSTM(8, 5), lambda m, x: m(x)[0]),
+    "gru": lambda: First(nn.GRU(8, 5, 2, bidirectional=True), lambda m, x: m(x)[0]),
+    "attention": lambda: First(nn.MultiheadAttention(8, 2), lambda m, x: m(x, x, x)[0]),
+    "encoder": lambda: nn.TransformerEncoderLayer(8, 2, 16),
+}
+
+
+@pytest.mark.parametrize("kind", TIME_MAJOR)
+def test_time_steps_are_no_points(kind: str) -> None:
+    torch.manual_seed(0)
+    model = TIME_MAJOR[kind]()
+    with pytest.raises(DataError, match=r"reads the 60 points of the batch as the 60 time steps of 4 sequence"):
+        sipp.prune(model, [randn(60, 4, 8)], keep=0.5)
+    with pytest.raises(DataError, match=r"60 time steps of 1 sequence"):
+        sipp.prune(model, [randn(60, 8)], keep=0.5)
+
+
+FOLDED: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "frames in the batch": lambda m, x: m(x.unflatten(1, (2, 3)).flatten(0, 1))[0].unflatten(0, (len(x), 2)),
+    "some points at a time": lambda m, x: torch.cat([m(part)[0] for part in x.split(2)]),
+    "one sequence at a time": lambda m, x: torch.stack([m(one)[0] for one in x]),
+}
+
+
+@pytest.mark.parametrize("call", FOLDED.values(), ids=FOLDED)
+def test_sequences_of_other_batches_inside_the_model_are_fine(call: Callable[[nn.Module, Tensor], Any]) -> None:
+    torch.manual_seed(0)
+    model = First(nn.LSTM(8, 5, batch_first=True), call)
+    assert sipp.sensitivity(model, [randn(4, 6, 8)])
+
+
+def test_one_vector_is_not_as_many_points_as_it_has_features() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(DataError):
+        sipp.prune(model, [randn(8), randn(8)], keep=0.5)
+
+
+def test_a_call_without_patches_adds_nothing() -> None:
+    """An expert that gets no token in one batch is scored by the others."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 3), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            goes_to_a = x[:, 0] > 0
+            out = x.new_zeros(len(x), 3)
+            out[goes_to_a], out[~goes_to_a] = self.a(x[goes_to_a]), self.b(x[~goes_to_a])
+            return out
+
+    torch.manual_seed(0)
+    model, x = Experts(), randn(6, 8)
+    x[:, 0] = x[:, 0].abs()
+    scores = sipp.sensitivity(model, [x, -x])
+    assert torch.equal(scores["a.weight"], sipp.sensitivity(model.a, [x])["weight"])
+    assert torch.equal(scores["b.weight"], sipp.sensitivity(model.b, [-x])["weight"])
+
+
+def test_a_broken_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison of test_padding_changes_no_score is not blind: a mask that is one step too long fails it."""
+
+    def mean_of(n_steps: int, n_more: int) -> Scores:
+        torch.manual_seed(0)
+        model = READERS["linear"]()
+        x, real_BT = padded_to(n_steps)
+        given_BT = torch.arange(n_steps) < LENGTHS[:, None] + n_more
+        return scores_of(model, Batch(0, "batch 0", (x, real_BT), {}, None, len(x), given_BT), "mean", monkeypatch)
+
+    assert same(mean_of(9, 0), mean_of(30, 0))
+    assert not same(mean_of(9, 1), mean_of(30, 1))
+
+
+# --- Points that are not what dimension 0 says ------------------------------------------------------------------------
+
+
+def test_one_image_is_not_as_many_points_as_it_has_channels() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    with pytest.raises(DataError, match=r"one image without a dimension of points.*torch\.stack"):
+        sipp.prune(model, [torch.rand(3, 8, 8) for _ in range(5)], keep=0.5)
+    assert sipp.prune(model, [torch.rand(5, 3, 8, 8)], keep=0.5).guarantee.n == 5
+
+
+class AlongTime(nn.Module):
+    """Adds up along dimension 0, as a recurrent network does that is given time first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.cumsum(0))
+
+
+class Centred(AlongTime):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x - x.mean(0))
+
+
+class Noisy(AlongTime):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.dropout(x))  # training=True by default
+
+
+def test_a_dimension_0_that_is_time_is_refused_for_scoring() -> None:
+    with pytest.raises(DataError, match="time, not points"):
+        sipp.prune(AlongTime(), torch.rand(60, 5), keep=0.5)
+
+
+@pytest.mark.parametrize(("model", "words"), [(Centred(), "other points of its batch"), (Noisy(), "two runs")])
+def test_nothing_is_promised_where_an_output_is_no_function_of_its_point(model: nn.Module, words: str) -> None:
+    torch.manual_seed(0)
+    for bound in ("paper", "sound"):
+        pruned = sipp.prune(model, torch.rand(300, 5), keep=0.5, method="sipp-det", c_constant=1e4, bound=bound)
+        assert words in pruned.guarantee.reason and words in pruned.measured.reason
+        assert not pruned.bound.met and words in pruned.bound.reason
+
+
+# --- From the data to the certificate ---------------------------------------------------------------------------------
+
+
+def sentences(n: int, to: int, seed: int) -> dict[str, Tensor]:
+    """Sentences of 3 to 29 words with labels, the same whatever they are padded to."""
+    generator = torch.Generator().manual_seed(seed)
+    ids, mask = torch.zeros(2, n, to, dtype=torch.int64)
+    for i, length in enumerate(torch.randint(3, 30, (n,), generator=generator).tolist()):
+        ids[i, :length] = torch.randint(1, 50, (length,), generator=generator)
+        mask[i, :length] = 1
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 3, (n,), generator=generator)}
+
+
+@pytest.mark.filterwarnings("ignore")  # rows die at so small a size
+def test_the_same_text_padded_to_32_and_to_128_gives_the_same_masks_and_certificate() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=50, max_position_embeddings=128, num_labels=3, **sizes)
+    model = transformers.BertForSequenceClassification(config)
+    found = []
+    for to in (32, 128):
+        calibration, holdout = [sentences(40, to, 0), sentences(40, to, 1)], [sentences(60, to, 2)]
+        pruned = sipp.prune(model, calibration, keep=0.5)
+        by_loss = sipp.prune(
+            model, calibration, keep=0.5, method="snip", loss=lambda out, labels: F.cross_entropy(out.logits, labels)
+        )
+        output = sipp.certify(model, pruned.model, holdout, output="logits", calibration=calibration)
+        accuracy = sipp.certify_accuracy(model, pruned.model, holdout, output="logits")
+        assert accuracy.mode == "labels" and pruned.guarantee.n == 80
+        found.append((pruned, by_loss, output, accuracy))
+    for one, other in zip(found[0][:2], found[1][:2]):
+        assert all(torch.equal(one.masks[name], other.masks[name]) for name in one.masks)
+    short, long = found[0][2], found[1][2]
+    assert short.data_hash == long.data_hash and short.epsilon == pytest.approx(long.epsilon, rel=1e-5)
+    assert (found[0][3].n_lost, found[0][3].n_gained) == (found[1][3].n_lost, found[1][3].n_gained)

@@ -1,0 +1,175 @@
+"""Which draws are equal and which points were seen before, however they are written and passed."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.certificates.claims import certify
+from sipp.distinct import n_new
+from sipp.errors import DataError
+from sipp.inputs.batches import batches_of
+from sipp.inputs.pointkeys import draw_keys_of, n_distinct, plain_keys_of
+
+N = 100
+
+
+def points(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def keys(data: Any) -> set[bytes]:
+    return {key for batch in batches_of(data) for key in draw_keys_of(batch)}
+
+
+# ---- draws that count once (T18)
+
+X = points(24, 3, 2, 4).relu()
+WRITTEN: dict[str, list[Any]] = {
+    "float64": [X.double()],
+    "float16": [X.half()],
+    "bfloat16": [X.bfloat16()],
+    "float16 of bfloat16": [X.bfloat16().half()],
+    "minus zero": [torch.where(X == 0, -0.0, X)],
+    "another shape": [X.flatten(1)],
+    "channels last": [X.to(memory_format=torch.channels_last)],
+    "by name": [{"x": X}],
+    "with zeros beside": [{"x": X, "token_type_ids": torch.zeros(24, 5, dtype=torch.long)}],
+    "with ones beside": [((X, torch.ones(24, 3, 2, 4)), None)],
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_a_draw_that_is_written_otherwise_is_the_same_draw(case: str) -> None:
+    other = WRITTEN[case]
+    assert n_new(keys(other), keys([X])) == n_new(keys([X]), keys(other)) == 0
+    assert n_distinct(batches_of([X, *other])) == 24
+
+
+def test_four_dtypes_of_the_same_points_are_those_points() -> None:
+    assert n_distinct(batches_of([X, X.double(), X.half(), X.bfloat16()])) == 24
+    assert n_new(keys([X, X.half()]), keys([X.bfloat16()])) == 0
+
+
+def test_different_draws_all_count() -> None:
+    for dtype in (torch.float32, torch.float64):
+        line = torch.linspace(1, 2, 5000, dtype=dtype)[:, None]  # many agree as bfloat16
+        assert n_distinct(batches_of([line])) == 5000
+        assert n_new(keys([line]), keys([line[::2]])) == 2500
+    a, b = points(60, 8).half(), points(60, 8, seed=1)
+    assert n_new(keys([a]), keys([b])) == 60
+    assert n_distinct(batches_of([torch.arange(30_000)[:, None]])) == 30_000
+    with_token = [((torch.zeros(500, 2).half(), torch.arange(30_000, 30_500)[:, None]), None)]
+    assert n_distinct(batches_of(with_token)) == 500  # rounded to half precision they would not be
+
+
+@pytest.mark.parametrize("change", ["float64", "minus zero", "shape", "half"])
+def test_points_that_chose_the_pruning_do_not_speak_for_new_ones(change: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    calibration = points(N, 4).relu()
+    again = {
+        "float64": calibration.double(),
+        "minus zero": torch.where(calibration == 0, -0.0, calibration),
+        "shape": calibration.view(N, 2, 2),
+        "half": calibration.half(),
+    }[change]
+    pruned = sipp.prune(net, calibration, keep=0.8, method="sipp-det")
+    bound = sipp.assess(net, pruned.model, calibration, bound="sound", holdout=again).bound
+    assert bound.coverage is not None and bound.coverage.n == 0
+    new = sipp.assess(net, pruned.model, calibration, bound="sound", holdout=points(N, 4, seed=1)).bound
+    assert new.coverage is not None and new.coverage.n == N
+
+
+# ---- points that are in two sets
+
+
+class Conditional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.x, self.cond = nn.Linear(6, 4), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, cond: Tensor | None = None, kind: Tensor | None = None) -> Tensor:
+        return self.x(x.float()) + (0 if cond is None else self.cond(cond.float()))
+
+
+IMAGE, COND = points(N, 6), points(N, 3, seed=1)
+BYTES = torch.randint(2, 256, (N, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+KIND = torch.randint(0, 2, (N, 6), generator=torch.Generator().manual_seed(1))
+PASSED: dict[str, tuple[Any, Any]] = {
+    "by position, by name": ({"x": IMAGE, "cond": COND}, ((IMAGE, COND), None)),
+    "another order": ({"cond": COND, "x": IMAGE}, ((IMAGE, COND), None)),
+    "zeros beside": ({"x": IMAGE, "kind": torch.zeros(N, 6, dtype=torch.long)}, IMAGE),
+    "ones beside, zeros beside": (
+        {"x": IMAGE, "kind": torch.zeros(N, 6, dtype=torch.long)},
+        ((IMAGE, torch.ones(N, 3)), None),
+    ),
+    "more beside": ({"x": IMAGE, "cond": COND}, IMAGE),
+    "types beside": ({"x": IMAGE, "kind": KIND}, IMAGE),
+    "another dtype": ({"x": IMAGE.double(), "cond": COND}, ((IMAGE, COND.double()), None)),
+    "bytes, and zeros beside": ({"x": BYTES.float() / 255, "kind": torch.zeros(N, 6, dtype=torch.long)}, BYTES),
+    "bytes and types": ({"x": BYTES, "kind": KIND}, BYTES.float() / 255),
+}
+APART: dict[str, tuple[Any, Any]] = {
+    "one condition for all": (
+        {"x": IMAGE, "cond": COND[:1].expand(N, 3)},
+        ((points(N, 6, seed=2), COND[:1].expand(N, 3)), None),
+    ),
+    "another condition": ({"x": IMAGE, "cond": COND}, ((IMAGE, COND + 1), None)),
+    "a black image": (
+        {"x": torch.zeros(N, 6), "cond": COND[:1].expand(N, 3)},
+        ((points(N, 6, seed=2), COND[:1].expand(N, 3)), None),
+    ),
+    "single numbers": ({"x": torch.zeros(N, 6), "cond": torch.zeros(N, 3)}, torch.ones(N, 6)),
+}
+
+
+@pytest.mark.parametrize("case", PASSED)
+def test_a_point_is_found_however_it_is_passed(case: str, tmp_path: Path) -> None:
+    net = Conditional()
+    for a, b in (PASSED[case], PASSED[case][::-1]):
+        with pytest.raises(DataError, match=f"{N} of {N} holdout points are also calibration points"):
+            certify(net, net, [a], calibration=[b])
+        with pytest.raises(DataError, match="also calibration points"):
+            sipp.prune_to(net, [b], [a], epsilon=0.5, method="wt")
+
+
+@pytest.mark.parametrize("case", APART)
+def test_points_that_share_a_part_are_different(case: str) -> None:
+    net = Conditional()
+    for a, b in (APART[case], APART[case][::-1]):
+        assert certify(net, net, [a], calibration=[b]).calibration_checked
+
+
+@pytest.mark.parametrize("case", ["by position, by name", "another order", "zeros beside", "ones beside, zeros beside"])
+def test_the_ledger_knows_points_however_they_are_passed(case: str, tmp_path: Path) -> None:
+    net = Conditional()
+    uses = [certify(net, net, [data], ledger=tmp_path / "uses").prior_uses for data in PASSED[case]]
+    assert uses == [0, 1]
+    assert certify(net, net, [points(N, 6, seed=9)], ledger=tmp_path / "uses").prior_uses == 0
+
+
+def test_a_mask_by_position_hides_no_overlap() -> None:
+    class Masked(nn.Module):
+        def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return (ids * attention_mask).float()
+
+    ids = torch.randint(2, 50, (N, 7), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(7) < 3 + torch.arange(N)[:, None] % 5).long()
+    named, placed = {"ids": ids, "attention_mask": mask}, ((ids, mask), None)
+    for a, b in ((named, placed), (placed, named)):
+        with pytest.raises(DataError, match=f"{N} of {N} holdout points"):
+            certify(Masked(), Masked(), [a], calibration=[b])
+
+
+def test_a_ledger_of_single_inputs_keeps_its_meaning() -> None:
+    x = points(2, 3)
+    by_hand = [hashlib.sha256(b"[3]" + row.numpy().tobytes()).digest() for row in x]
+    assert plain_keys_of(next(batches_of([x]))) == by_hand

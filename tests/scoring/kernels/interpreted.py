@@ -1,0 +1,109 @@
+"""The GPU kernels, interpreted on the CPU. Run by test_gpu.py in a process with TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+
+from sipp.errors import DataError
+from sipp.scoring.kernels import gpu, reference
+
+assert os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def operands(groups: int, rows: int, fan_in: int, patches: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    a = (torch.rand(groups, fan_in, patches, generator=generator) - 0.3).clamp(min=0)
+    weight = torch.randn(groups, rows, fan_in, generator=generator)
+    sums = reference.quadrant_sums(weight, a)
+    return a, torch.where(sums > 0, 1 / sums, 0).float(), weight > 0, weight
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 5, 7, 33), (3, 2, 9, 70), (1, 18, 9, 65), (1, 140, 2, 140)])
+def test_the_kernels_agree(shape: tuple[int, int, int, int]) -> None:
+    a, inverse, positive, weight = operands(*shape)
+    expected = reference.max_times(a, inverse, positive)
+    torch.testing.assert_close(gpu.max_times(a, inverse, positive).double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        gpu.quadrant_sums(weight, a).double(), reference.quadrant_sums(weight, a), rtol=1e-5, atol=0
+    )
+    by_point = a.unflatten(-1, (1, -1)), inverse.unflatten(-1, (1, -1))
+    torch.testing.assert_close(
+        gpu.sum_times(*by_point, positive).double(), reference.sum_times(*by_point, positive), rtol=1e-5, atol=0
+    )
+
+
+def test_stretches_of_patches_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "SHORTEST_STRETCH", gpu.CHUNK)
+    a, inverse, positive, _ = operands(1, 3, 2, 3 * gpu.CHUNK + 7)
+    expected = reference.max_times(a, inverse, positive)
+    torch.testing.assert_close(gpu.max_times(a, inverse, positive).double(), expected, rtol=1e-6, atol=0)
+
+
+def hard_cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    a, inverse, positive, _ = operands(1, 5, 3, 150)
+    alone = torch.zeros(1, 3, 150)
+    alone[..., 149] = 1e-20
+    own_patch = torch.ones_like(inverse)  # each row has its maximum elsewhere
+    own_patch[..., range(5), range(3, 28, 5)] = 9.0
+    vanishing = torch.full_like(inverse, 1e30)  # the product of the last patch and its reach is no float32 above 0
+    vanishing[..., 149] = 1e10
+    return {
+        "each row by its own patch": (torch.ones_like(a), own_patch, positive),
+        "products that vanish in the test": (alone * 1e-10, vanishing, positive),
+        "zeros": (torch.zeros_like(a), inverse, positive),
+        "no reciprocals": (a, torch.zeros_like(inverse), positive),
+        "a sign that never occurs": (a, inverse * torch.tensor([1.0, 0.0]).view(2, 1, 1, 1), positive),
+        "ties": (torch.ones_like(a), torch.ones_like(inverse), positive),
+        "growing": (a.sort(dim=-1).values, inverse.sort(dim=-1).values, positive),
+        "falling": (a.sort(dim=-1, descending=True).values, inverse, positive),
+        "tiny and huge": (a * 1e-30, inverse * 1e30, positive),
+        "huge and tiny": (a * 1e30, inverse * 1e-30, positive),
+        "the last patch alone": (alone, inverse, positive),
+        "lines of very different scale": (a, inverse * torch.logspace(-30, 30, 5).view(1, 1, 5, 1), positive),
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "n_single"), [*((case, 32) for case in hard_cases()), ("each row by its own patch", 2), ("ties", 2)]
+)
+def test_skipping_changes_nothing(case: str, n_single: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "MOST_SINGLE", n_single)
+    monkeypatch.setattr(gpu, "CHUNK", 32)  # the interpreter takes its time
+    a, inverse, positive = hard_cases()[case]
+    products = a[0, None, :, :] * torch.where(positive[0, ..., None], *inverse[:, 0, :, None, :])  # float32, as there
+    assert torch.equal(gpu.max_times(a, inverse, positive)[0], products.amax(-1))
+
+
+def test_a_bar_that_is_too_high_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, inverse, positive, _ = operands(1, 3, 4, 300)
+    expected = gpu.max_times(a, inverse, positive)
+    monkeypatch.setattr(gpu, "BAR_SLACK", triton.language.constexpr(20.0))
+    assert not torch.equal(gpu.max_times(a, inverse, positive), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_operands_are_computed_in_float32(dtype: torch.dtype) -> None:
+    a, inverse, positive, weight = operands(1, 4, 6, 40)
+    low = a.to(dtype), inverse.to(dtype), positive
+    torch.testing.assert_close(gpu.max_times(*low).double(), reference.max_times(*low), rtol=1e-6, atol=0)
+    sums = gpu.quadrant_sums(weight.to(dtype), a.to(dtype))
+    assert sums.dtype == torch.float32
+    expected = reference.quadrant_sums(weight.to(dtype), a.to(dtype))
+    torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=0)
+
+
+def test_operands_that_do_not_fit_are_refused() -> None:
+    a, inverse, positive, weight = operands(2, 5, 7, 33)
+    for wrong in (a[:, :5], a[..., :9], a[:1], a[None], a.int()):
+        with pytest.raises(DataError):
+            gpu.max_times(wrong, inverse, positive)
+        with pytest.raises(DataError):
+            gpu.sum_times(wrong[..., None], inverse[..., None], positive)
+    for wrong in (weight[:, :, 1:], weight[:1], weight[0]):
+        with pytest.raises(DataError):
+            gpu.quadrant_sums(wrong, a)

@@ -1,0 +1,124 @@
+"""Out of memory: a smaller chunk and the same result, or a typed error with a way out (faked, by counting bytes)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+import sipp
+from sipp.errors import ModelError, OptionError
+from sipp.inputs.layers import find_sites
+from sipp.records import LayerScores, Reduce
+from sipp.scoring.kernels import reference
+from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.sensitivities import chunk_of, score
+
+ERRORS = [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 1")]
+
+
+def model_and_data() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3)), torch.randn(4, 3, 9, 9) * torch.tensor(
+        [1.0, 30.0, 2.0, 0.1]
+    ).view(4, 1, 1, 1)
+
+
+def limited(kernel: ModuleType, most_patches: int, error: BaseException) -> SimpleNamespace:
+    """The kernel with room for `most_patches` patches at once."""
+
+    def guard(patches: Tensor) -> None:
+        if patches.shape[2:].numel() > most_patches:
+            raise error
+
+    def max_times(patches: Tensor, *rest: Tensor) -> Tensor:
+        guard(patches)
+        return kernel.max_times(patches, *rest)
+
+    def sum_times(patches: Tensor, *rest: Tensor) -> Tensor:
+        guard(patches)
+        return kernel.sum_times(patches, *rest)
+
+    names = {name: getattr(kernel, name) for name in ("quadrant_sums", "extremes")}
+    return SimpleNamespace(FUSED=False, max_times=max_times, sum_times=sum_times, **names)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, kernel: object, reduce: str) -> tuple[LayerScores, ...]:
+    monkeypatch.setattr("sipp.scoring.kernels.pick", lambda name, device: kernel)
+    model, data = model_and_data()
+    return score(model, find_sites(model), [data], reduce=reduce).layers  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+def test_a_smaller_chunk_and_the_same_result(
+    error: BaseException, reduce: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = run(monkeypatch, limited(reference, 10**9, error), reduce)
+    assert not caplog.records
+    got = run(monkeypatch, limited(reference, 20, error), reduce)
+    assert "chunk_bytes" in caplog.text
+    for one, other in zip(got, expected, strict=True):
+        assert torch.allclose(one.sensitivity_FK, other.sensitivity_FK, rtol=1e-6)
+        assert reduce == "mean" or torch.equal(one.sensitivity_FK, other.sensitivity_FK)
+        assert one.sign_complexity == pytest.approx(other.sign_complexity)
+        assert one.output_ratio == pytest.approx(other.output_ratio)  # no patch was counted twice, or for another point
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+def test_nothing_helps(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match=r"0\.weight.*bytes"):
+        run(monkeypatch, limited(reference, 0, ERRORS[0]), reduce)
+
+
+def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        run(monkeypatch, limited(reference, 0, RuntimeError("mat1 and mat2 shapes cannot be multiplied")), "max")
+
+
+def packed() -> tuple[nn.Module, PackedSequence]:
+    """Sequences of unequal length: their points have different numbers of patches."""
+    torch.manual_seed(0)
+    return nn.GRU(3, 4), pack_sequence([torch.randn(n, 3) for n in (7, 5, 2, 1)])
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+@pytest.mark.parametrize("given", [model_and_data, packed])
+def test_the_fused_kernel_takes_fewer_points(
+    given: Callable[[], tuple[nn.Module, Any]], reduce: Reduce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = given()
+    expected = sipp.sensitivity(model, [data], reduce=reduce)
+    name = f"{reduce}_ratios"
+    real, asked = getattr(cpu, name), []
+
+    def tight(windows: Tensor, *args: object, **rest: object) -> tuple[Tensor, Tensor]:
+        asked.append(len(windows))
+        if len(windows) > 1:
+            raise MemoryError
+        return real(windows, *args, **rest)
+
+    monkeypatch.setattr(cpu, name, tight)
+    got = sipp.sensitivity(model, [data], reduce=reduce)
+    assert all(torch.equal(got[weight], expected[weight]) for weight in expected)
+    assert asked[0] == 4 and asked.count(1) >= 4
+
+    def never(*args: object, **rest: object) -> tuple[Tensor, Tensor]:
+        raise MemoryError
+
+    monkeypatch.setattr(cpu, name, never)
+    with pytest.raises(ModelError, match="out of memory"):
+        sipp.sensitivity(model, [data], reduce=reduce)
+
+
+def test_a_chunk_is_chosen_by_device_and_nonsense_is_refused() -> None:
+    assert chunk_of("auto", torch.device("cuda")) > chunk_of("auto", torch.device("cpu")) > 0
+    assert chunk_of(123, torch.device("cuda")) == 123
+    for wrong in (0, -1, 1.5, "much"):
+        with pytest.raises(OptionError, match="chunk_bytes"):
+            chunk_of(wrong, torch.device("cpu"))  # type: ignore[arg-type]

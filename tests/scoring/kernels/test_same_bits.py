@@ -1,0 +1,122 @@
+"""The same seed gives the same bits: cold, warm and half-warm caches, threads, splits; another processor, nearly."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scoring.kernels.many_ways import scores
+
+from sipp.allocation import curves, row_loops
+from sipp.scoring.kernels import ratios, reference
+from sipp.scoring.kernels.cpu import double_precision
+from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels.cpu.target import HAS_FUSED
+
+SCRIPT = Path(__file__).parent / "many_ways.py"
+BETWEEN_TARGETS = 1e-6
+
+
+def run(*asked: str, **environment: str) -> str:
+    """What the script prints in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *asked], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def functions_in(cache: Path) -> list[Path]:
+    """The index of every compiled function; what it indexes has the same name and another ending."""
+    return sorted(cache.rglob("*.nbi"))
+
+
+def test_the_same_bits_from_any_cache(tmp_path: Path) -> None:
+    """One test, because the first process compiles everything, and the others are compared with it."""
+    cache = tmp_path / "cache"
+    (cold,) = json.loads(run("once", NUMBA_CACHE_DIR=str(cache))).values()
+    warm = json.loads(run("all", NUMBA_CACHE_DIR=str(cache)))
+    assert all(found == cold for found in warm.values()), "threads, batches or the cache change bits"
+    everything = functions_in(cache)
+    assert len(everything) > 40
+    for half in (0, 1):
+        for index in everything[half::2]:  # callers and callees, in turn
+            for path in index.parent.glob(index.stem + "*"):
+                path.unlink()
+        assert 0 < len(functions_in(cache)) < len(everything)
+        (found,) = json.loads(run("once", NUMBA_CACHE_DIR=str(cache))).values()
+        assert found == cold, f"half-warm cache {half}"
+
+
+def test_another_processor_gives_nearly_the_same(tmp_path: Path) -> None:
+    """The plainest target there is: no wide vectors, no product and sum in one instruction (`targets.py` has more)."""
+    saved = tmp_path / "scores.pt"
+    run(str(saved), "max", NUMBA_CPU_NAME="generic", NUMBA_CACHE_DIR=str(tmp_path))
+    other, here = torch.load(saved), scores("max")
+    assert other.keys() == here.keys()
+    assert max(float((other[name] - here[name]).abs().max()) for name in here) <= BETWEEN_TARGETS
+    assert any(not torch.equal(other[name], here[name]) for name in here)  # it was another target
+
+
+@pytest.fixture
+def threads() -> object:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 5000, 200_000])
+def test_sums_of_rows_do_not_depend_on_threads(n: int, threads: object) -> None:
+    """torch splits the sum of one long row among its threads."""
+    row = torch.rand(1, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = []
+    for n_threads in (1, 2, 3):
+        threads(n_threads)  # type: ignore[operator]
+        found.append(float(row_loops.row_totals(row)))
+    assert found[0] == found[1] == found[2] == pytest.approx(float(row.sum()), rel=1e-13)
+    lanes = np.zeros(row_loops.LANES)
+    for j, value in enumerate(row[0].tolist()):
+        lanes[j % row_loops.LANES] += value
+    while len(lanes) > 1:
+        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    assert found[0] == lanes[0]  # the order that is promised
+
+
+@pytest.mark.parametrize("kernel", [cpu, double_precision])
+def test_points_alone_and_together_have_the_same_sums(kernel: object) -> None:
+    """Products of several points at once: each sum is the one that the point has alone."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, 17, 9, 13, generator=generator)  # G, K, B, N
+    weight = torch.randn(2, 11, 17, generator=generator)
+    factors = torch.ones(2, 11, dtype=torch.float64)
+    given = (weight, factors, (True, False))
+    sums, squares = ratios.sum_chunk(kernel, x.flatten(2), 9, *given)  # type: ignore[arg-type]
+    for b in range(9):
+        alone, alone_squares = ratios.sum_chunk(kernel, x[:, :, b], 1, *given)  # type: ignore[arg-type]
+        assert torch.equal(alone[:, 0], sums[:, b])
+        assert torch.equal(alone_squares[:, 0], squares[:, b])
+    expected, _ = ratios.sum_chunk(reference, x.flatten(2).double(), 9, weight.double(), *given[1:])
+    torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("fan_in", [1, 31, 32, 33, 100, 256])
+def test_vector_code_and_the_loop_it_replaces_round_alike(fan_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop as Python runs it, its product and sum rounded once by exact arithmetic."""
+    rates = torch.rand(fan_in, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+    hit, left = -np.expm1(-rates), np.exp(-rates)
+    left[::7] = 1e-150  # its square is nothing
+    results = [(hit.copy(), left.copy()) for _ in range(2)]
+    fast = curves._double(rates, 3.0, *results[0])
+    monkeypatch.setattr(curves, "double_blocks", lambda *_: 0)
+    once = (lambda x, y, z: float(Fraction(x) * Fraction(y) + Fraction(z))) if HAS_FUSED else lambda x, y, z: x * y + z
+    monkeypatch.setattr(curves, "product_and_sum", once)
+    slow = curves._double.py_func(rates, 3.0, *results[1])
+    assert fast == slow
+    assert all(np.array_equal(one, other) for one, other in zip(*results))
