@@ -183,9 +183,9 @@ def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatc
     honest = points.collect
 
     def spy(source: points.Source, items: torch.Tensor, **options: object) -> points.Points:
-        points = honest(source, items, **options)  # type: ignore[arg-type]
-        seen[points.hash] = points.point_keys(points.batches, "data")
-        return points
+        found = honest(source, items, **options)  # type: ignore[arg-type]
+        seen[found.hash] = points.point_keys(found.batches, "data")
+        return found
 
     monkeypatch.setattr("sipp.cli.request.collect", spy)
     record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "wt", "--dry-run")
