@@ -35,10 +35,10 @@ from sipp.allocation.row_loops import (
 )
 from sipp.errors import DataError, OptionError
 from sipp.numerics import BOUND_DTYPE
+from sipp.options import Draws
 from sipp.pruning.sampling import Lot, batches, draw_fixed, draw_lots_until
 
 RowMethod = Literal["det", "rand", "hybrid"]
-Draws = Literal["until", "fixed"]
 
 DET = 0  # the most sensitive weights, unchanged (T5)
 RAND = 1  # a re-weighted sample (T6, T8)

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError
 from sipp.inputs.patches import Values, patches_of, split_windows, to_score_dtype, values_of
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory, row_scales
-from sipp.records import Batch, LayerScores, Reduce, Use, Weight, to_rows
+from sipp.options import Reduce
+from sipp.records import Batch, LayerScores, Use, Weight, to_rows
 from sipp.scoring.kernels import door, in_float64
 from sipp.scoring.kernels.ratios import TOTAL, max_chunk, sum_chunk
 

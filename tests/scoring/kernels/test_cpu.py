@@ -225,7 +225,7 @@ class Net(nn.Module):
 
 def scores(reduce: str, batches: list[Tensor], chunk_bytes: int) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    return sipp.sensitivity(Net(), batches, reduce=reduce, chunk_bytes=chunk_bytes)
+    return sipp.sensitivity(Net(), batches, reduce=reduce, scoring=sipp.Scoring(chunk_bytes=chunk_bytes))
 
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])
@@ -387,6 +387,6 @@ def test_runs_of_patches_of_every_length(stride: int) -> None:
     layer = nn.Conv1d(2, 3, 3, stride=stride)
     for n_patches in (*range(1, 20), 23, 24, 25, 31, 32, 33, 63, 64, 65):
         x = torch.randn(2, 2, (n_patches - 1) * stride + 3)
-        fast = sipp.sensitivity(layer, [x], kernel="cpu")["weight"]
-        slow = sipp.sensitivity(layer, [x], kernel="reference")["weight"]
+        fast = sipp.sensitivity(layer, [x], scoring=sipp.Scoring(kernel="cpu"))["weight"]
+        slow = sipp.sensitivity(layer, [x], scoring=sipp.Scoring(kernel="reference"))["weight"]
         torch.testing.assert_close(fast, slow, rtol=1e-5, atol=0)

@@ -5,24 +5,22 @@ from __future__ import annotations
 import functools
 import logging
 from types import ModuleType
-from typing import Literal
+from typing import get_args
 
 import numba
 import torch
 
 from sipp.checking import check_choice
 from sipp.errors import OptionError
+from sipp.options import Kernel
 from sipp.scoring.kernels import reference
-
-Kernel = Literal["auto", "reference", "cpu", "gpu"]
-KERNELS: tuple[Kernel, ...] = ("auto", "reference", "cpu", "gpu")
 
 _log = logging.getLogger("sipp")
 
 
 def pick(kernel: Kernel, device: torch.device) -> ModuleType:
     """The module whose functions run on `device`; an impossible choice raises."""
-    check_choice("kernel", kernel, KERNELS)
+    check_choice("kernel", kernel, get_args(Kernel))
     if kernel == "reference":
         return reference
     if kernel == "auto":
