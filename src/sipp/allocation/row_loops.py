@@ -20,9 +20,8 @@ from torch import Tensor
 
 from sipp.errors import DataError
 from sipp.numerics import BOUND_DTYPE
-from sipp.scoring.kernels.cpu.compiling import compiled
-from sipp.scoring.kernels.cpu.target import product_and_sum
-from sipp.scoring.kernels.cpu.threads import run_parallel
+from sipp.scoring.kernels.cpu.host import compiled, run_parallel
+from sipp.scoring.kernels.cpu.llvm import product_and_sum
 
 MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0
 LARGEST_SHARE = 1.0 - 2.0**-53  # keeps log(1 - q) finite where one weight has all of a row's sensitivity

@@ -28,7 +28,7 @@ from sipp.numerics import device_of
 from sipp.records import Batch, NormStats, Reduce, Scores, Use, Weight, from_rows
 from sipp.scoring import kernels
 from sipp.scoring.kernels import Kernel
-from sipp.scoring.running import Tally
+from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.theory_points import resolve_points
 
 ChunkBytes = int | Literal["auto"]  # the memory that scoring may take beside the model's own
@@ -109,7 +109,7 @@ def score(
     chosen = kernels.pick(kernel, device)
     n_bytes = chunk_of(chunk_bytes, device)
     weights = {weight.name: weight for site in sites for weight in site.weights.values()}
-    tallies = {name: Tally(weight, model, chosen, reduce, n_bytes) for name, weight in weights.items()}
+    tallies = {name: RunningSensitivities(weight, model, chosen, reduce, n_bytes) for name, weight in weights.items()}
     total_points = n_batches = largest_batch = 0
     looks = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
     dependence, checked = "", {} if checked is None else checked
