@@ -34,17 +34,17 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=["few", "many"], autouse=True)
+@pytest.fixture(params=["every product", "skipping"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test goes both ways: every product at once, and only those that can count."""
-    monkeypatch.setattr(cpu, "MOST_WEIGHTS", 2**30 if request.param == "few" else 0)
+    monkeypatch.setattr(cpu, "MOST_WEIGHTS", 2**30 if request.param == "every product" else 0)
     return str(request.param)
 
 
 def test_the_way_follows_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert cpu._is_few(torch.empty(64, 1, 9)) and cpu._is_few(torch.empty(1, 16, 27))  # depthwise; a first layer
-    assert not cpu._is_few(torch.empty(1, 16, 144))
+    assert cpu._takes_all(torch.empty(64, 1, 9)) and cpu._takes_all(torch.empty(1, 16, 27))  # depthwise; a first layer
+    assert not cpu._takes_all(torch.empty(1, 16, 144))
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:

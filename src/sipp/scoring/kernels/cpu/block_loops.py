@@ -108,7 +108,7 @@ def turn_lines(scratch: Scratch) -> None:
 
 @compiled
 def raise_best(scratch: Scratch, signs: np.ndarray, best: np.ndarray, skip: bool) -> int:
-    """The number of (row, column, patch) triples computed; raises best[k, r] to the largest product of the block.
+    """Raises best[k, r] to the largest product of the block; gives the number of (row, column, patch) triples computed.
 
     Skipping is exact: line k, patch p is left out of a band where
     a_kp * max_r (u_rp * scale_r) <= min_r (best_kr * scale_r) less the rounding of these products (BAR_SLACK); then
@@ -189,18 +189,16 @@ def product(
     scratch: Scratch,
     best_GKR: np.ndarray,
     skip: bool,
-) -> int:
-    """The number of triples `raise_best` computed; takes a stretch of patches into the maxima of their products."""
+) -> None:
+    """Takes a stretch of patches into the maxima of their products."""
     first, last = stretch
-    n_computed = 0
     for g in range(len(patches_GKP)):
         for start in range(first, last, BLOCK):
             copy_lines(patches_GKP[g], start, last, scratch.a_KP, 0, 1)
             for s in range(2):
                 copy_lines(inverse_SGRP[s, g], start, last, scratch.d_LP, s, 2)
             turn_lines(scratch)
-            n_computed += raise_best(scratch, signs_GKR[g], best_GKR[g], skip)
-    return n_computed
+            raise_best(scratch, signs_GKR[g], best_GKR[g], skip)
 
 
 @compiled

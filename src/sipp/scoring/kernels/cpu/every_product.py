@@ -1,7 +1,7 @@
 """Vector code for the maxima where rows and columns are few: every product, patches side by side.
 
-There, finding out what can be left out (`skip_code.py`) costs more than it spares. Nothing is laid out anew and
-nothing is tested: each weight has LANES maxima, one for each lane of a vector, joined when all patches are through.
+There, finding out what can be left out (`skip_code.py`) costs more than it spares. Reciprocals stay as they are and no
+product is tested: each weight has LANES maxima, one for each lane of a vector, joined when all patches are through.
 They have to fit the first cache.
 """
 
@@ -76,8 +76,8 @@ def joined(b: Any, lanes: Any) -> Any:
 
 
 @compiled
-def raise_few(a: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.ndarray) -> int:
-    """The number of triples computed: all; raises best[k, r * LANES + lane] to the largest product of the lane.
+def raise_by_all(a: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.ndarray) -> None:
+    """Raises best[k, r * LANES + lane] to the largest product of the lane.
 
     `a` is the address of the block's patches; d holds the reciprocals.
     """
@@ -85,7 +85,6 @@ def raise_few(a: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.nd
     for k in range(fan_in):
         bits, maxima = signs.ctypes.data + k * n_ranks * SIGN_BYTES, best.ctypes.data + k * n_rows * LANES * FLOAT
         _raise_column(a + k * LINE, d.ctypes.data, n_rows, bits, maxima)
-    return n_rows * fan_in * BLOCK
 
 
 @compiled
@@ -173,7 +172,7 @@ def _do_parts(raw: Any) -> None:
     n_parts, n_blocks = job[N_PARTS], -(-n_patches // BLOCK)
     best = carray(floats_at(job[BEST]), (n_parts, n_groups, n_rows, fan_in))
     n_a, n_d, n_lanes = _scratch_floats(n_rows, fan_in)
-    part = take_number(job.ctypes.data)
+    part = take_number(job[NEXT:].ctypes.data)
     while part < n_parts:
         scratch = job[SCRATCH] + part * (n_a + n_d + n_lanes) * FLOAT
         a = carray(floats_at(scratch), (fan_in, BLOCK))
@@ -181,7 +180,7 @@ def _do_parts(raw: Any) -> None:
         lanes = carray(floats_at(scratch + (n_a + n_d) * FLOAT), (fan_in, n_rows, LANES))
         stretch = n_blocks * part // n_parts * BLOCK, min(n_blocks * (part + 1) // n_parts * BLOCK, n_patches)
         product(patches, inverse, positive, stretch, a, d, lanes, best[part])
-        part = take_number(job.ctypes.data)
+        part = take_number(job[NEXT:].ctypes.data)
 
 
 @cache

@@ -1,11 +1,11 @@
-"""The kernels on the CPU: float32, in loops compiled by Numba (`block_loops.py`), on as many threads as torch uses.
+"""The kernels on the CPU: float32, compiled loops over vector code, on as many threads as torch uses (README.md).
 
 `max_ratios` goes over the windows of a layer block by block: a block of patches is unfolded in the cache, its
 denominators, their reciprocals, the norms and the maxima follow at once, and nothing of the unfolded size ever
 reaches memory. A patch's ratios do not change when the patch is scaled (T2), so each is divided by its sum. Few
 products of an activation and a reciprocal can raise a maximum, and most are never computed (`skip_code.py`).
 
-Threads are torch's own (`threads.py`) over compiled code that holds no lock, each with a fixed stretch of patches and
+Threads are torch's own (`host.py`) over compiled code that holds no lock, each with a fixed stretch of patches and
 maxima of its own, so results are the same bits in every run. Numba's own thread pool, not safe to share, is not
 used.
 """
@@ -76,7 +76,7 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
     """
     boundary.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
     _announce()
-    if _is_few(positive_GRK):
+    if _takes_all(positive_GRK):
         return every_product.max_times(_plain(patches_GKP), _plain(inverse_SGRP), positive_GRK.contiguous())
     patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
     none = boundary.zeros().expand_as(positive_GRK)
@@ -114,7 +114,7 @@ def max_ratios(
     """
     best = boundary.Given("best_GRK", best_GRK, tuple(weight_GRK.shape))
     layer, squares_QP = _layer("max_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, best)
-    is_few = _is_few(weight_GRK)
+    takes_all = _takes_all(weight_GRK)
 
     stretches = _stretches(squares_QP.shape[1])
     bests = [_maxima(best_GRK) for _ in stretches]
@@ -122,7 +122,7 @@ def max_ratios(
 
     def work(i: int) -> None:
         squares = boundary.array(squares_QP, torch.float64)
-        layer_loops.scan(layer, stretches[i], scratches[i], boundary.array(bests[i]), is_few, squares)
+        layer_loops.scan(layer, stretches[i], scratches[i], boundary.array(bests[i]), takes_all, squares)
 
     run_parallel(work, len(stretches))
     return _joined(bests, weight_GRK), _by_point(squares_QP, factors_TB)
@@ -268,7 +268,7 @@ def _by_ranks(work: Callable[[tuple[int, int]], None], weight_GRK: Tensor) -> No
     run_parallel(lambda i: work((cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows))), len(cuts))
 
 
-def _is_few(weight_GRK: Tensor) -> bool:
+def _takes_all(weight_GRK: Tensor) -> bool:
     """Whether all products of a group are computed (`every_product.py`): to look for what can be skipped costs more."""
     return weight_GRK.shape[1] * weight_GRK.shape[2] <= MOST_WEIGHTS
 
@@ -276,7 +276,7 @@ def _is_few(weight_GRK: Tensor) -> bool:
 def _maxima(best_GRK: Tensor) -> Tensor:
     """The maxima so far as the loops of `block_loops` keep them: G x K x rows, in whole ranks or LANES of each."""
     n_groups, n_rows, fan_in = best_GRK.shape
-    if _is_few(best_GRK):
+    if _takes_all(best_GRK):
         lanes = boundary.zeros(n_groups, fan_in, n_rows, LANES)
         lanes[..., 0] = best_GRK.transpose(1, 2)
         return lanes.flatten(2)
@@ -288,7 +288,7 @@ def _maxima(best_GRK: Tensor) -> Tensor:
 def _joined(bests: list[Tensor], weight_GRK: Tensor) -> Tensor:
     """The largest of all threads' maxima, G x R x K."""
     best, n_rows = reduce(torch.maximum, bests), weight_GRK.shape[1]
-    best_GKR = best.unflatten(2, (n_rows, LANES)).amax(-1) if _is_few(weight_GRK) else best[..., :n_rows]
+    best_GKR = best.unflatten(2, (n_rows, LANES)).amax(-1) if _takes_all(weight_GRK) else best[..., :n_rows]
     return best_GKR.transpose(1, 2).contiguous()
 
 

@@ -17,7 +17,7 @@ from sipp.scoring.kernels.cpu.block_code import (
     scale_line,
 )
 from sipp.scoring.kernels.cpu.block_loops import denominators, raise_best, turn_lines, turn_rows
-from sipp.scoring.kernels.cpu.every_product import raise_few
+from sipp.scoring.kernels.cpu.every_product import raise_by_all
 from sipp.scoring.kernels.cpu.host import compiled
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
@@ -181,12 +181,11 @@ def scan(
     best_GKX: np.ndarray,
     every_product: bool,
     squares_QP: np.ndarray,
-) -> int:
-    """The number of triples computed; takes a stretch of patches into the maxima and the squares."""
+) -> None:
+    """Takes a stretch of patches into the maxima and the squares."""
     n_groups, n_rows = layer.row_factors_GR.shape
     occurs = _occurring(layer.factors_TB)
     first, last = stretch
-    n_computed = 0
     for start in range(first, last, BLOCK):
         stop = min(start + BLOCK, last)
         for g in range(n_groups):
@@ -197,11 +196,10 @@ def scan(
                 _reciprocals(layer, start, stop, g, t, turn, scratch, squares_QP)
                 if every_product:
                     a = scratch.a_KP.ctypes.data
-                    n_computed += raise_few(a, scratch.d_LP, n_rows, layer.signs_GKR[g], best_GKX[g])
-                    continue
-                turn_lines(scratch)
-                n_computed += raise_best(scratch, layer.signs_GKR[g], best_GKX[g], True)
-    return n_computed
+                    raise_by_all(a, scratch.d_LP, n_rows, layer.signs_GKR[g], best_GKX[g])
+                else:
+                    turn_lines(scratch)
+                    raise_best(scratch, layer.signs_GKR[g], best_GKX[g], True)
 
 
 @compiled
