@@ -148,10 +148,7 @@ def prune_to(
     """
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
     grid = _checked_levels(levels)
-    _require_reusable(holdout)
-    check_model("dense", model)
-    if ledger is not None:
-        ledger_lines(ledger)
+    _check_inputs(model, holdout, ledger)
     calibration = data if iter_is_new(data) else None
     seen, points = _surveyed(calibration, holdout)
     choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
@@ -356,8 +353,12 @@ def iter_is_new(data: Any) -> bool:
     return isinstance(data, Tensor) or not hasattr(data, "__next__")
 
 
-def _require_reusable(holdout: Any) -> None:
+def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
+    """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
     if not iter_is_new(holdout):
         raise DataError(
             "the holdout is an iterator, but is read once for every level: give a list, a loader or a tensor"
         )
+    check_model("dense", model)
+    if ledger is not None:
+        ledger_lines(ledger)
