@@ -143,7 +143,7 @@ def cost_of_a_walk(net, calibration) -> None:  # type: ignore[no-untyped-def]
             uncut = before_cut(ranking, n_cuts=N_LEVELS)
             for level in range(1, N_LEVELS + 1):
                 budget = ranking.n_weights * level // (N_LEVELS + 1)
-                write_rows(sparse, ranking, sparse_rows(ranking, uncut, budget, seed=0))
+                write_rows(sparse, ranking, sparse_rows(ranking, uncut, budget, seed=0)[0])
 
         scored[method], once[method], walked[method] = score, prune_once, walk
     rankings: dict[Method, Any] = {}

@@ -20,6 +20,7 @@ NormStats = Literal["running", "batch"]
 Kernel = Literal["auto", "reference", "cpu", "gpu"]
 Draws = Literal["until", "fixed"]  # of a sampled row (T8)
 Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
+Floor = float | Literal["method", "off"]  # under rows and layers: a share of an even cut
 ChunkBytes = int | Literal["auto"]
 NPoints = int | Literal["theory"] | None
 Loss = Callable[[Any, Any], "Tensor"]
@@ -73,6 +74,16 @@ class Constants:
     def __post_init__(self) -> None:
         check_number("c_constant", self.c_constant, above=0)
         check_number("k_constant", self.k_constant, above=0)
+
+
+def check_floor(floor: Any) -> Floor:
+    """The floor, if it is "method", "off" or a share from 0 to below 1."""
+    if isinstance(floor, str):
+        check_choice("floor", floor, ("method", "off"))
+    elif check_number("floor", floor, least=0) >= 1:
+        raise OptionError(f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer")
+    found: Floor = floor
+    return found
 
 
 def _is_word(value: Any, word: str) -> bool:

@@ -6,6 +6,7 @@ rows of different layers may differ in fan-in.
 """
 
 from sipp.allocation.even import even_rows
+from sipp.allocation.floors import largest_above_floor
 from sipp.allocation.largest_scores import largest, order_of
 from sipp.allocation.optimal import Posed, Relaxed, allocate, allocate_posed, pose, relax, relax_posed
 from sipp.allocation.row_bounds import draws_for, expected_kept
@@ -19,6 +20,7 @@ __all__ = [
     "even_rows",
     "expected_kept",
     "largest",
+    "largest_above_floor",
     "order_of",
     "pose",
     "relax",

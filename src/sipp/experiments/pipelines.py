@@ -271,7 +271,7 @@ def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
         # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
         least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.method).is_sampled else 0.0
         ranks.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
-    return replace(ranking, ranks=tuple(ranks))
+    return replace(ranking, ranks=tuple(ranks), is_thinned=True)
 
 
 def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before: Accuracy) -> Values:

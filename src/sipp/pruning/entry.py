@@ -22,11 +22,11 @@ from sipp.inputs.layers import Selector
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import budget_of
-from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Mode, Reduce, Scoring
+from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring, check_floor
 from sipp.pruning.cutting import before_cut, masks_of, sparse_rows, write_rows
 from sipp.pruning.ranking import rank_subject, take_aside
 from sipp.pruning.result import Pruned, PrunedLayer, Ranking
-from sipp.scoring.methods import Method, MethodRow, method_of
+from sipp.scoring.methods import DEFAULT, Method, MethodRow, method_of
 from sipp.scoring.theory_points import check_delta
 
 
@@ -36,12 +36,13 @@ def prune(
     *,
     keep: float | None = None,
     budget: int | None = None,
-    method: Method = "sipp-hybrid",
+    method: Method = DEFAULT,
     delta: float = DELTA,
     confidence: float = CONFIDENCE,
     seed: int = 0,
     draws: Draws = "until",
     reduce: Reduce | None = None,
+    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     bound: Mode = "paper",
@@ -57,7 +58,8 @@ def prune(
     model. What rests on a maximum over points holds for all but a share of inputs, at `confidence` (T18); for the
     network statement that share is smallest with a `holdout` of points that serve nothing else. `bound="sound"` needs
     such points: without a holdout the last quarter of `data` is kept aside, not scored. `looks_at_assumption` adds
-    what data and holdout say of T4.
+    what data and holdout say of T4. With a `floor` every row keeps a weight, and every layer that share of what an even
+    cut would leave it; "method" is the method's own: 0.1 for sipp-blend, none for the others.
 
     Example:
         >>> import sipp, torch
@@ -73,7 +75,7 @@ def prune(
     aside = holdout
     if bound == "sound" and data is not None and holdout is None:
         subject, aside = take_aside(subject, delta, row, constants)
-    ranking = _ranked(subject, row, delta, confidence, draws, reduce, constants, progress, statements=True)
+    ranking = _ranked(subject, row, delta, confidence, draws, reduce, floor, constants, progress, statements=True)
     if bound == "paper" and holdout is not None and ranking.scores is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
     pruned = cut(ranking, n_kept, seed=seed)
@@ -90,12 +92,13 @@ def rank(
     model: nn.Module,
     data: Data | None,
     *,
-    method: Method = "sipp-hybrid",
+    method: Method = DEFAULT,
     delta: float = DELTA,
     confidence: float = CONFIDENCE,
     seed: int = 0,
     draws: Draws = "until",
     reduce: Reduce | None = None,
+    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     scoring: Scoring = Scoring(),
@@ -110,7 +113,7 @@ def rank(
     """
     row = method_of(method)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    return _ranked(subject, row, delta, confidence, draws, reduce, constants, progress, statements)
+    return _ranked(subject, row, delta, confidence, draws, reduce, floor, constants, progress, statements)
 
 
 def _ranked(
@@ -120,6 +123,7 @@ def _ranked(
     confidence: float,
     draws: Draws,
     reduce: Reduce | None,
+    floor: Floor,
     constants: Constants,
     progress: bool,
     statements: bool,
@@ -140,6 +144,7 @@ def _ranked(
         confidence=confidence,
         draws=draws,
         reduce=reduce or row.reduce,
+        floor=_floor(floor, row),
         constants=constants,
         progress=progress,
         statements=statements,
@@ -153,22 +158,31 @@ def _ranked(
 def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
     uncut = before_cut(ranking)
-    rows = sparse_rows(ranking, uncut, budget, seed=seed)
+    rows, choice = sparse_rows(ranking, uncut, budget, seed=seed)
     model = copy_of(ranking.model)
     write_rows(model, ranking, rows)
     pruned = state(ranking, rows, uncut.dense, model, masks_of(model, ranking, rows), budget=budget, seed=seed)
     _warn_of_dead(pruned.layers)
-    return pruned
+    return replace(pruned, choice=choice)
+
+
+def _floor(floor: Floor, row: MethodRow) -> float | None:
+    """The floor under rows and layers: the one that is asked for, or the method's own."""
+    check_floor(floor)
+    return row.floor if floor == "method" else None if isinstance(floor, str) else float(floor)
 
 
 def _warn_of_dead(layers: tuple[PrunedLayer, ...]) -> None:
     for layer in layers:
         if layer.kept == 0:
-            warnings.warn(f"{layer.name}: the whole layer died, none of its weights was kept", stacklevel=4)
+            warnings.warn(
+                f"{layer.name}: the whole layer died, none of its weights was kept; floor=0.1 prevents it", stacklevel=4
+            )
         elif layer.dead_rows:
             n_dead = len(layer.dead_rows)
             warnings.warn(
-                f"{layer.name}: {n_dead} of {layer.n_rows} rows died, no weight of theirs was kept", stacklevel=4
+                f"{layer.name}: {n_dead} of {layer.n_rows} rows died, none of theirs was kept; floor=0.0 keeps one",
+                stacklevel=4,
             )
 
 

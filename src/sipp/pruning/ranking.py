@@ -18,6 +18,7 @@ from sipp.inputs.layers import warn_of_frozen
 from sipp.inputs.subject import Subject
 from sipp.options import Constants, Draws, Reduce
 from sipp.progress import progress_bar
+from sipp.pruning.blending import Blend
 from sipp.pruning.result import Ranking
 from sipp.records import Batch, Scores, to_rows
 from sipp.scoring.methods import MethodRow, score_of
@@ -35,6 +36,7 @@ def rank_subject(
     confidence: float,
     draws: Draws,
     reduce: Reduce,
+    floor: float | None,
     constants: Constants,
     progress: bool,
     statements: bool,
@@ -47,14 +49,18 @@ def rank_subject(
     warn_of_frozen(subject.model, subject.weights)
     if subject.data is None and row.needs_data:
         raise OptionError(f"method={row.name!r} needs data: an iterable of batches, a tensor of points or a Dataset")
-    subject = resolve_points(subject, delta, method=row.name, constants=constants)
+    aside: Data | None = None
+    if row.is_blend:
+        subject, aside = take_aside(subject, delta, row, constants)
+    else:
+        subject = resolve_points(subject, delta, method=row.name, constants=constants)
     by_name = None if row.is_scored else score_of(row)(subject)
     unscored = _why_unscored(row, subject.data, statements)
     scores, example = None, None
     if not unscored and subject.data is not None:
         n_points = subject.n_points or count_points(subject.data)
         with progress_bar("scoring", n_points, shown=progress) as advance:
-            scores, example = _scored(subject, reduce, statements, advance)
+            scores, example = _scored(subject, row, reduce, statements, advance)
     if by_name is not None:
         ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in subject.weights)
     else:
@@ -72,7 +78,20 @@ def rank_subject(
         constants=constants,
         unscored=unscored,
         example=example,
+        floor=floor,
+        blend=_blend(subject, scores, aside) if row.is_blend and scores is not None else None,
     )
+
+
+def _blend(subject: Subject, scores: Scores, aside: Data | None) -> Blend:
+    """What a blend is chosen from; with too few points to keep some aside, it is chosen on those that were scored."""
+    sensitivities: dict[Reduce, tuple[Tensor, ...]] = {}
+    sensitivities["max"] = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
+    means = [layer.mean_FK.cpu() for layer in scores.layers if layer.mean_FK is not None]
+    if len(means) == len(scores.layers):
+        sensitivities["mean"] = tuple(means)
+    chosen: Any = aside or subject.data
+    return Blend(sensitivities, list(chosen), subject.scoring.norm_stats)
 
 
 def _why_unscored(row: MethodRow, data: Data | None, statements: bool) -> str:
@@ -88,7 +107,9 @@ def _why_unscored(row: MethodRow, data: Data | None, statements: bool) -> str:
     return ""
 
 
-def _scored(subject: Subject, reduce: Reduce, splits: bool, advance: Callable[[int], None]) -> tuple[Scores, Any]:
+def _scored(
+    subject: Subject, row: MethodRow, reduce: Reduce, splits: bool, advance: Callable[[int], None]
+) -> tuple[Scores, Any]:
     """The scores of a model, and a few of the points, as it takes them."""
     examples: list[Batch] = []
 
@@ -97,7 +118,7 @@ def _scored(subject: Subject, reduce: Reduce, splits: bool, advance: Callable[[i
         if not examples:
             examples.append(fresh(batch))
 
-    scores = score(subject, reduce=reduce, on_batch=on_batch, splits=splits)
+    scores = score(subject, reduce=reduce, on_batch=on_batch, splits=splits, with_means=row.is_blend)
     return scores, _few(examples[0])
 
 

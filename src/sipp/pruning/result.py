@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sipp.display import pruned_table
 from sipp.options import Constants, Draws
+from sipp.pruning.blending import Blend, Choice
 from sipp.records import Scores, Weight
 from sipp.scoring.methods import Method
 
@@ -84,6 +85,7 @@ class Pruned:
     seed: int
     draws: Draws = "until"
     measured: Measured | None = None  # the same without T4's assumption (T19); None where nothing was scored
+    choice: Choice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
 
     @property
@@ -115,6 +117,9 @@ class Ranking:
     obstacle: str = ""  # why T12 does not bind the model; empty if it does
     unscored: str = ""  # why nothing was scored; empty if it was
     example: Any = None  # a few of the points, as the model takes them; None where nothing was scored
+    is_thinned: bool = False  # a rank of 0 is a weight that an earlier step pruned, and is not taken back
+    floor: float | None = None  # under rows and layers; None: they may die
+    blend: Blend | None = None  # what a blend is chosen from; None for other methods
     holdout: Scores | None = None  # norms on points that are new to the pruning (T18)
 
     @property

@@ -50,13 +50,13 @@ from sipp.inputs.layers import Selector
 from sipp.inputs.pointkeys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.numerics import budget_of
-from sipp.options import Reduce, Scoring
+from sipp.options import Floor, Reduce, Scoring
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
 from sipp.pruning.entry import cut, rank
 from sipp.pruning.result import Pruned, Ranking
 from sipp.records import Batch
-from sipp.scoring.methods import Method
+from sipp.scoring.methods import DEFAULT, Method
 
 N_LEVELS = 30
 SPARSEST = 0.02
@@ -122,10 +122,11 @@ def prune_to(
     max_accuracy_drop: float | None = None,
     delta: float = 0.05,
     confidence: float = 0.95,
-    method: Method = "sipp-hybrid",
+    method: Method = DEFAULT,
     levels: Sequence[float] | None = None,
     seed: int = 0,
     reduce: Reduce | None = None,
+    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
@@ -151,7 +152,7 @@ def prune_to(
     _check_inputs(model, holdout, ledger)
     calibration = data if iter_is_new(data) else None
     seen, points = _surveyed(calibration, holdout)
-    choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
+    choice: dict[str, Any] = {"include": include, "exclude": exclude, "floor": floor, "scoring": scoring}
     ranking = rank(model, data, method=method, seed=seed, reduce=reduce, progress=progress, **choice)
     walker = _Walker(ranking, output, seed, len(grid), claim)
     start = 0 if seen is None else _start(walker, calibration, seen, grid)
@@ -288,7 +289,7 @@ class _Walker:
     def test(self, data: Any, role: str, points: Survey, keep: float) -> Level:
         """The verdict on one level; `points`: what the data held in its first pass."""
         budget = budget_of(keep, self.ranking.n_weights)
-        write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed))
+        write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed)[0])
         measured = []
         with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
             for batch, keys in read_again(data, role, points):

@@ -26,6 +26,7 @@ Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
 Score = Callable[["Subject"], "dict[str, Tensor]"]
 
 SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
+BLEND = "blend"  # as a score: sensitivities and magnitudes blended, how is chosen on points kept aside (T20)
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,16 @@ class MethodRow:
     promise: str  # the statement about a row it keeps
     style: Style
     reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
+    floor: float | None = None  # under rows and layers, where nothing else is asked for; None: rows may die
 
     @property
     def is_scored(self) -> bool:
-        """Whether the sensitivities are what the method ranks by."""
-        return self.score == SENSITIVITY
+        """Whether the method ranks by sensitivities, alone or blended."""
+        return self.score in (SENSITIVITY, BLEND)
+
+    @property
+    def is_blend(self) -> bool:
+        return self.score == BLEND
 
     @property
     def is_sampled(self) -> bool:
@@ -71,6 +77,10 @@ POINTS: frozenset[Need] = frozenset({"data"})
 LABELS: frozenset[Need] = frozenset({"data", "labels"})
 
 METHODS: tuple[MethodRow, ...] = (
+    MethodRow(
+        "sipp-blend", "SiPP-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on points kept aside",
+        BLEND, POINTS, "global", "T17", Style("#090416", "#f6ffac", "circle", (9, 3)), floor=0.1,
+    ),
     MethodRow(
         "sipp-hybrid", "SiPP-hybrid", "per row the better of keeping the most sensitive weights and sampling",
         SENSITIVITY, POINTS, "hybrid", "T9", Style("#0b5fb0", "#4eacfc", "circle"),
@@ -109,6 +119,7 @@ METHODS: tuple[MethodRow, ...] = (
     ),
 )  # fmt: skip
 
+DEFAULT: Method = "sipp-blend"
 NAMES: tuple[str, ...] = tuple(row.name for row in METHODS)
 _ROWS = {row.name: row for row in METHODS}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
@@ -37,7 +37,7 @@ from sipp.inputs.pointkeys import draw_keys_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import device_of
 from sipp.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring
-from sipp.records import Batch, Scores, Use, Weight, from_rows
+from sipp.records import Batch, LayerScores, Scores, Use, Weight, from_rows
 from sipp.scoring import kernels
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.theory_points import resolve_points
@@ -86,26 +86,29 @@ def score(
     on_batch: Callable[[Batch], None] | None = None,
     checked: Forms | None = None,
     splits: bool = False,
+    with_means: bool = False,
 ) -> Scores:
     """The scores of all weights of a subject over the calibration points (T3), with the norms of T11 and T12.
 
     `checked` holds the forms of batches whose layers were checked in earlier calls (see `hooked`), and grows.
-    With `splits` the last points are S2 of T19, and their maxima are kept apart from those of S1 too.
+    With `splits` the last points are S2 of T19, and their maxima are kept apart from those of S1 too. `with_means` adds
+    the means over patches to the maxima, in the same pass (T20); without where points cannot be told apart.
     """
     check_choice("reduce", reduce, get_args(Reduce))
     model, norm_stats = subject.model, subject.scoring.norm_stats
     is_batch_dependent = depends_on_batch(model, norm_stats)
     splits = splits and reduce == "max" and not is_batch_dependent
     looks = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
-    seen = _Seen(_running(subject, reduce))
+    both = with_means and reduce == "max"
+    seen = _Seen(_running(subject, reduce), _running(subject, "mean") if both else {})
     dependence = ""
     with hooked(model, subject.sites, norm_stats, {} if checked is None else checked) as run:
-        for batch, n_first in _split_batches(subject, reduce, splits):
+        for batch, n_first in _split_batches(subject, reduce == "mean" or both, splits):
             found = draw_keys_of(batch)
             seen.keys |= {key_of_batch(found)} if is_batch_dependent else set(found[:n_first])
             seen.apart |= set(found[n_first:])
             # A mean over a point's patches ends with its last use: uses are counted first, in a pass of their own.
-            n_uses = _count_uses(model, subject.sites, batch, norm_stats) if reduce == "mean" else {}
+            n_uses = _count_uses(model, subject.sites, batch, norm_stats) if reduce == "mean" or both else {}
             seen.close(run(batch, seen.consumer(n_uses, n_first)), batch)
             if seen.n_batches == 1 and looks:
                 dependence = _dependence(model, points_at(batch, slice(MOST_LOOKED_AT)), norm_stats)
@@ -113,7 +116,7 @@ def score(
                 on_batch(batch)
     tells_apart = splits and all(one.tells_apart for one in seen.running.values())
     return Scores(
-        layers=tuple(one.result() for one in seen.running.values()),
+        layers=seen.layers(),
         n_points=seen.n_points,
         n_batches=seen.n_batches,
         largest_batch=seen.largest_batch,
@@ -131,6 +134,7 @@ class _Seen:
     """What has been seen so far, over all weights."""
 
     running: dict[str, RunningSensitivities]
+    means: dict[str, RunningSensitivities]  # empty where none are asked for, or points could not be told apart
     n_points: int = 0
     n_batches: int = 0
     largest_batch: int = 0
@@ -145,13 +149,23 @@ class _Seen:
             if mine.order is None:
                 mine.order = sum(other.order is not None for other in self.running.values())
             mine.add(use, batch, n_uses.get(weight.name, 1), n_first)
+            if not use.attributed:
+                self.means = {}
+            elif self.means:
+                self.means[weight.name].add(use, batch, n_uses.get(weight.name, 1))
 
         return on_use
+
+    def layers(self) -> tuple[LayerScores, ...]:
+        """The scores of all weights."""
+        found = {name: one.result() for name, one in self.running.items()}
+        means = {name: one.sensitivity_FK for name, one in self.means.items()}
+        return tuple(replace(layer, mean_FK=means.get(name)) for name, layer in found.items())
 
     def close(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
         norms_B = output_norms(output, batch.n_points)
-        for one in self.running.values():
+        for one in (*self.running.values(), *self.means.values()):
             one.close_batch(norms_B)
         self.n_points, self.n_batches = self.n_points + batch.n_points, self.n_batches + 1
         self.largest_batch = max(self.largest_batch, batch.n_points)
@@ -166,9 +180,9 @@ def _running(subject: Subject, reduce: Reduce) -> dict[str, RunningSensitivities
     }
 
 
-def _split_batches(subject: Subject, reduce: Reduce, splits: bool) -> Iterator[tuple[Batch, int]]:
+def _split_batches(subject: Subject, means: bool, splits: bool) -> Iterator[tuple[Batch, int]]:
     """The batches, and how many of the points of each belong to S1 (T19): all, unless S is split."""
-    few = FEWEST_POINTS if reduce == "mean" and _waits(subject) else None
+    few = FEWEST_POINTS if means and _waits(subject) else None
     batches = subject.batches(few)
     return hold_back(batches) if splits else ((batch, batch.n_points) for batch in batches)
 

@@ -16,7 +16,7 @@ from sipp.inputs.layers import Selector
 from sipp.inputs.subject import Subject, subject_of
 from sipp.options import DELTA, Constants
 from sipp.records import Batch, Use, Weight
-from sipp.scoring.methods import Method, method_of
+from sipp.scoring.methods import DEFAULT, Method, method_of
 
 # The factor c of T4: how many events share the failure probability.
 PRUNE_FACTOR = 8
@@ -34,7 +34,7 @@ def sample_size(
     example: Any,
     delta: float = DELTA,
     *,
-    method: Method = "sipp-hybrid",
+    method: Method = DEFAULT,
     include: Selector | None = None,
     exclude: Selector | None = None,
     constants: Constants = Constants(),
@@ -86,7 +86,7 @@ def check_delta(delta: float) -> None:
 
 
 def resolve_points(
-    subject: Subject, delta: float, *, method: Method = "sipp-hybrid", constants: Constants = Constants()
+    subject: Subject, delta: float, *, method: Method = DEFAULT, constants: Constants = Constants()
 ) -> Subject:
     """The subject with "theory" as a number of points, for which its first batch is looked at and not lost."""
     data = subject.data
