@@ -83,7 +83,7 @@ def safe_ratios(ratios: np.ndarray | torch.Tensor) -> np.ndarray:
     values = ratios.detach().cpu().numpy() if isinstance(ratios, torch.Tensor) else np.asarray(ratios)
     values = values.astype(np.float64)
     if values.ndim == 0 or values.shape[-1] == 0:
-        raise DataError("no ratios: a claim needs at least one holdout point")
+        raise DataError("no ratios", fix="give at least one holdout point")
     values = np.where(np.isnan(values), np.inf, values)
     if (values < 0).any():
         raise DataError("a ratio is negative; ratios are norms divided by norms")

@@ -57,7 +57,9 @@ def n_points_of(
     if text == "theory":
         return theory()
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise Trouble(f"{text!r} is no number of points", f"--points {text}", "give a number from 1 on, all or theory")
+        raise Trouble(
+            f"{text!r} is no number of points", where=f"--points {text}", fix="give a number from 1 on, all or theory"
+        )
     if int(text) > n_all:
         warnings.warn(f"--points {text}: there are only {n_all:,}, all of them are used", stacklevel=2)
     return int(text)

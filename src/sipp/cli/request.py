@@ -79,11 +79,13 @@ def check(ask: Ask) -> None:
     if len(given) != 1:
         raise Trouble(
             "how far to prune must be said once" if not given else f"{' and '.join(given)} exclude each other",
-            "sipp prune",
-            f"give exactly one of {', '.join(goals)}",
+            where="sipp prune",
+            fix=f"give exactly one of {', '.join(goals)}",
         )
     if ask.out is None and not ask.dry_run:
-        raise Trouble("the pruned network would be lost", "sipp prune", "give --out DIR, or --dry-run to see the table")
+        raise Trouble(
+            "the pruned network would be lost", where="sipp prune", fix="give --out DIR, or --dry-run to see the table"
+        )
     reads = weights_read("--weights", ask.weights) + points_read("--data", ask.data)
     reads += points_read("--holdout", ask.holdout)
     if ask.out is not None:
@@ -92,8 +94,8 @@ def check(ask: Ask) -> None:
     if ask.dry_run and ask.ledger is not None:
         raise Trouble(
             "a dry run writes nothing, so its look at the holdout would go unrecorded",
-            f"--ledger {ask.ledger}",
-            "leave out --dry-run, or the ledger",
+            where=f"--ledger {ask.ledger}",
+            fix="leave out --dry-run, or the ledger",
         )
     kept_for_keep = {
         "--draws": ask.draws != "until",
@@ -121,15 +123,19 @@ def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:
     """Nothing; an option that would be ignored is refused instead."""
     ignored = [name for name, is_given in given.items() if is_given]
     if ignored:
-        raise Trouble(f"{', '.join(ignored)} {why}", "sipp prune", fix)
+        raise Trouble(f"{', '.join(ignored)} {why}", where="sipp prune", fix=fix)
 
 
 def _check_numbers(ask: Ask) -> None:
     """Nothing; refuses a number outside of its range, naming its option."""
     if ask.keep is not None and not 0 < ask.keep <= 1:
-        raise Trouble(f"{ask.keep} is not in (0, 1]", f"--keep {ask.keep}", "give the share to keep: 0.15 keeps 15 %")
+        raise Trouble(
+            f"{ask.keep} is not in (0, 1]", where=f"--keep {ask.keep}", fix="give the share to keep: 0.15 keeps 15 %"
+        )
     if ask.epsilon is not None and not 0 <= ask.epsilon < math.inf:
-        raise Trouble(f"{ask.epsilon} is no error", f"--epsilon {ask.epsilon}", "give a number from 0 on, such as 0.1")
+        raise Trouble(
+            f"{ask.epsilon} is no error", where=f"--epsilon {ask.epsilon}", fix="give a number from 0 on, such as 0.1"
+        )
     with at(f"--delta {ask.delta}", "give a probability between 0 and 1, such as 1e-16"):
         check_delta(ask.delta)
     shares = {"confidence": ask.confidence, "holdout-delta": ask.holdout_delta}
@@ -152,7 +158,9 @@ def points_for(ask: Ask, model: nn.Module) -> tuple[Points | None, Points | None
     spec = _data_spec(ask)
     source = open_source(spec, "calibration", "--data", seed=ask.seed)
     if ask.has_tolerance and source.kind == "random":
-        raise Trouble("a certificate on noise says nothing about your inputs", f"--data {spec}", "give real points")
+        raise Trouble(
+            "a certificate on noise says nothing about your inputs", where=f"--data {spec}", fix="give real points"
+        )
 
     def needed() -> int:
         first = draw(source, 1, seed=ask.seed, batch_size=1, model=model)
@@ -183,8 +191,8 @@ def _data_spec(ask: Ask) -> str:
     shape = "x".join(map(str, (N_NOISE, *NETS[ask.model].input_shape))) if ask.model in NETS else "16x3x224x224"
     raise Trouble(
         f"{ask.method} needs data" if not ask.has_tolerance else "a tolerance is certified on data",
-        "sipp prune",
-        f"give --data; random:{shape} is noise of a shape, for a dry run",
+        where="sipp prune",
+        fix=f"give --data; random:{shape} is noise of a shape, for a dry run",
     )
 
 
@@ -196,7 +204,9 @@ def check_enough(ask: Ask, holdout: Points) -> None:
     if holdout.n_points < needed:
         raise Trouble(
             f"not certified: needs n >= {needed} holdout points, there are {holdout.n_points}; nothing was written",
-            f"--holdout {holdout.spec}" if ask.holdout else f"--data {holdout.spec}, the half split off as holdout",
-            f"give {needed} points or more, or a larger --holdout-delta",
-            NOT_CERTIFIED,
+            where=f"--holdout {holdout.spec}"
+            if ask.holdout
+            else f"--data {holdout.spec}, the half split off as holdout",
+            fix=f"give {needed} points or more, or a larger --holdout-delta",
+            code=NOT_CERTIFIED,
         )

@@ -47,7 +47,9 @@ def bench(
 ) -> None:
     """Time the kernels and the scoring of a network on this machine, after checking that they are right."""
     if data is None and model not in NETS:
-        raise Trouble(f"{model} needs points to run on", "sipp bench", "give --data, such as random:32x3x32x32")
+        raise Trouble(
+            f"{model} needs points to run on", where="sipp bench", fix="give --data, such as random:32x3x32x32"
+        )
     with only_json(as_json):
         where = find_device(device)
         lines = [_kernel_line(*shape, where, repeats) for shape in SHAPES]
@@ -88,9 +90,9 @@ def refuse_wrong(what: str, found: Tensor, expected: Tensor) -> float:
     if not worst <= AGREEMENT:
         raise Trouble(
             f"{what} differs from the float64 reference by {worst:.1e}, more than {AGREEMENT:.0e}: not timed",
-            "sipp bench",
-            "use kernel='reference' in Python, and report this machine",
-            UNEXPECTED,
+            where="sipp bench",
+            fix="use kernel='reference' in Python, and report this machine",
+            code=UNEXPECTED,
         )
     return worst
 

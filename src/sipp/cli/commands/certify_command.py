@@ -44,12 +44,12 @@ def certify(
 ) -> None:
     """Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier."""
     if accuracy and epsilon is not None:
-        raise Trouble("--accuracy and --epsilon are two claims", "sipp certify", "give one of them")
+        raise Trouble("--accuracy and --epsilon are two claims", where="sipp certify", fix="give one of them")
     if verify is not None and (out is not None or accuracy or epsilon is not None):
         raise Trouble(
             "--out, --accuracy and --epsilon are for a new certificate, and --verify checks one",
-            f"--verify {verify}",
-            "leave them out",
+            where=f"--verify {verify}",
+            fix="leave them out",
         )
     with only_json(as_json):
         reads = weights_read("--dense", dense) + weights_read("--pruned", pruned)

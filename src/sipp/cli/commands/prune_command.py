@@ -135,10 +135,10 @@ def _not_certified(ask: Ask, outcome: Outcome) -> Trouble:
     spec = outcome.holdout.spec if outcome.holdout is not None else ask.data
     return Trouble(
         f"{verdict}; nothing was written",
-        f"--holdout {spec}" if ask.holdout else f"--data {spec}, the holdout taken from it",
-        f"allow more ({'--max-accuracy-drop' if ask.max_accuracy_drop is not None else '--epsilon, --holdout-delta'}), "
+        where=f"--holdout {spec}" if ask.holdout else f"--data {spec}, the holdout taken from it",
+        fix=f"allow more ({'--max-accuracy-drop' if ask.max_accuracy_drop is not None else '--epsilon, --holdout-delta'}), "
         "or give more holdout points",
-        NOT_CERTIFIED,
+        code=NOT_CERTIFIED,
     )
 
 

@@ -123,7 +123,7 @@ def runs(
     from sipp.experiments.recipes import load_recipe, recipe_names
 
     if out.exists() and not out.is_dir():
-        raise OptionError(f"{out} is a file; give the folder that holds the runs")
+        raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")
     console = Console()
     table = Table(box=box.SIMPLE_HEAD)
     if as_json:

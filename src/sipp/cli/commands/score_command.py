@@ -47,7 +47,9 @@ def score(
                 check_file(out, SCORES, force=force, inputs=reads)
             if out.suffix != ".safetensors":
                 raise Trouble(
-                    f"{out.name} is no name of scores", f"--out {out}", "give a name that ends in .safetensors"
+                    f"{out.name} is no name of scores",
+                    where=f"--out {out}",
+                    fix="give a name that ends in .safetensors",
                 )
         network = load_model(model, weights, seed=seed, device=device)
         source = open_source(data, "calibration", "--data", seed=seed)
