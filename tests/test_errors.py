@@ -40,7 +40,7 @@ def test_a_worker_of_a_loader_can_raise_it_anew() -> None:
         raise DataError("it is cut", where="a.png", fix="replace it")
     except DataError:
         wrapped = ExceptionWrapper(where="in a worker")
-    with pytest.raises(DataError, match="a.png: it is cut; replace it"):
+    with pytest.raises(DataError, match=r"a\.png: it is cut; replace it"):
         wrapped.reraise()
 
 

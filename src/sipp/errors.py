@@ -18,10 +18,13 @@ class SippError(ValueError):
         super().__init__(what)  # pickling calls the class with `what` alone, and puts the fields back afterwards
         self.what, self.where, self.fix, self.option = what, str(where), fix, option
 
+    @property
+    def fault(self) -> str:
+        """What was wrong and where, without what to do."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
-        advice = f"; {self.fix}" if self.fix else ""
-        return place + self.what + advice
+        return f"{self.fault}; {self.fix}" if self.fix else self.fault
 
     def inside(self, place: str) -> Self:
         """The same error, with a larger place before its own: "process 1 of 2: batch 3"."""

@@ -121,8 +121,8 @@ def _tell(error: BaseException, command: str, debug: bool) -> int:
 
 def _as_trouble(error: SippError, where: str, fix: str) -> Trouble:
     """The error as a command tells of it: at the option `where`, its own place in front of what was wrong."""
-    what = f"{error.where}: {error.what}" if error.where else error.what
-    return Trouble(_typed(what, error.option), where=where, fix=_typed(error.fix, error.option) or fix)
+    fault, advice = (_typed(text, error.option) for text in (error.fault, error.fix))
+    return Trouble(fault, where=where, fix=advice or fix)
 
 
 def _typed(text: str, option: str) -> str:

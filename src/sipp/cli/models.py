@@ -97,12 +97,14 @@ def _build_own(spec: str) -> nn.Module:
             fix="give package.module:callable, which is called without arguments",
         ) from error
     if not isinstance(model, nn.Module):
-        raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="give a callable that returns a network")
+        raise OptionError(
+            f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="give a callable that returns a network"
+        )
     return model
 
 
 def _load_into(model: nn.Module, path: Path) -> None:
-    """Nothing; loads a state_dict, by safetensors or by torch.load with weights_only, and never anything else."""
+    """Loads a state_dict, by safetensors or by torch.load with weights_only, and never anything else."""
     try:
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # a file of weights may be broken, or hostile, in any way
@@ -144,7 +146,7 @@ def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
 
 
 def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Nothing; ModelError that lists what differs between the file and the network, before anything is copied."""
+    """Refuses names or shapes that differ between the file and the network, before anything is copied."""
     own = model.state_dict()
     by_tensor: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -169,7 +171,7 @@ def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
 
 
 def _check_kinds(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Nothing; ModelError where copying a tensor would change it in silence (complex, quantised), or cannot be done."""
+    """Refuses a tensor that copying would change in silence (complex, quantised), or that cannot be copied."""
     own = model.state_dict()
     for name, value in state.items():
         mine = own[name]

@@ -10,7 +10,14 @@ from typing import Annotated, Literal
 import typer
 
 from sipp.cli.errors import Trouble
-from sipp.cli.points import KINDS
+
+KINDS = (
+    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors), a folder of images, or noise "
+    "(random:16x3x32x32)"
+)
+REAL_KINDS = KINDS.rpartition(", or")[0]  # of which a certificate can be made
+DEFAULT_ROOT = Path("data")  # where sets lie
+DEFAULT_RUNS = Path("runs")
 
 Model = Annotated[
     str, typer.Option(help="A built-in network (resnet20, ...) or package.module:callable of your own code.")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sipp.certificates.evidence import point_keys
 from sipp.cli.errors import Trouble, at
+from sipp.cli.options import DEFAULT_ROOT, KINDS
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import (
     FolderBatches,
@@ -37,11 +38,6 @@ from sipp.inputs.pointkeys import set_hash
 Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "random"]
 
-KINDS = (
-    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors), a folder of images, or noise "
-    "(random:16x3x32x32)"
-)
-DEFAULT_ROOT = Path("data")
 INPUTS, LABELS = "inputs", "labels"
 N_HOLDOUT = 1000  # points of a built-in set or a folder, unless told otherwise
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
@@ -86,7 +82,7 @@ def open_source(spec: str, role: Role, option: str, *, seed: int = 0) -> Source:
         if name == "digits" and not root:
             return _image_set(spec, load_digits(), role)
         if name == "cifar10":
-            return _image_set(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role)
+            return _image_set(spec, _cifar10(Path(root) if root else DEFAULT_ROOT), role)
         path = Path(spec)
         if path.is_dir():
             return _folder(spec, path, role)
@@ -154,7 +150,7 @@ def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.
 
 
 def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -> None:
-    """Nothing; Trouble where the network cannot run on the first point, which is no fault of the package."""
+    """Refuses a network that cannot run on the first point, which is no fault of the package."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with at(f"{option} {points.spec}", f"give {KINDS}"):
         batch = fresh(next(iter(batches_of(points.batches, device=device, n_points=1, refuses_non_finite=False))))
@@ -167,9 +163,17 @@ def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -
         raise Trouble(
             f"{model_spec} cannot take this data ({type(error).__name__}: {error})",
             where=f"{option} {points.spec}, one point is {shapes}",
-            fix=f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, tensors under "
-            "other names are passed as keywords",
+            fix=f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, "
+            "tensors under other names are passed as keywords",
         ) from error
+
+
+def example_of(source: Source, model: nn.Module, model_spec: str, *, seed: int) -> Any:
+    """One point of the source that the network can take, as the example of `sample_size`."""
+    first = draw(source, 1, seed=seed, batch_size=1, model=model)
+    check_fits(model, first, model_spec, "--data")
+    batch = next(iter(batches_of(first.batches)))
+    return batch.kwargs or batch.args, None
 
 
 def summary(points: Points | None) -> dict[str, Any] | None:
@@ -183,6 +187,14 @@ def summary(points: Points | None) -> dict[str, Any] | None:
         "n_points": points.n_points,
         "hash": points.hash,
     }
+
+
+def _cifar10(root: Path) -> ImageSet:
+    if not any((root / folder).is_dir() for folder in (BIN_FOLDER, PY_FOLDER)):
+        raise DataError(
+            f"no CIFAR-10 in {root}", fix=f"fetch it with: sipp data cifar10 {root}, or put {BIN_FOLDER}/ there"
+        )
+    return load_cifar10(root)
 
 
 def _image_set(spec: str, data: ImageSet, role: Role) -> Source:

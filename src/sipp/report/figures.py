@@ -52,9 +52,7 @@ def write_figures(sources: Sequence[Source], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(
-            f"the folder of the figures could not be made ({error.strerror or error})", where=folder
-        ) from error
+        raise DataError(f"{folder}: the folder of the figures could not be made ({error.strerror or error})") from error
     written = []
     for run, stem in _stems(sources):
         for name, (width, draw) in _figures(run).items():
@@ -101,7 +99,7 @@ def _save(figure: Any, folder: Path, name: str, kind: str) -> Path:
     try:
         figure.savefig(path, dpi=DPI, metadata=metadata)
     except OSError as error:
-        raise DataError(f"could not be written ({error.strerror or error})", where=path) from error
+        raise DataError(f"{path}: could not be written ({error.strerror or error})") from error
     return path
 
 

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from torch import Tensor
 
 import sipp
 from sipp.cli.errors import Trouble, at
-from sipp.cli.files import SCORES, check_file, tensor_bytes, write_file
-from sipp.cli.models import load_model, weights_read
-from sipp.cli.options import BatchSize, Device, Exclude, Force, Include, Model, PointsOption, Seed, Weights, n_points_of
+from sipp.cli.options import (
+    KINDS,
+    BatchSize,
+    Device,
+    Exclude,
+    Force,
+    Include,
+    Model,
+    PointsOption,
+    Seed,
+    Weights,
+    n_points_of,
+)
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
-from sipp.cli.points import KINDS, check_fits, default_points, draw, open_source, points_read, summary
 from sipp.display import number
-from sipp.inputs.batches import batches_of
 from sipp.records import Reduce
-from sipp.scoring.theory_points import sample_size
 from sipp.storage.marks import SCORES_MARK
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def score(
@@ -40,6 +49,11 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score every prunable weight: the largest share it ever contributes to an output of its row (T3)."""
+    from sipp.cli.files import SCORES, check_file, tensor_bytes, write_file
+    from sipp.cli.models import load_model, weights_read
+    from sipp.cli.points import check_fits, default_points, draw, example_of, open_source, points_read, summary
+    from sipp.scoring.theory_points import sample_size
+
     with only_json(as_json):
         if out is not None:
             with at(f"--out {out}", "give another file"):
@@ -55,10 +69,8 @@ def score(
         source = open_source(data, "calibration", "--data", seed=seed)
 
         def needed() -> int:
-            first = draw(source, 1, seed=seed, batch_size=1, model=network)
-            check_fits(network, first, model, "--data")
-            batch = next(iter(batches_of(first.batches)))
-            return sample_size(network, (batch.kwargs or batch.args, None), delta, include=include, exclude=exclude)
+            example = example_of(source, network, model, seed=seed)
+            return sample_size(network, example, delta, include=include, exclude=exclude)
 
         with at(f"--model {model}, --data {data}", "see sipp score --help"):
             n = n_points_of(points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
