@@ -26,7 +26,7 @@ EXACT_POINTS = 2**40
 
 
 def check_counts(k: int, n: int) -> None:
-    """Nothing; OptionError unless 0 <= k <= n and n >= 1."""
+    """Refuses counts other than 0 <= k <= n with n >= 1."""
     if n < 1 or not 0 <= k <= n:
         raise OptionError(f"k = {k} of n = {n} is no count; it needs n >= 1 and 0 <= k <= n")
 

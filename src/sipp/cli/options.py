@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from sipp.cli.errors import Trouble
+from sipp.records import Reduce
 
 KINDS = (
     "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors), a folder of images, or noise "
@@ -41,6 +42,10 @@ Confidence = Annotated[float, typer.Option(help="Confidence of certificates and 
 OutputPart = Annotated[
     str | None, typer.Option(help="Which part of a network's output is compared: a number or a name (logits).")
 ]
+Ledger = Annotated[
+    Path | None, typer.Option(help="File that records every use of a holdout; a check of a certificate only reads it.")
+]
+ReduceOver = Annotated[Reduce, typer.Option(help="Over patches: max (with bounds) or mean (without, T3).")]
 MOST_SEED = 2**63 - 1  # what torch.Generator takes
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MOST_SEED)]
 BatchSize = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sipp.cli.errors import NOT_CERTIFIED
-from sipp.cli.options import REAL_KINDS, BatchSize, Confidence, Device, Force, HoldoutPoints, Model, OutputPart
+from sipp.cli.options import REAL_KINDS, BatchSize, Confidence, Device, Force, HoldoutPoints, Ledger, Model, OutputPart
 from sipp.cli.output import Json, only_json, print_json, show
 
 
@@ -23,9 +23,7 @@ def certify(
     accuracy: Annotated[bool, typer.Option("--accuracy", help="Certify the accuracy drop instead (T16).")] = False,
     calibration: Annotated[str | None, typer.Option(help="Calibration points; the holdout may hold none.")] = None,
     output: OutputPart = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="File that records every use of a holdout; with --verify it is only read.")
-    ] = None,
+    ledger: Ledger = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the certificate as JSON.")] = None,
     force: Force = False,
     verify: Annotated[Path | None, typer.Option(help="A certificate to check again on these networks.")] = None,

@@ -27,9 +27,11 @@ from sipp.cli.options import (
     Force,
     HoldoutPoints,
     Include,
+    Ledger,
     Model,
     OutputPart,
     PointsOption,
+    ReduceOver,
     Seed,
     Weights,
     output_of,
@@ -40,7 +42,6 @@ from sipp.cli.prune_request import CONFIDENCE, DELTA, HOLDOUT_DELTA, PruneReques
 from sipp.cli.pruned_record import certificate_record, layer_table, path_record, pruned_record, statements
 from sipp.pruning.result import Allocation, Draws, Method, Pruned
 from sipp.pruning.tolerance import PrunedTo
-from sipp.records import Reduce
 from sipp.storage.files import seal
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
 
@@ -94,10 +95,10 @@ def prune(
     confidence: Confidence = CONFIDENCE,
     draws: Annotated[Draws, typer.Option(help="How sampled rows are drawn (T8).")] = "until",
     allocation: Annotated[Allocation, typer.Option(help="What the budget minimises (T10).")] = "rows",
-    reduce: Annotated[Reduce, typer.Option(help="Over patches; mean has no bounds (T3).")] = "max",
+    reduce: ReduceOver = "max",
     bound: Annotated[Mode, typer.Option(help="How the network bound is computed (T12, T13).")] = "paper",
     output: OutputPart = None,
-    ledger: Annotated[Path | None, typer.Option(help="File that records every use of a holdout.")] = None,
+    ledger: Ledger = None,
     seed: Seed = 0,
     batch_size: BatchSize = None,
     device: Device = "auto",

@@ -19,13 +19,13 @@ from sipp.cli.options import (
     Include,
     Model,
     PointsOption,
+    ReduceOver,
     Seed,
     Weights,
     n_points_of,
 )
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
 from sipp.display import number
-from sipp.records import Reduce
 from sipp.storage.marks import SCORES_MARK
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def score(
     exclude: Exclude = None,
     points: PointsOption = None,
     delta: Annotated[float, typer.Option(help="Only for --points theory: failure probability (T4).")] = 1e-16,
-    reduce: Annotated[Reduce, typer.Option(help="Over patches: max (with bounds) or mean (T3).")] = "max",
+    reduce: ReduceOver = "max",
     seed: Seed = 0,
     batch_size: BatchSize = None,
     device: Device = "auto",
