@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
     from sipp.bounds.sound.graph_bound import sound_bound as sound_bound
     from sipp.certificates.claims import certify as certify
     from sipp.certificates.claims import certify_accuracy as certify_accuracy
+    from sipp.options import Constants as Constants
+    from sipp.options import Scoring as Scoring
     from sipp.pruning.entry import prune as prune
     from sipp.pruning.masking import hold as hold
     from sipp.pruning.masking import release as release
@@ -34,7 +36,9 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
 __version__ = "0.1.0"
 
 _MODULES = {
+    "Constants": "sipp.options",
     "Pruned": "sipp.pruning.result",
+    "Scoring": "sipp.options",
     "assess": "sipp.bounds.assessing",
     "certify": "sipp.certificates.claims",
     "certify_accuracy": "sipp.certificates.claims",

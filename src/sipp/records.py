@@ -9,13 +9,12 @@ So `weight_FK` has one row per parameter group, `patches_GKP` holds P patches of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
-Reduce = Literal["max", "mean"]
-NormStats = Literal["running", "batch"]
+from sipp.distinct import n_new
+from sipp.options import NormStats, Reduce
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,6 @@ class Scores:
     @property
     def n_distinct(self) -> int:
         """n of T4 and T18: the different draws that the maxima were taken over, points or whole batches."""
-        from sipp.distinct import n_new  # brings torch, which the words above do without
-
         return n_new(self.keys)
 
     @property

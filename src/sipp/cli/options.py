@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from sipp.cli.errors import Trouble
-from sipp.records import Reduce
+from sipp.options import Reduce
 
 KINDS = (
     "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors), a folder of images, or noise "

@@ -9,7 +9,6 @@ from pathlib import Path
 from torch import nn
 
 from sipp.binomial import points_needed
-from sipp.bounds.network import Mode
 from sipp.checking import check_share
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli.files import check_folder, check_ledger
@@ -17,8 +16,8 @@ from sipp.cli.models import weights_read
 from sipp.cli.options import n_points_of
 from sipp.cli.points import Points, collect, default_points, draw, example_of, open_source, points_read, split
 from sipp.experiments.nets import NETS
-from sipp.pruning.result import Allocation, Draws, Method
-from sipp.records import Reduce
+from sipp.options import Draws, Mode, Reduce
+from sipp.scoring.methods import Method
 from sipp.scoring.theory_points import check_delta, sample_size
 
 DELTA = 1e-16  # of T4
@@ -48,8 +47,7 @@ class PruneRequest:
     holdout_delta: float
     confidence: float
     draws: Draws
-    allocation: Allocation
-    reduce: Reduce
+    reduce: Reduce | None
     bound: Mode
     output: str | None
     ledger: Path | None
@@ -98,7 +96,6 @@ def check(request: PruneRequest) -> None:
         )
     kept_for_keep = {
         "--draws": request.draws != "until",
-        "--allocation": request.allocation != "rows",
         "--bound": request.bound != "paper",
         "--delta": request.delta != DELTA,
     }
