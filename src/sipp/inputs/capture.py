@@ -221,7 +221,7 @@ def _uses(
                 continue
             fits = fitted(use, weight, site.module.get_parameter(use.parameter).device, batch)
         except (DataError, ModelError) as error:
-            raise type(error)(f"{batch.where}: {site.label} {error}") from None
+            raise type(error)(f"{site.label} {error.what}", where=batch.where, fix=error.fix) from None
         if fits is not None:
             yield weight, use, without_padding(group(weight, use), batch)
 
