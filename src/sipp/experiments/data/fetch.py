@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 from sipp.experiments.data import unpack
 from sipp.experiments.data.cifar10 import BIN_FOLDER, FILES, N_PER_FILE, RECORD_BYTES, SHA256
 
@@ -102,7 +102,7 @@ def _fetch_into(target: Path, work: Path, progress: Progress, sources: Cifar10So
         try:
             get(work, staging, progress, sources)
             _publish(staging, target)
-        except (DataError, OSError, http.client.HTTPException) as error:
+        except (DataError, OptionError, OSError, http.client.HTTPException) as error:
             passed_over.append(f"{source}: {error}")
             shutil.rmtree(staging, ignore_errors=True)
             continue

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.extras import needed_for
 from sipp.pruning.result import Ranking
 from sipp.records import Scores
 
@@ -44,7 +45,8 @@ ALONE = Team(0, 1)
 
 def join_team(*, cpu: bool) -> Team:
     """The team that a launcher (accelerate launch, torchrun) started this process in; ALONE if it is the only one."""
-    from accelerate import PartialState
+    with needed_for("training in several processes"):
+        from accelerate import PartialState
 
     state = PartialState(cpu=cpu, timeout=PATIENCE)
     if state.num_processes == 1:
