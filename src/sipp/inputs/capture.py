@@ -46,7 +46,7 @@ def capture(
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
     With `checked`, the forms of the batches looked at so far, a batch of a new form is also checked for what hooks on
-    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere (FAULTS 40),
+    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere,
     patches that are another point's. Without, uses are grouped by point as their shapes suggest.
     """
     sites = tuple(sites)
