@@ -5,7 +5,7 @@ T12  ||f^(x) - f(x)|| <= eps ||f(x)||,     eps = sum_l c_l max over S of Q_l(x) 
      c_l = (prod_{k > l} Lip_k) eps_l,  Q_l = ||Z_l^{++}|| + ||Z_l^{+-}|| + ||Z_l^{-+}|| + ||Z_l^{--}||
 The paper takes the maxima of Delta_l and of kappa_l apart, which is never smaller. Mode "paper" takes Lip_k = ||W_k||_F
 as the source does. That bounds a chain of fully-connected layers with 1-Lipschitz activations; it is not a bound for
-convolutions, residual connections or norms (docs/theory.md, "Where the paper must not be copied", 6 and 7), and says so.
+convolutions, residual connections or norms (docs/theory.md, last section, 6 and 7), and says so.
 T18  A maximum over n different points bounds the value at a new input for all but a share of inputs, at a confidence.
 That needs functions that were fixed before the points were seen. Q_l / ||f|| are; eps(x) is not, as the pruning chose
 its coefficients.

@@ -131,7 +131,7 @@ def _trace_fx(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.Gr
 
 def _trace_export(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.GraphModule]:
     programs = [torch.export.export(model, _fresh(args), _fresh(kwargs)) for model in models]
-    # The graph is compared with the model on the batch; guards of its own, which newer versions of torch add, are not needed.
+    # The graph is compared with the model on the batch: guards of its own, which newer torch adds, are not needed.
     known = inspect.signature(torch.export.ExportedProgram.module).parameters
     options = {"check_guards": False} if "check_guards" in known else {}
     return [program.module(**options) for program in programs]

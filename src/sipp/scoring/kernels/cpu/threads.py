@@ -2,7 +2,7 @@
 
 torch's threads (OpenMP) wait actively for a while after a parallel operation, to be quick at the next one. A second
 set of threads would share the cores with them just when a layer's kernel follows its forward pass; so the work goes to
-the same ones (docs/performance.md). Where torch is built on another OpenMP than libgomp, plain threads do it, with the
+the same ones (docs/performance-log.md). Where torch is built on another OpenMP than libgomp, plain threads do it, with the
 same results.
 """
 
