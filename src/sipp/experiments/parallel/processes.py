@@ -55,7 +55,7 @@ def join_team(*, cpu: bool) -> Team:
 
 
 def leave_team(team: Team) -> None:
-    """Nothing; the connections of this process to the others are closed."""
+    """Closes the connections of this process to the others."""
     if team.count > 1:
         dist.destroy_process_group()
 
