@@ -1,7 +1,7 @@
 """Plain Python values and uint8 arrays out of a pickle file, with no code of the file's choosing ever run.
 
-Why it is here: the Python version of CIFAR-10, which torchvision downloads and many machines therefore hold already, is
-a set of pickles. `torch.load(weights_only=True)` does not read them, and `pickle.load` would run whatever is in the file
+Why it is here: the Python version of CIFAR-10, which torchvision downloads and many machines hold already, is a set of
+pickles. `torch.load(weights_only=True)` does not read them, and `pickle.load` would run whatever is in the file
 before its checksum can be compared. Without this reader such users would have to download the binary version again.
 
 A pickle is a program. This reader first walks over the program without running it (only known instructions, lengths
