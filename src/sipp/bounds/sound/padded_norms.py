@@ -1,7 +1,7 @@
 """A certified upper bound on the norm of one zero-padded convolution, from the factorisation of its own Gram matrix.
 
 The transfer form of T13 bounds the circular map, of which a zero-padded map A is only a section: 9 against 8.29 for the
-3 x 3 kernel of ones on 8 x 8. That adds up over layers. With this file `sound_bound` of a trained `digits-cnn` at a keep
+3 x 3 kernel of ones on 8 x 8. It adds up over layers. With this file `sound_bound` of a trained `digits-cnn` at a keep
 of 0.9 is 1.36, without it 1.73; of a trained CNN of two convolutions on 8 x 8 0.0662 and 0.0678; of ResNet20 1.6e8 and
 2.2e8, where neither says anything. Here the section itself is bounded:
 
