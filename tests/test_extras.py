@@ -49,7 +49,7 @@ def hidden(*packages: str) -> str:
 
 
 def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize(("package", "call", "says", "extra"), NEEDS, ids=[f"{n[0]}-{i}" for i, n in enumerate(NEEDS)])
