@@ -19,6 +19,7 @@ from sipp.pruning.result import Pruned
 from sipp.pruning.tolerance import prune_to
 from sipp.scoring.sensitivities import sensitivity
 from sipp.scoring.theory_points import sample_size
+from sipp.storage.artifact import inspect, load, save
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,10 +29,13 @@ __all__ = [
     "certify_accuracy",
     "check_assumption",
     "hold",
+    "inspect",
+    "load",
     "prune",
     "prune_to",
     "release",
     "sample_size",
+    "save",
     "sensitivity",
     "sound_bound",
 ]
