@@ -9,7 +9,7 @@ the index is checked, and then every size, before memory is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import get_args, overload
@@ -65,7 +65,7 @@ def save(
         raise OptionError(f"values={values!r:.40} is unknown; choose one of {', '.join(get_args(Precision))}")
     if certificate is not None and not isinstance(certificate, (Certificate, AccuracyCertificate)):
         raise OptionError(f"certificate is a {type(certificate).__name__}; give what sipp.certify gave")
-    groups = _tensors(model)
+    groups = _tensors(model, first=masks)
     mask_of = _masks_by_group(groups, masks)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     entries, pieces = [], []
@@ -170,12 +170,14 @@ def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> 
     return pruned, masks or {}
 
 
-def _tensors(model: nn.Module) -> Groups:
-    """Every tensor of the state_dict once, with all names that lead to the same memory."""
+def _tensors(model: nn.Module, first: Collection[str] = ()) -> Groups:
+    """Every tensor of the state_dict once, with all names of the same memory, those in `first` in front."""
     groups: dict[object, tuple[list[str], Tensor]] = {}
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             raise ModelError(f"{name}: a {type(value).__name__} in the state_dict; only tensors can be saved")
+        if not name.isprintable():
+            raise ModelError(f"{name!r}: a name in the state_dict that cannot be printed; rename that module")
         if is_lazy(value) or value.is_meta or value.layout != torch.strided:
             raise ModelError(f"{name}: has no plain numbers (lazy, meta or sparse); run or load the model first")
         if str(value.dtype).removeprefix("torch.") not in DTYPES:
@@ -184,7 +186,7 @@ def _tensors(model: nn.Module) -> Groups:
             )
         memory = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
         groups.setdefault(memory if value.numel() else name, ([], value))[0].append(name)
-    return [(tuple(names), tensor) for names, tensor in groups.values()]
+    return [(tuple(sorted(names, key=lambda name: name not in first)), tensor) for names, tensor in groups.values()]
 
 
 def _masks_by_group(groups: Groups, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sipp.errors import DataError
 from sipp.storage.huffman import MOST_SYMBOLS_PER_BYTE
@@ -27,7 +27,15 @@ MOST_WEIGHTS = 2**47
 MOST_AXES = 64
 SCALE_BYTES = 4
 
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("holds characters that cannot be printed")
+    return text
+
+
 Count = Annotated[int, Field(ge=0, le=MOST_WEIGHTS)]
+Line = Annotated[str, AfterValidator(_printable)]  # what is shown: no line breaks, nothing that steers a terminal
 
 
 class Record(BaseModel):
@@ -57,8 +65,8 @@ class Values(Record):
 class Entry(Record):
     """One tensor: positions, values and mask lie one after the other in the data."""
 
-    names: Annotated[tuple[str, ...], Field(min_length=1)]  # more than one: tied
-    dtype: str
+    names: Annotated[tuple[Line, ...], Field(min_length=1)]  # more than one: tied
+    dtype: Line
     shape: Annotated[tuple[Count, ...], Field(max_length=MOST_AXES)]
     positions: Positions
     values: Values
@@ -88,23 +96,23 @@ class Entry(Record):
 class Statements(Record):
     """How the network was pruned, and what was said about it then, in words."""
 
-    method: str
-    draws: str
+    method: Line
+    draws: Line
     budget: Count
     kept: Count
     n_weights: Count
     seed: int
-    network: str
-    rows_and_layers: str | None
-    measured: str | None
+    network: Line
+    rows_and_layers: Line | None
+    measured: Line | None
 
 
 class Index(Record):
     """Everything in the file but the numbers."""
 
-    model: str  # name of its class
-    sipp: str
-    torch: str
+    model: Line  # name of its class
+    sipp: Line
+    torch: Line
     precision: Precision  # as asked for
     statements: Statements | None
     certificate: str | None  # as `to_json` writes it

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -140,7 +141,7 @@ def contents_text(contents: Contents) -> str:
     plain = [one for one in contents.tensors if not _is_shown(one)]
     for one in contents.tensors:
         if _is_shown(one):
-            table.add_row(*_cells(" = ".join(one.names), [one], one.positions, _format(one)))
+            table.add_row(*_cells(escape(" = ".join(one.names)), [one], one.positions, _format(one)))
     if plain:
         table.add_row(*_cells(f"{len(plain)} whole tensors", plain, "all", "exact"))
     table.add_section()

@@ -31,12 +31,12 @@ class Rounded:
     norm_change: float  # of all together: ||stored - given|| / ||given||
 
 
-def round_values(value_K: Tensor, row_K: Tensor, n_rows: int, rounding: Rounding, name: str) -> Rounded:
-    """The values in the asked format; row_K says which row a value is in. ModelError where it has no place for one."""
+def round_values(value_K: Tensor, row_K: Tensor | None, n_rows: int, rounding: Rounding, name: str) -> Rounded:
+    """The values in the asked format; row_K is each value's row, for int8. ModelError where one does not fit."""
     if rounding == "exact":
         return Rounded(value_K, None, 0.0, 0.0)
     _refuse_unless(bool(value_K.isfinite().all()), name, "a kept weight is infinite or NaN", "'fp32' or 'lossless'")
-    if rounding == "int8":
+    if rounding == "int8" and row_K is not None:
         scale_F = _scales(value_K, row_K, n_rows)
         stored_K = _levels(value_K, row_K, scale_F)
         back_K = restore_values(stored_K, scale_F, row_K, value_K.dtype)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
@@ -36,9 +37,10 @@ def encode_tensor(
     kept_K = None if mask is None else mask.detach().to("cpu").reshape(-1).numpy()
     may_be_sparse = tensor.dtype in TURNED and (mask is not None or tensor.dim() >= 2)  # zeros of norms are no matter
     kind, code, is_stored_K = _where(flat_K, kept_K, names[0], may_be_sparse=may_be_sparse)
-    value_K = flat_K if kind == "all" else flat_K[torch.from_numpy(is_stored_K)]
+    value_K = flat_K if kind == "all" else _from_bits(raw_bits(flat_K)[is_stored_K], flat_K.dtype)
     n_rows = tensor.shape[0] if tensor.dim() else 1
-    rounded = round_values(value_K, _rows(is_stored_K, n_rows), n_rows, rounding, names[0])
+    row_K = _rows(is_stored_K, n_rows) if rounding == "int8" else None
+    rounded = round_values(value_K, row_K, n_rows, rounding, names[0])
     planes = encode_planes(rounded.stored_K, coded=coded)
     scales = [] if rounded.scale_F is None else encode_planes(rounded.scale_F, coded=coded)
     own: tuple[PositionKind, bytes] | None = None
@@ -79,20 +81,20 @@ def decode_tensor(entry: Entry, data: memoryview, where: str) -> tuple[Tensor, T
         value_K = restore_values(value_K, scale_F, _rows(is_stored_K, entry.n_rows), dtype)
     else:
         value_K = restore_values(value_K, None, None, dtype)
-    stored_K = torch.from_numpy(is_stored_K)
     if entry.positions.kind == "all":
         flat_K = value_K
     else:
-        flat_K = torch.zeros(entry.n_weights, dtype=dtype, device="cpu")
-        flat_K[stored_K] = value_K
+        bits = np.zeros(entry.n_weights, dtype=f"u{dtype.itemsize}")
+        bits[is_stored_K] = raw_bits(value_K)
+        flat_K = _from_bits(bits, dtype)
     mask = None
     if entry.mask == "stored":
-        mask = stored_K.reshape(entry.shape)
+        mask = torch.from_numpy(is_stored_K).reshape(entry.shape)
     elif isinstance(entry.mask, Positions):
         flags = decode_positions(entry.mask.kind, mask_code, entry.n_weights, entry.mask.kept, what)
-        mask = torch.from_numpy(flags).reshape(entry.shape)
-        if bool((flat_K.reshape(entry.shape)[~mask] != 0).any()):
+        if _has_nonzero(~flags, flat_K):
             raise DataError(f"{what}: a weight outside of its mask is not zero; it was not written by sipp.save")
+        mask = torch.from_numpy(flags).reshape(entry.shape)
     return flat_K.reshape(entry.shape), mask
 
 
@@ -104,7 +106,7 @@ def _where(
         return "all", b"", np.ones(flat_K.numel(), dtype=np.bool_)
     is_stored_K: Flags = raw_bits(flat_K) != 0
     if kept_K is not None:
-        if bool((flat_K[torch.from_numpy(~kept_K)] != 0).any()):
+        if _has_nonzero(is_stored_K & ~kept_K, flat_K):
             raise ModelError(f"{name}: a weight outside of its mask is not zero; set it to zero, or give its own mask")
         is_stored_K |= kept_K
     kind, code = encode_positions(is_stored_K)
@@ -113,6 +115,15 @@ def _where(
     if kept_K is None and len(code) >= n_zeros * width:  # a few zeros are cheaper as numbers
         return "all", b"", np.ones(flat_K.numel(), dtype=np.bool_)
     return kind, code, is_stored_K
+
+
+def _has_nonzero(flags_K: Flags, flat_K: Tensor) -> bool:
+    """Whether one of these weights is another number than 0.0 or -0.0."""
+    return bool((_from_bits(raw_bits(flat_K)[flags_K], flat_K.dtype) != 0).any())
+
+
+def _from_bits(bits: NDArray[np.unsignedinteger], dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(bits.view(np.uint8)).view(dtype)
 
 
 def _rows(is_stored_K: Flags, n_rows: int) -> Tensor:
