@@ -61,7 +61,8 @@ def save(
         True
     """
     model, masks = _network(pruned, masks)
-    if values not in get_args(Precision):
+    target = _path(path)
+    if not isinstance(values, str) or values not in get_args(Precision):
         raise OptionError(f"values={values!r:.40} is unknown; choose one of {', '.join(get_args(Precision))}")
     if certificate is not None and not isinstance(certificate, (Certificate, AccuracyCertificate)):
         raise OptionError(f"certificate is a {type(certificate).__name__}; give what sipp.certify gave")
@@ -82,7 +83,6 @@ def save(
         if about != "stored values" and certificate.pruned_hash != state_hash(model.state_dict()):
             raise OptionError("certificate is about another network than the one to save; certify this one")
     content, digest = container.pack(write_index(index), data)
-    target = Path(path)
     write_atomic(target, content)
     return contents_of(
         index,
@@ -115,8 +115,9 @@ def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Modu
     """
     if into is not None and not isinstance(into, nn.Module):
         raise OptionError(f"into is a {type(into).__name__}; give an nn.Module, or leave it out for a state_dict")
-    where = str(path)
-    index, data, _ = _read(Path(path))
+    file = _path(path)
+    where = str(file)
+    index, data, _ = _read(file)
     if into is not None:
         _check_fits(index, into, where)
     state, _ = _decode(index, data, where)
@@ -140,19 +141,27 @@ def inspect(path: str | PathLike[str]) -> Contents:
         >>> [(one.names, one.positions, one.n_bytes) for one in sipp.inspect(path).tensors]
         [(('weight',), 'all', 32), (('bias',), 'all', 8)]
     """
-    where = str(path)
-    index, data, digest = _read(Path(path))
+    file = _path(path)
+    where = str(file)
+    index, data, digest = _read(file)
     state, masks = _decode(index, data, where)
     certificate, about = _certificate(index, state, where)
     return contents_of(
         index,
-        path=Path(path),
+        path=file,
         sha256=digest,
-        n_bytes=Path(path).stat().st_size,
+        n_bytes=file.stat().st_size,
         masks=masks,
         certificate=certificate,
         certificate_about=about,
     )
+
+
+def _path(path: str | PathLike[str]) -> Path:
+    """The path, if it can be a file's."""
+    if not isinstance(path, (str, PathLike)) or not Path(path).name or "\0" in str(path):
+        raise OptionError(f"path={path!r:.80} is no path of a file; give one such as 'net.sipp.safetensors'")
+    return Path(path)
 
 
 # --- what is saved --------------------------------------------------------------------------------------------------
