@@ -20,7 +20,7 @@ from sipp.experiments.runs.store import read_records, step_name, without_clock
 from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
 from sipp.pruning.entry import cut, rank
-from sipp.storage.files import load_pair
+from sipp.storage.pairs import load_pair
 
 # A rate so small that no weight moves: what a network was pruned from then shows in its final weights.
 STILL = ("train.rate=1.0e-30",)

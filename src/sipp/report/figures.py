@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from sipp.errors import DataError
 from sipp.report import palette, series
 from sipp.report.read import Run, Source
 from sipp.report.series import METRICS, Curve
 from sipp.report.words import number
+from sipp.storage.files import make_folder, write_atomic
 from sipp.storage.marks import FIGURE_MARK
 
 FORMATS = ("pdf", "png")
@@ -49,10 +50,7 @@ def write_figures(sources: Sequence[Source], folder: Path) -> list[Path]:
     import matplotlib
     from matplotlib.figure import Figure  # without pyplot: no window system, and no choice of backend for the caller
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder}: the folder of the figures could not be made ({error.strerror or error})") from error
+    make_folder(folder)
     written = []
     for run, stem in _stems(sources):
         for name, (width, draw) in _figures(run).items():
@@ -96,10 +94,9 @@ def _save(figure: Any, folder: Path, name: str, kind: str) -> Path:
     path = folder / _file_name(name, kind)
     # No date: the same numbers give the same file.
     metadata = {"CreationDate": None, "Creator": FIGURE_MARK} if kind == "pdf" else {"Software": FIGURE_MARK}
-    try:
-        figure.savefig(path, dpi=DPI, metadata=metadata)
-    except OSError as error:
-        raise DataError(f"{path}: could not be written ({error.strerror or error})") from error
+    drawn = BytesIO()
+    figure.savefig(drawn, format=kind, dpi=DPI, metadata=metadata)
+    write_atomic(path, drawn.getvalue())
     return path
 
 

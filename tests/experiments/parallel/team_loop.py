@@ -27,7 +27,7 @@ from sipp.experiments.training.loop import Hyper, new_state, train
 from sipp.experiments.training.schedule import Schedule
 from sipp.pruning.entry import rank
 from sipp.pruning.result import Ranking
-from sipp.storage.files import load_pair
+from sipp.storage.pairs import load_pair
 
 SETTINGS = (
     "train.epochs=2",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import sipp
 from sipp.cli.errors import Trouble, at
-from sipp.cli.files import SCORES, check_file, tensor_bytes, write_file
+from sipp.cli.files import SCORES, check_file, write_file
 from sipp.cli.models import load_model, weights_read
 from sipp.cli.options import BatchSize, Device, Exclude, Force, Include, Model, PointsOption, Seed, Weights, n_points_of
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
@@ -21,6 +21,7 @@ from sipp.inputs.batches import batches_of
 from sipp.records import Reduce
 from sipp.scoring.theory_points import sample_size
 from sipp.storage.marks import SCORES_MARK
+from sipp.storage.tensors import tensors_to_bytes
 
 
 def score(
@@ -66,7 +67,7 @@ def score(
             scores = sipp.sensitivity(network, chosen.batches, reduce=reduce, include=include, exclude=exclude)
             seconds = time.perf_counter() - begun
         layers = [_layer(name, scores_of) for name, scores_of in scores.items()]
-        content = tensor_bytes(scores, SCORES_MARK) if out is not None else b""
+        content = tensors_to_bytes(scores, SCORES_MARK) if out is not None else b""
         if out is not None:
             with at(f"--out {out}", "give another file"):
                 write_file(out, content, SCORES, force=force)

@@ -1,6 +1,5 @@
 """CIFAR-10 from its official folders as one tensor, and the batch operations that training needs."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,7 @@ from torch import Tensor
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.data.safepickle import load_pickle
+from sipp.storage.files import sha256_of
 
 N_CLASSES = 10
 N_PER_FILE = 10_000
@@ -42,7 +42,7 @@ def load_cifar10(folder: Path | str, *, n_per_file: int = N_PER_FILE, checksum: 
         raise OptionError(f"checksum must be 'official' or 'skip', not {checksum!r}")
     records = np.concatenate(_read_all(Path(folder), n_per_file))  # N x 3073
     if checksum == "official":
-        found = hashlib.sha256(records.data).hexdigest()
+        found = sha256_of(records.data)
         if found != SHA256:
             raise DataError(
                 f"{folder}: this is not CIFAR-10 as published (sha256 {found[:12]} instead of {SHA256[:12]}); "

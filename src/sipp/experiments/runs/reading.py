@@ -7,16 +7,13 @@ What `sipp run` would refuse to go on with, or make anew, is refused here by the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load as tensors_from_bytes
-from torch import Tensor, count_nonzero
-
-from sipp.certificates.evidence import state_hash
+from sipp.certificates.identity import entries_hash
 from sipp.errors import DataError
 from sipp.experiments.pipelines import Unit, units_of
 from sipp.experiments.recipes import config_hash
@@ -24,6 +21,7 @@ from sipp.experiments.runs import store
 from sipp.storage import files
 from sipp.storage.files import Values
 from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND, RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.tensors import RawTensor, raw_tensors
 
 CHANGED = "it was changed after it was written"
 
@@ -108,11 +106,9 @@ def read_pruned(folder: Path) -> tuple[Values, tuple[str, ...]]:
     _check_sums(values, path)
     if not (folder / WEIGHTS_NAME).exists():
         return values, ("Its network is not here, so that its record was not checked against it.",)
-    try:
-        tensors = tensors_from_bytes((folder / WEIGHTS_NAME).read_bytes())
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder / WEIGHTS_NAME}: cannot be read ({error}); {CHANGED}, or cut") from error
-    if state_hash(tensors) != values.get("pruned_hash"):
+    tensors = raw_tensors(files.read_file(folder / WEIGHTS_NAME), folder / WEIGHTS_NAME)
+    found = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
+    if found != values.get("pruned_hash"):
         raise DataError(f"{folder / WEIGHTS_NAME}: is not the network that {RECORD_NAME} speaks of; {CHANGED}")
     _check_weights(values, tensors, path)
     return values, ()
@@ -148,9 +144,9 @@ def _check_sums(values: Values, path: Path) -> None:
         raise DataError(f"{path}: the certificate's {hashes[0]} is not the record's; {CHANGED}")
 
 
-def _check_weights(values: Values, tensors: Mapping[str, Tensor], path: Path) -> None:
+def _check_weights(values: Values, tensors: Mapping[str, RawTensor], path: Path) -> None:
     """Refuses a record that says of a layer what its weights do not show; a weight that is kept may be zero."""
     for layer in values["layers"]:
         weight = tensors.get(str(layer.get("name")))
-        if weight is None or weight.numel() != layer["n_weights"] or int(count_nonzero(weight)) > layer["kept"]:
+        if weight is None or math.prod(weight.shape) != layer["n_weights"] or weight.n_nonzero() > layer["kept"]:
             raise DataError(f"{path}: layer {layer.get('name')!r:.60} does not fit its weights; {CHANGED}")

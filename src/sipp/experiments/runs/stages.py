@@ -23,7 +23,8 @@ from sipp.experiments.training.loop import Accuracy, EpochRow, Hyper, TrainState
 from sipp.experiments.training.signals import Interrupted, Wish
 from sipp.experiments.training.step import training_stream
 from sipp.pruning.masking import release
-from sipp.storage.files import Values, save_pair
+from sipp.storage.files import Values
+from sipp.storage.pairs import save_pair
 
 MODEL = "model."
 MASK = "mask."

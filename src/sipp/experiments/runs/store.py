@@ -10,24 +10,24 @@ ROOT/RECIPE-HASH/
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 import sipp
 from sipp.errors import DataError, OptionError
 from sipp.experiments.recipes import config_hash
-from sipp.storage import files
+from sipp.storage import files, pairs
 from sipp.storage.files import Values
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HASH_LENGTH = 12
 MANIFEST = "manifest.json"
@@ -82,11 +82,10 @@ class Begun:
 
 def code_version() -> str:
     """The version of the package and of torch, and a digest of the package's own source."""
-    digest = hashlib.sha256()
     root = Path(sipp.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return f"sipp {sipp.__version__}, torch {torch.__version__}, source {digest.hexdigest()[:HASH_LENGTH]}"
+    sources = (f"{path.relative_to(root)}\0".encode() + path.read_bytes() for path in sorted(root.rglob("*.py")))
+    digest = files.sha256_of(*sources)
+    return f"sipp {sipp.__version__}, torch {version('torch')}, source {digest[:HASH_LENGTH]}"  # without importing it
 
 
 def run_name(config: Mapping[str, Any]) -> str:
@@ -235,14 +234,14 @@ def step_name(epoch: int, step: int) -> str:
 
 def checkpoints(stage: Path) -> list[str]:
     """The names of a stage's checkpoints, newest first."""
-    return sorted((path.stem for path in stage.glob(f"{STEP}-*{files.VALUES}")), reverse=True)
+    return sorted((path.stem for path in stage.glob(f"{STEP}-*{pairs.VALUES}")), reverse=True)
 
 
 def save_checkpoint(stage: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
-    """Nothing; the checkpoint is saved, and those older than the one before it are removed."""
-    files.save_pair(stage, name, tensors, values)
+    """Saves the checkpoint, and removes those older than the one before it."""
+    pairs.save_pair(stage, name, tensors, values)
     for old in checkpoints(stage)[N_CHECKPOINTS:]:
-        files.remove_pair(stage, old)
+        pairs.remove_pair(stage, old)
 
 
 def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
@@ -256,25 +255,25 @@ def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
 
 def load_if_sound(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | None:
     """What was saved under this name; None if nothing was, or (with a warning) if it is damaged."""
-    if not files.has_pair(stage, name):
+    if not pairs.has_pair(stage, name):
         return None
     try:
-        return files.load_pair(stage, name)
+        return pairs.load_pair(stage, name)
     except DataError as error:
         warnings.warn(f"{error}; going on from what was saved before it", stacklevel=2)
         return None
 
 
 def finish_stage(stage: Path, tensors: Mapping[str, Tensor], values: Values) -> None:
-    """Nothing; the stage's result is saved and its checkpoints are gone."""
-    files.save_pair(stage, FINAL, tensors, values)
+    """Saves the stage's result and removes its checkpoints."""
+    pairs.save_pair(stage, FINAL, tensors, values)
     drop_checkpoints(stage)
 
 
 def drop_checkpoints(stage: Path) -> None:
-    """Nothing; what was saved on the way to the stage's result is gone."""
+    """Removes what was saved on the way to the stage's result."""
     for name in (*checkpoints(stage), START):
-        files.remove_pair(stage, name)
+        pairs.remove_pair(stage, name)
 
 
 # --- records --------------------------------------------------------------------------------------------------------
@@ -288,9 +287,9 @@ def write_records(store: Store, plan: Sequence[str]) -> list[Values]:
     records = []
     for name in plan:
         stage = store.stage(name)
-        if files.has_pair(stage, FINAL):
+        if pairs.has_pair(stage, FINAL):
             try:
-                records.append(files.load_values(stage, FINAL)["record"])
+                records.append(pairs.load_values(stage, FINAL)["record"])
             except DataError:  # damaged: its stage says so in its turn, and is done again
                 continue
     text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
@@ -326,10 +325,10 @@ def stage_record(folder: Path, name: str) -> Values | None:
 
     The checks are those that a run makes before it goes on from a network.
     """
-    if not files.is_name(name) or not files.has_pair(files.inside(folder, name), FINAL):
+    if not files.is_name(name) or not pairs.has_pair(files.inside(folder, name), FINAL):
         return None
-    values = files.load_sound_values(files.inside(folder, name), FINAL)
-    return dict(_part(values, "record", dict, folder / name / f"{FINAL}{files.VALUES}"))
+    values = pairs.load_sound_values(files.inside(folder, name), FINAL)
+    return dict(_part(values, "record", dict, folder / name / f"{FINAL}{pairs.VALUES}"))
 
 
 def without_clock(record: Values) -> Values:
