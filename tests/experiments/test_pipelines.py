@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.experiments.pipelines import next_budget, only_alive, plan
+from sipp.experiments.pipelines.shared import next_budget, only_alive
 from sipp.experiments.recipes import Recipe, load_recipe
-from sipp.experiments.runs.run_recipe import Progress, list_runs, run
+from sipp.experiments.runs.plan import plan
+from sipp.experiments.runs.reading import list_runs
+from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records, step_name, without_clock
 from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
@@ -89,7 +91,7 @@ def test_what_a_record_says(tmp_path: Path) -> None:
     dense, det, wt = run(recipe, out=tmp_path, device="cpu").records
     assert (dense["kind"], dense["method"], dense["level"]) == ("dense", None, 0)
     assert det["bound"]["epsilon"] > 0 and not det["bound"]["met"] and "convolution" in det["bound"]["reason"]
-    assert "before retraining" in det["bound"]["speaks_of"]  # errata 8
+    assert "before retraining" in det["bound"]["speaks_of"]
     assert wt["bound"]["epsilon"] is None and "none were scored" in wt["bound"]["reason"]
     for record in (det, wt):
         assert 0 <= record["before"]["top1"] <= record["before"]["top5"] <= 1 and record["before"]["n"] == 360
@@ -132,7 +134,7 @@ def test_twice_does_nothing_and_a_damaged_result_is_made_again(tmp_path: Path) -
     tensors = saved(first.folder)
     results = [*first.folder.glob("*/*"), first.folder / "records.jsonl"]
     times = [path.stat().st_mtime_ns for path in results]
-    stage = first.folder / plan(recipe)[0].stage
+    stage = first.folder / plan(recipe)[0].name
     for ending in (".json", ".safetensors"):  # killed between saving the result and dropping what led to it
         (stage / f"start{ending}").write_bytes((stage / f"final{ending}").read_bytes())
     again = run(recipe, out=tmp_path, device="cpu", accept_changes=True)

@@ -23,7 +23,8 @@ from sipp.cli.output import Json, print_json
 from sipp.errors import OptionError
 
 if TYPE_CHECKING:
-    from sipp.experiments.runs.run_recipe import Listed, Progress
+    from sipp.experiments.runs.reading import Listed
+    from sipp.experiments.runs.run_recipe import Progress
     from sipp.storage.files import Values
 
 DEFAULT_OUT = Path("runs")
@@ -72,7 +73,7 @@ def run(
     Several processes: accelerate launch --num_processes 2 -m sipp run RECIPE ...
     """
     from sipp.experiments.parallel.on_ray import LOCAL, RayOptions
-    from sipp.experiments.parallel.processes import ALONE, join_team, leave_team
+    from sipp.experiments.parallel.processes import ALONE, join_processes, leave_processes
     from sipp.experiments.recipes import config_of, load_recipe
     from sipp.experiments.recipes.catalog import SUFFIX
     from sipp.experiments.runs.run_recipe import run as run_recipe
@@ -84,8 +85,8 @@ def run(
         reads = [("RECIPE", Path(recipe))] if recipe.endswith(SUFFIX) else []
         refuse_inputs(out / run_name(config_of(chosen)), [*reads, ("--data", data)])
     asked = RayOptions(ray_address or LOCAL, at_once) if ray_address or at_once else None
-    team = join_team(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
-    console = Console(quiet=not team.leads, stderr=as_json)
+    processes = join_processes(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
+    console = Console(quiet=not processes.leads, stderr=as_json)
     try:
         with _display(console) as on_progress:
             done = run_recipe(
@@ -96,7 +97,7 @@ def run(
                 n_workers=workers,
                 accept_changes=accept_changes,
                 on_progress=on_progress,
-                team=team,
+                processes=processes,
                 engine=engine,
                 ray=asked,
             )
@@ -104,9 +105,9 @@ def run(
         typer.echo(str(stop), err=True)
         raise typer.Exit(stop.exit_status) from None
     finally:
-        leave_team(team)
+        leave_processes(processes)
     if as_json:
-        if team.leads:
+        if processes.leads:
             print_json({"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records})
         return
     console.print(records_table(done.records))
@@ -120,14 +121,14 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder, and how far each is."""
-    from sipp.experiments.recipes import load_recipe, recipe_names
+    from sipp.experiments.recipes import recipe_descriptions
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file; give the folder that holds the runs")
     console = Console()
     table = Table(box=box.SIMPLE_HEAD)
     if as_json:
-        found = {name: load_recipe(name).description for name in recipe_names()} if recipes else {}
+        found = recipe_descriptions() if recipes else {}
         named = [{"name": name, "description": description} for name, description in found.items()]
         listed = [] if recipes else [_values(one) for one in _look(out)]
         print_json({"kind": "recipes", "recipes": named} if recipes else {"kind": "runs", "runs": listed})
@@ -135,8 +136,8 @@ def runs(
     if recipes:
         table.add_column("recipe", no_wrap=True)
         table.add_column("what it does")
-        for name in recipe_names():
-            table.add_row(name, load_recipe(name).description)
+        for name, description in recipe_descriptions().items():
+            table.add_row(name, description)
         console.print(table)
         return
     for column in ("run", "pipeline", "networks", "state"):
@@ -156,7 +157,7 @@ def runs(
 
 def _look(out: Path) -> list[Listed | Broken]:
     """Every run below `out`, by name; one that cannot be read does not hide the others."""
-    from sipp.experiments.runs.run_recipe import look_at
+    from sipp.experiments.runs.reading import how_far
     from sipp.experiments.runs.store import MANIFEST
 
     found: list[Listed | Broken] = []
@@ -164,7 +165,7 @@ def _look(out: Path) -> list[Listed | Broken]:
         try:
             if (folder / MANIFEST).exists():
                 with at(str(folder), REPAIR):
-                    found.append(look_at(folder))
+                    found.append(how_far(folder))
         except Trouble as trouble:
             found.append(Broken(folder, trouble.what, trouble.fix))
         except OSError as error:

@@ -13,9 +13,9 @@ import fcntl
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from sipp.errors import DataError, OptionError
 from sipp.experiments.recipes import config_hash
 from sipp.storage import files, pairs
 from sipp.storage.files import Values
+from sipp.storage.schemas import Manifest, checked, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,24 +61,6 @@ class Store:
     def stage(self, name: str) -> Path:
         """The folder of a stage."""
         return files.inside(self.folder, name)
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a run's manifest holds, checked as far as it can be without the run's data."""
-
-    config: dict[str, Any]
-    origins: list[dict[str, str]]  # more than one: it was resumed with other data, code or device
-
-
-@dataclass(frozen=True)
-class Begun:
-    """What a run's manifest says of it."""
-
-    recipe: str
-    pipeline: str
-    n_stages: int
-    n_origins: int  # above 1: it was resumed with other data, code or device
 
 
 def code_version() -> str:
@@ -157,47 +140,10 @@ def is_locked(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def read_begun(folder: Path) -> Begun:
-    """What the manifest in this folder says; DataError names what is wrong with it."""
-    found = read_manifest(folder)
-    config = check_plan(found.config, files.inside(folder, MANIFEST))
-    n_stages = config["repetitions"] * (1 + len(config["prune"]["methods"]) * config["prune"]["levels"])
-    return Begun(config["name"], config["pipeline"], n_stages, len(found.origins))
-
-
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest in this folder, as `sipp run` and all who show a run read it: its checksum fits, origins are there.
-
-    Raises DataError that names what is wrong.
-    """
+    """The manifest in this folder, as `sipp run` and all who show a run read it; DataError names what is wrong."""
     path = files.inside(folder, MANIFEST)
-    values = files.read_json(path)
-    config, origins = _part(values, "config", dict, path), _part(values, "origins", list, path)
-    if not origins:
-        raise DataError(f"{path}: 'origins' must hold at least one")
-    for origin in origins:
-        for field in fields(Origin):
-            _part(origin if isinstance(origin, dict) else {}, field.name, str, path)
-    return Manifest(config, origins)
-
-
-def check_plan(config: Values, path: Path) -> Values:
-    """The configuration, if the plan of a run can be made of it: what a reader needs who has no recipe."""
-    prune, data = _part(config, "prune", dict, path), _part(config, "data", dict, path)
-    texts, counts = ("name", "pipeline", "net"), ("repetitions", "seed")
-    wanted = [(config, key, str) for key in texts] + [(config, key, int) for key in counts]
-    for part, key, kind in (*wanted, (prune, "levels", int), (data, "name", str)):
-        _part(part, key, kind, path)
-    if not all(isinstance(method, str) for method in _part(prune, "methods", list, path)):
-        raise DataError(f"{path}: 'methods' must be a list of names")
-    return config
-
-
-def _part(values: Values, key: str, kind: type, path: Path) -> Any:
-    if not isinstance(values.get(key), kind):
-        found = f"is a {type(values[key]).__name__}" if key in values else "is missing"
-        raise DataError(f"{path}: {key!r} must be a {kind.__name__}, but {found}")
-    return values[key]
+    return checked(Manifest, files.read_json(path), path)
 
 
 def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool) -> bool:
@@ -210,7 +156,7 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, acc
     known = read_manifest(folder)
     if known.config != config:
         raise OptionError(f"{path}: this folder was made with another configuration; choose another --out")
-    origins = known.origins
+    origins = [plain(one) for one in known.origins]
     last = origins[-1]
     changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
     if not changed:
@@ -279,24 +225,29 @@ def drop_checkpoints(stage: Path) -> None:
 # --- records --------------------------------------------------------------------------------------------------------
 
 
-def write_records(store: Store, plan: Sequence[str]) -> list[Values]:
-    """The records of the finished stages in the order of the plan, also written to `records.jsonl` as a whole.
-
-    They are always made anew from the stages, so that no stop at any moment can lose or double one.
-    """
-    records = []
-    for name in plan:
+def stage_records(store: Store, names: Iterable[str]) -> dict[str, Values]:
+    """The record of each of these stages that is done, from its own folder."""
+    found = {}
+    for name in names:
         stage = store.stage(name)
         if pairs.has_pair(stage, FINAL):
             try:
-                records.append(pairs.load_values(stage, FINAL)["record"])
+                found[name] = pairs.load_values(stage, FINAL)["record"]
             except DataError:  # damaged: its stage says so in its turn, and is done again
                 continue
-    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    return found
+
+
+def write_records(store: Store, names: Iterable[str], records: Mapping[str, Values]) -> None:
+    """Writes `records.jsonl` as a whole, in the order of the names.
+
+    A run begins by reading all records from their stages, so that no stop at any moment can lose or double one.
+    """
+    found = (records[name] for name in names if name in records)
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in found)
     path = files.inside(store.folder, RECORDS)
     if not path.is_file() or path.read_bytes() != text.encode():
         files.write_atomic(path, text.encode())
-    return records
 
 
 def read_records(folder: Path) -> list[Values]:
@@ -328,7 +279,9 @@ def stage_record(folder: Path, name: str) -> Values | None:
     if not files.is_name(name) or not pairs.has_pair(files.inside(folder, name), FINAL):
         return None
     values = pairs.load_sound_values(files.inside(folder, name), FINAL)
-    return dict(_part(values, "record", dict, folder / name / f"{FINAL}{pairs.VALUES}"))
+    if not isinstance(values.get("record"), dict):
+        raise DataError(f"{folder / name / FINAL}{pairs.VALUES}: holds no record; run the recipe again")
+    return dict(values["record"])
 
 
 def without_clock(record: Values) -> Values:
