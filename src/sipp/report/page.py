@@ -19,7 +19,8 @@ from sipp.report.plots import Plot, pruned_plots, run_plots
 from sipp.report.read import Broken, PrunedModel, Result, Run
 from sipp.report.words import Finding, number
 from sipp.storage.marks import PAGE_MARK
-from sipp.storage.schemas import PrunedRecord, plain
+from sipp.storage.network_schemas import PrunedRecord
+from sipp.storage.run_schemas import plain
 
 TEMPLATE = "template.html.j2"
 SHOWN_LENGTH = 500  # of a value in the table of the configuration

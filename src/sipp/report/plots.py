@@ -12,7 +12,8 @@ from sipp.report import series
 from sipp.report.read import PrunedModel, Run
 from sipp.report.series import METRICS, Curve, Histogram
 from sipp.report.words import number, up
-from sipp.storage.schemas import BoundRecord, CertificateRecord, NetworkRecord, plain
+from sipp.storage.network_schemas import BoundRecord, CertificateRecord, NetworkRecord
+from sipp.storage.run_schemas import plain
 
 MAX_HISTOGRAMS = 15_000  # beyond: only the histogram of all layers together, or the page grows too large
 DIGITS = 10  # significant, of a number in the page: more than any of them was measured with

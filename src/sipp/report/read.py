@@ -1,7 +1,7 @@
 """Folders in, frozen records out: runs of `sipp run`, and pruned models of `sipp prune`.
 
 Files are read by `sipp.experiments.runs.reading`, which refuses what `sipp run` refuses; what may stand in them says
-`sipp.storage.schemas`. What is wrong with a file is said with its path and line, and nothing is guessed in its place.
+`sipp.storage`. What is wrong with a file is said with its path and line, and nothing is guessed in its place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
 from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
-from sipp.storage.schemas import NetworkRecord, OriginRecord, PrunedRecord, ScoreBins
+from sipp.storage.network_schemas import NetworkRecord, PrunedRecord, ScoreBins
+from sipp.storage.run_schemas import OriginRecord
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import fsum
 from typing import Literal
 
 from sipp.report.read import Run
-from sipp.storage.schemas import NetworkRecord
+from sipp.storage.network_schemas import NetworkRecord
 
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 

@@ -1,6 +1,6 @@
 """Tensors in, the bytes of a safetensors file out, and back: as torch's tensors, or raw where torch is not needed.
 
-torch is imported by the functions that need it: a reader of records should not have to wait for it.
+torch and NumPy are imported by the functions that need them: a reader of records should not have to wait for it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from sipp.errors import DataError, ModelError
@@ -54,6 +53,8 @@ class RawTensor:
 
     def n_nonzero(self) -> int:
         """How many of its numbers are not zero; minus zero is zero, NaN is not."""
+        import numpy as np
+
         if self.kind in _WHOLE:
             return int(np.count_nonzero(np.frombuffer(self.data, "<" + _WHOLE[self.kind][1])))
         bits = np.frombuffer(self.data, "<" + _FLOATS[self.kind][1])

@@ -23,8 +23,8 @@ from sipp.experiments.parallel.on_ray import Job, Outcome, RayOptions, Worker, n
 from sipp.experiments.parallel.processes import Processes
 from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of, load_recipe
+from sipp.experiments.runs.listing import list_runs
 from sipp.experiments.runs.plan import Stage, plan
-from sipp.experiments.runs.reading import list_runs
 from sipp.experiments.runs.run_recipe import Finished, Progress, run
 from sipp.experiments.runs.store import Origin, Store, code_version, open_run, without_clock
 from sipp.experiments.training.setup import feed_of

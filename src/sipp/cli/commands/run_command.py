@@ -23,7 +23,7 @@ from sipp.cli.output import Json, print_json
 from sipp.errors import OptionError
 
 if TYPE_CHECKING:
-    from sipp.experiments.runs.reading import Listed
+    from sipp.experiments.runs.listing import Listed
     from sipp.experiments.runs.run_recipe import Progress
     from sipp.storage.files import Values
 
@@ -157,7 +157,7 @@ def runs(
 
 def _look(out: Path) -> list[Listed | Broken]:
     """Every run below `out`, by name; one that cannot be read does not hide the others."""
-    from sipp.experiments.runs.reading import how_far
+    from sipp.experiments.runs.listing import how_far
     from sipp.experiments.runs.store import MANIFEST
 
     found: list[Listed | Broken] = []

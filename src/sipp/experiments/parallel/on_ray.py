@@ -38,7 +38,7 @@ from sipp.experiments.runs.work import Work
 from sipp.experiments.training.setup import device_of, feed_of, hyper_of, threads
 from sipp.experiments.training.signals import Interrupted, Wish
 from sipp.storage.files import read_json, remove_leftovers
-from sipp.storage.schemas import EpochRow
+from sipp.storage.run_schemas import EpochRow
 
 LOCAL = "local"  # Ray's own word for: start it here, whatever else may run
 POLL_SECONDS = 0.25

@@ -29,7 +29,7 @@ from sipp.pruning.entry import cut, rank
 from sipp.pruning.result import Pruned, Ranking
 from sipp.records import NormStats, to_rows
 from sipp.storage.files import Values
-from sipp.storage.schemas import Accuracy
+from sipp.storage.run_schemas import Accuracy
 
 # Methods that choose by score alone; sampling methods (T8) never draw what has no sensitivity.
 _CHOOSES_BY_SCORE = frozenset({"sipp-det", "sipp-simple", "wt", "snip", "random"})

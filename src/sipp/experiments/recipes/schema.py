@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from sipp.checking import check_choice, problem_words
 from sipp.errors import OptionError
 from sipp.experiments.pipelines import pipeline_names
-from sipp.storage.files import sha256_of
 
 if TYPE_CHECKING:
     from sipp.pruning.result import Draws, Method
@@ -167,11 +166,6 @@ def check_recipe(values: Any, *, where: str) -> Recipe:
 def config_of(recipe: Recipe) -> dict[str, Any]:
     """Everything that decides a run's numbers, as plain values; the description does not."""
     return recipe.model_dump(mode="json", exclude={"description"})
-
-
-def config_hash(config: dict[str, Any]) -> str:
-    """SHA-256 of the configuration, whatever the order of its keys."""
-    return sha256_of(json.dumps(config, sort_keys=True, allow_nan=False).encode())
 
 
 def known_keys(path: tuple[str, ...]) -> list[str]:

@@ -10,35 +10,21 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from sipp.certificates.identity import entries_hash
 from sipp.errors import DataError
-from sipp.experiments.recipes import config_hash
 from sipp.experiments.runs import store
-from sipp.experiments.runs.plan import Stage, stages_of
+from sipp.experiments.runs.listing import planned
+from sipp.experiments.runs.plan import Stage
 from sipp.storage import files
 from sipp.storage.files import Values
 from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND, RECORD_NAME, WEIGHTS_NAME
-from sipp.storage.schemas import Manifest, NetworkRecord, OriginRecord, PlanConfig, PrunedRecord, checked, plain
+from sipp.storage.network_schemas import NetworkRecord, PrunedRecord
+from sipp.storage.run_schemas import Manifest, OriginRecord, checked, plain
 from sipp.storage.tensors import raw_tensors
 
 CHANGED = "it was changed after it was written"
-
-RunState = Literal["running", "finished", "stopped"]
-
-
-@dataclass(frozen=True)
-class Listed:
-    """One run folder, as `sipp runs` shows it."""
-
-    folder: Path
-    recipe: str
-    pipeline: str
-    n_done: int
-    n_stages: int
-    state: RunState
-    n_origins: int  # above 1: it was resumed with other data, code or device
 
 
 @dataclass(frozen=True)
@@ -57,7 +43,7 @@ def read_run(folder: Path) -> RunFiles:
 
     A record stands in `records.jsonl`, and with a checksum beside its network. Both are the same, or one was changed.
     """
-    manifest, stages = _planned(folder)
+    manifest, stages = planned(folder)
     path = folder / store.RECORDS
     records, not_checked, seen = [], 0, set[str]()
     for number, record in enumerate(store.read_records(folder), start=1):
@@ -76,14 +62,6 @@ def read_run(folder: Path) -> RunFiles:
     return RunFiles(manifest.config, manifest.origins, len(stages), tuple(records), marks)
 
 
-def _planned(folder: Path) -> tuple[Manifest, list[Stage]]:
-    """The manifest of a run, and its plan."""
-    manifest = store.read_manifest(folder)
-    config = checked(PlanConfig, manifest.config, files.inside(folder, store.MANIFEST))
-    seeds = range(config.seed, config.seed + config.repetitions)
-    return manifest, stages_of(seeds, cast(Any, config.prune.methods), config.prune.levels)
-
-
 def _stage_of(record: Any, stages: list[Stage], where: str) -> str:
     """The name of the stage that a record speaks of."""
     keys = ("seed", "method", "level")
@@ -97,7 +75,7 @@ def _stage_of(record: Any, stages: list[Stage], where: str) -> str:
 def _run_marks(folder: Path, manifest: Manifest, not_checked: int, n_records: int) -> tuple[str, ...]:
     """What a reader must be told: a name that is not the configuration's, records without networks, other code."""
     marks = []
-    name = f"{manifest.config['name']}-{config_hash(manifest.config)[: store.HASH_LENGTH]}"
+    name = f"{manifest.config['name']}-{store.config_hash(manifest.config)[: store.HASH_LENGTH]}"
     if folder.resolve().name != name:
         marks.append(
             f"This folder is not called {name}: it was renamed, or its configuration was changed after it was written."
@@ -110,20 +88,6 @@ def _run_marks(folder: Path, manifest: Manifest, not_checked: int, n_records: in
     if manifest.origins[-1].code != store.code_version():
         marks.append("Its numbers come from other code than the one that shows them.")
     return tuple(marks)
-
-
-def list_runs(out: Path) -> list[Listed]:
-    """Every run below `out`, by name."""
-    return [how_far(manifest.parent) for manifest in sorted(out.glob(f"*/{store.MANIFEST}"))]
-
-
-def how_far(folder: Path) -> Listed:
-    """How far the run in this folder is."""
-    manifest, stages = _planned(folder)
-    n_done = len(store.read_records(folder))
-    state: RunState = "running" if store.is_locked(folder) else "finished" if n_done == len(stages) else "stopped"
-    config = manifest.config
-    return Listed(folder, config["name"], config["pipeline"], n_done, len(stages), state, len(manifest.origins))
 
 
 def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:

@@ -22,7 +22,7 @@ from sipp.experiments.runs.work import Work
 from sipp.experiments.training.setup import Device, device_of, feed_of, hyper_of, threads
 from sipp.experiments.training.signals import stop_on_signals
 from sipp.storage.files import Values
-from sipp.storage.schemas import EpochRow
+from sipp.storage.run_schemas import EpochRow
 
 Engine = Literal["process", "ray"]
 

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.experiments.recipes import config_hash
 from sipp.storage import files, pairs
 from sipp.storage.files import Values
-from sipp.storage.schemas import Manifest, checked, plain
+from sipp.storage.run_schemas import Manifest, checked, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,9 +70,14 @@ def code_version() -> str:
     return f"sipp {sipp.__version__}, torch {version('torch')}, source {digest[:HASH_LENGTH]}"  # without importing it
 
 
+def config_hash(config: Mapping[str, Any]) -> str:
+    """SHA-256 of the configuration, whatever the order of its keys."""
+    return files.sha256_of(json.dumps(config, sort_keys=True, allow_nan=False).encode())
+
+
 def run_name(config: Mapping[str, Any]) -> str:
     """The name of a run's folder."""
-    return files.check_name(f"{config['name']}-{config_hash(dict(config))[:HASH_LENGTH]}")
+    return files.check_name(f"{config['name']}-{config_hash(config)[:HASH_LENGTH]}")
 
 
 @contextmanager

@@ -27,8 +27,9 @@ from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.pruning.masking import release
 from sipp.storage.files import Values
+from sipp.storage.network_schemas import NetworkRecord
 from sipp.storage.pairs import save_pair
-from sipp.storage.schemas import EpochRow, NetworkRecord, checked, plain
+from sipp.storage.run_schemas import EpochRow, checked, plain
 
 OPTIMIZER = "optimizer."
 SUMS = "sums"

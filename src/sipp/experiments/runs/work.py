@@ -17,7 +17,7 @@ from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import Hyper
 from sipp.experiments.training.signals import Wish
 from sipp.storage.files import Values
-from sipp.storage.schemas import EpochRow
+from sipp.storage.run_schemas import EpochRow
 
 MODEL = "model."
 MASK = "mask."

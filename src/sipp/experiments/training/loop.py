@@ -24,7 +24,7 @@ from sipp.experiments.training.feed import Feed, n_steps, plain_batches, train_b
 from sipp.experiments.training.schedule import Schedule, rate
 from sipp.experiments.training.step import Precision, Step, StepKind, Trained, logits_of, make_step, resolve_step
 from sipp.pruning.masking import hold
-from sipp.storage.schemas import Accuracy, EpochRow
+from sipp.storage.run_schemas import Accuracy, EpochRow
 
 OptimizerName = Literal["sgd", "adam"]
 

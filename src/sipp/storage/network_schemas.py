@@ -1,87 +1,22 @@
-"""What stands in the files of results: manifests, records of networks, rows of epochs, the record of `sipp prune`.
-
-Training writes these records, the command line and the report read them. Each field has its type and range here and
-nowhere else; certificates have theirs in `sipp.certificates.record`. Keys that are not listed are kept as they are, so
-that a record of a later version can be read as far as it is known. Needs no torch.
-"""
+"""What stands in the record of a network: of one in a run, and of one that `sipp prune` wrote. Needs no torch."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from sipp.certificates.record import from_values
-from sipp.checking import first_problem
-from sipp.errors import DataError
+from sipp.storage.run_schemas import Count, Record, plain
 
-Count = Annotated[int, Field(ge=0)]
 Numbers = Annotated[tuple[Count, ...], Field(strict=False)]  # a JSON list
 # Of what may be infinite or unknown: JSON has no word for the former, and neither is a promise.
 MaybeNumber = Annotated[float | None, BeforeValidator(lambda value: None if value == "inf" else value)]
 MaybeText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
-class _Record(BaseModel):
-    # strict: "1" is text, not a number, and true is not 1
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
-
-
-Model = TypeVar("Model", bound=_Record)
-
-
-def checked(model: type[Model], values: Any, where: object) -> Model:
-    """The values as a record of this kind; DataError says `where` they stand and which key is wrong."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise DataError(f"{where}: {first_problem(error)}") from error
-
-
-def plain(record: BaseModel) -> dict[str, Any]:
-    """The record in JSON's types, with the keys it was made of and no others."""
-    return record.model_dump(mode="json", exclude_unset=True)
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
-
-
-class Accuracy(_Record):
-    """How a network does on a split: exact counts, and the mean cross-entropy."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=True)
-
-    n: Count
-    n_top1: Count
-    n_top5: Count
-    loss: float
-
-    @property
-    def top1(self) -> float:
-        return self.n_top1 / self.n
-
-    @property
-    def top5(self) -> float:
-        return self.n_top5 / self.n
-
-
-class EpochRow(_Record):
-    """One epoch of training: its number from 1, the rate it ended with, loss and top-1 in training, test accuracy."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    epoch: Count
-    rate: float
-    train_loss: float
-    train_top1: float
-    test: Accuracy | None  # None in epochs without an evaluation
-
-
-# --- the record of a network ------------------------------------------------------------------------------------------
-
-
-class AccuracyShares(_Record):
+class AccuracyShares(Record):
     """Shares of n test points, in [0, 1]; the loss is null where it is not finite."""
 
     n: Count
@@ -90,7 +25,7 @@ class AccuracyShares(_Record):
     loss: float | None = None
 
 
-class ScoreCounts(_Record):
+class ScoreCounts(Record):
     """How many of a layer's scores, and of those it keeps, lie in each bin; `zero` counts scores that are 0."""
 
     zero: Count
@@ -104,7 +39,7 @@ class ScoreCounts(_Record):
         return self
 
 
-class ScoreBins(_Record):
+class ScoreBins(Record):
     """Where the bins of the scores lie: log10 of the first edge, their width and number."""
 
     low: float
@@ -112,7 +47,7 @@ class ScoreBins(_Record):
     n: Count
 
 
-class LayerRecord(_Record):
+class LayerRecord(Record):
     """One prunable weight after pruning."""
 
     name: str
@@ -123,7 +58,7 @@ class LayerRecord(_Record):
     scores: ScoreCounts | None = None
 
 
-class BoundRecord(_Record):
+class BoundRecord(Record):
     """The theory's statement about the network, before retraining."""
 
     epsilon: MaybeNumber = None
@@ -140,7 +75,7 @@ class BoundRecord(_Record):
         return self.met and self.epsilon is not None
 
 
-class CertificateRecord(_Record):
+class CertificateRecord(Record):
     """What the holdout says of the network before retraining; its numbers are computed again from its counts."""
 
     verdict: str | None = None  # of T14
@@ -169,7 +104,7 @@ class CertificateRecord(_Record):
         return self.verdict or "" if self.is_refusal else from_values(plain(self)).sentence
 
 
-class NetworkRecord(_Record):
+class NetworkRecord(Record):
     """One network of a run; level 0 is the dense one, which has no method."""
 
     seed: Count
@@ -185,7 +120,7 @@ class NetworkRecord(_Record):
     bound: BoundRecord | None = None
     guarantee: str | None = None
     certificate: CertificateRecord | None = None
-    part_seconds: dict[str, float] = {}  # seconds by part of the stage; empty in older runs
+    part_seconds: dict[str, float] = Field(default_factory=dict)  # by part of the stage; empty in older runs
     score_bins: ScoreBins | None = None
 
     @model_validator(mode="after")
@@ -199,47 +134,7 @@ class NetworkRecord(_Record):
         return self
 
 
-# --- manifests --------------------------------------------------------------------------------------------------------
-
-
-class OriginRecord(_Record):
-    """What, beside the configuration, decides a run's numbers."""
-
-    data: str  # digest of the splits, which includes the content of the data
-    code: str  # version of this package and of torch, and a digest of the package's source
-    device: str
-
-
-class Manifest(_Record):
-    """What a run's manifest holds, checked as far as it can be without the run's data."""
-
-    config: dict[str, Any]
-    # More than one: it was resumed with other data, code or device.
-    origins: Annotated[tuple[OriginRecord, ...], Field(strict=False, min_length=1)]
-
-
-class _PlanPruning(_Record):
-    levels: int
-    methods: Annotated[tuple[str, ...], Field(strict=False)]
-
-
-class _PlanData(_Record):
-    name: str
-
-
-class PlanConfig(_Record):
-    """Of a run's configuration, what its plan can be made of: what a reader needs who has no recipe."""
-
-    name: str
-    pipeline: str
-    net: str
-    repetitions: int
-    seed: int
-    prune: _PlanPruning
-    data: _PlanData
-
-
-# --- the record of `sipp prune` ---------------------------------------------------------------------------------------
+# --- the record of `sipp prune` --------------------------------------------------------------------------------------
 
 
 class PrunedLayerRecord(LayerRecord):
@@ -250,20 +145,20 @@ class PrunedLayerRecord(LayerRecord):
     keep: float
 
 
-class MeasuredRecord(_Record):
+class MeasuredRecord(Record):
     """The statement with the measured constant (T19), or why there is none."""
 
     words: str | None = None
     c_constant: float | None = None
 
 
-class ConditionsRecord(_Record):
+class ConditionsRecord(Record):
     """How the conditions of the theory stand; `contradicted`: the calibration data refute the assumption."""
 
     contradicted: bool = False
 
 
-class PrunedRecord(_Record):
+class PrunedRecord(Record):
     """What `sipp prune` says of the network beside it; everything else in it (versions, seeds) is kept as it is."""
 
     method: str
