@@ -13,6 +13,7 @@ from sipp.bounds.assessing import assess
 from sipp.bounds.assumption import check_assumption
 from sipp.bounds.sound.graph_bound import sound_bound
 from sipp.certificates.claims import certify, certify_accuracy
+from sipp.options import Constants, Scoring
 from sipp.pruning.entry import prune
 from sipp.pruning.masking import hold, release
 from sipp.pruning.result import Pruned
@@ -22,7 +23,9 @@ from sipp.scoring.theory_points import sample_size
 
 __version__ = "0.1.0"
 __all__ = [
+    "Constants",
     "Pruned",
+    "Scoring",
     "assess",
     "certify",
     "certify_accuracy",

@@ -60,6 +60,12 @@ def check_choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     return value
 
 
+def check_record(name: str, value: Any, kind: type) -> None:
+    """Refuses what is not a record of this kind."""
+    if not isinstance(value, kind):
+        raise OptionError(f"{name}={value!r:.60} is not a sipp.{kind.__name__}; give sipp.{kind.__name__}(...)")
+
+
 def _is(value: Any, kind: type) -> bool:
     """Whether the value is a number of this kind; a bool counts as none, and a tensor is not taken for one."""
     return isinstance(value, kind) and not isinstance(value, bool)

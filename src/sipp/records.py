@@ -9,14 +9,12 @@ So `weight_FK` has one row per parameter group, `patches_GKP` holds P patches of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from sipp.distinct import n_new
-
-Reduce = Literal["max", "mean"]
-NormStats = Literal["running", "batch"]
+from sipp.options import NormStats, Reduce
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from torch import nn
 
 from sipp.binomial import points_needed
-from sipp.bounds.network import Mode
 from sipp.checking import check_share
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli.files import check_folder, check_ledger
@@ -18,8 +17,8 @@ from sipp.cli.options import n_points_of
 from sipp.cli.points import Points, check_fits, collect, default_points, draw, open_source, points_read, split
 from sipp.experiments.nets import NETS
 from sipp.inputs.batches import batches_of
-from sipp.pruning.result import Allocation, Draws, Method
-from sipp.records import Reduce
+from sipp.options import Draws, Mode, Reduce
+from sipp.scoring.methods import Method
 from sipp.scoring.theory_points import check_delta, sample_size
 
 DELTA = 1e-16  # of T4
@@ -49,8 +48,7 @@ class Ask:
     holdout_delta: float
     confidence: float
     draws: Draws
-    allocation: Allocation
-    reduce: Reduce
+    reduce: Reduce | None
     bound: Mode
     output: str | None
     ledger: Path | None
@@ -97,7 +95,6 @@ def check(ask: Ask) -> None:
         )
     kept_for_keep = {
         "--draws": ask.draws != "until",
-        "--allocation": ask.allocation != "rows",
         "--bound": ask.bound != "paper",
         "--delta": ask.delta != DELTA,
     }

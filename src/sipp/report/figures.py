@@ -12,6 +12,7 @@ from sipp.report import palette, series
 from sipp.report.read import Result, Run
 from sipp.report.series import METRICS, Curve
 from sipp.report.words import number
+from sipp.scoring.methods import Style
 from sipp.storage.files import make_folder, write_atomic
 from sipp.storage.marks import FIGURE_MARK
 
@@ -158,7 +159,7 @@ def _curves(axes: Any, run: Run, curves: tuple[Curve, ...], scale: float) -> boo
     return True
 
 
-def _line(style: palette.Style) -> dict[str, Any]:
+def _line(style: Style) -> dict[str, Any]:
     dash: Any = (0, style.dash) if style.dash else "solid"
     drawn_as = {"color": style.light, "marker": MARKERS[style.marker], "linestyle": dash}
     return {**drawn_as, "linewidth": 1.3, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4}

@@ -116,7 +116,8 @@ def _network_line(model: str, network: nn.Module, spec: str, repeats: int) -> di
     few = draw(source, CHECKED_POINTS, seed=0, batch_size=CHECKED_POINTS, model=network)
     check_fits(network, points, model, "--data")
     with at(f"--model {model}, --data {spec}", "see sipp bench --help"):
-        fast, slow = (sipp.sensitivity(network, few.batches, kernel=k) for k in ("auto", "reference"))
+        fast = sipp.sensitivity(network, few.batches)
+        slow = sipp.sensitivity(network, few.batches, scoring=sipp.Scoring(kernel="reference"))
         off_by = max(refuse_wrong(f"the score of {name}", fast[name], slow[name]) for name in fast)
     device = next(network.parameters()).device
     batch = next(iter(batches_of(points.batches, device=device)))

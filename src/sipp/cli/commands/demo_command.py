@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -23,13 +23,13 @@ from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.training.signals import Interrupted
 from sipp.progress import progress_bar
-from sipp.pruning.result import Method
 from sipp.report import read_results, render
 from sipp.report.palette import STYLES
+from sipp.scoring.methods import NAMES
 from sipp.storage.marks import FIGURE_MARK
 
 RECIPE = "digits-iterative"
-METHODS = tuple(method for method in get_args(Method) if method != "sipp-simple")  # the same rule as sipp-det (T10)
+METHODS = tuple(name for name in NAMES if name != "sipp-simple")  # the same rule as sipp-det (T10)
 SETTINGS = (  # more methods, fewer levels and epochs: the whole demo stays under a minute on two cores
     f"prune.methods=[{', '.join(METHODS)}]",
     "prune.alpha=0.4",

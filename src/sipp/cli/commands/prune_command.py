@@ -12,7 +12,6 @@ import typer
 from torch import nn
 
 import sipp
-from sipp.bounds.network import Mode
 from sipp.certificates.evidence import model_hash
 from sipp.certificates.record import AnyCertificate, Certificate
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
@@ -38,9 +37,10 @@ from sipp.cli.output import Json, only_json, plain, print_json, show, shows_prog
 from sipp.cli.points import Points, check_fits, summary
 from sipp.cli.pruned_record import certificate_record, layer_table, path_record, pruned_record, statements
 from sipp.cli.request import CONFIDENCE, DELTA, HOLDOUT_DELTA, Ask, check, check_enough, points_for
-from sipp.pruning.result import Allocation, Draws, Method, Pruned
+from sipp.options import Draws, Mode, Reduce
+from sipp.pruning.result import Pruned
 from sipp.pruning.tolerance import PrunedTo
-from sipp.records import Reduce
+from sipp.scoring.methods import NAMES, Method, method_of
 from sipp.storage.files import file_hash, seal
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.tensors import tensors_to_bytes
@@ -83,7 +83,7 @@ def prune(
     holdout: Annotated[
         str | None, typer.Option(help="Points for the certificate; default with --epsilon: split off the data.")
     ] = None,
-    method: Annotated[Method, typer.Option(help="How weights are chosen.")] = "sipp-hybrid",
+    method: Annotated[Method, typer.Option(help=f"How weights are chosen: {', '.join(NAMES)}.")] = "sipp-hybrid",
     include: Include = None,
     exclude: Exclude = None,
     points: PointsOption = None,
@@ -94,8 +94,9 @@ def prune(
     ] = HOLDOUT_DELTA,
     confidence: Confidence = CONFIDENCE,
     draws: Annotated[Draws, typer.Option(help="How sampled rows are drawn (T8).")] = "until",
-    allocation: Annotated[Allocation, typer.Option(help="What the budget minimises (T10).")] = "rows",
-    reduce: Annotated[Reduce, typer.Option(help="Over patches; mean has no bounds (T3).")] = "max",
+    reduce: Annotated[
+        Reduce | None, typer.Option(help="Over patches; mean has no bounds (T3). The default is the method's own.")
+    ] = None,
     bound: Annotated[Mode, typer.Option(help="How the network bound is computed (T12, T13).")] = "paper",
     output: OutputPart = None,
     ledger: Annotated[Path | None, typer.Option(help="File that records every use of a holdout.")] = None,
@@ -112,7 +113,7 @@ def prune(
         model=model, weights=weights, data=data, keep=keep, budget=budget, epsilon=epsilon,
         max_accuracy_drop=max_accuracy_drop, holdout=holdout, method=method, include=include, exclude=exclude,
         points=points, holdout_points=holdout_points, delta=delta, holdout_delta=holdout_delta, confidence=confidence,
-        draws=draws, allocation=allocation, reduce=reduce, bound=bound, output=output, ledger=ledger, seed=seed,
+        draws=draws, reduce=reduce, bound=bound, output=output, ledger=ledger, seed=seed,
         batch_size=batch_size, device=device, dry_run=dry_run, out=out, force=force, progress=shows_progress(as_json),
     )  # fmt: skip
     with only_json(as_json):
@@ -181,7 +182,6 @@ def _prune(
         confidence=ask.confidence,
         seed=ask.seed,
         draws=ask.draws,
-        allocation=ask.allocation,
         reduce=ask.reduce,
         include=ask.include,
         exclude=ask.exclude,
@@ -255,8 +255,7 @@ def _record(ask: Ask, outcome: Outcome) -> dict[str, Any]:
         "holdout_delta": ask.holdout_delta,
         "confidence": ask.confidence,
         "draws": ask.draws,
-        "allocation": ask.allocation,
-        "reduce": ask.reduce,
+        "reduce": ask.reduce or method_of(ask.method).reduce,
         "verdict": None if outcome.walk is None else outcome.walk.verdict,
         "path": [] if outcome.walk is None else path_record(outcome.walk.path),
         "certificate": certificate_record(outcome.certificate),

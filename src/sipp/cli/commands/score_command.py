@@ -18,7 +18,7 @@ from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
 from sipp.cli.points import KINDS, check_fits, default_points, draw, open_source, points_read, summary
 from sipp.display import number
 from sipp.inputs.batches import batches_of
-from sipp.records import Reduce
+from sipp.options import Reduce
 from sipp.scoring.theory_points import sample_size
 from sipp.storage.marks import SCORES_MARK
 from sipp.storage.tensors import tensors_to_bytes

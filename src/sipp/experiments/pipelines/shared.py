@@ -25,14 +25,13 @@ from sipp.experiments.runs.work import Network, Prepared, Work, module_of
 from sipp.experiments.seeds import prune_seed
 from sipp.experiments.training.feed import plain_batches
 from sipp.experiments.training.loop import evaluate
+from sipp.options import NormStats, Scoring
 from sipp.pruning.entry import cut, rank
 from sipp.pruning.result import Pruned, Ranking
-from sipp.records import NormStats, to_rows
+from sipp.records import to_rows
+from sipp.scoring.methods import method_of
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import Accuracy
-
-# Methods that choose by score alone; sampling methods (T8) never draw what has no sensitivity.
-_CHOOSES_BY_SCORE = frozenset({"sipp-det", "sipp-simple", "wt", "snip", "random"})
 
 # Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
 CERTIFICATE_DELTA = 0.05
@@ -62,7 +61,7 @@ def rank_for(work: Work, stage: Stage, network: Network, *, norm_stats: NormStat
             seed=prune_seed(stage.seed, method, stage.level),
             draws=spec.draws,
             reduce=spec.reduce,
-            norm_stats=norm_stats,
+            scoring=Scoring(norm_stats=norm_stats),
         )
 
     batches = list(plain_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
@@ -152,7 +151,7 @@ def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
     for weight, scores_FK in zip(ranking.weights, ranking.ranks):
         alive_FK = to_rows(weight, alive[weight.name]).to(scores_FK.device)
         # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
-        least = torch.finfo(scores_FK.dtype).tiny if ranking.method in _CHOOSES_BY_SCORE else 0.0
+        least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.method).is_sampled else 0.0
         ranks.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
     return replace(ranking, ranks=tuple(ranks))
 

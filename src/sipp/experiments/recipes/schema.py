@@ -5,21 +5,16 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sipp.checking import check_choice, problem_words
 from sipp.errors import OptionError
 from sipp.experiments.pipelines import pipeline_names
+from sipp.options import Draws, Reduce
+from sipp.scoring.methods import Method, method_of
 
-if TYPE_CHECKING:
-    from sipp.pruning.result import Draws, Method
-    from sipp.records import Reduce
-else:  # the lists stand beside what they choose from; looking there only when a recipe is checked, no torch is needed
-    Method = Annotated[str, AfterValidator(lambda name: check_choice("method", name, _choices("Method")))]
-    Draws = Annotated[str, AfterValidator(lambda name: check_choice("draws", name, _choices("Draws")))]
-    Reduce = Annotated[str, AfterValidator(lambda name: check_choice("reduce", name, _choices("Reduce")))]
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
 DataName = Literal["digits", "cifar10", "imagenet"]
 
@@ -31,12 +26,8 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-def _choices(kind: str) -> tuple[str, ...]:
-    """The names that one of the types above allows."""
-    from sipp.pruning import result
-    from sipp.records import Reduce
-
-    return get_args({"Method": result.Method, "Draws": result.Draws, "Reduce": Reduce}[kind])
+def _known(method: Method) -> Method:
+    return method_of(method).name
 
 
 class _Part(BaseModel):
@@ -104,7 +95,7 @@ class Training(_Part):
 class Pruning(_Part):
     """Methods, and the ladder of budgets: each level keeps `alpha` of what the level before kept."""
 
-    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    methods: Annotated[tuple[Annotated[Method, AfterValidator(_known)], ...], Field(min_length=1)]
     delta: Share
     alpha: Share
     levels: Count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, stages_of
@@ -46,4 +46,4 @@ def planned(folder: Path) -> tuple[Manifest, list[Stage]]:
     manifest = store.read_manifest(folder)
     config = checked(PlanConfig, manifest.config, files.inside(folder, store.MANIFEST))
     seeds = range(config.seed, config.seed + config.repetitions)
-    return manifest, stages_of(seeds, cast(Any, config.prune.methods), config.prune.levels)
+    return manifest, stages_of(seeds, config.prune.methods, config.prune.levels)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sipp.scoring.methods import Method
+
 if TYPE_CHECKING:
     from sipp.experiments.recipes import Recipe
-    from sipp.pruning.result import Method
 
 
 @dataclass(frozen=True)
