@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.errors import DataError, OptionError
+from sipp.checking import check_choice
+from sipp.errors import DataError
 from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.data.safepickle import load_pickle
 from sipp.storage.files import sha256_of
@@ -38,8 +39,7 @@ def load_cifar10(folder: Path | str, *, n_per_file: int = N_PER_FILE, checksum: 
 
     `checksum="official"` refuses anything but the published bytes; "skip" is for other data in the same layout.
     """
-    if checksum not in ("official", "skip"):
-        raise OptionError(f"checksum must be 'official' or 'skip', not {checksum!r}")
+    check_choice("checksum", checksum, ("official", "skip"))
     records = np.concatenate(_read_all(Path(folder), n_per_file))  # N x 3073
     if checksum == "official":
         found = sha256_of(records.data)
