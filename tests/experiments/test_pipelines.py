@@ -17,6 +17,7 @@ from sipp.experiments.pipelines.shared import next_budget, only_alive
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.listing import list_runs
 from sipp.experiments.runs.plan import plan
+from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records, step_name, without_clock
 from sipp.experiments.training import loop
@@ -205,3 +206,22 @@ def test_a_signal_that_kills_the_workers_too_is_still_a_stop(tmp_path: Path, mon
 
 def test_ladder_counts_what_is_left() -> None:
     assert [next_budget(left, 0.85) for left in (1000, 850, 722, 1, 0)] == [850, 722, 614, 1, 1]
+
+
+def test_a_parent_that_is_damaged_after_its_turn_is_made_again(tmp_path: Path) -> None:
+    recipe = small("digits-iterative", "prune.methods=[wt]", "train.epochs=1", "train.decay={factor: 0.5, every: 1}")
+    whole = run(recipe, out=tmp_path / "whole", device="cpu")
+    shown: list[str] = []
+
+    def damage(progress: Progress) -> None:
+        if progress.epoch is None:
+            shown.append(progress.stage)
+            if shown == ["seed0.dense", "seed0.wt.01"]:
+                (path,) = (tmp_path / "hurt").glob("*/seed0.wt.01/final.safetensors")
+                path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+
+    with pytest.warns(UserWarning, match="SHA-256"):
+        hurt = run(recipe, out=tmp_path / "hurt", device="cpu", on_progress=damage)
+    assert shown == ["seed0.dense", "seed0.wt.01", "seed0.wt.01", "seed0.wt.02"]
+    assert equal(saved(hurt.folder), saved(whole.folder))
+    assert read_run(hurt.folder).marks == ()  # the records are those beside the networks, clocks and all

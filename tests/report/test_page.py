@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from sipp.cli.commands import report_command
 from sipp.report.page import embedded, render
+from sipp.report.plots import statement_cards
 from sipp.report.read import read_results, read_run
 from sipp.storage.files import read_json, write_json
+from sipp.storage.network_schemas import BoundRecord
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 MAX_BYTES = 3_000_000
@@ -191,3 +193,10 @@ def test_command(tmp_path: Path) -> None:
     assert len(found.pop("marked")) == 3  # its name, its networks, its code: none is that of a real run
     assert found == {"page": str(out), "bytes": out.stat().st_size, "figures": [], "of": ["run"]}
     assert faults(out.read_text()) == [] and [path.name for path in out.parent.iterdir()] == ["page.html"]
+
+
+def test_a_contradicted_bound_is_called_so_by_its_field_not_by_its_words() -> None:
+    bound = BoundRecord(epsilon=2.0, met=False, reason="zeros")
+    for contradicted, word in ((True, "Contradicted by the data, so"), (False, "Not met, so")):
+        card = statement_cards(None, bound, "contradicted by the data: zeros", contradicted=contradicted)[-1]
+        assert card["text"].startswith(word)
