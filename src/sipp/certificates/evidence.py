@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
+from sipp.certificates.identity import Entry, entries_hash
 from sipp.certificates.ledger import record_use
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import batches_of, points_at
@@ -41,7 +40,6 @@ BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
 PADDING_ALLOWED = 1e-3  # of a point's output: attention over fewer positions rounds otherwise
 BEST_NAMES = ("logits", "last_hidden_state", "out")  # of a dict output: what is most often meant
-WRAPPERS = ("module", "_orig_mod")  # what DDP and torch.compile add to names
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,28 @@ class Survey:
     @property
     def facts(self) -> dict[str, Any]:
         """What a ledger and a certificate say of the points."""
+        return {"n": len(self.keys), "data_hash": set_hash(self.keys)}
+
+
+@dataclass
+class _Seen:
+    """What was looked at so far; `known` are the calibration points, where there are any to compare with."""
+
+    known: Known | None
+    keeps_plain: bool
+    keys: list[bytes] = field(default_factory=list)
+    plain: list[bytes] = field(default_factory=list)
+    shared: list[bool] = field(default_factory=list)
+
+    def started(self, holdout: Any) -> Iterator[Batch]:
+        """The batches of the holdout; the points of each count as seen from the moment it is handed out."""
+        for batch in holdout_batches(holdout):
+            self.plain.extend(plain_keys_of(batch) if self.keeps_plain else [])
+            self.shared.extend([] if self.known is None else are_known(self.known, batch))
+            self.keys.extend(keys_of(batch))
+            yield batch
+
+    def facts(self) -> dict[str, Any]:
         return {"n": len(self.keys), "data_hash": set_hash(self.keys)}
 
 
@@ -82,43 +102,30 @@ def look(
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
     known = None if calibration is None else known_points(holdout_batches(calibration, "calibration"))
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
+    seen = _Seen(known, keeps_plain=ledger is not None)
     measured: list[Tensor] = []
-    keys: list[bytes] = []
-    plain: list[bytes] = []
-    shared: list[bool] = []
     dtypes: set[str] = set()
-
-    def facts() -> dict[str, Any]:
-        return {"n": len(keys), "data_hash": set_hash(keys), **hashes}
-
-    def started() -> Iterator[Batch]:
-        for batch in holdout_batches(holdout):
-            plain.extend([] if ledger is None else plain_keys_of(batch))
-            shared.extend([] if known is None else are_known(known, batch))
-            keys.extend(keys_of(batch))
-            yield batch
-
     with scoring_mode(dense, "running"), scoring_mode(pruned, "running"):
         try:
-            for batch, f, g in _outputs(dense, pruned, started(), output, drops_padding, finest):
+            for batch, f, g in _outputs(dense, pruned, seen.started(holdout), output, drops_padding, finest):
                 dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
                 measured.append(measure(f, g, batch))
         except BaseException as error:
             # On the first batch nobody saw an output where we refused it ourselves, before any function of the caller's
-            is_unseen = (
-                not measured and not callable(output) and isinstance(error, DataError | ModelError | OptionError)
-            )
-            if keys and not is_unseen:
-                record_use(ledger, facts(), f"{claim}, interrupted", sketch_of(plain))
+            is_ours = isinstance(error, DataError | ModelError | OptionError)
+            is_unseen = not measured and not callable(output) and is_ours
+            if seen.keys and not is_unseen:
+                record_use(ledger, {**seen.facts(), **hashes}, f"{claim}, interrupted", sketch_of(seen.plain))
             raise
-    refuse_shared(shared)
+    refuse_shared(seen.shared)
+    facts = {**seen.facts(), **hashes}
     evidence = {
-        **facts(),
-        "n_duplicates": len(keys) - len(set(keys)),
+        **facts,
+        "n_duplicates": len(seen.keys) - len(set(seen.keys)),
         "dtype": "/".join(sorted(dtypes)),
         "output": CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
         "calibration_checked": calibration is not None,
-        **record_use(ledger, facts(), claim, sketch_of(plain)),
+        **record_use(ledger, facts, claim, sketch_of(seen.plain)),
     }
     return torch.cat(measured), evidence
 
@@ -362,14 +369,12 @@ def model_hash(model: nn.Module) -> str:
 
 def state_hash(state: Mapping[str, Any]) -> str:
     """The hash that a network with this state_dict has."""
-    digest = hashlib.sha256()
-    named = [(".".join(p for p in name.split(".") if p not in WRAPPERS), v) for name, v in state.items()]
-    for name, value in sorted(named, key=lambda pair: pair[0]):
-        if value is not None and not isinstance(value, (Tensor, str, int, float, bytes)):
-            raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
-        if isinstance(value, Tensor):
-            digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-            digest.update(raw_bytes(value.clone()).numpy().data)
-        else:
-            digest.update(json.dumps([name, repr(value)]).encode())
-    return digest.hexdigest()
+    return entries_hash(_entry(name, value) for name, value in state.items())
+
+
+def _entry(name: str, value: Any) -> Entry:
+    if isinstance(value, Tensor):
+        return name, [str(value.dtype), list(value.shape)], raw_bytes(value.clone()).numpy().data
+    if value is not None and not isinstance(value, (str, int, float, bytes)):
+        raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
+    return name, [repr(value)], b""

@@ -1,6 +1,5 @@
 """CIFAR-10 from its official folders as one tensor, and the batch operations that training needs."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.errors import DataError, OptionError
+from sipp.checking import check_choice
+from sipp.errors import DataError
 from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.data.safepickle import load_pickle
+from sipp.storage.files import sha256_of
 
 N_CLASSES = 10
 N_PER_FILE = 10_000
@@ -38,11 +39,10 @@ def load_cifar10(folder: Path | str, *, n_per_file: int = N_PER_FILE, checksum: 
 
     `checksum="official"` refuses anything but the published bytes; "skip" is for other data in the same layout.
     """
-    if checksum not in ("official", "skip"):
-        raise OptionError(f"checksum must be 'official' or 'skip', not {checksum!r}")
+    check_choice("checksum", checksum, ("official", "skip"))
     records = np.concatenate(_read_all(Path(folder), n_per_file))  # N x 3073
     if checksum == "official":
-        found = hashlib.sha256(records.data).hexdigest()
+        found = sha256_of(records.data)
         if found != SHA256:
             raise DataError(
                 f"{folder}: this is not CIFAR-10 as published (sha256 {found[:12]} instead of {SHA256[:12]}); "

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sipp.errors import DataError, OptionError
 from sipp.extras import needed_for
+from sipp.storage.files import sha256_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -73,15 +74,15 @@ def index_folders(root: Path | str) -> FolderIndex:
     paths: list[str] = []
     labels: list[int] = []
     counts: list[int] = []
-    digest = hashlib.sha256()
+    listed: list[bytes] = []
     for part in PARTS:
         for label, name in enumerate(classes):
             for file_name, size in _images_in(root / part / name):
                 paths.append(f"{part}/{name}/{file_name}")
                 labels.append(label)
-                digest.update(f"{paths[-1]}\0{size}\n".encode())
+                listed.append(f"{paths[-1]}\0{size}\n".encode())
         counts.append(len(paths))
-    return FolderIndex(root, classes, tuple(paths), torch.tensor(labels), counts[0], digest.hexdigest())
+    return FolderIndex(root, classes, tuple(paths), torch.tensor(labels), counts[0], sha256_of(*listed))
 
 
 def _images_in(folder: Path) -> list[tuple[str, int]]:

