@@ -65,7 +65,9 @@ def check_choice(name: str, value: Any, allowed: Iterable[str]) -> str:
 def check_record(name: str, value: Any, kind: type) -> None:
     """Refuses what is not a record of this kind."""
     if not isinstance(value, kind):
-        raise OptionError(f"{name}={value!r:.60} is not a sipp.{kind.__name__}; give sipp.{kind.__name__}(...)")
+        raise OptionError(
+            f"{name}={value!r:.60} is not a sipp.{kind.__name__}", fix=f"give sipp.{kind.__name__}(...)", option=name
+        )
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -154,7 +154,9 @@ def _outputs(
     for batch in batches:
         f, g = run_model(dense, batch, output), run_model(pruned, batch, output)
         if f.shape != g.shape:
-            raise ModelError(f"{batch.where}: dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree")
+            raise ModelError(
+                f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree", where=batch.where
+            )
         if largest is None or largest[0].n_points == 1 < batch.n_points:
             try_once(batch, f, g)
         last = batch, f, g
@@ -177,7 +179,7 @@ def refuse_dependent(
     if reason:
         is_fine = finest is not None and finest < allowed_between(model, batch)
         more = f" (it must not change by more than epsilon = {finest:g})" if is_fine else ""
-        raise ModelError(f"{role}, {batch.where}: {reason}; the points would not be independent{more}")
+        raise ModelError(f"{reason}; the points would not be independent{more}", where=f"{role}, {batch.where}")
 
 
 def follows_positions(model: nn.Module, batch: Batch, output: Output, result: Tensor) -> bool | None:
@@ -236,14 +238,20 @@ def check_model(role: str, model: nn.Module) -> None:
         raise ModelError(f"the {role} network is a {type(model).__name__}, not an nn.Module")
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor):
-            raise ModelError(f"{role}: {name} has no shape yet (a lazy layer): run the model once on a batch first")
+            raise ModelError(
+                f"{name} has no shape yet (a lazy layer)", where=role, fix="run the model once on a batch first"
+            )
         if tensor.is_meta:
-            raise ModelError(f"{role}: {name} is on the meta device and has no values; load the weights first")
+            raise ModelError(
+                f"{name} is on the meta device and has no values", where=role, fix="load the weights first"
+            )
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ModelError(
-                f"{role}: {name or type(module).__name__} normalises by the batch, so outputs depend on neighbours and "
-                "points are not independent; give it running statistics (track_running_stats=True)"
+                f"{name or type(module).__name__} normalises by the batch, so outputs depend on neighbours "
+                "and points are not independent",
+                where=role,
+                fix="give it running statistics (track_running_stats=True)",
             )
 
 
@@ -258,7 +266,7 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
         try:
             result = output(result)
         except Exception as error:  # their function: anything may be raised
-            raise OptionError(f"output={output!r:.60} fails on the model's output: {error}") from error
+            raise OptionError(f"output={output!r:.60} fails on the model's output: {error}", option="output") from error
     elif output is not None:
         try:
             if isinstance(result, Tensor):  # an index would pick a point, not a part of the output
@@ -268,13 +276,17 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
             raise OptionError(f"output = {output!r} does not exist in the model's {type(result).__name__}") from error
     if not isinstance(result, Tensor):
         raise ModelError(
-            f"the model returns a {type(result).__name__}{_choices(result)}; select one tensor with output= (index, "
-            "key, function)"
+            f"the model returns a {type(result).__name__}{_choices(result)}",
+            fix="select one tensor with output= (index, key, function)",
+            option="output",
         )
     if not result.is_floating_point() or result.dim() == 0 or result.shape[0] != batch.n_points or result.numel() == 0:
         raise ModelError(
-            f"{batch.where}: the output is {result.dtype} {tuple(result.shape)}, not {batch.n_points} rows of real "
-            "numbers (points along dimension 0); select or rearrange it with output="
+            f"the output is {result.dtype} {tuple(result.shape)}, not {batch.n_points} rows of real "
+            "numbers (points along dimension 0)",
+            where=batch.where,
+            fix="select or rearrange it with output=",
+            option="output",
         )
     return result.detach().cpu()
 
@@ -342,9 +354,10 @@ def read_again(data: Any, role: str, first: Survey) -> Iterator[tuple[Batch, lis
 def changed(role: str) -> DataError:
     """The error of data that is not the same in two passes."""
     return DataError(
-        f"the {role} data changed between two passes: it is read several times, and every time must give the same "
-        "points with the same labels (random augmentation, drop_last with shuffling or an iterator that ends do not); "
-        "give fixed data, such as a list of batches or a loader without them; shuffling alone is fine"
+        f"the {role} data changed between two passes: it is read several times, and every time must give "
+        "the same points with the same labels (random augmentation, drop_last with shuffling or an iterator "
+        "that ends do not)",
+        fix="give fixed data, such as a list of batches or a loader without them; shuffling alone is fine",
     )
 
 
@@ -357,8 +370,9 @@ def refuse_shared(shared: list[bool]) -> None:
     """Raises a DataError where holdout points (in their order: is it one?) are calibration points too."""
     if any(shared):
         raise DataError(
-            f"{sum(shared)} of {len(shared)} holdout points are also calibration points, the first at index "
-            f"{shared.index(True)}; a certificate needs points the pruning has not seen: take them out of the holdout"
+            f"{sum(shared)} of {len(shared)} holdout points are also calibration points, the first at "
+            f"index {shared.index(True)}; a certificate needs points the pruning has not seen",
+            fix="take them out of the holdout",
         )
 
 

@@ -202,8 +202,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool) -> No
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
         raise DataError(
-            f"{folder} could not be written ({error.strerror or error}); free space or allow writing, or give "
-            "another place"
+            f"{folder} could not be written ({error.strerror or error})",
+            fix="free space or allow writing, or give another place",
         ) from error
 
 

@@ -80,7 +80,8 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
         folders = [path] if named else sorted(inner for inner in _folders(path) if _is_result(inner))
         if not folders:
             raise DataError(
-                f"{path}: neither a run (with {MANIFEST}) nor a pruned model (with {RECORD_NAME}), nor a folder of such"
+                f"neither a run (with {MANIFEST}) nor a pruned model (with {RECORD_NAME}), nor a folder of such",
+                where=path,
             )
         for folder in folders:
             resolved = folder.resolve()
@@ -117,7 +118,7 @@ def _folders(path: Path) -> list[Path]:
     try:
         return [inner for inner in path.iterdir() if inner.is_dir()]
     except OSError as error:
-        raise DataError(f"{path}: cannot be read as a folder ({error.strerror or error})") from error
+        raise DataError(f"cannot be read as a folder ({error.strerror or error})", where=path) from error
 
 
 def read_run(folder: Path) -> Run:
@@ -126,7 +127,7 @@ def read_run(folder: Path) -> Run:
     bins = next((record.score_bins for _, record in found.records if record.score_bins is not None), None)
     for where, record in found.records:
         if record.score_bins not in (None, bins):
-            raise DataError(f"{where}: 'score_bins' are not those of the other networks of this run")
+            raise DataError("'score_bins' are not those of the other networks of this run", where=where)
     records = tuple(record for _, record in found.records)
     return Run(folder.resolve().name, found.config, found.origins, records, found.n_stages, bins, found.marks)
 

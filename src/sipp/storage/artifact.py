@@ -63,9 +63,9 @@ def save(
     model, masks = _network(pruned, masks)
     target = _path(path)
     if not isinstance(values, str) or values not in get_args(Precision):
-        raise OptionError(f"values={values!r:.40} is unknown; choose one of {', '.join(get_args(Precision))}")
+        raise OptionError(f"values={values!r:.40} is unknown", fix=f"choose one of {', '.join(get_args(Precision))}")
     if certificate is not None and not isinstance(certificate, (Certificate, AccuracyCertificate)):
-        raise OptionError(f"certificate is a {type(certificate).__name__}; give what sipp.certify gave")
+        raise OptionError(f"certificate is a {type(certificate).__name__}", fix="give what sipp.certify gave")
     groups = _tensors(model, first=masks)
     mask_of = _masks_by_group(groups, masks)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -114,7 +114,7 @@ def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Modu
         ['bias', 'weight']
     """
     if into is not None and not isinstance(into, nn.Module):
-        raise OptionError(f"into is a {type(into).__name__}; give an nn.Module, or leave it out for a state_dict")
+        raise OptionError(f"into is a {type(into).__name__}", fix="give an nn.Module, or leave it out for a state_dict")
     file = _path(path)
     where = str(file)
     index, data, _ = _read(file)
@@ -160,7 +160,7 @@ def inspect(path: str | PathLike[str]) -> Contents:
 def _path(path: str | PathLike[str]) -> Path:
     """The path, if it can be a file's."""
     if not isinstance(path, (str, PathLike)) or not Path(path).name or "\0" in str(path):
-        raise OptionError(f"path={path!r:.80} is no path of a file; give one such as 'net.sipp.safetensors'")
+        raise OptionError(f"path={path!r:.80} is no path of a file", fix="give one such as 'net.sipp.safetensors'")
     return Path(path)
 
 
@@ -170,12 +170,14 @@ def _path(path: str | PathLike[str]) -> Path:
 def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> tuple[nn.Module, Mapping[str, Tensor]]:
     if isinstance(pruned, Pruned):
         if masks is not None:
-            raise OptionError("masks: a pruned record has its own; give pruned.model to save it with others")
+            raise OptionError("masks: a pruned record has its own", fix="give pruned.model to save it with others")
         return pruned.model, pruned.masks
     if not isinstance(pruned, nn.Module):
-        raise OptionError(f"a {type(pruned).__name__} cannot be saved; give what sipp.prune gave, or an nn.Module")
+        raise OptionError(
+            f"a {type(pruned).__name__} cannot be saved", fix="give what sipp.prune gave, or an nn.Module"
+        )
     if masks is not None and not isinstance(masks, Mapping):
-        raise OptionError(f"masks is a {type(masks).__name__}; give {{parameter name: bool tensor}}")
+        raise OptionError(f"masks is a {type(masks).__name__}", fix="give {parameter name: bool tensor}")
     return pruned, masks or {}
 
 
@@ -184,14 +186,18 @@ def _tensors(model: nn.Module, first: Collection[str] = ()) -> Groups:
     groups: dict[object, tuple[list[str], Tensor]] = {}
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
-            raise ModelError(f"{name}: a {type(value).__name__} in the state_dict; only tensors can be saved")
+            raise ModelError(f"a {type(value).__name__} in the state_dict; only tensors can be saved", where=name)
         if not name.isprintable():
-            raise ModelError(f"{name!r}: a name in the state_dict that cannot be printed; rename that module")
+            raise ModelError(
+                "a name in the state_dict that cannot be printed", where=f"{name!r}", fix="rename that module"
+            )
         if is_lazy(value) or value.is_meta or value.layout != torch.strided:
-            raise ModelError(f"{name}: has no plain numbers (lazy, meta or sparse); run or load the model first")
+            raise ModelError(
+                "has no plain numbers (lazy, meta or sparse)", where=name, fix="run or load the model first"
+            )
         if str(value.dtype).removeprefix("torch.") not in DTYPES:
             raise ModelError(
-                f"{name}: the dtype {value.dtype} cannot be stored; convert it to one of {', '.join(DTYPES)}"
+                f"the dtype {value.dtype} cannot be stored", where=name, fix=f"convert it to one of {', '.join(DTYPES)}"
             )
         memory = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
         groups.setdefault(memory if value.numel() else name, ([], value))[0].append(name)
@@ -210,7 +216,7 @@ def _masks_by_group(groups: Groups, masks: Mapping[str, Tensor]) -> dict[str, Te
             raise OptionError(f"masks[{name!r}] must be a bool tensor of shape {tuple(tensor.shape)}, True = kept")
         if root in found and not torch.equal(found[root].cpu(), mask.cpu()):
             raise OptionError(
-                f"masks[{name!r}] differs from that of {root}, which is the same tensor; give one of them"
+                f"masks[{name!r}] differs from that of {root}, which is the same tensor", fix="give one of them"
             )
         found[root] = mask
     return found
@@ -275,10 +281,10 @@ def _certificate(index: Index, state: dict[str, Tensor], where: str) -> tuple[An
     try:
         certificate = from_json(index.certificate)
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{error}", where=where) from error
     about = _about(certificate, state)
     if about != "stored values" and not index.is_moved:
-        raise DataError(f"{where}: its certificate is about another network; do not rely on it, certify this one")
+        raise DataError("its certificate is about another network; do not rely on it, certify this one", where=where)
     return certificate, about
 
 
@@ -305,7 +311,9 @@ def _check_fits(index: Index, model: nn.Module, where: str) -> None:
         if (entry.shape, entry.dtype) != found[name]
     ]
     if wrong:
-        raise ModelError(f"{where}: {_listed(wrong, '; ')}; build the model as it was saved, or load without `into`")
+        raise ModelError(
+            f"{_listed(wrong, '; ')}; build the model as it was saved, or load without `into`", where=where
+        )
 
 
 def _bits_differ(one: Tensor, other: Tensor) -> bool:

@@ -144,17 +144,17 @@ def read_index(code: memoryview, n_data: int, where: str) -> Index:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{where}: its index is not valid at {place or 'its top'}: {first['msg']}") from error
+        raise DataError(f"its index is not valid at {place or 'its top'}: {first['msg']}", where=where) from error
     except (zlib.error, ValueError, RecursionError) as error:
-        raise DataError(f"{where}: its index cannot be read ({error}); it was not written by sipp.save") from error
+        raise DataError(f"its index cannot be read ({error}); it was not written by sipp.save", where=where) from error
     names = [name for entry in index.tensors for name in entry.names]
     if len(set(names)) != len(names):
-        raise DataError(f"{where}: two tensors have the same name; it was not written by sipp.save")
+        raise DataError("two tensors have the same name; it was not written by sipp.save", where=where)
     for entry in index.tensors:
         if fault := next(_faults(entry), ""):
             raise DataError(f"{where}, tensor {entry.name!r:.100}: {fault}; it was not written by sipp.save")
     if sum(entry.n_bytes for entry in index.tensors) != n_data:
-        raise DataError(f"{where}: its tensors need other bytes than the {n_data:,} there are; save it again")
+        raise DataError(f"its tensors need other bytes than the {n_data:,} there are; save it again", where=where)
     return index
 
 

@@ -38,19 +38,20 @@ def unpack(path: Path) -> tuple[memoryview, memoryview, str]:
     header = bytes(content[LENGTH.size : start])
     mark, facts = _OURS.match(header), _FACTS.search(header)
     if mark is not None and mark.group(1) != MARK.encode():
-        raise DataError(f"{path}: has the format {mark.group(1).decode()}, this version reads {MARK}; update sipp")
+        raise DataError(f"has the format {mark.group(1).decode()}, this version reads {MARK}; update sipp", where=path)
     if mark is None or facts is None:
         raise _foreign(path)
     digest, n_index = facts.group(1).decode(), int(facts.group(2))
     if _header(digest, n_index, len(content) - start - n_index) != content[:start]:
         raise DataError(
-            f"{path}: its header does not fit its {len(content):,} bytes; it was changed or cut, copy again"
+            f"its header does not fit its {len(content):,} bytes; it was changed or cut, copy again", where=path
         )
     index, data = content[start : start + n_index], content[start + n_index :]
     if _digest(index, data) != digest:
         raise DataError(
-            f"{path}: its content does not have the SHA-256 {digest[:12]} it was saved with; it was changed after it "
-            "was written, copy or save it again"
+            f"its content does not have the SHA-256 {digest[:12]} it was saved with; it was changed after "
+            "it was written, copy or save it again",
+            where=path,
         )
     return index, data, digest
 
@@ -58,17 +59,18 @@ def unpack(path: Path) -> tuple[memoryview, memoryview, str]:
 def _content(path: Path) -> memoryview:
     """The bytes of a regular file."""
     if not path.is_file():  # a device or a pipe may never end
-        raise DataError(f"{path}: is no file; give the path of a file that sipp.save wrote")
+        raise DataError("is no file", where=path, fix="give the path of a file that sipp.save wrote")
     try:
         return memoryview(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"cannot be read ({error.strerror or error})", where=path) from error
 
 
 def _foreign(path: Path) -> DataError:
     return DataError(
-        f"{path}: is no file of sipp.save, or its beginning was changed; for a plain safetensors file use "
-        "safetensors.torch.load_file"
+        "is no file of sipp.save, or its beginning was changed; for a plain safetensors file use "
+        "safetensors.torch.load_file",
+        where=path,
     )
 
 

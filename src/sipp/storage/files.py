@@ -33,7 +33,7 @@ def check_name(name: str) -> str:
     """The name, if it can be a file's: letters, digits, and single dots or dashes between them."""
     if not is_name(name):
         raise OptionError(
-            f"{name!r} cannot name a run, a stage or a file: use letters, digits, and . or - between them"
+            f"{name!r} cannot name a run, a stage or a file", fix="use letters, digits, and . or - between them"
         )
     return name
 
@@ -42,7 +42,7 @@ def inside(folder: Path, name: str) -> Path:
     """The path of `name` directly in `folder`; a link there is refused, since it leads elsewhere."""
     path = folder / check_name(name)
     if path.is_symlink():
-        raise OptionError(f"{path} is a symbolic link: runs are read and written in place only; remove it")
+        raise OptionError(f"{path} is a symbolic link: runs are read and written in place only", fix="remove it")
     return path
 
 
@@ -96,8 +96,9 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
             made.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
-            f"{path}: could not be written ({error.strerror or error}); what was there before is whole: free space or "
-            "allow writing and run the same command again, or give another place"
+            f"could not be written ({error.strerror or error}); what was there before is whole",
+            where=path,
+            fix="free space or allow writing and run the same command again, or give another place",
         ) from error
 
 
@@ -117,7 +118,7 @@ def make_folder(folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             sync_folder(folder.parent)
         except OSError as error:
-            raise DataError(f"{folder}: the folder could not be made ({error.strerror or error})") from error
+            raise DataError(f"the folder could not be made ({error.strerror or error})", where=folder) from error
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -136,7 +137,7 @@ def read_json(path: Path) -> Values:
     """The values of a file of `write_json`; DataError names the file and what is wrong with it."""
     found = read_sealed(path)
     if found.get("format") != FORMAT or not isinstance(found.get("values"), dict):
-        raise DataError(f"{path}: format {found.get('format')!r} is not {FORMAT}, the one this version reads")
+        raise DataError(f"format {found.get('format')!r} is not {FORMAT}, the one this version reads", where=path)
     values: Values = found["values"]
     return values
 
@@ -151,7 +152,9 @@ def read_sealed(path: Path) -> Values:
     found = _parsed(read_file(path), path)
     check = found.pop("check", None) if isinstance(found, dict) else None
     if not isinstance(found, dict) or check != _check_of(found):
-        raise DataError(f"{path}: its checksum does not fit its content; it was changed after it was written, or cut")
+        raise DataError(
+            "its checksum does not fit its content; it was changed after it was written, or cut", where=path
+        )
     return found
 
 
@@ -160,14 +163,14 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"cannot be read ({error.strerror or error})", where=path) from error
 
 
 def _parsed(data: bytes, path: Path) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: is not whole JSON ({error}); it was changed or cut") from error
+        raise DataError(f"is not whole JSON ({error}); it was changed or cut", where=path) from error
 
 
 def _check_of(body: Values) -> str:

@@ -57,11 +57,11 @@ def _checked_pair(folder: Path, name: str) -> tuple[bytes, Values]:
     found = sha256_of(data)
     if found != outer.get("tensors_sha256"):
         raise DataError(
-            f"{path}: SHA-256 {found[:12]} is not the one it was saved with; it was changed after it was written, or "
-            "cut"
+            f"SHA-256 {found[:12]} is not the one it was saved with; it was changed after it was written, or cut",
+            where=path,
         )
     if not isinstance(outer.get("values"), dict):
-        raise DataError(f"{inside(folder, name + VALUES)}: holds no values")
+        raise DataError("holds no values", where=inside(folder, name + VALUES))
     return data, outer["values"]
 
 

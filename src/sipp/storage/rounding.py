@@ -83,4 +83,4 @@ def _changes(given_K: Tensor, back_K: Tensor) -> tuple[float, float]:
 def _refuse_unless(fits: bool, name: str, reason: str, instead: str) -> None:
     """Raises ModelError where a format has no place for the values."""
     if not fits:
-        raise ModelError(f"{name}: {reason}; save with values={instead}")
+        raise ModelError(f"{reason}; save with values={instead}", where=name)

@@ -32,7 +32,7 @@ def checked(model: type[Model], values: Any, where: object) -> Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise DataError(f"{where}: {first_problem(error)}") from error
+        raise DataError(f"{first_problem(error)}", where=where) from error
 
 
 def plain(record: BaseModel) -> dict[str, Any]:

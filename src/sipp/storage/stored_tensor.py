@@ -33,7 +33,7 @@ def encode_tensor(
     """The entry of a tensor and its bytes; a mask is True where a weight is kept, whatever its value is."""
     flat_K = tensor.detach().to("cpu").reshape(-1).contiguous()
     if mask is not None and tensor.dtype not in TURNED:
-        raise ModelError(f"{names[0]}: has a mask, but its dtype is {tensor.dtype}; only floats have masks here")
+        raise ModelError(f"has a mask, but its dtype is {tensor.dtype}; only floats have masks here", where=names[0])
     kept_K = None if mask is None else mask.detach().to("cpu").reshape(-1).numpy()
     may_be_sparse = tensor.dtype in TURNED and (mask is not None or tensor.dim() >= 2)  # zeros of norms are no matter
     kind, code, is_stored_K = _where(flat_K, kept_K, names[0], may_be_sparse=may_be_sparse)
@@ -107,7 +107,9 @@ def _where(
     is_stored_K: Flags = raw_bits(flat_K) != 0
     if kept_K is not None:
         if _has_nonzero(is_stored_K & ~kept_K, flat_K):
-            raise ModelError(f"{name}: a weight outside of its mask is not zero; set it to zero, or give its own mask")
+            raise ModelError(
+                "a weight outside of its mask is not zero", where=name, fix="set it to zero, or give its own mask"
+            )
         is_stored_K |= kept_K
     kind, code = encode_positions(is_stored_K)
     width = flat_K.element_size()

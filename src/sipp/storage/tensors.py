@@ -88,7 +88,7 @@ def tensors_from_bytes(data: bytes, where: object) -> dict[str, Tensor]:
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError, torch.cuda.OutOfMemoryError) as error:
-        raise DataError(f"{where}: not a safetensors file: {error}") from error
+        raise DataError(f"not a safetensors file: {error}", where=where) from error
 
 
 def raw_tensors(data: bytes, where: object) -> dict[str, RawTensor]:
@@ -96,8 +96,10 @@ def raw_tensors(data: bytes, where: object) -> dict[str, RawTensor]:
     try:
         found = {name: RawTensor(one["dtype"], tuple(one["shape"]), one["data"]) for name, one in deserialize(data)}
     except (SafetensorError, ValueError, KeyError) as error:
-        raise DataError(f"{where}: not a safetensors file: {error}") from error
+        raise DataError(f"not a safetensors file: {error}", where=where) from error
     unknown = next((name for name, one in found.items() if one.kind not in _FLOATS | _WHOLE), None)
     if unknown is not None:
-        raise DataError(f"{where}: {unknown!r:.60} has the element type {found[unknown].kind}, which is not read here")
+        raise DataError(
+            f"{unknown!r:.60} has the element type {found[unknown].kind}, which is not read here", where=where
+        )
     return found

@@ -83,7 +83,7 @@ def _present(target: Path, sources: Cifar10Sources) -> Fetched:
     try:
         verify(target, sources=sources)
     except DataError as error:
-        raise DataError(f"{error}; move {target} away and fetch again") from error
+        raise DataError(f"{error}", fix=f"move {target} away and fetch again") from error
     return Fetched(target, "present", ())
 
 
@@ -162,7 +162,7 @@ def verify(folder: Path, *, sources: Cifar10Sources = OFFICIAL) -> None:
         parts.append(path.read_bytes())
     found = sha256_of(*parts)
     if found != sources.sha256:
-        raise DataError(f"{folder}: sha256 {found[:12]} instead of {sources.sha256[:12]}")
+        raise DataError(f"sha256 {found[:12]} instead of {sources.sha256[:12]}", where=folder)
 
 
 def _publish(staging: Path, target: Path) -> None:
@@ -180,10 +180,10 @@ def download(url: str, part: Path, *, progress: Progress) -> None:
                 return
             failure = "the connection ended early"
         except urllib.error.URLError as error:  # refused, unknown host, 404: trying again does not help
-            raise DataError(f"{url}: {error.reason}") from error
+            raise DataError(f"{error.reason}", where=url) from error
         except (OSError, http.client.HTTPException) as error:
             failure = f"{type(error).__name__}: {error}"
-    raise DataError(f"{url}: {failure}; {part.stat().st_size if part.exists() else 0} bytes are kept")
+    raise DataError(f"{failure}; {part.stat().st_size if part.exists() else 0} bytes are kept", where=url)
 
 
 def _download_once(url: str, part: Path, progress: Progress) -> bool:
@@ -209,7 +209,7 @@ def _download_once(url: str, part: Path, progress: Progress) -> bool:
             while chunk := response.read(CHUNK):
                 have += len(chunk)
                 if have > MAX_ARCHIVE_BYTES:
-                    raise DataError(f"{url}: more than {MAX_ARCHIVE_BYTES} bytes; this is not the CIFAR-10 archive")
+                    raise DataError(f"more than {MAX_ARCHIVE_BYTES} bytes; this is not the CIFAR-10 archive", where=url)
                 file.write(chunk)
                 progress("official archive", have, total)
     return total is None or have == total
@@ -228,7 +228,7 @@ def _only_one(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataError(f"another process is fetching CIFAR-10 into {folder}; wait for it") from error
+            raise DataError(f"another process is fetching CIFAR-10 into {folder}", fix="wait for it") from error
         yield
     finally:
         os.close(handle)

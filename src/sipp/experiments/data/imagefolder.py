@@ -63,7 +63,7 @@ def index_folders(root: Path | str) -> FolderIndex:
     for part in PARTS:
         if not (root / part).is_dir():
             raise DataError(
-                f"{root / part} is not a folder: expected {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
+                f"{root / part} is not a folder", fix=f"expected {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
             )
     classes = tuple(sorted(entry.name for entry in os.scandir(root / PARTS[0]) if entry.is_dir()))
     extra = sorted({entry.name for entry in os.scandir(root / PARTS[1]) if entry.is_dir()} - set(classes))
@@ -186,8 +186,9 @@ def _decode(path: Path, item: int) -> Image.Image:
             return image.convert("RGB")
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, bomb errors, ...
         raise DataError(
-            f"item {item}, {path}: cannot be decoded ({type(error).__name__}: {error}); replace the file, "
-            "or take it out of the folder and index again"
+            f"cannot be decoded ({type(error).__name__}: {error})",
+            where=f"item {item}, {path}",
+            fix="replace the file, or take it out of the folder and index again",
         ) from error
 
 

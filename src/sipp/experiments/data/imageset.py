@@ -23,11 +23,12 @@ class ImageSet:
         n_items = len(self.images)
         if self.images.dim() != 4 or self.labels.shape != (n_items,) or self.labels.dtype != torch.int64:
             raise DataError(
-                f"{self.name}: images must be N x C x H x W with N int64 labels, "
-                f"got {tuple(self.images.shape)} and {tuple(self.labels.shape)} {self.labels.dtype}"
+                f"images must be N x C x H x W with N int64 labels, got {tuple(self.images.shape)} and "
+                f"{tuple(self.labels.shape)} {self.labels.dtype}",
+                where=self.name,
             )
         if not 0 < self.n_train <= n_items:
-            raise DataError(f"{self.name}: n_train = {self.n_train} is not within 1 .. {n_items}")
+            raise DataError(f"n_train = {self.n_train} is not within 1 .. {n_items}", where=self.name)
 
     @property
     def n_test(self) -> int:

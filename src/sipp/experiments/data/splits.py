@@ -110,8 +110,9 @@ def check_content(splits: Splits, content: str) -> None:
     """Refuses `splits` that were made for other data than the data with hash `content`."""
     if splits.content != content:
         raise DataError(
-            f"these splits number the items of other data: they were made for {splits.content[:12]}, "
-            f"the data at hand has hash {content[:12]}; make the splits again for this data"
+            f"these splits number the items of other data: they were made for {splits.content[:12]}, the "
+            f"data at hand has hash {content[:12]}",
+            fix="make the splits again for this data",
         )
 
 

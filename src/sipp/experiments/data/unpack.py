@@ -37,7 +37,7 @@ def _members(archive: Path, wanted: dict[str, int]) -> Iterator[tuple[str, bytes
                 file = tar.extractfile(member) if member.isreg() and member.size <= wanted[name] else None
                 if file is None:
                     raise DataError(
-                        f"{archive.name}: {member.name} is not a plain file of at most {wanted[name]} bytes"
+                        f"{member.name} is not a plain file of at most {wanted[name]} bytes", where=archive.name
                     )
                 yield name, file.read()
                 found.add(name)
@@ -90,10 +90,12 @@ def npm_archive(archive: Path, n_per_file: int) -> Iterator[tuple[str, bytes]]:
         try:
             with Image.open(io.BytesIO(png)) as sheet:
                 if sheet.size != (PIXELS_PER_IMAGE, n_per_file) or sheet.mode != "RGB":
-                    raise DataError(f"{archive.name}: {file_name} is {sheet.size} {sheet.mode}, not a sheet of images")
+                    raise DataError(
+                        f"{file_name} is {sheet.size} {sheet.mode}, not a sheet of images", where=archive.name
+                    )
                 pixels = np.asarray(sheet)  # N x 1024 x 3
         except (OSError, SyntaxError) as error:
-            raise DataError(f"{archive.name}: {file_name} cannot be decoded: {error}") from error
+            raise DataError(f"{file_name} cannot be decoded: {error}", where=archive.name) from error
         planes = pixels.transpose(0, 2, 1).reshape(n_per_file, -1)
         yield name, np.concatenate([labels[name][:, None], planes], axis=1).tobytes()
 
@@ -106,4 +108,6 @@ def _labels(archive: Path, n_per_file: int) -> dict[str, np.ndarray]:
         batches = train.reshape(len(TRAIN_FILES), n_per_file)
         return {**dict(zip(TRAIN_FILES, batches)), FILES[-1]: test.reshape(n_per_file)}
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{archive.name}: the label lists are not {n_per_file} labels per batch: {error}") from error
+        raise DataError(
+            f"the label lists are not {n_per_file} labels per batch: {error}", where=archive.name
+        ) from error

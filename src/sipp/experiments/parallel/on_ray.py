@@ -127,15 +127,15 @@ class Worker:
         manifest = job.folder / runs.MANIFEST
         if not manifest.is_file() or read_json(manifest)["config"] != config_of(job.recipe):
             raise DataError(
-                f"{here} does not see this run in {job.folder}: choose an --out on a disk that all machines share"
+                f"{here} does not see this run in {job.folder}", fix="choose an --out on a disk that all machines share"
             )
         device = device_of(job.device)
         feed = feed_of(job.recipe, data_root=job.data_root, device=device, n_workers=job.n_workers)
         found = runs.Origin(feed.splits.digest, runs.code_version(), device.type)
         if found != job.origin:
             raise OptionError(
-                f"{here} has other data or code than the machine that began the sweep ({found}, not {job.origin}): "
-                "install the same version and put the same data everywhere"
+                f"{here} has other data or code than the machine that began the sweep ({found}, not {job.origin})",
+                fix="install the same version and put the same data everywhere",
             )
 
         def keep(stage: str, row: EpochRow) -> None:
@@ -289,8 +289,9 @@ def _error_of(stage: Stage | None, outcome: Outcome | None, n_deaths: int) -> Ex
     """What ends the sweep: an error in a stage, or one death too many; None if it goes on."""
     if outcome is None and n_deaths >= N_TRIES:
         return DataError(
-            f"{_name(stage)}: the worker process died {n_deaths} times: is there too little memory? Make fewer "
-            "networks at once (--at-once); the same command goes on from the last checkpoints"
+            f"the worker process died {n_deaths} times: is there too little memory? Make fewer networks at "
+            "once (--at-once); the same command goes on from the last checkpoints",
+            where=_name(stage),
         )
     if outcome is not None and outcome.error is not None:
         return outcome.error.inside(_name(stage))
@@ -308,7 +309,7 @@ def _shares(nodes: Sequence[Mapping[str, Any]], job: Job, n_at_once: int | None)
     if job.device == "cuda":
         n_gpus = int(sum(node.get("GPU", 0) for node in alive))
         if not n_gpus:
-            raise OptionError("device 'cuda' was asked for, but Ray knows of no GPU; use --device cpu")
+            raise OptionError("device 'cuda' was asked for, but Ray knows of no GPU", fix="use --device cpu")
         return min(n_at_once or n_gpus, n_gpus), {"num_cpus": min(1, max(cpus)), "num_gpus": 1}
     if n_at_once is None:
         share = max(1, min(job.n_threads, max(cpus)))
@@ -346,7 +347,7 @@ def _cluster(address: str) -> Iterator[Any]:
             thread.submit(lambda: ray.init(address=address, **options)).result()
         except ConnectionError as error:
             raise OptionError(
-                f"no Ray answers at {address!r}: start one with `ray start --head`, or leave it out"
+                f"no Ray answers at {address!r}", fix="start one with `ray start --head`, or leave it out"
             ) from error
         try:
             if threading.current_thread() is threading.main_thread():

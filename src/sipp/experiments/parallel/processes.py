@@ -119,7 +119,9 @@ def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str
     dist.all_gather_object(found, sha256_of(*parts), group=processes.group)
     others = [index for index, one in enumerate(found) if one != found[0]]
     if others:
-        raise ModelError(f"{what} of process {others[0]} differ from those of process 0: use one version everywhere")
+        raise ModelError(
+            f"{what} of process {others[0]} differ from those of process 0", fix="use one version everywhere"
+        )
 
 
 def rank_together(processes: Processes, rank_batches: Callable[[list[Any]], Ranking], batches: list[Any]) -> Ranking:
@@ -155,7 +157,7 @@ def rank_together(processes: Processes, rank_batches: Callable[[list[Any]], Rank
 def _refuse_non_finite(ranking: Ranking) -> None:
     for weight, rank_FK in zip(ranking.weights, ranking.ranks):
         if not bool(rank_FK.isfinite().all()):
-            raise ModelError(f"{weight.name}: a sensitivity is NaN or infinite")
+            raise ModelError("a sensitivity is NaN or infinite", where=weight.name)
 
 
 def _all_scores(processes: Processes, scores: Scores, ranks: list[Tensor], *, counted: bool) -> Scores:

@@ -145,7 +145,7 @@ class Recipe(_Part):
 def check_recipe(values: Any, *, where: str) -> Recipe:
     """The recipe with these values; every problem is listed with its key, and an unknown key with the nearest."""
     if not isinstance(values, dict):
-        raise OptionError(f"{where}: a recipe is a mapping of keys to values, not a {type(values).__name__}")
+        raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
     try:
         # By way of JSON: there, strict typing tells numbers from text and still takes a list for a tuple.
         return Recipe.model_validate_json(json.dumps(values))

@@ -50,13 +50,13 @@ def read_run(folder: Path) -> RunFiles:
         where = f"{path} line {number}"
         stage = _stage_of(record, stages, where)
         if stage in seen:
-            raise DataError(f"{where}: {stage} stands there twice; {CHANGED}")
+            raise DataError(f"{stage} stands there twice; {CHANGED}", where=where)
         seen.add(stage)
         own = store.stage_record(folder, stage)
         if own is None:
             not_checked += 1
         elif own != record:
-            raise DataError(f"{where}: not the record that lies beside its network in {folder / stage}; {CHANGED}")
+            raise DataError(f"not the record that lies beside its network in {folder / stage}; {CHANGED}", where=where)
         records.append((where, checked(NetworkRecord, record, where)))
     marks = _run_marks(folder, manifest, not_checked, len(records))
     return RunFiles(manifest.config, manifest.origins, len(stages), tuple(records), marks)
@@ -68,7 +68,7 @@ def _stage_of(record: Any, stages: list[Stage], where: str) -> str:
     found = tuple(record.get(key) for key in keys) if isinstance(record, dict) else ()
     stage = next((one for one in stages if (one.seed, one.method, one.level) == found), None)
     if stage is None:
-        raise DataError(f"{where}: its {', '.join(keys)} are those of no network of this run; {CHANGED}")
+        raise DataError(f"its {', '.join(keys)} are those of no network of this run; {CHANGED}", where=where)
     return stage.name
 
 
@@ -99,7 +99,7 @@ def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
     values = files.read_sealed(path) if _has_check(path) else {}
     if values.get("kind") != RECORD_KIND or values.get("format") != RECORD_FORMAT:
         raise DataError(
-            f"{path}: is no record of `sipp prune` with a checksum (format {RECORD_FORMAT}); {CHANGED}, or is older"
+            f"is no record of `sipp prune` with a checksum (format {RECORD_FORMAT}); {CHANGED}, or is older", where=path
         )
     record = checked(PrunedRecord, values, path)
     _check_sums(record, path)
@@ -109,11 +109,11 @@ def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
     tensors = raw_tensors(files.read_file(weights), weights)
     found = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
     if found != record.pruned_hash:
-        raise DataError(f"{weights}: is not the network that {RECORD_NAME} speaks of; {CHANGED}")
+        raise DataError(f"is not the network that {RECORD_NAME} speaks of; {CHANGED}", where=weights)
     for layer in record.layers:
         weight = tensors.get(layer.name)  # of which one that is kept may be zero
         if weight is None or math.prod(weight.shape) != layer.n_weights or weight.n_nonzero() > layer.kept:
-            raise DataError(f"{path}: layer {layer.name!r:.60} does not fit its weights; {CHANGED}")
+            raise DataError(f"layer {layer.name!r:.60} does not fit its weights; {CHANGED}", where=path)
     return record, ()
 
 
@@ -135,8 +135,8 @@ def _check_sums(record: PrunedRecord, path: Path) -> None:
     shapes = all(layer.n_rows * layer.fan_in == layer.n_weights >= layer.kept for layer in layers)
     shares = all(layer.keep == layer.kept / max(1, layer.n_weights) for layer in layers)
     if wrong or not shapes or not shares:
-        raise DataError(f"{path}: {', '.join(wrong) or 'a layer'} does not fit the counts of its layers; {CHANGED}")
+        raise DataError(f"{', '.join(wrong) or 'a layer'} does not fit the counts of its layers; {CHANGED}", where=path)
     certified = {} if record.certificate is None else plain(record.certificate)
     hashes = [key for key in ("dense_hash", "pruned_hash") if certified and certified.get(key) != getattr(record, key)]
     if hashes:
-        raise DataError(f"{path}: the certificate's {hashes[0]} is not the record's; {CHANGED}")
+        raise DataError(f"the certificate's {hashes[0]} is not the record's; {CHANGED}", where=path)

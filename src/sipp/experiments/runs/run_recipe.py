@@ -115,8 +115,12 @@ def _add_records(
 def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes) -> None:
     check_choice("engine", engine, get_args(Engine))
     if engine == "process" and ray is not None:
-        raise OptionError(f"{ray} says how to use Ray, but the engine is 'process'; pass engine='ray' (--engine ray)")
+        raise OptionError(
+            f"{ray} says how to use Ray, but the engine is 'process'", fix="pass engine='ray' (--engine ray)"
+        )
     if engine == "ray":
         if processes.count > 1:
-            raise OptionError("engine 'ray' starts processes of its own: run it without accelerate launch or torchrun")
+            raise OptionError(
+                "engine 'ray' starts processes of its own", fix="run it without accelerate launch or torchrun"
+            )
         check_ray(ray or RayOptions())

@@ -103,7 +103,9 @@ def _refuse_foreign(folder: Path) -> None:
     ours = (MANIFEST, LOCK)  # a run that was killed at its first step has a lock and a temporary file
     foreign = [name for name in names if name not in ours and not name.startswith(files.TEMPORARY)]
     if foreign and MANIFEST not in names:
-        raise OptionError(f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is no run; choose another --out")
+        raise OptionError(
+            f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is no run", fix="choose another --out"
+        )
 
 
 @contextmanager
@@ -112,14 +114,15 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise DataError(f"{path}: the lock could not be opened ({error.strerror})") from error
+        raise DataError(f"the lock could not be opened ({error.strerror})", where=path) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
             raise OptionError(
-                f"{folder} is in use by process {holder}: wait for it, stop it, or choose another folder with --out"
+                f"{folder} is in use by process {holder}",
+                fix="wait for it, stop it, or choose another folder with --out",
             ) from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
@@ -159,7 +162,7 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, acc
         return False
     known = read_manifest(folder)
     if known.config != config:
-        raise OptionError(f"{path}: this folder was made with another configuration; choose another --out")
+        raise OptionError("this folder was made with another configuration", where=path, fix="choose another --out")
     origins = [plain(one) for one in known.origins]
     last = origins[-1]
     changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
@@ -266,8 +269,9 @@ def read_records(folder: Path) -> list[Values]:
         return records
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
         raise DataError(
-            f"{path}: is not whole (line {len(records) + 1}: {error}); run the recipe again with the same --out, "
-            "records are made anew from the stages"
+            f"is not whole (line {len(records) + 1}: {error})",
+            where=path,
+            fix="run the recipe again with the same --out, records are made anew from the stages",
         ) from error
 
 
@@ -284,7 +288,7 @@ def stage_record(folder: Path, name: str) -> Values | None:
         return None
     values = pairs.load_sound_values(files.inside(folder, name), FINAL)
     if not isinstance(values.get("record"), dict):
-        raise DataError(f"{folder / name / FINAL}{pairs.VALUES}: holds no record; run the recipe again")
+        raise DataError("holds no record", where=f"{folder / name / FINAL}{pairs.VALUES}", fix="run the recipe again")
     return dict(values["record"])
 
 

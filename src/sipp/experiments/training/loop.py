@@ -181,8 +181,9 @@ def train(
                 _train_epoch(state, course)
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"out of memory in epoch {state.epoch + 1}, step {state.step + 1}, with batch_size={hyper.batch_size}: set "
-            f"train.batch_size to {max(1, hyper.batch_size // 2)} (and the rate with it), or use more processes"
+            f"out of memory in epoch {state.epoch + 1}, step {state.step + 1}, with batch_size={hyper.batch_size}",
+            fix=f"set train.batch_size to {max(1, hyper.batch_size // 2)} (and the rate with it), or use more "
+            "processes",
         ) from error
     return state
 
@@ -233,7 +234,8 @@ def _end_epoch(state: TrainState, feed: Feed, hyper: Hyper, n_all: int, processe
     number = state.epoch + 1
     if not math.isfinite(loss):
         raise ModelError(
-            f"training diverged: the loss of epoch {number} is {loss}; use a lower learning rate or a longer warm-up"
+            f"training diverged: the loss of epoch {number} is {loss}",
+            fix="use a lower learning rate or a longer warm-up",
         )
     is_tested = number % hyper.eval_every == 0 or number == hyper.epochs
     row = EpochRow(

@@ -51,8 +51,9 @@ def resolve_step(kind: StepKind, device: torch.device, *, in_memory: bool, n_pro
         return "graph" if recordable else "eager"
     if kind == "graph" and not recordable:
         raise OptionError(
-            f"train.step=graph needs one process, a GPU and images in memory; here: {n_processes} processes, "
-            f"{device.type}, images {'in memory' if in_memory else 'in files'}; use train.step=auto"
+            f"train.step=graph needs one process, a GPU and images in memory; here: {n_processes} "
+            f"processes, {device.type}, images {'in memory' if in_memory else 'in files'}",
+            fix="use train.step=auto",
         )
     return kind
 
