@@ -29,6 +29,7 @@ import torch
 import sipp
 from sipp.cli.errors import fail_well
 from sipp.cli.main import app, command_of
+from sipp.scoring.methods import METHODS, NAMES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -229,3 +230,11 @@ def test_a_missing_description_is_caught() -> None:
 
 def test_the_package_is_typed() -> None:
     assert (Path(sipp.__file__).parent / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
+def test_the_tables_of_methods_are_the_list_of_methods(page: str) -> None:
+    rows = re.findall(r"^\| `([a-z-]+)`(?: \(default\))? \| ([^|]*) \| ([^|]*) \|", (ROOT / page).read_text(), re.M)
+    known = [row for row in rows if row[0] in NAMES]
+    expected = [(row.name, row.about, ", ".join(sorted(row.needs)) or "nothing") for row in METHODS]
+    assert known == expected

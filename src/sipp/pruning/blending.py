@@ -86,11 +86,7 @@ def blended(blend: Blend, dense: Sequence[Tensor], p: float, reduce: Reduce) -> 
 def choose(
     model: nn.Module, weights: Sequence[Weight], dense: Sequence[Tensor], blend: Blend, cut: Cut
 ) -> tuple[list[Tensor], Choice]:
-    """The masks of the candidate that moves the output least on the points kept aside, and how all of them did.
-
-    Of those that are as good as the best, the one of the smallest p: a difference of `NOISE` on a few points decides
-    nothing, and neither does one among outputs that are all lost (an error of 1 or more).
-    """
+    """The masks of the candidate that moves the output least on the points kept aside, and how all of them did."""
     tried: list[tuple[Candidate, list[Tensor]]] = []
     sparse = copy_of(model)
     outputs, n_points = _outputs(model, blend), _count(blend)
@@ -102,9 +98,18 @@ def choose(
                 kept_FK = torch.where(mask_FK, dense_FK, 0.0)
                 parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
         tried.append((Candidate(p, reduce, _distance(outputs, _outputs(sparse, blend))), masks))
-    limit = (1 + NOISE) * min(min(candidate.error, LOST) for candidate, _ in tried)
-    best, masks = next(pair for pair in tried if min(pair[0].error, LOST) <= limit)
-    return masks, Choice(best, tuple(candidate for candidate, _ in tried), n_points)
+    candidates = [candidate for candidate, _ in tried]
+    best = best_of(candidates)
+    return tried[candidates.index(best)][1], Choice(best, tuple(candidates), n_points)
+
+
+def best_of(candidates: Sequence[Candidate]) -> Candidate:
+    """The candidate of the least error; of those as good as that, the first, which has the smallest p.
+
+    A difference of `NOISE` on a few points decides nothing, and neither does one among outputs that are all lost.
+    """
+    limit = (1 + NOISE) * min(min(one.error, LOST) for one in candidates)
+    return next(one for one in candidates if min(one.error, LOST) <= limit)
 
 
 def _candidates(blend: Blend) -> list[tuple[float, Reduce]]:
