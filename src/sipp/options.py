@@ -26,7 +26,8 @@ NPoints = int | Literal["theory"] | None
 Loss = Callable[[Any, Any], "Tensor"]
 
 DELTA = 1e-16  # failure probability of T4
-CONFIDENCE = 0.95  # of statements about all but a share of inputs (T18, T19)
+CONFIDENCE = 0.95  # of statements about all but a share of inputs (T14, T18, T19)
+HOLDOUT_DELTA = 0.05  # share of inputs that a certificate may leave out (T14)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from report.synthetic import big_run
 
 import sipp
 from sipp.cli.main import COMMANDS, function_of
 
 SOURCE = Path(sipp.__file__).parent
 SLOW = {"torch", "numba", "scipy"}
-STILL_SLOW = {"prune", "run", "report"}  # whose choices (prune) or files lie in modules that import torch
 LISTS = SLOW | {"matplotlib", "pydantic", "safetensors", "sklearn", "sipp.cli.points"}
 
 
@@ -42,7 +42,7 @@ def test_the_list_of_commands_needs_no_command(word: str) -> None:
     assert not [name for name in found if name.startswith("sipp.cli.commands.")]
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in STILL_SLOW])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_needs_no_torch(name: str) -> None:
     found = called(name, "--help")
     assert f"sipp.cli.commands.{name}_command" in found and found & SLOW == set()
@@ -79,3 +79,23 @@ def test_the_list_says_of_a_command_what_it_says_itself(name: str) -> None:
 def test_every_file_of_a_command_is_in_the_list() -> None:
     files = {path.stem for path in (SOURCE / "cli" / "commands").glob("*_command.py")}
     assert files == {f"{name}_command" for name in COMMANDS}
+
+
+@pytest.mark.parametrize("words", [["runs"], ["runs", "--recipes"], ["runs", "--json"]])
+def test_listing_runs_needs_no_torch(words: list[str], tmp_path: Path) -> None:
+    big_run(tmp_path / "one", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    out = ["--out", str(tmp_path)] if "--recipes" not in words else []
+    assert called(*words, *out) & SLOW == set()
+
+
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    """scipy only where certificates are there, whose numbers are computed again."""
+    run = big_run(tmp_path / "one", methods=("wt", "sipp-blend"), n_levels=2, n_seeds=1, n_layers=2)
+    found = called("report", str(run), "--out", str(tmp_path / "page.html"))
+    assert "jinja2" in found and found & {"torch", "numba"} == set()
+
+
+def test_the_list_of_methods_needs_no_torch() -> None:
+    assert (
+        "sipp.scoring.methods" in (found := loaded("from sipp.scoring.methods import NAMES")) and found & SLOW == set()
+    )

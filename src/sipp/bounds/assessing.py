@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -69,24 +69,13 @@ def assess(
         same_tensors(dense, given)
         batch, data = first_batch(data, device_of(dense), seed)
         same_network(dense, given, batch, scoring.norm_stats)
-    ranking = rank(
-        dense,
-        data,
-        method="sipp-det",  # its scores are the sensitivities
-        delta=delta,
-        confidence=confidence,
-        include=include,
-        exclude=exclude,
-        seed=seed,
-        scoring=scoring,
-        constants=constants,
-        progress=progress,
-        statements=True,
-    )
+    choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
+    claim: dict[str, Any] = {"delta": delta, "confidence": confidence, "constants": constants, "statements": True}
+    # sipp-det: its scores are the sensitivities
+    ranking = rank(dense, data, method="sipp-det", seed=seed, progress=progress, **choice, **claim)
     ranking = replace(ranking, method="given")
     if bound == "paper" and holdout is not None:
-        subject = subject_of(dense, include=include, exclude=exclude, scoring=scoring)
-        ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
+        ranking = replace(ranking, holdout=holdout_norms(subject_of(dense, **choice), holdout))
     found = _judged(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed)
     if bound == "sound" and holdout is not None and ranking.scores is not None:
         statement = sound_network_bound(ranking.model, given, holdout, ranking.scores, confidence=confidence)

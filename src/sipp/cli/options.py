@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from sipp.cli.errors import Trouble
-from sipp.options import Reduce
+from sipp.cli.errors import Trouble, at
+from sipp.options import Floor, Reduce, check_floor
 
 KINDS = (
     "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors), a folder of images, or noise "
@@ -80,3 +81,11 @@ def n_points_of(
 def output_of(text: str | None) -> int | str | None:
     """The index or the name that --output gives."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else text
+
+
+def floor_of(text: str) -> Floor:
+    """The floor that --floor names: a share, or a word."""
+    with suppress(ValueError):
+        return check_floor(float(text))
+    with at("--floor", "give off, method, or a share such as 0.1"):
+        return check_floor(text)

@@ -16,13 +16,10 @@ from sipp.cli.models import weights_read
 from sipp.cli.options import n_points_of
 from sipp.cli.points import Points, collect, default_points, draw, example_of, open_source, points_read, split
 from sipp.experiments.nets import NETS
-from sipp.options import Draws, Mode, Reduce
-from sipp.scoring.methods import Method
+from sipp.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Mode, Reduce
+from sipp.scoring.methods import Method, method_of
 from sipp.scoring.theory_points import check_delta, sample_size
 
-DELTA = 1e-16  # of T4
-HOLDOUT_DELTA, CONFIDENCE = 0.05, 0.95  # of T14
-NEEDS_NO_DATA = ("wt", "random")
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 
 
@@ -48,6 +45,7 @@ class PruneRequest:
     confidence: float
     draws: Draws
     reduce: Reduce | None
+    floor: Floor
     bound: Mode
     output: str | None
     ledger: Path | None
@@ -153,7 +151,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
         source = open_source(request.holdout, "holdout", "--holdout", seed=request.seed)
         n_holdout = request.holdout_points or default_points(source, "holdout", lambda: 0)
         holdout = draw(source, n_holdout, seed=request.seed, batch_size=request.batch_size, model=model)
-    if request.method in NEEDS_NO_DATA and request.data is None and not request.has_tolerance:
+    if not method_of(request.method).needs_data and request.data is None and not request.has_tolerance:
         return None, holdout
     spec = _data_spec(request)
     source = open_source(spec, "calibration", "--data", seed=request.seed)
