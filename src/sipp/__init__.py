@@ -17,6 +17,7 @@ from sipp.pruning.entry import prune
 from sipp.pruning.masking import hold, release
 from sipp.pruning.result import Pruned
 from sipp.pruning.tolerance import prune_to
+from sipp.repairing.entry import repair
 from sipp.scoring.sensitivities import sensitivity
 from sipp.scoring.theory_points import sample_size
 
@@ -31,6 +32,7 @@ __all__ = [
     "prune",
     "prune_to",
     "release",
+    "repair",
     "sample_size",
     "sensitivity",
     "sound_bound",
