@@ -6,9 +6,10 @@ each on its own inputs: what the layers before have lost is made up for as well.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from sipp.records import Batch, Use, Weight, to_rows
 from sipp.repairing.moments import Moments
 
 TARGET_BYTES = 512 << 20  # of dense outputs that are kept, so that one pass of the dense network serves many layers
+PATCHES_PER_FEATURE = 128  # neighbouring windows of an image are much alike: of more than that, some are left out
+FEWEST_POSITIONS = 4  # along an axis that is thinned out
 
 Rows = tuple[int, int, int]  # first row, number of rows and of groups of a use: each such block has sums of its own
 Targets = dict[str, list[Tensor]]  # by weight: the dense outputs of its chunks of patches, G x R x P
@@ -36,7 +39,8 @@ class Census:
 
     order: tuple[tuple[str, ...], ...]  # weights that meet the same patches (query, key, value) stand together
     n_uses: list[Counter[str]]  # by batch
-    target_bytes: Counter[str]
+    target_bytes: dict[str, int]
+    strides: dict[str, tuple[int, ...]]  # of the positions of convolutions that are looked at
 
 
 @dataclass
@@ -51,36 +55,51 @@ class Sums:
 def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch], forms: Forms) -> Census:
     """One pass of the dense network, in which every batch of a new form is checked (see `capture`)."""
     order: list[list[str]] = []
-    windows: dict[str, list[Tensor]] = {}  # of the first batch, of the group of weights at work
-    n_uses: list[Counter[str]] = [Counter() for _ in batches]
+    windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
+    positions: dict[str, tuple[int, ...]] = {}
+    n_uses: list[Counter[str]] = []
     n_bytes: Counter[str] = Counter()
-    seen: set[str] = set()
+    n_patches: Counter[str] = Counter()
+    fan_in = {weight.name: weight.fan_in for site in sites for weight in site.weights.values()}
 
     def on_use(weight: Weight, use: Use, batch: Batch) -> None:
-        counts = n_uses[place[0]]
-        counts[weight.name] += 1
-        n_patches = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
+        name = weight.name
+        n_uses[-1][name] += 1
+        n_here = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
         n_rows = weight.n_rows if use.n_rows is None else use.n_rows
-        n_bytes[weight.name] += max(SCORE_DTYPE.itemsize, use.windows.element_size()) * n_rows * n_patches
-        if place[0] == 0:
-            same = [name for name, shown in windows.items() if len(shown) == 1 and _same(shown[0], use.windows)]
-            if weight.name in windows:
-                windows[weight.name].append(use.windows)
-            elif weight.name not in seen:
-                if not same:
-                    order.append([])
-                    windows.clear()
-                order[-1].append(weight.name)
-                windows[weight.name] = [use.windows]
-        elif weight.name not in seen:  # an expert that had no tokens in the first batch
-            order.append([weight.name])
-        seen.add(weight.name)
+        n_bytes[name] += max(SCORE_DTYPE.itemsize, use.windows.element_size()) * n_rows * n_here
+        n_patches[name] += n_here
+        if name in windows:
+            windows[name].append(use.windows)
+        elif name not in positions:
+            if not any(len(shown) == 1 and _same(shown[0], use.windows) for shown in windows.values()):
+                order.append([])
+                windows.clear()
+            order[-1].append(name)
+            windows[name] = [use.windows]
+            positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
 
-    for i, batch in enumerate(batches):
-        place = (i,)
+    for batch in batches:
+        n_uses.append(Counter())
         capture(model, sites, [batch], on_use=on_use, on_output=lambda output, batch: None, checked=forms)
         windows.clear()
-    return Census(tuple(map(tuple, order)), n_uses, n_bytes)
+    strides = {
+        name: _strides(sizes, n_patches[name] // (PATCHES_PER_FEATURE * fan_in[name]))
+        for name, sizes in positions.items()
+    }
+    target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
+    return Census(tuple(map(tuple, order)), n_uses, target_bytes, strides)
+
+
+def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
+    """Strides along the position axes, powers of two, that leave out up to so many times too many; not of a sequence."""
+    strides = [1] * len(sizes)
+    while len(sizes) > 1 and 2 * math.prod(strides) <= too_many:
+        axis = max(range(len(sizes)), key=lambda a: sizes[a] // strides[a])
+        if sizes[axis] // strides[axis] < 2 * FEWEST_POSITIONS:
+            break
+        strides[axis] *= 2
+    return tuple(strides)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -185,7 +204,7 @@ class Gatherer:
         def counted(weight: Weight, use: Use, batch: Batch) -> None:
             nonlocal n_left
             if weight.name in names:
-                on_use(weight, use, batch)
+                on_use(weight, _thinned(use, self.census.strides[weight.name], i), batch)
                 n_left -= 1
                 if n_left == 0:
                     raise _EnoughError
@@ -210,6 +229,14 @@ class Gatherer:
         per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
         for _, windows in split_windows(use, bytes_per_patch=per_patch, chunk_bytes=self.chunk_bytes):
             yield windows
+
+
+def _thinned(use: Use, strides: tuple[int, ...], phase: int) -> Use:
+    """The use with some of its positions, others in the next batch; of a use with padding, or in other axes, all."""
+    if math.prod(strides) == 1 or use.counts_B is not None or use.n_position_dims != len(strides):
+        return use
+    taken = (slice(phase % stride, None, stride) for stride in strides)
+    return replace(use, windows=use.windows[(slice(None), slice(None), *taken)])
 
 
 _NOT_ALIGNED = "the pruned network does not meet the same patches (tokens routed otherwise?)"
