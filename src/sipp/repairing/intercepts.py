@@ -64,7 +64,7 @@ def _bias(model: nn.Module, site: Site, local: str, n_rows: int) -> Place | None
     start = _PACKED.index(local) * n_rows if local in _PACKED else 0
     if bias is None or bias.ndim != 1 or len(bias) < start + n_rows or (local not in _PACKED and len(bias) != n_rows):
         return None
-    if sum(other is bias for _, other in model.named_parameters(remove_duplicate=False)) != 1:
+    if sum(own is bias for module in model.modules() for own in module._parameters.values()) != 1:
         return None
     prefix = f"{site.module_name}." if site.module_name else ""
     return Place("bias", prefix + bias_name, start, 1)
