@@ -25,7 +25,7 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -
     is_met_GK = diagonal_GK > 0
     scale_GK = torch.where(is_met_GK, diagonal_GK, 1.0).rsqrt()
     system_GKK = xx_GKK * scale_GK[:, :, None] * scale_GK[:, None, :]
-    system_GKK.diagonal(dim1=1, dim2=2).copy_(torch.where(is_met_GK, 1.0 + ridge, 1.0))
+    system_GKK.diagonal(dim1=1, dim2=2).copy_(1.0 + ridge * is_met_GK.to(BOUND_DTYPE))
     wanted_GRK = torch.where(is_met_GK[:, None], dx_GRK * scale_GK[:, None], 0.0)
     n_rows, fan_in = wanted_GRK.shape[1:]
     mask_NK, wanted_NK = mask_GRK.flatten(0, 1), wanted_GRK.flatten(0, 1)
