@@ -28,7 +28,11 @@ def refit_row(
 
 
 def conv_patches(
-    image_CS: Array, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...]
+    image_CS: Array,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
 ) -> Array:
     """(P, C * prod(kernel)): the windows of one zero-padded image, in the order of the output's positions."""
     padded = np.pad(image_CS, [(0, 0), *((p, p) for p in padding)])

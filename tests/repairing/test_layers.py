@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from oracles.refit import Array, conv_patches, refit_row
 from torch import Tensor, nn
 
 import sipp
-from oracles.refit import Array, conv_patches, refit_row
 from sipp.pruning.result import Pruned
 
 ASIDE_OF = 5
@@ -42,7 +42,9 @@ def check_rows(
     assert after.repair is not None
     layer = next(one for one in after.repair.layers if one.name == name)
     assert not layer.left_alone and layer.ridge is not None
-    flat = [f64(t).reshape(len(t), -1)[rows] for t in (before.model.get_parameter(name), after.model.get_parameter(name))]
+    flat = [
+        f64(t).reshape(len(t), -1)[rows] for t in (before.model.get_parameter(name), after.model.get_parameter(name))
+    ]
     mask = before.masks[name].flatten(1)[rows].numpy()
     gaps = x_dense @ f64(dense).reshape(len(dense), -1)[rows].T - x_pruned @ flat[0].T
     shifts = []
@@ -87,7 +89,9 @@ def test_convolutions(conv: Any, size: tuple[int, ...]) -> None:
         x = np.concatenate([conv_patches(image, *geometry) for image in channels])
         per = conv.out_channels // conv.groups
         check_rows(pruned, fixed, "weight", conv.weight, x, x, slice(g * per, (g + 1) * per))
-    assert fixed.repair is not None and fixed.repair.layers[0].intercept == ("bias" if conv.bias is not None else "none")
+    assert fixed.repair is not None and fixed.repair.layers[0].intercept == (
+        "bias" if conv.bias is not None else "none"
+    )
 
 
 def test_transformers_conv1d_stores_rows_last() -> None:
@@ -160,7 +164,9 @@ class Attends(nn.Module):
         return output
 
 
-@pytest.mark.parametrize("options", [{}, {"kdim": 6, "vdim": 6}, {"bias": False}], ids=["packed", "separate", "no bias"])
+@pytest.mark.parametrize(
+    "options", [{}, {"kdim": 6, "vdim": 6}, {"bias": False}], ids=["packed", "separate", "no bias"]
+)
 def test_attention(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     net = Attends(**options)
@@ -170,7 +176,9 @@ def test_attention(options: dict[str, Any]) -> None:
     for i, (letter, given) in enumerate(zip("qkv", (query, other, other))):
         x = f64(fit_points(given).flatten(0, 1))
         if n_keys == 8:
-            shift = check_rows(pruned, fixed, "mix.in_proj_weight", net.mix.in_proj_weight, x, x, slice(8 * i, 8 * i + 8))
+            shift = check_rows(
+                pruned, fixed, "mix.in_proj_weight", net.mix.in_proj_weight, x, x, slice(8 * i, 8 * i + 8)
+            )
         else:
             name = f"mix.{letter}_proj_weight"
             shift = check_rows(pruned, fixed, name, net.get_parameter(name), x, x)

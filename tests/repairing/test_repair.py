@@ -206,7 +206,9 @@ def test_dict_batches_whose_padding_does_not_count(steps: int) -> None:
     x = points(120).view(20, 6, 8)
     pruned = sipp.prune(dense, None, keep=0.4, method="wt")
     fixed = [
-        sipp.repair(dense, pruned, [{"x": torch.where(mask[..., None] == 1, x, junk), "attention_mask": mask}], steps=steps)
+        sipp.repair(
+            dense, pruned, [{"x": torch.where(mask[..., None] == 1, x, junk), "attention_mask": mask}], steps=steps
+        )
         for junk in (0.0, 50.0)
     ]
     found = done(fixed[0])
@@ -274,4 +276,7 @@ def test_an_expert_without_tokens_is_left_alone() -> None:
 
     dense = Routed()
     fixed = sipp.repair(dense, sipp.prune(dense, None, keep=0.5, method="wt"), points())
-    assert {layer.name: bool(layer.left_alone) for layer in done(fixed).layers} == {"one.weight": False, "never.weight": True}
+    assert {layer.name: bool(layer.left_alone) for layer in done(fixed).layers} == {
+        "one.weight": False,
+        "never.weight": True,
+    }

@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from oracles.refit import refit_row
+
 from sipp.repairing import solving
 from sipp.repairing.moments import Moments
 from sipp.repairing.solving import solve_rows
@@ -47,7 +47,9 @@ def test_rows_are_those_of_least_squares(
     got_GRK = solve_rows(xx, dx, mask_GRK, ridge)
     assert bool((got_GRK[~mask_GRK] == 0).all())
     for g, r in np.ndindex(n_groups, n_rows):
-        expected_K, shift = refit_row(x_GKP[g].T.numpy(), gap_GRP[g, r].numpy(), mask_GRK[g, r].numpy(), ridge, has_intercept)
+        expected_K, shift = refit_row(
+            x_GKP[g].T.numpy(), gap_GRP[g, r].numpy(), mask_GRK[g, r].numpy(), ridge, has_intercept
+        )
         assert np.allclose(got_GRK[g, r].numpy(), expected_K, rtol=1e-6, atol=1e-7)
         if has_intercept:
             assert np.isclose(float(sums.intercept(got_GRK)[g, r]), shift, rtol=1e-6, atol=1e-7)
@@ -78,7 +80,10 @@ def test_a_feature_that_never_occurs_is_not_changed() -> None:
     x_GKP = patches(1, 5, 50, 1)
     x_GKP[:, 2] = 0
     sums = moments_of(x_GKP, patches(1, 3, 50, 2))
-    for mask in (torch.ones(1, 3, 5, dtype=torch.bool), torch.tensor([True, False, True, False, False]).expand(1, 3, 5)):
+    for mask in (
+        torch.ones(1, 3, 5, dtype=torch.bool),
+        torch.tensor([True, False, True, False, False]).expand(1, 3, 5),
+    ):
         got = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-4)
         assert bool((got[..., 2] == 0).all()) and bool((got[..., 0] != 0).all())
 

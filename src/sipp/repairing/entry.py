@@ -28,6 +28,7 @@ from sipp.scoring.sensitivities import ChunkBytes, chunk_of
 ASIDE_OF = 5  # one point in so many is kept aside: it chooses the ridges, judges the layers and stops the polish
 FEWEST_POINTS = 10
 LEARNING_RATE = 1e-3
+MOST_STEPS = 10_000_000
 UNSTATED = (
     "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) states what holds for them (T17)"
 )
@@ -62,7 +63,7 @@ def repair(
         >>> fixed.repair.output_after < fixed.repair.output_before
         True
     """
-    steps = check_whole("steps", steps, least=0)
+    steps = check_whole("steps", steps, least=0, most=MOST_STEPS)
     check_number("learning_rate", learning_rate, above=0)
     check_seed(seed)
     check_flag("progress", progress)

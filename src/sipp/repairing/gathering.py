@@ -92,7 +92,7 @@ def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch
 
 
 def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
-    """Strides along the position axes, powers of two, that leave out up to so many times too many; not of a sequence."""
+    """Powers of two along the position axes that thin out up to so many times too many patches; 1 for sequences."""
     strides = [1] * len(sizes)
     while len(sizes) > 1 and 2 * math.prod(strides) <= too_many:
         axis = max(range(len(sizes)), key=lambda a: sizes[a] // strides[a])
@@ -158,9 +158,7 @@ class Gatherer:
             targets = self.targets(names, i) if known is None else known[i]
             left = {name: list(reversed(targets[name])) for name in names}
 
-            def on_use(
-                weight: Weight, use: Use, batch: Batch, left: Targets = left, is_aside: bool = is_aside
-            ) -> None:
+            def on_use(weight: Weight, use: Use, batch: Batch, left: Targets = left, is_aside: bool = is_aside) -> None:
                 one = sums[weight.name]
                 self._add(one, one.aside if is_aside else one.fit, weight, use, left[weight.name])
 

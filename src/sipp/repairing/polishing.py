@@ -110,7 +110,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, want
         distance, size = _squares(run_batch(model, fresh(batch)), wanted, batch)
         if float(size) == 0 or not bool(torch.isfinite(distance)):
             return
-        (distance / size).backward()  # type: ignore[no-untyped-call]
+        (distance / size).backward()
         optimizer.step()
 
 

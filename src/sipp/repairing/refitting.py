@@ -70,7 +70,7 @@ def _blocks(sums: Sums, mask_FK: Tensor) -> tuple[list[_Block], str]:
     found, stop = [], 0
     for key in sorted(sums.fit):
         fit, aside = sums.fit[key], sums.aside[key]
-        start, n_rows, n_groups = key
+        start, n_rows, _ = key
         if start < stop:
             return [], "its uses take rows that overlap"
         if fit.n == 0 or aside.n == 0:
