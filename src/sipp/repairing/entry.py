@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from sipp.records import Batch
 from sipp.repairing.gathering import Gatherer, stretches, take_census
 from sipp.repairing.intercepts import find_places
 from sipp.repairing.polishing import output_error, polish
-from sipp.repairing.record import LayerRepair, Repair
+from sipp.repairing.record import LayerRepair, Polish, Repair
 from sipp.repairing.refitting import refit
 from sipp.scoring.sensitivities import ChunkBytes, chunk_of
 
@@ -71,66 +71,65 @@ def repair(
         raise OptionError(f"pruned is a {type(pruned).__name__}, not the record that sipp.prune or sipp.assess gives")
     dense, given = unwrap(model), unwrap(pruned.model)
     _check_twins(dense, given, pruned.masks)
-    batches, is_aside = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
-    aside = [batch for batch, is_one in zip(batches, is_aside) if is_one]
-    fitted = [batch for batch, is_one in zip(batches, is_aside) if not is_one]
-    repaired = copy_of(given)
-    before = output_error(dense, given, aside)
+    parts = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
+    repaired, n_bytes = copy_of(given), chunk_of(chunk_bytes, device_of(dense))
+    before = output_error(dense, given, parts.aside)
     with progress_bar("repairing", len(pruned.masks) + steps, shown=progress) as advance:
-        n_bytes = chunk_of(chunk_bytes, device_of(dense))
-        layers = _refit_all(dense, repaired, pruned.masks, batches, is_aside, n_bytes, advance)
-        refitted = output_error(dense, repaired, aside)
-        polished, after = None, refitted
+        layers = _refit_all(dense, repaired, pruned.masks, parts, n_bytes, advance)
+        refitted = after = output_error(dense, repaired, parts.aside)
+        polished = None
         if steps > 0:
             polished, after = polish(
                 dense,
                 repaired,
                 pruned.masks,
-                fitted,
-                aside,
+                parts.fitted,
+                parts.aside,
                 steps=steps,
                 learning_rate=learning_rate,
                 seed=seed,
                 advance=advance,
             )
-    undone = ""
-    if before is not None and after is not None and not after <= before:
-        undone, after = "the output was not nearer to the dense one on the points kept aside", before
-        repaired = copy_of(given)
-    done = Repair(
-        layers=layers,
-        n_points=sum(batch.n_points for batch in fitted),
-        n_aside=sum(batch.n_points for batch in aside),
-        output_before=before,
-        output_refit=refitted,
-        output_after=after,
-        polish=polished,
-        undone=undone,
-    )
-    return _restated(pruned, repaired, done)
+    done = _judged(parts, layers, polished, (before, refitted, after))
+    return _restated(pruned, copy_of(given) if done.undone else repaired, done)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The calibration points, batch by batch, and which batches are kept aside."""
+
+    batches: tuple[Batch, ...]
+    is_aside: tuple[bool, ...]
+
+    @property
+    def fitted(self) -> list[Batch]:
+        return [batch for batch, is_one in zip(self.batches, self.is_aside) if not is_one]
+
+    @property
+    def aside(self) -> list[Batch]:
+        return [batch for batch, is_one in zip(self.batches, self.is_aside) if is_one]
 
 
 def _refit_all(
     dense: nn.Module,
     repaired: nn.Module,
     masks: Mapping[str, Tensor],
-    batches: Sequence[Batch],
-    is_aside: Sequence[bool],
+    parts: Parts,
     chunk_bytes: int,
     advance: Advance,
 ) -> tuple[LayerRepair, ...]:
     """Refits all weights of `repaired` in place, in the order of execution."""
     sites, forms = _sites(dense, masks), Forms()
     weights = {weight.name: weight for site in sites for weight in site.weights.values()}
-    census = take_census(dense, sites, batches, forms)
+    census = take_census(dense, sites, parts.batches, forms)
     gatherer = Gatherer(
-        dense, repaired, sites, _sites(repaired, masks), tuple(batches), tuple(is_aside), census, forms, chunk_bytes
+        dense, repaired, sites, _sites(repaired, masks), parts.batches, parts.is_aside, census, forms, chunk_bytes
     )
-    places = find_places(dense, sites, batches[0])
+    places = find_places(dense, sites, parts.batches[0])
     done = []
     for stretch, fits in stretches(census):
         all_names = [name for group in stretch for name in group]
-        known = [gatherer.targets(all_names, i) for i in range(len(batches))] if fits else None
+        known = [gatherer.targets(all_names, i) for i in range(len(parts.batches))] if fits else None
         for group in stretch:
             sums = gatherer.gather(group, known)
             for name in group:
@@ -167,8 +166,8 @@ def _check_twins(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]
             raise ModelError(f"{name} is not zero everywhere off its mask: give the record as it was, or prune again")
 
 
-def _divided(batches: Iterable[Batch]) -> tuple[list[Batch], list[bool]]:
-    """The batches in two parts each, points to fit and points kept aside, and which part they are."""
+def _divided(batches: Iterable[Batch]) -> Parts:
+    """Each batch cut in two: points to fit, and points kept aside."""
     found: list[Batch] = []
     is_aside: list[bool] = []
     n_seen = 0
@@ -182,7 +181,28 @@ def _divided(batches: Iterable[Batch]) -> tuple[list[Batch], list[bool]]:
                 is_aside.append(flag)
     if n_seen < FEWEST_POINTS:
         raise DataError(f"calibration holds {n_seen} points; a repair needs at least {FEWEST_POINTS}")
-    return found, is_aside
+    return Parts(tuple(found), tuple(is_aside))
+
+
+def _judged(
+    parts: Parts,
+    layers: tuple[LayerRepair, ...],
+    polished: Polish | None,
+    errors: tuple[float | None, float | None, float | None],
+) -> Repair:
+    """The record of a repair from the output's errors before, after the refit and at the end; undone if it is worse."""
+    before, refitted, after = errors
+    is_worse = before is not None and after is not None and not after <= before
+    return Repair(
+        layers=layers,
+        n_points=sum(batch.n_points for batch in parts.fitted),
+        n_aside=sum(batch.n_points for batch in parts.aside),
+        output_before=before,
+        output_refit=refitted,
+        output_after=before if is_worse else after,
+        polish=polished,
+        undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
+    )
 
 
 def _restated(pruned: Pruned, model: nn.Module, done: Repair) -> Pruned:
