@@ -26,7 +26,7 @@ EXACT_POINTS = 2**40
 
 
 def check_counts(k: int, n: int) -> None:
-    """Nothing; OptionError unless 0 <= k <= n and n >= 1."""
+    """Refuses counts other than 0 <= k <= n with n >= 1."""
     if n < 1 or not 0 <= k <= n:
         raise OptionError(f"k = {k} of n = {n} is no count; it needs n >= 1 and 0 <= k <= n")
 
@@ -83,7 +83,7 @@ def safe_ratios(ratios: np.ndarray | torch.Tensor) -> np.ndarray:
     values = ratios.detach().cpu().numpy() if isinstance(ratios, torch.Tensor) else np.asarray(ratios)
     values = values.astype(np.float64)
     if values.ndim == 0 or values.shape[-1] == 0:
-        raise DataError("no ratios: a claim needs at least one holdout point")
+        raise DataError("no ratios", fix="give at least one holdout point")
     values = np.where(np.isnan(values), np.inf, values)
     if (values < 0).any():
         raise DataError("a ratio is negative; ratios are norms divided by norms")

@@ -16,7 +16,7 @@ def check_number(name: str, value: Any, *, least: float = -math.inf, above: floa
     """The value as a finite float of at least `least` and greater than `above`."""
     wanted = f"greater than {above:g}" if above > -math.inf else f"of at least {least:g}" if least > -math.inf else ""
     if not _is(value, numbers.Real) or not math.isfinite(value) or value < least or value <= above:
-        raise OptionError(f"{name}={value!r:.60} must be a finite number {wanted}".rstrip())
+        raise OptionError(f"{name}={value!r:.60} must be a finite number {wanted}".rstrip(), option=name)
     return float(value)
 
 
@@ -24,7 +24,9 @@ def check_share(name: str, value: Any) -> float:
     """The value as a float, if it lies strictly between 0 and 1."""
     if not _is(value, numbers.Real) or not 0.0 < value < 1.0:
         raise OptionError(
-            f"{name}={value!r:.60} must lie strictly between 0 and 1; for example {name}=0.05 or {name}=0.95"
+            f"{name}={value!r:.60} must lie strictly between 0 and 1",
+            fix=f"for example {name}=0.05 or {name}=0.95",
+            option=name,
         )
     return float(value)
 
@@ -33,7 +35,7 @@ def check_whole(name: str, value: Any, *, least: int, most: int | None = None) -
     """The value as an int from `least` to `most`."""
     if not _is(value, numbers.Integral) or value < least or (most is not None and value > most):
         limit = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise OptionError(f"{name}={value!r:.60} must be a whole number {limit}")
+        raise OptionError(f"{name}={value!r:.60} must be a whole number {limit}", option=name)
     return int(value)
 
 
@@ -45,7 +47,7 @@ def check_seed(seed: Any) -> int:
 def check_flag(name: str, value: Any) -> bool:
     """The value, if it is True or False."""
     if not isinstance(value, bool):
-        raise OptionError(f"{name}={value!r:.60} must be True or False")
+        raise OptionError(f"{name}={value!r:.60} must be True or False", option=name)
     return value
 
 
@@ -53,8 +55,14 @@ def check_choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """The value, if it is one of the allowed words."""
     words = tuple(allowed)
     if not isinstance(value, str) or value not in words:
-        raise OptionError(f"{name}={value!r:.60} is not one of {', '.join(words)}")
+        raise OptionError(f"{name}={value!r:.60} is not one of {', '.join(words)}", option=name)
     return value
+
+
+def check_record(name: str, value: Any, kind: type) -> None:
+    """Refuses what is not a record of this kind."""
+    if not isinstance(value, kind):
+        raise OptionError(f"{name}={value!r:.60} is not a sipp.{kind.__name__}; give sipp.{kind.__name__}(...)")
 
 
 def _is(value: Any, kind: type) -> bool:

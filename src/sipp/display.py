@@ -47,6 +47,8 @@ def pruned_table(pruned: Pruned) -> str:
         text_of(table),
         *statement_lines(pruned),
     ]
+    if pruned.choice is not None:
+        lines.insert(1, f"blend: {pruned.choice}")
     if missing := budget_line(pruned):
         lines.insert(1, missing)
     if pruned.repair is not None:

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
+from sipp.inputs import subject
 from sipp.inputs.capture import capture
 from sipp.inputs.layers import find_sites
+from sipp.inputs.subject import subject_of
 from sipp.records import Batch, Scores, Use, Weight
 from sipp.scoring import sensitivities
 
@@ -37,8 +39,8 @@ def padded_to(n_steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def scores_of(model: nn.Module, batch: Batch, reduce: str, monkeypatch: pytest.MonkeyPatch) -> Scores:
     """The scores of one batch as it is given, with what it says of padding."""
     with monkeypatch.context() as patched:
-        patched.setattr(sensitivities, "batches_of", lambda *args, **kwargs: iter([batch]))
-        return sensitivities.score(model, find_sites(model), [None], reduce=reduce)
+        patched.setattr(subject, "batches_of", lambda *args, **kwargs: iter([batch]))
+        return sensitivities.score(subject_of(model, [None]), reduce=reduce)
 
 
 def same(a: Scores, b: Scores) -> bool:
@@ -258,7 +260,14 @@ def test_a_dimension_0_that_is_time_is_refused_for_scoring() -> None:
 def test_nothing_is_promised_where_an_output_is_no_function_of_its_point(model: nn.Module, words: str) -> None:
     torch.manual_seed(0)
     for bound in ("paper", "sound"):
-        pruned = sipp.prune(model, torch.rand(300, 5), keep=0.5, method="sipp-det", c_constant=1e4, bound=bound)
+        pruned = sipp.prune(
+            model,
+            torch.rand(300, 5),
+            keep=0.5,
+            method="sipp-det",
+            constants=sipp.Constants(c_constant=1e4),
+            bound=bound,
+        )
         assert words in pruned.guarantee.reason and words in pruned.measured.reason
         assert not pruned.bound.met and words in pruned.bound.reason
 
@@ -288,7 +297,11 @@ def test_the_same_text_padded_to_32_and_to_128_gives_the_same_masks_and_certific
         calibration, holdout = [sentences(40, to, 0), sentences(40, to, 1)], [sentences(60, to, 2)]
         pruned = sipp.prune(model, calibration, keep=0.5)
         by_loss = sipp.prune(
-            model, calibration, keep=0.5, method="snip", loss=lambda out, labels: F.cross_entropy(out.logits, labels)
+            model,
+            calibration,
+            keep=0.5,
+            method="snip",
+            scoring=sipp.Scoring(loss=lambda out, labels: F.cross_entropy(out.logits, labels)),
         )
         output = sipp.certify(model, pruned.model, holdout, output="logits", calibration=calibration)
         accuracy = sipp.certify_accuracy(model, pruned.model, holdout, output="logits")

@@ -17,7 +17,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import sipp
-from sipp.pruning.result import Method, Pruned
+from sipp.pruning.result import Pruned
+from sipp.scoring.methods import Method
 
 N_CALIBRATION, N_FRESH, N_STEPS = 120, 4000, 15
 N_SEEDS = 6

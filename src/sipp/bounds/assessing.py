@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.network import Mode
 from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.bounds.statements import state
+from sipp.bounds.statements import holdout_norms, state
 from sipp.bounds.twins import first_batch, same_network, same_tensors
-from sipp.checking import check_choice
+from sipp.checking import check_choice, check_record
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.layers import Selector, unwrap
 from sipp.inputs.restore import copy_of
+from sipp.inputs.subject import subject_of
 from sipp.numerics import device_of
-from sipp.pruning.entry import before_cut
-from sipp.pruning.ranking import holdout_norms, rank
-from sipp.pruning.result import CONFIDENCE, Pruned, Ranking
+from sipp.options import CONFIDENCE, DELTA, Constants, Mode, Scoring
+from sipp.pruning.cutting import before_cut
+from sipp.pruning.entry import rank
+from sipp.pruning.result import Pruned, Ranking
 from sipp.pruning.sparse_rows import SparseRows, given_rows
-from sipp.records import NormStats, to_rows
-from sipp.scoring.kernels import Kernel
-from sipp.scoring.sensitivities import ChunkBytes
-from sipp.scoring.theory_points import C_CONSTANT, K_CONSTANT
+from sipp.records import to_rows
 
 
 def assess(
@@ -34,19 +32,15 @@ def assess(
     pruned: nn.Module | Mapping[str, Tensor],
     data: Data,
     *,
-    delta: float = 1e-16,
+    delta: float = DELTA,
     confidence: float = CONFIDENCE,
-    norm_stats: NormStats = "running",
-    n_points: int | Literal["theory"] | None = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    c_constant: float = C_CONSTANT,
-    k_constant: float = K_CONSTANT,
-    chunk_bytes: ChunkBytes = "auto",
-    kernel: Kernel = "auto",
     bound: Mode = "paper",
     holdout: Data | None = None,
     seed: int = 0,
+    scoring: Scoring = Scoring(),
+    constants: Constants = Constants(),
     progress: bool = False,
 ) -> Pruned:
     """What is promised about a network that was pruned, or repaired, by any means: the statements of `prune` (T17).
@@ -64,6 +58,7 @@ def assess(
         ('given', 0.0, 64)
     """
     check_choice("bound", bound, get_args(Mode))
+    check_record("scoring", scoring, Scoring)
     if bound == "sound" and holdout is None:
         raise OptionError("bound='sound' needs a holdout here: points that the pruning was not chosen on")
     dense = unwrap(dense)
@@ -72,35 +67,26 @@ def assess(
     else:
         given = unwrap(pruned)
         same_tensors(dense, given)
-        check_choice("norm_stats", norm_stats, get_args(NormStats))
         batch, data = first_batch(data, device_of(dense), seed)
-        same_network(dense, given, batch, norm_stats)
+        same_network(dense, given, batch, scoring.norm_stats)
     ranking = rank(
         dense,
         data,
         method="sipp-det",  # its scores are the sensitivities
         delta=delta,
         confidence=confidence,
-        norm_stats=norm_stats,
-        n_points=n_points,
         include=include,
         exclude=exclude,
-        c_constant=c_constant,
-        k_constant=k_constant,
-        chunk_bytes=chunk_bytes,
-        kernel=kernel,
         seed=seed,
+        scoring=scoring,
+        constants=constants,
         progress=progress,
         statements=True,
     )
     ranking = replace(ranking, method="given")
     if bound == "paper" and holdout is not None:
-        ranking = replace(
-            ranking,
-            holdout=holdout_norms(
-                ranking, holdout, include=include, exclude=exclude, chunk_bytes=chunk_bytes, kernel=kernel
-            ),
-        )
+        subject = subject_of(dense, include=include, exclude=exclude, scoring=scoring)
+        ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
     found = _judged(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed)
     if bound == "sound" and holdout is not None and ranking.scores is not None:
         statement = sound_network_bound(ranking.model, given, holdout, ranking.scores, confidence=confidence)
@@ -118,7 +104,7 @@ def _judged(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], see
         shown[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
         values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, shown[weight.name]))
         sensitivity_FK = layer.sensitivity_FK.cpu()
-        rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=ranking.c_constant))
+        rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=ranking.constants.c_constant))
     kept = sum(int(row.mask_FK.sum()) for row in rows)
     others = _other_differences(ranking, given)
     return state(ranking, rows, dense, given, shown, budget=kept, seed=seed, others=others)

@@ -25,12 +25,10 @@ from torch import Tensor
 from sipp.binomial import upper_limit
 from sipp.display import percent_up, sure
 from sipp.distinct import n_new
-from sipp.errors import OptionError
 from sipp.numerics import BOUND_DTYPE, ratio_rounding
+from sipp.options import Mode
 from sipp.records import LayerScores, Scores
 from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, points_needed
-
-Mode = Literal["paper", "sound"]
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted where what was seen has a smaller probability under it
 LEAST_OF_ROW = 1e-3  # of the row's largest sensitivity: what a weight counts for at least in T19
@@ -252,22 +250,6 @@ def network_epsilon(
     if total_B is not None:
         total = math.nan if bool(total_B.isnan().any()) else float(total_B.max())
     return (total if not math.isnan(total) else math.inf), dict(reversed(kappas.items()))
-
-
-def layer_weights(layers: Sequence[LayerScores], dense: Sequence[Tensor]) -> list[float]:
-    """kappa_l Delta_l of every layer, the largest scaled to 1: what a row's error costs the network (T10, T12).
-
-    kappa is that of the dense network: the pruned norms are not known before the budget is.
-    """
-    _, kappas = network_epsilon(layers, [0.0] * len(layers), dense, dense)
-    weights = [kappas.get(layer.weight.name, math.nan) * (layer.sign_complexity or math.nan) for layer in layers]
-    largest = max(weights)
-    if not all(0 <= weight < math.inf for weight in weights) or largest == 0:
-        raise OptionError(
-            "allocation='network' needs kappa and Delta of every layer, finite: some are unknown or infinite here "
-            "(an output of zero, or points that cannot be told apart); use allocation='rows'"
-        )
-    return [weight / largest for weight in weights]
 
 
 def paper_bound(

@@ -19,8 +19,6 @@ from pathlib import Path
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from sipp.certificates.ledger import ledger_lines
-from sipp.certificates.record import SCHEMA
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.storage.files import TEMPORARY, sync_folder
 from sipp.storage.marks import FIGURE_MARK, PAGE_MARK, SCORES_MARK
@@ -62,6 +60,8 @@ def _is_figure(path: Path) -> bool:
 
 
 def _is_certificate(path: Path) -> bool:
+    from sipp.certificates.record import SCHEMA  # its statistics need scipy
+
     try:
         found = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
     except (ValueError, RecursionError):
@@ -95,35 +95,35 @@ def refuse_inputs(path: Path, inputs: Inputs) -> None:
         if is_same or real in theirs.parents:
             what = "is" if is_same else "holds"
             raise OptionError(
-                f"{path} {what} what {option} reads ({read}), which is never written over, also with --force; give "
-                "another place"
+                f"{path} {what} what {option} reads ({read}), which is never written over, also with --force",
+                fix="give another place",
             )
 
 
 def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
     """Refuses what is there already: without --force anything, with it what is not of this kind."""
     if path.is_symlink():
-        raise OptionError(f"{path} is a symbolic link, and leads elsewhere; give the place itself")
+        raise OptionError(f"{path} is a symbolic link, and leads elsewhere", fix="give the place itself")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir() and not path.is_file():
-        raise OptionError(f"{path} is no plain file, and cannot be replaced; give another name")
+        raise OptionError(f"{path} is no plain file, and cannot be replaced", fix="give another name")
     try:
         ours = kind.is_ours(path)
     except OSError as error:
-        raise OptionError(f"{path} cannot be read ({error.strerror or error}); give another place") from error
+        raise OptionError(f"{path} cannot be read ({error.strerror or error})", fix="give another place") from error
     there = "is a folder with content" if path.is_dir() else "exists"
     if not ours:
         raise OptionError(
-            f"{path} {there} and is no {kind.name}, and nothing else is replaced, also with --force; give another "
-            "name, or move it away"
+            f"{path} {there} and is no {kind.name}, and nothing else is replaced, also with --force",
+            fix="give another name, or move it away",
         )
     if not force:
-        raise OptionError(f"{path} {there}; give another name, or --force to replace what this command writes")
+        raise OptionError(f"{path} {there}", fix="give another name, or --force to replace what this command writes")
 
 
 def check_place(path: Path) -> None:
-    """Nothing; OptionError where the path cannot be written, nor folders on the way to it be made: it is tried.
+    """Refuses a path that cannot be written, or to which no folders can be made: it is tried.
 
     What is tried with is a file without a name where the disk has such, and gone at once where it has not.
     """
@@ -136,7 +136,8 @@ def check_place(path: Path) -> None:
             pass
     except OSError as error:
         raise OptionError(
-            f"{path} cannot be written ({error.strerror or error}); free space or allow writing, or give another place"
+            f"{path} cannot be written ({error.strerror or error})",
+            fix="free space or allow writing, or give another place",
         ) from error
 
 
@@ -144,7 +145,7 @@ def check_folder(path: Path, *, force: bool, inputs: Inputs = ()) -> None:
     """Refuses a folder that cannot become that of `sipp prune`, looked at before the work."""
     check_place(path)
     if path.exists() and not path.is_dir():
-        raise OptionError(f"{path} is a file; give a folder that does not exist yet, or is empty")
+        raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
     refuse_inputs(path, inputs)
     _check_new(path, PRUNED_FOLDER, force=force)
     if path.is_dir() and any(path.iterdir()):
@@ -155,32 +156,34 @@ def check_file(path: Path, kind: Kind, *, force: bool, inputs: Inputs = (), make
     """Refuses a file that cannot be written, looked at before the work."""
     check_place(path)
     if path.is_dir():
-        raise OptionError(f"{path} is a folder; give the name of a file")
+        raise OptionError(f"{path} is a folder", fix="give the name of a file")
     if not makes_folder and not path.parent.is_dir():
-        raise OptionError(f"{path.parent} is no folder; make it first, or give another place")
+        raise OptionError(f"{path.parent} is no folder", fix="make it first, or give another place")
     refuse_inputs(path, inputs)
     _check_new(path, kind, force=force)
 
 
 def check_ledger(path: Path, *, out: Path | None, inputs: Inputs = ()) -> None:
     """Refuses a ledger in which no use could be recorded, looked at before the work. A new one is not made yet."""
+    from sipp.certificates.ledger import ledger_lines
+
     refuse_inputs(path, inputs)
     if out is not None:
         refuse_inputs(out, [("--ledger", path)])
     if os.path.isdir(path):
-        raise OptionError(f"{path} is a folder; give the name of a file")
+        raise OptionError(f"{path} is a folder", fix="give the name of a file")
     if os.path.isfile(path):
         ledger_lines(path)
         return
     if os.path.lexists(path):
-        raise OptionError(f"{path} is no plain file, so no use could be read back from it; give another name")
+        raise OptionError(f"{path} is no plain file, so no use could be read back from it", fix="give another name")
     if not os.path.isdir(path.parent):
-        raise OptionError(f"{path.parent} is no folder; make it first, or give another place")
+        raise OptionError(f"{path.parent} is no folder", fix="make it first, or give another place")
     check_place(path)
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool) -> None:
-    """Nothing; the folder holds these files, or is as it was before.
+    """Puts these files into the folder, all of them, or leaves it as it was before.
 
     They are staged, on the disk, in a folder beside it. A new or empty folder then appears by one rename. In a folder
     with content (--force) the last file, the one that makes claims about the others, goes first and comes back last.

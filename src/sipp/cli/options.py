@@ -10,7 +10,15 @@ from typing import Annotated, Literal
 import typer
 
 from sipp.cli.errors import Trouble
-from sipp.cli.points import KINDS
+from sipp.options import Reduce
+
+KINDS = (
+    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors), a folder of images, or noise "
+    "(random:16x3x32x32)"
+)
+REAL_KINDS = KINDS.rpartition(", or")[0]  # of which a certificate can be made
+DEFAULT_ROOT = Path("data")  # where sets lie
+DEFAULT_RUNS = Path("runs")
 
 Model = Annotated[
     str, typer.Option(help="A built-in network (resnet20, ...) or package.module:callable of your own code.")
@@ -34,6 +42,10 @@ Confidence = Annotated[float, typer.Option(help="Confidence of certificates and 
 OutputPart = Annotated[
     str | None, typer.Option(help="Which part of a network's output is compared: a number or a name (logits).")
 ]
+Ledger = Annotated[
+    Path | None, typer.Option(help="File that records every use of a holdout; a check of a certificate only reads it.")
+]
+ReduceOver = Annotated[Reduce, typer.Option(help="Over patches: max (with bounds) or mean (without, T3).")]
 MOST_SEED = 2**63 - 1  # what torch.Generator takes
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MOST_SEED)]
 BatchSize = Annotated[
@@ -57,7 +69,9 @@ def n_points_of(
     if text == "theory":
         return theory()
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise Trouble(f"{text!r} is no number of points", f"--points {text}", "give a number from 1 on, all or theory")
+        raise Trouble(
+            f"{text!r} is no number of points", where=f"--points {text}", fix="give a number from 1 on, all or theory"
+        )
     if int(text) > n_all:
         warnings.warn(f"--points {text}: there are only {n_all:,}, all of them are used", stacklevel=2)
     return int(text)

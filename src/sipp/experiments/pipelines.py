@@ -31,13 +31,14 @@ from sipp.experiments.runs.stages import Network, Prepared, Work, finished, modu
 from sipp.experiments.runs.store import Store
 from sipp.experiments.training.feed import plain_batches
 from sipp.experiments.training.loop import Accuracy, EpochRow, evaluate
+from sipp.options import Scoring
 from sipp.pruning.entry import cut, rank
-from sipp.pruning.result import Method, Pruned, Ranking
+from sipp.pruning.result import Pruned, Ranking
 from sipp.records import to_rows
+from sipp.scoring.methods import Method, method_of
 from sipp.storage.files import Values
 
 # Methods that choose by score alone; sampling methods (T8) never draw what has no sensitivity.
-_CHOOSES_BY_SCORE = frozenset({"sipp-det", "sipp-simple", "wt", "snip", "random"})
 
 # Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
 CERTIFICATE_DELTA = 0.05
@@ -182,7 +183,7 @@ def _rank(recipe: Recipe, work: Work, unit: Unit, parent: Network) -> Ranking:
             draws=recipe.prune.draws,
             reduce=recipe.prune.reduce,
             # An untrained network has no running statistics worth the name.
-            norm_stats="batch" if recipe.pipeline == "at-init" else "running",
+            scoring=Scoring(norm_stats="batch" if recipe.pipeline == "at-init" else "running"),
         )
 
     batches = list(plain_batches(feed, feed.splits.calibration, batch_size=recipe.prune.batch_size))
@@ -268,9 +269,9 @@ def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
     for weight, scores_FK in zip(ranking.weights, ranking.ranks):
         alive_FK = to_rows(weight, alive[weight.name]).to(scores_FK.device)
         # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
-        least = torch.finfo(scores_FK.dtype).tiny if ranking.method in _CHOOSES_BY_SCORE else 0.0
+        least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.method).is_sampled else 0.0
         ranks.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
-    return replace(ranking, ranks=tuple(ranks))
+    return replace(ranking, ranks=tuple(ranks), is_thinned=True)
 
 
 def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before: Accuracy) -> Values:

@@ -28,17 +28,17 @@ from sipp.allocation.row_loops import (
     compiled_rows,
     draws_of_row,
     fill_rates,
-    look,
+    kept_after,
     over_rows,
     smallest_of,
     total_of,
 )
 from sipp.errors import DataError, OptionError
 from sipp.numerics import BOUND_DTYPE
+from sipp.options import Draws
 from sipp.pruning.sampling import Lot, batches, draw_fixed, draw_lots_until
 
 RowMethod = Literal["det", "rand", "hybrid"]
-Draws = Literal["until", "fixed"]
 
 DET = 0  # the most sensitive weights, unchanged (T5)
 RAND = 1  # a re-weighted sample (T6, T8)
@@ -261,7 +261,7 @@ def _settle_rows(
             # eps if N(m) is at least that N, which m >= U(N) tells without N(m)
             enough = scale * total * ((6.0 / eps_F[i] + 2.0) / eps_F[i]) if is_hybrid else 0.0
             enough = math.ceil(enough) if is_whole and enough < MAX_DRAWS else enough
-            if enough < math.inf and (not is_hybrid or m >= look(rates, enough)[0]):
+            if enough < math.inf and (not is_hybrid or m >= kept_after(rates, enough)[0]):
                 strategy_F[i] = RAND
                 expected_F[i] = draws_of_row(rates, np.float64(cap), np.float64(m))
                 continue

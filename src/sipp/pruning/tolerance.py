@@ -50,10 +50,13 @@ from sipp.inputs.layers import Selector
 from sipp.inputs.pointkeys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.numerics import budget_of
+from sipp.options import Floor, Reduce, Scoring
 from sipp.progress import progress_bar
-from sipp.pruning.entry import before_cut, cut, rank, sparse_rows, write_rows
-from sipp.pruning.result import Method, Pruned, Ranking
-from sipp.records import Batch, NormStats, Reduce
+from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
+from sipp.pruning.entry import cut, rank
+from sipp.pruning.result import Pruned, Ranking
+from sipp.records import Batch
+from sipp.scoring.methods import DEFAULT, Method
 
 N_LEVELS = 30
 SPARSEST = 0.02
@@ -119,15 +122,16 @@ def prune_to(
     max_accuracy_drop: float | None = None,
     delta: float = 0.05,
     confidence: float = 0.95,
-    method: Method = "sipp-hybrid",
+    method: Method = DEFAULT,
     levels: Sequence[float] | None = None,
     seed: int = 0,
-    reduce: Reduce = "max",
-    norm_stats: NormStats = "running",
+    reduce: Reduce | None = None,
+    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
     ledger: str | os.PathLike[str] | None = None,
+    scoring: Scoring = Scoring(),
     progress: bool = False,
 ) -> PrunedTo:
     """The sparsest network on the grid whose claim is certified on the holdout (T15), or the dense one, clearly said.
@@ -145,25 +149,11 @@ def prune_to(
     """
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
     grid = _checked_levels(levels)
-    _require_reusable(holdout)
-    check_model("dense", model)
-    if ledger is not None:
-        ledger_lines(ledger)
+    _check_inputs(model, holdout, ledger)
     calibration = data if iter_is_new(data) else None
-    seen = None if calibration is None else survey(calibration, "calibration")
-    known = None if seen is None else known_points(batch for batch, _ in read_again(calibration, "calibration", seen))
-    points = survey(holdout, "holdout", known)
-    ranking = rank(
-        model,
-        data,
-        method=method,
-        seed=seed,
-        reduce=reduce,
-        norm_stats=norm_stats,
-        include=include,
-        exclude=exclude,
-        progress=progress,
-    )
+    seen, points = _surveyed(calibration, holdout)
+    choice: dict[str, Any] = {"include": include, "exclude": exclude, "floor": floor, "scoring": scoring}
+    ranking = rank(model, data, method=method, seed=seed, reduce=reduce, progress=progress, **choice)
     walker = _Walker(ranking, output, seed, len(grid), claim)
     start = 0 if seen is None else _start(walker, calibration, seen, grid)
     if claim.n_needed > len(points.keys):
@@ -171,32 +161,53 @@ def prune_to(
         return _none(ranking, grid, start, (), reason)
     walker.check_independence(holdout)
     use = _recorded(ledger, points, ranking)
+    path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
+    if n_passed == 0:
+        return _none(ranking, grid, start, path, f"not certified: no level passes; {claim.words}")
+    pruned = cut(ranking, path[n_passed - 1].budget, seed=seed)
+    options: dict[str, Any] = {"confidence": confidence, "output": output, "calibration": calibration}
+    certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, options)
+    if certificate.data_hash != points.facts["data_hash"]:
+        raise changed("holdout")
+    if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
+        return _none(ranking, grid, start, path, f"not certified: the certificate contradicts the walk; {claim.words}")
+    verdict = f"certified at keep {pruned.keep:.2%}: {claim.words}"
+    return PrunedTo(pruned.model, pruned, replace(certificate, **use), path, grid, start, verdict)
+
+
+def _certified(
+    dense: nn.Module, pruned: nn.Module, holdout: Any, epsilon: float | None, delta: float, options: dict[str, Any]
+) -> AnyCertificate:
+    """The certificate of the claim: about the relative error, or about the accuracy."""
+    if epsilon is not None:
+        return certify(dense, pruned, holdout, delta=delta, epsilon=epsilon, **options)
+    return certify_accuracy(dense, pruned, holdout, **options)
+
+
+def _surveyed(calibration: Data | None, holdout: Any) -> tuple[Survey | None, Survey]:
+    """What calibration data (where it can be read again) and holdout hold; they may not share a point."""
+    if calibration is None:
+        return None, survey(holdout, "holdout", None)
+    seen = survey(calibration, "calibration")
+    known = known_points(batch for batch, _ in read_again(calibration, "calibration", seen))
+    return seen, survey(holdout, "holdout", known)
+
+
+def _walk(
+    walker: _Walker, holdout: Any, points: Survey, levels: tuple[float, ...], progress: bool
+) -> tuple[tuple[Level, ...], int]:
+    """The levels that were tested, the first failure last, and how many passed."""
     path: list[Level] = []
-    with progress_bar("walking the levels", len(grid) - start, shown=progress) as advance:
+    with progress_bar("walking the levels", len(levels), shown=progress) as advance:
 
         def tests() -> Iterator[bool]:
-            for keep in grid[start:]:
+            for keep in levels:
                 path.append(walker.test(holdout, "holdout", points, keep))
                 advance(1)
                 yield path[-1].passed
 
         n_passed = first_failure(tests())
-    if n_passed == 0:
-        return _none(ranking, grid, start, tuple(path), f"not certified: no level passes; {claim.words}")
-    pruned = cut(ranking, path[n_passed - 1].budget, seed=seed)
-    options: dict[str, Any] = {"confidence": confidence, "output": output, "calibration": calibration}
-    certificate: AnyCertificate
-    if epsilon is not None:
-        certificate = certify(ranking.model, pruned.model, holdout, delta=delta, epsilon=epsilon, **options)
-    else:
-        certificate = certify_accuracy(ranking.model, pruned.model, holdout, **options)
-    if certificate.data_hash != points.facts["data_hash"]:
-        raise changed("holdout")
-    if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
-        reason = f"not certified: the certificate contradicts the walk; {claim.words}"
-        return _none(ranking, grid, start, tuple(path), reason)
-    verdict = f"certified at keep {pruned.keep:.2%}: {claim.words}"
-    return PrunedTo(pruned.model, pruned, replace(certificate, **use), tuple(path), grid, start, verdict)
+    return tuple(path), n_passed
 
 
 def _recorded(ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking) -> dict[str, Any]:
@@ -278,7 +289,7 @@ class _Walker:
     def test(self, data: Any, role: str, points: Survey, keep: float) -> Level:
         """The verdict on one level; `points`: what the data held in its first pass."""
         budget = budget_of(keep, self.ranking.n_weights)
-        write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed))
+        write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed)[0])
         measured = []
         with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
             for batch, keys in read_again(data, role, points):
@@ -343,8 +354,12 @@ def iter_is_new(data: Any) -> bool:
     return isinstance(data, Tensor) or not hasattr(data, "__next__")
 
 
-def _require_reusable(holdout: Any) -> None:
+def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
+    """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
     if not iter_is_new(holdout):
         raise DataError(
             "the holdout is an iterator, but is read once for every level: give a list, a loader or a tensor"
         )
+    check_model("dense", model)
+    if ledger is not None:
+        ledger_lines(ledger)

@@ -15,6 +15,7 @@ from sipp.inputs.capture import Forms
 from sipp.inputs.layers import Site, find_sites, unwrap
 from sipp.inputs.restore import copy_of
 from sipp.numerics import device_of, integers
+from sipp.options import ChunkBytes
 from sipp.progress import Advance, progress_bar
 from sipp.pruning.result import Pruned, PrunedLayer
 from sipp.records import Batch
@@ -23,7 +24,7 @@ from sipp.repairing.intercepts import find_places
 from sipp.repairing.polishing import output_error, polish
 from sipp.repairing.record import LayerRepair, Polish, Repair
 from sipp.repairing.refitting import refit
-from sipp.scoring.sensitivities import ChunkBytes, chunk_of
+from sipp.scoring.sensitivities import chunk_of
 
 ASIDE_OF = 5  # one point in so many is kept aside: it chooses the ridges, judges the layers and stops the polish
 FEWEST_POINTS = 10

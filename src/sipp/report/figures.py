@@ -12,6 +12,7 @@ from sipp.report import palette, series
 from sipp.report.read import Run, Source
 from sipp.report.series import METRICS, Curve
 from sipp.report.words import number
+from sipp.scoring.methods import Style
 from sipp.storage.marks import FIGURE_MARK
 
 FORMATS = ("pdf", "png")
@@ -161,14 +162,14 @@ def _curves(axes: Any, run: Run, curves: tuple[Curve, ...], scale: float) -> boo
     return True
 
 
-def _line(style: palette.Style) -> dict[str, Any]:
+def _line(style: Style) -> dict[str, Any]:
     dash: Any = (0, style.dash) if style.dash else "solid"
     look = {"color": style.light, "marker": MARKERS[style.marker], "linestyle": dash}
     return {**look, "linewidth": 1.3, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4}
 
 
 def _plain_ticks(axis: Any, *, least: float = 0.0) -> None:
-    """Nothing; the axis is labelled at 0 and at 1, 2, 5, 10, ... from `least` on, in plain numbers."""
+    """Labels the axis at 0 and at 1, 2, 5, 10, ... from `least` on, in plain numbers."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
     marks = [0.0, *(sign * mark * 10.0**power for power in range(-3, 3) for mark in (1, 2, 5) for sign in (1, -1))]

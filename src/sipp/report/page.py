@@ -17,6 +17,7 @@ from sipp.report import palette, series, words
 from sipp.report.plots import Plot, pruned_plots, run_plots
 from sipp.report.read import Broken, PrunedModel, Run, Source
 from sipp.report.words import Finding, number
+from sipp.scoring.methods import Style
 from sipp.storage.marks import PAGE_MARK
 
 TEMPLATE = "template.html.j2"
@@ -112,7 +113,7 @@ def _policy(css: str, script: str) -> str:
     )
 
 
-def _methods(sources: Sequence[Source]) -> dict[str, palette.Style]:
+def _methods(sources: Sequence[Source]) -> dict[str, Style]:
     """The look of every method on the page."""
     names: dict[str, None] = {}
     for source in sources:
@@ -120,7 +121,7 @@ def _methods(sources: Sequence[Source]) -> dict[str, palette.Style]:
     return {name: palette.style_of(name, tuple(names)) for name in names}
 
 
-def _colours(methods: dict[str, palette.Style]) -> str:
+def _colours(methods: dict[str, Style]) -> str:
     """CSS classes of methods and parts, on light and on dark."""
     pairs = {f"m{i}": (style.light, style.dark) for i, style in enumerate(methods.values())}
     pairs |= {f"p{i}": colours for i, colours in enumerate(palette.PARTS.values())}

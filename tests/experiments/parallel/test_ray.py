@@ -323,7 +323,7 @@ def test_deaths_are_forgiven_twice(job: Job) -> None:
 
 
 def test_an_error_in_one_unit_stops_the_others_and_keeps_its_kind(job: Job) -> None:
-    made, events = swept(job, {"seed0.wt.01": [Outcome("error", "ModelError", "training diverged")]})
+    made, events = swept(job, {"seed0.wt.01": [Outcome("error", ModelError("training diverged"))]})
     assert events[-2:] == ["stop 15", "ModelError: seed0.wt.01: training diverged"]
     assert "seed0.wt.01" not in made and len(set(made)) == len(made)
 

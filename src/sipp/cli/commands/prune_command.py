@@ -12,7 +12,6 @@ import typer
 from torch import nn
 
 import sipp
-from sipp.bounds.network import Mode
 from sipp.certificates.evidence import model_hash
 from sipp.certificates.record import AnyCertificate, Certificate
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
@@ -27,6 +26,7 @@ from sipp.cli.options import (
     Force,
     HoldoutPoints,
     Include,
+    Ledger,
     Model,
     OutputPart,
     PointsOption,
@@ -36,11 +36,12 @@ from sipp.cli.options import (
 )
 from sipp.cli.output import Json, only_json, plain, print_json, show, shows_progress, size, too_wide
 from sipp.cli.points import Points, check_fits, summary
+from sipp.cli.prune_request import CONFIDENCE, DELTA, HOLDOUT_DELTA, PruneRequest, check, check_enough, points_for
 from sipp.cli.pruned_record import certificate_record, layer_table, path_record, pruned_record, statements
-from sipp.cli.request import CONFIDENCE, DELTA, HOLDOUT_DELTA, Ask, check, check_enough, points_for
-from sipp.pruning.result import Allocation, Draws, Method, Pruned
+from sipp.options import Draws, Mode, Reduce
+from sipp.pruning.result import Pruned
 from sipp.pruning.tolerance import PrunedTo
-from sipp.records import Reduce
+from sipp.scoring.methods import NAMES, Method, method_of
 from sipp.storage.files import seal
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
 
@@ -82,7 +83,7 @@ def prune(
     holdout: Annotated[
         str | None, typer.Option(help="Points for the certificate; default with --epsilon: split off the data.")
     ] = None,
-    method: Annotated[Method, typer.Option(help="How weights are chosen.")] = "sipp-hybrid",
+    method: Annotated[Method, typer.Option(help=f"How weights are chosen: {', '.join(NAMES)}.")] = "sipp-hybrid",
     include: Include = None,
     exclude: Exclude = None,
     points: PointsOption = None,
@@ -93,11 +94,12 @@ def prune(
     ] = HOLDOUT_DELTA,
     confidence: Confidence = CONFIDENCE,
     draws: Annotated[Draws, typer.Option(help="How sampled rows are drawn (T8).")] = "until",
-    allocation: Annotated[Allocation, typer.Option(help="What the budget minimises (T10).")] = "rows",
-    reduce: Annotated[Reduce, typer.Option(help="Over patches; mean has no bounds (T3).")] = "max",
+    reduce: Annotated[
+        Reduce | None, typer.Option(help="Over patches; mean has no bounds (T3). The default is the method's own.")
+    ] = None,
     bound: Annotated[Mode, typer.Option(help="How the network bound is computed (T12, T13).")] = "paper",
     output: OutputPart = None,
-    ledger: Annotated[Path | None, typer.Option(help="File that records every use of a holdout.")] = None,
+    ledger: Ledger = None,
     seed: Seed = 0,
     batch_size: BatchSize = None,
     device: Device = "auto",
@@ -107,85 +109,84 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Prune a network to a share of its weights, or as far as a certificate allows."""
-    ask = Ask(
+    request = PruneRequest(
         model=model, weights=weights, data=data, keep=keep, budget=budget, epsilon=epsilon,
         max_accuracy_drop=max_accuracy_drop, holdout=holdout, method=method, include=include, exclude=exclude,
         points=points, holdout_points=holdout_points, delta=delta, holdout_delta=holdout_delta, confidence=confidence,
-        draws=draws, allocation=allocation, reduce=reduce, bound=bound, output=output, ledger=ledger, seed=seed,
+        draws=draws, reduce=reduce, bound=bound, output=output, ledger=ledger, seed=seed,
         batch_size=batch_size, device=device, dry_run=dry_run, out=out, force=force, progress=shows_progress(as_json),
     )  # fmt: skip
     with only_json(as_json):
-        check(ask)
-        outcome = _work(ask)
-        record = _record(ask, outcome)
-        written = _write(ask, outcome, record)
+        check(request)
+        outcome = _work(request)
+        record = _record(request, outcome)
+        written = _write(request, outcome, record)
         if not as_json:
-            _tell(ask, outcome, written)
+            _tell(request, outcome, written)
     if as_json:
         print_json(record | {"written": written})
     if not outcome.certified:
-        raise _not_certified(ask, outcome)
+        raise _not_certified(request, outcome)
 
 
-def _not_certified(ask: Ask, outcome: Outcome) -> Trouble:
+def _not_certified(request: PruneRequest, outcome: Outcome) -> Trouble:
     """The end with exit code 3: nothing below the dense network passed, and nothing was written."""
     verdict = getattr(outcome.certificate, "verdict", "")
     if outcome.walk is not None:
         verdict = "not certified: no level below the dense network passes"
-    spec = outcome.holdout.spec if outcome.holdout is not None else ask.data
+    loosened = "--max-accuracy-drop" if request.max_accuracy_drop is not None else "--epsilon, --holdout-delta"
+    spec = outcome.holdout.spec if outcome.holdout is not None else request.data
     return Trouble(
         f"{verdict}; nothing was written",
-        f"--holdout {spec}" if ask.holdout else f"--data {spec}, the holdout taken from it",
-        f"allow more ({'--max-accuracy-drop' if ask.max_accuracy_drop is not None else '--epsilon, --holdout-delta'}), "
-        "or give more holdout points",
-        NOT_CERTIFIED,
+        where=f"--holdout {spec}" if request.holdout else f"--data {spec}, the holdout taken from it",
+        fix=f"allow more ({loosened}), or give more holdout points",
+        code=NOT_CERTIFIED,
     )
 
 
-def _work(ask: Ask) -> Outcome:
+def _work(request: PruneRequest) -> Outcome:
     """The pruned network with everything it was made from."""
     begun = time.perf_counter()
-    model = load_model(ask.model, ask.weights, seed=ask.seed, device=ask.device)
-    calibration, holdout = points_for(ask, model)
+    model = load_model(request.model, request.weights, seed=request.seed, device=request.device)
+    calibration, holdout = points_for(request, model)
     if calibration is not None:
-        check_fits(model, calibration, ask.model, "--data")
+        check_fits(model, calibration, request.model, "--data")
     if holdout is not None:
-        check_fits(model, holdout, ask.model, "--holdout" if ask.holdout else "--data")
-        check_enough(ask, holdout)
+        check_fits(model, holdout, request.model, "--holdout" if request.holdout else "--data")
+        check_enough(request, holdout)
     loaded = time.perf_counter()
-    where = f"--model {ask.model}" + (f", --data {calibration.spec}" if calibration is not None else "")
-    where += f", --holdout {ask.holdout}" if ask.holdout else ""
+    where = f"--model {request.model}" + (f", --data {calibration.spec}" if calibration is not None else "")
+    where += f", --holdout {request.holdout}" if request.holdout else ""
     with at(where, "see sipp prune --help"):
-        if ask.has_tolerance:
+        if request.has_tolerance:
             assert calibration is not None and holdout is not None
-            pruned, walk, certificate = _prune_to(ask, model, calibration, holdout)
+            pruned, walk, certificate = _prune_to(request, model, calibration, holdout)
         else:
             walk = None
-            pruned, certificate = _prune(ask, model, calibration, holdout)
+            pruned, certificate = _prune(request, model, calibration, holdout)
     ended = time.perf_counter()
     seconds = {"load": loaded - begun, "prune": ended - loaded}
     return Outcome(model, pruned, walk, certificate, calibration, holdout, seconds)
 
 
 def _prune(
-    ask: Ask, model: nn.Module, calibration: Points | None, holdout: Points | None
+    request: PruneRequest, model: nn.Module, calibration: Points | None, holdout: Points | None
 ) -> tuple[Pruned, Certificate | None]:
     pruned = sipp.prune(
         model,
         None if calibration is None else calibration.batches,
-        keep=ask.keep,
-        budget=ask.budget,
-        method=ask.method,
-        delta=ask.delta,
-        confidence=ask.confidence,
-        seed=ask.seed,
-        draws=ask.draws,
-        allocation=ask.allocation,
-        reduce=ask.reduce,
-        include=ask.include,
-        exclude=ask.exclude,
-        bound=ask.bound,
-        progress=ask.progress,
+        keep=request.keep,
+        budget=request.budget,
+        method=request.method,
+        delta=request.delta,
+        confidence=request.confidence,
+        seed=request.seed,
+        draws=request.draws,
+        reduce=request.reduce,
+        include=request.include,
+        exclude=request.exclude,
+        bound=request.bound,
+        progress=request.progress,
     )
     if holdout is None:
         return pruned, None
@@ -193,39 +194,39 @@ def _prune(
         model,
         pruned.model,
         holdout.batches,
-        delta=ask.holdout_delta,
-        confidence=ask.confidence,
-        output=output_of(ask.output),
+        delta=request.holdout_delta,
+        confidence=request.confidence,
+        output=output_of(request.output),
         calibration=None if calibration is None else calibration.batches,
-        ledger=ask.ledger,
+        ledger=request.ledger,
     )
     return pruned, certificate
 
 
 def _prune_to(
-    ask: Ask, model: nn.Module, calibration: Points, holdout: Points
+    request: PruneRequest, model: nn.Module, calibration: Points, holdout: Points
 ) -> tuple[Pruned | None, PrunedTo, AnyCertificate | None]:
     walk = sipp.prune_to(
         model,
         calibration.batches,
         holdout.batches,
-        epsilon=ask.epsilon,
-        max_accuracy_drop=ask.max_accuracy_drop,
-        delta=ask.holdout_delta,
-        confidence=ask.confidence,
-        method=ask.method,
-        seed=ask.seed,
-        reduce=ask.reduce,
-        include=ask.include,
-        exclude=ask.exclude,
-        output=output_of(ask.output),
-        ledger=ask.ledger,
-        progress=ask.progress,
+        epsilon=request.epsilon,
+        max_accuracy_drop=request.max_accuracy_drop,
+        delta=request.holdout_delta,
+        confidence=request.confidence,
+        method=request.method,
+        seed=request.seed,
+        reduce=request.reduce,
+        include=request.include,
+        exclude=request.exclude,
+        output=output_of(request.output),
+        ledger=request.ledger,
+        progress=request.progress,
     )
     return walk.pruned, walk, walk.certificate
 
 
-def _record(ask: Ask, outcome: Outcome) -> dict[str, Any]:
+def _record(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
     """What report.json and --json hold."""
     if outcome.pruned is not None:
         record = pruned_record(outcome.pruned)
@@ -233,53 +234,54 @@ def _record(ask: Ask, outcome: Outcome) -> dict[str, Any]:
         record = {
             "kind": "not certified",
             "sipp": sipp.__version__,
-            "method": ask.method,
-            "seed": ask.seed,
+            "method": request.method,
+            "seed": request.seed,
             "keep": 1.0,
         }
     return record | {
-        "model": ask.model,
-        "weights": None if ask.weights is None else str(ask.weights),
-        "weights_sha256": None if ask.weights is None else file_hash(weights_file(ask.weights)),
+        "model": request.model,
+        "weights": None if request.weights is None else str(request.weights),
+        "weights_sha256": None if request.weights is None else file_hash(weights_file(request.weights)),
         "dense_hash": model_hash(outcome.dense),
         "pruned_hash": None if outcome.pruned is None else model_hash(outcome.pruned.model),
         "data": summary(outcome.calibration),
         "holdout": summary(outcome.holdout),
-        "keep_asked": ask.keep,
-        "epsilon_asked": ask.epsilon,
-        "max_accuracy_drop_asked": ask.max_accuracy_drop,
-        "include": ask.include,
-        "exclude": ask.exclude,
-        "delta": ask.delta,
-        "holdout_delta": ask.holdout_delta,
-        "confidence": ask.confidence,
-        "draws": ask.draws,
-        "allocation": ask.allocation,
-        "reduce": ask.reduce,
+        "keep_asked": request.keep,
+        "epsilon_asked": request.epsilon,
+        "max_accuracy_drop_asked": request.max_accuracy_drop,
+        "include": request.include,
+        "exclude": request.exclude,
+        "delta": request.delta,
+        "holdout_delta": request.holdout_delta,
+        "confidence": request.confidence,
+        "draws": request.draws,
+        "reduce": request.reduce or method_of(request.method).reduce,
         "verdict": None if outcome.walk is None else outcome.walk.verdict,
         "path": [] if outcome.walk is None else path_record(outcome.walk.path),
         "certificate": certificate_record(outcome.certificate),
-        "dry_run": ask.dry_run,
+        "dry_run": request.dry_run,
         "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
     }
 
 
-def _write(ask: Ask, outcome: Outcome, record: dict[str, Any]) -> dict[str, int]:
+def _write(request: PruneRequest, outcome: Outcome, record: dict[str, Any]) -> dict[str, int]:
     """The files written, {path: bytes}; none in a dry run, and none where nothing is certified."""
-    if ask.out is None or ask.dry_run or outcome.pruned is None or not outcome.certified:
+    if request.out is None or request.dry_run or outcome.pruned is None or not outcome.certified:
         return {}
-    with at(f"--out {ask.out}", "give another folder"):
+    with at(f"--out {request.out}", "give another folder"):
         tensors = tensor_bytes(outcome.pruned.model.state_dict())
         report = json.dumps(seal(plain(record)), indent=1, allow_nan=False).encode()
-        write_folder(ask.out, {WEIGHTS_NAME: tensors, RECORD_NAME: report}, force=ask.force)
-    return {str(ask.out / WEIGHTS_NAME): len(tensors), str(ask.out / RECORD_NAME): len(report)}
+        write_folder(request.out, {WEIGHTS_NAME: tensors, RECORD_NAME: report}, force=request.force)
+    return {str(request.out / WEIGHTS_NAME): len(tensors), str(request.out / RECORD_NAME): len(report)}
 
 
-def _tell(ask: Ask, outcome: Outcome, written: dict[str, int]) -> None:
-    """Nothing; prints what was done."""
-    origin = f"weights {ask.weights}" if ask.weights is not None else f"freshly initialised (seed {ask.seed})"
+def _tell(request: PruneRequest, outcome: Outcome, written: dict[str, int]) -> None:
+    """Prints what was done."""
+    origin = (
+        f"weights {request.weights}" if request.weights is not None else f"freshly initialised (seed {request.seed})"
+    )
     calibration = "not used" if outcome.calibration is None else outcome.calibration.words
-    show(f"network: {ask.model}, {origin}", f"data:    {calibration}")
+    show(f"network: {request.model}, {origin}", f"data:    {calibration}")
     if outcome.holdout is not None:
         show(f"holdout: {outcome.holdout.words}")
     if outcome.pruned is not None:
@@ -295,6 +297,6 @@ def _tell(ask: Ask, outcome: Outcome, written: dict[str, int]) -> None:
         show(f"written:         {path} ({size(n_bytes)})")
     if written:
         show("                 zeros are stored in place: the file is as large as before pruning")
-    if ask.dry_run:
+    if request.dry_run:
         show("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))
     show(f"time:            {outcome.seconds['load']:.1f} s loading, {outcome.seconds['prune']:.1f} s pruning")

@@ -38,7 +38,7 @@ def report(
     _check_page(out, force, [("the page", path) for path in files_read(runs)])
     sources, broken = read_whole_sources(runs)
     if not sources:
-        raise Trouble(broken[0].reason, f"sipp report {broken[0].folder}", REPAIR)
+        raise Trouble(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
     if figures is not None:
         _check_figures(figures, sources, force)
     _write(out, render(sources, version=f"sipp {sipp.__version__}", broken=broken), force)
@@ -67,15 +67,15 @@ def _check_places(out: Path, figures: Path | None) -> None:
     with at(f"--out {out}", "give another page"):
         check_place(out)
         if out.is_dir():
-            raise OptionError(f"{out} is a folder; give the name of a page, such as page.html")
+            raise OptionError(f"{out} is a folder", fix="give the name of a page, such as page.html")
     if figures is None:
         return
     with at(f"--figures {figures}", "give another folder"):
         if os.path.lexists(figures) and not figures.is_dir():
-            raise OptionError(f"{figures} is no folder; give another folder")
+            raise OptionError(f"{figures} is no folder", fix="give another folder")
         check_place(figures / out.name)
         if os.path.realpath(out) in (os.path.realpath(one) for one in (figures, *figures.parents)):
-            raise OptionError(f"{figures} would be a folder, and {out} a page; give another folder")
+            raise OptionError(f"{figures} would be a folder, and {out} a page", fix="give another folder")
 
 
 def _check_page(out: Path, force: bool, inputs: Inputs) -> None:
@@ -99,6 +99,6 @@ def _write(path: Path, text: str, force: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"{path}: the page could not be written ({error.strerror or error}); free space or allow writing"
+            f"the page could not be written ({error.strerror or error})", where=path, fix="free space or allow writing"
         ) from error
     write_file(path, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text

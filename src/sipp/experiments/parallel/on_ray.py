@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.parallel.processes import ALONE
 from sipp.experiments.pipelines import MakeUnit, Unit, needs, plan, unit_maker
 from sipp.experiments.recipes import Recipe, config_of
@@ -43,7 +43,6 @@ POLL_SECONDS = 0.25
 START_SECONDS = 60.0  # after which a worker that has not started is worth a word
 N_TRIES = 3  # of one unit, before a worker that dies in it is no accident
 OBJECT_STORE_BYTES = 100 * 2**20  # only units and epochs travel through Ray; its own choice is a third of the memory
-_ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (DataError, ModelError, OptionError)}
 
 OnEpoch = Callable[[str, EpochRow], None]
 
@@ -72,11 +71,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a unit ended: done, stopped by a signal, or with an error of this kind; and the warnings on the way."""
+    """How a unit ended: done, stopped by a signal, or with this error; and the warnings on the way."""
 
     end: Literal["done", "stopped", "error"]
-    kind: str = ""
-    message: str = ""
+    error: SippError | None = None
     warned: tuple[str, ...] = ()
 
 
@@ -111,8 +109,8 @@ class Worker:
                 self._make(unit)
             except Interrupted:
                 outcome = Outcome("stopped")
-            except tuple(_ERRORS.values()) as error:
-                outcome = Outcome("error", type(error).__name__, str(error))
+            except SippError as error:
+                outcome = Outcome("error", error)
         return replace(outcome, warned=tuple(str(one.message) for one in caught))
 
     def _opened(self) -> tuple[runs.Store, Work]:
@@ -285,8 +283,8 @@ def _error_of(unit: Unit | None, outcome: Outcome | None, n_deaths: int) -> Exce
             f"{_name(unit)}: the worker process died {n_deaths} times: is there too little memory? Make fewer networks "
             "at once (--at-once); the same command goes on from the last checkpoints"
         )
-    if outcome is not None and outcome.end == "error":
-        return _ERRORS[outcome.kind](f"{_name(unit)}: {outcome.message}")
+    if outcome is not None and outcome.error is not None:
+        return outcome.error.inside(_name(unit))
     return None
 
 

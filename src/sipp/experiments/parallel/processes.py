@@ -16,14 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, ModelError, SippError
 from sipp.pruning.result import Ranking
 from sipp.records import Scores
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=45)  # how long a process waits for the others before it gives up
-_ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (DataError, ModelError, OptionError)}
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,14 @@ def agreed(team: Team, make: Callable[[], T]) -> T:
     if team.count == 1:
         return make()
     result: T | None = None
-    error = None
+    error: Exception | None = None
+    place = f"process {team.index} of {team.count}"
     try:
         result = make()
-    except Exception as raised:
-        error = (type(raised).__name__, f"process {team.index} of {team.count}: {raised}")
+    except SippError as raised:
+        error = raised.inside(place)
+    except Exception as raised:  # others may not survive the way to another process
+        error = RuntimeError(f"{type(raised).__name__}: {place}: {raised}")
     _raise_first(team, error)
     return result  # type: ignore[return-value]
 
@@ -81,15 +83,14 @@ def from_leader(team: Team, make: Callable[[], T]) -> T:
     return box[0]  # type: ignore[return-value]
 
 
-def _raise_first(team: Team, error: tuple[str, str] | None) -> None:
+def _raise_first(team: Team, error: Exception | None) -> None:
     flag = torch.tensor([int(error is not None)])
     dist.all_reduce(flag, dist.ReduceOp.MAX, group=team.group)
     if not int(flag):
         return
-    errors: list[tuple[str, str] | None] = [None] * team.count
+    errors: list[Exception | None] = [None] * team.count
     dist.all_gather_object(errors, error, group=team.group)
-    kind, message = next(one for one in errors if one is not None)
-    raise _ERRORS.get(kind, RuntimeError)(message if kind in _ERRORS else f"{kind}: {message}")
+    raise next(one for one in errors if one is not None)
 
 
 def largest_of(team: Team, values: Sequence[int]) -> list[int]:
@@ -130,7 +131,8 @@ def rank_together(team: Team, rank_batches: Callable[[list[Any]], Ranking], batc
         try:
             return rank_batches(own or batches[:1])
         except DataError as error:  # it counts this process's batches
-            raise DataError(f"{error} (batch k here is batch {team.index} + {team.count} k of all)") from error
+            what = f"{error.what} (batch k here is batch {team.index} + {team.count} k of all)"
+            raise DataError(what, where=error.where, fix=error.fix) from error
 
     ranking = agreed(team, rank_own)
     if ranking.scores is None:

@@ -8,12 +8,12 @@ import itertools
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sipp.errors import OptionError
 from sipp.experiments.nets import net_spec
-from sipp.pruning.result import Draws, Method
-from sipp.records import Reduce
+from sipp.options import Draws, Reduce
+from sipp.scoring.methods import Method, method_of
 
 Pipeline = Literal["iterative", "at-init"]
 DataName = Literal["digits", "cifar10", "imagenet"]
@@ -24,6 +24,10 @@ N_CLASSES = {"digits": 10, "cifar10": 10, "imagenet": 1000}
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _known(method: Method) -> Method:
+    return method_of(method).name
 
 
 class _Part(BaseModel):
@@ -91,7 +95,7 @@ class Training(_Part):
 class Pruning(_Part):
     """Methods, and the ladder of budgets: each level keeps `alpha` of what the level before kept (errata 4)."""
 
-    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    methods: Annotated[tuple[Annotated[Method, AfterValidator(_known)], ...], Field(min_length=1)]
     delta: Share
     alpha: Share
     levels: Count

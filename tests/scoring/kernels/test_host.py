@@ -11,16 +11,16 @@ import pytest
 import torch
 from numba.np.numpy_support import carray
 
-from sipp.scoring.kernels.cpu import compiling, threads
+from sipp.scoring.kernels.cpu import host
 from sipp.scoring.kernels.cpu import kernel as cpu
 
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "plain threads":
-        monkeypatch.setattr(threads, "_torch_openmp", lambda: None)
-    elif threads._torch_openmp() is None:
-        pytest.skip("torch is not built on libgomp here")
+        monkeypatch.setattr(host, "torch_openmp", lambda: None)
+    elif host.torch_openmp() is None:
+        pytest.skip("no OpenMP library of torch takes our work here")
     return str(request.param)
 
 
@@ -32,7 +32,7 @@ def test_every_part_is_done_once(way: str, n: int) -> None:
         with lock:
             seen.append(i)
 
-    threads.run_parallel(work, n)
+    host.run_parallel(work, n)
     assert sorted(seen) == list(range(n))
 
 
@@ -43,7 +43,7 @@ def test_what_a_thread_raises_reaches_the_caller(way: str, at: int) -> None:
             raise MemoryError(f"part {i}")
 
     with pytest.raises(MemoryError, match=f"part {at}"):
-        threads.run_parallel(work, 2)
+        host.run_parallel(work, 2)
 
 
 def test_parts_are_done_when_fewer_threads_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +59,9 @@ def test_parts_are_done_when_fewer_threads_come(monkeypatch: pytest.MonkeyPatch)
         def GOMP_parallel(self, body: Any, data: None, n: int, flags: int) -> None:
             body(None)
 
-    monkeypatch.setattr(threads, "_torch_openmp", Alone)
+    monkeypatch.setattr(host, "torch_openmp", Alone)
     seen: list[int] = []
-    threads.run_parallel(seen.append, 3)
+    host.run_parallel(seen.append, 3)
     assert seen == [0, 1, 2]
 
 
@@ -83,7 +83,7 @@ def test_results_are_the_same_bits_on_any_threads(
     torch.set_num_threads(2)
     try:
         ours = cpu.max_times(patches, inverse, positive)
-        monkeypatch.setattr(threads, "_torch_openmp", lambda: openmp)
+        monkeypatch.setattr(host, "torch_openmp", lambda: openmp)
         assert torch.equal(cpu.max_times(patches, inverse, positive), ours)
     finally:
         torch.set_num_threads(before)
@@ -99,7 +99,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_kernel(monkeypatch: pyte
     def twice(x: int) -> int:
         return 2 * x
 
-    assert compiling.compiled(twice)(21) == 42
+    assert host.compiled(twice)(21) == 42
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("no locator available")])
@@ -117,5 +117,5 @@ def test_a_job_is_compiled_without_a_cache(error: Exception, monkeypatch: pytest
 
     monkeypatch.setattr(numba, "cfunc", no_cache)
     numbers = np.array([20, 2])
-    compiling.entry(double_first)(numbers.ctypes.data)
+    host.entry(double_first)(numbers.ctypes.data)
     assert numbers.tolist() == [42, 2]

@@ -1,13 +1,12 @@
-"""What has been seen of one weight so far: its running sensitivities, and the norms of its outputs.
+"""The sensitivities of one weight, gathered over all of its uses and batches (T2, T3).
 
-A kernel turns windows into the largest ratios of each weight (T2, T3) and the norms of T11; here they are gathered,
-in pieces that fit the memory, in the precision they need.
+A kernel turns windows into the largest ratios of each weight, and the norms that `running_norms.py` gathers. Here it is
+given the windows in pieces that fit the memory, in the precision they need.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,9 +20,11 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError
 from sipp.inputs.patches import Values, patches_of, split_windows, to_score_dtype, values_of
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory, row_scales
-from sipp.records import Batch, LayerScores, Reduce, Use, Weight, to_rows
-from sipp.scoring.kernels import door, in_float64
-from sipp.scoring.kernels.ratios import TOTAL, max_chunk, sum_chunk
+from sipp.options import Reduce
+from sipp.records import Batch, LayerScores, Use, Weight, to_rows
+from sipp.scoring.kernels import boundary, in_float64
+from sipp.scoring.kernels.chunk_ratios import TOTAL, max_chunk, sum_chunk
+from sipp.scoring.running_norms import RunningNorms, unscaled
 
 FLOAT_BYTES = 4
 SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has fewer digits, and soon none
@@ -31,8 +32,8 @@ SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has 
 _log = logging.getLogger("sipp")
 
 
-class Tally:
-    """The running state of one weight: `add` every use, `close_batch` after every batch, then take the `result`.
+class RunningSensitivities:
+    """What one weight has seen so far: `add` every use, `close_batch` after every batch, then take the `result`.
 
     The weight is used scaled by powers of two, each row's largest magnitude near 1, and so is each point: ratios do
     not notice, and a point's ratios do not depend on the points beside it.
@@ -49,18 +50,11 @@ class Tally:
         self.best_FK = torch.zeros_like(self.scaled_FK)  # largest a / D so far, for a kernel that skips by it
         self.order: int | None = None
         self.n_outputs = 0
-        self.sign_complexity: float | None = 0.0
-        self.output_ratio: float | None = 0.0
-        self.quadrants: list[Tensor] | None = []  # of each batch (T18); None once anything was unknown
+        self.norms = RunningNorms()
         self.tells_apart = True  # points of S1 and S2, where S is split
         self.apart: tuple[Tensor, Tensor] | None = None  # sensitivity and best of the points of S2, if S is split (T19)
-        self._open_batch()
-
-    def _open_batch(self) -> None:
-        self.attributed = True
-        self.counts_BF: Tensor | None = None  # patches of each point, for each row
-        self.squares_QB: Tensor | None = None  # ||Z^{st}(x)||^2 of the four quadrants, then ||Z(x)||^2
-        self.sums_TBFK: Tensor | None = None  # `mean` only, for a weight with several uses
+        self.counts_BF: Tensor | None = None  # of this batch: patches of each point, for each row
+        self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
 
     def add(self, use: Use, batch: Batch, n_uses: int, n_first: int | None = None) -> None:
         """Takes one use into account. `n_uses` is how many this batch makes of the weight (for `mean`).
@@ -70,7 +64,7 @@ class Tally:
         n_rows = use.n_rows or self.weight.n_rows - use.row_start
         rows = slice(use.row_start, use.row_start + n_rows)
         sizes = {"n_rows": n_rows, "fan_in": self.weight.fan_in}
-        door.check_windows(f"batch {batch.index}: {self.weight.name}", use.windows, use.n_position_dims, **sizes)
+        boundary.check_windows(f"batch {batch.index}: {self.weight.name}", use.windows, use.n_position_dims, **sizes)
         self._count(use, rows, batch)
         if n_first is not None and n_first < batch.n_points and not use.attributed:
             self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
@@ -91,29 +85,12 @@ class Tally:
 
     def close_batch(self, output_norms_B: Tensor | None) -> None:
         """Ends a batch: the points' means and norms are complete now."""
-        if self.counts_BF is None or self.squares_QB is None:  # not used in this batch
-            self._keep_quadrants(None if output_norms_B is None else torch.zeros_like(output_norms_B))
-            return
-        self.n_outputs = max(self.n_outputs, int(self.counts_BF.sum(1).max()))
-        if self.sums_TBFK is not None:
-            self._fold(self.sums_TBFK, self.counts_BF, slice(None))
-        norms_QB = self.squares_QB.sqrt()
-        complexity_B = to_output_B = quadrants_B = None
-        if self.attributed:
-            complexity_B = _ratio(norms_QB[:TOTAL].sum(0), norms_QB[TOTAL])
-            if output_norms_B is not None:
-                to_output_B = _ratio(norms_QB[TOTAL], output_norms_B)
-                quadrants_B = _ratio(norms_QB[:TOTAL].sum(0), output_norms_B)
-        self.sign_complexity = _running_max(self.sign_complexity, complexity_B)
-        self.output_ratio = _running_max(self.output_ratio, to_output_B)
-        self._keep_quadrants(quadrants_B)
-        self._open_batch()
-
-    def _keep_quadrants(self, quadrants_B: Tensor | None) -> None:
-        if quadrants_B is None or self.quadrants is None:
-            self.quadrants = None
-        else:
-            self.quadrants.append(quadrants_B.to("cpu", BOUND_DTYPE))
+        if self.counts_BF is not None:  # used in this batch
+            self.n_outputs = max(self.n_outputs, int(self.counts_BF.sum(1).max()))
+            if self.sums_TBFK is not None:
+                self._fold(self.sums_TBFK, self.counts_BF, slice(None))
+        self.counts_BF = self.sums_TBFK = None
+        self.norms.close(output_norms_B)
 
     @contextmanager
     def _apart(self, is_apart: bool) -> Iterator[None]:
@@ -142,9 +119,9 @@ class Tally:
             sensitivity_FK=joined_FK,  # a maximum of maxima: the bits of one pass over all points
             order=self.order,
             n_outputs=self.n_outputs,
-            sign_complexity=self.sign_complexity,
-            output_ratio=self.output_ratio,
-            quadrants_B=torch.cat(self.quadrants) if self.quadrants else None,
+            sign_complexity=self.norms.sign_complexity,
+            output_ratio=self.norms.output_ratio,
+            quadrants_B=torch.cat(self.norms.quadrants) if self.norms.quadrants else None,
             first_FK=self.sensitivity_FK if self.apart is not None else None,
             apart_FK=self.apart[0] if self.apart is not None else None,
         )
@@ -154,8 +131,8 @@ class Tally:
         if self.counts_BF is None:
             device = self.scale_F.device
             self.counts_BF = torch.zeros(batch.n_points, self.weight.n_rows, dtype=torch.int64, device=device)
-            self.squares_QB = torch.zeros(TOTAL + 1, batch.n_points, dtype=BOUND_DTYPE, device=device)
-        self.attributed &= use.attributed
+            self.norms.open(batch.n_points, device)
+        self.norms.is_attributed &= use.attributed
         self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
 
     def _add_max(self, use: Use, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
@@ -172,7 +149,7 @@ class Tally:
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             best_GRK, squares_QB = max_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             self._take_max(best_GRK, weight_GRK, rows)
-            self._take_squares(_unscaled(squares_QB, scale_B), at)
+            self.norms.add(unscaled(squares_QB, scale_B), at)
 
         self._piecewise(part, rows, take)
 
@@ -205,20 +182,15 @@ class Tally:
                 *given, factors_TB=factors_TB, row_factors_GR=factors_GR, counts_B=_counts(use)
             )
         self._take_max(best_GRK, weight_GRK, rows)
-        self._take_squares(_unscaled(squares_QB, scale_B / applied_B), points)
+        self.norms.add(unscaled(squares_QB, scale_B / applied_B), points)
 
     def _take_max(self, best_GRK: Tensor, weight_GRK: Tensor, rows: slice) -> None:
         best_FK = (best_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
         torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
 
-    def _take_squares(self, squares_QB: Tensor, points: slice) -> None:
-        """Adds the squared norms of these points' outputs, in the units of the model (T11)."""
-        if self.attributed and self.squares_QB is not None:
-            self.squares_QB[:, points] += squares_QB
-
     def _add_mean(self, use: Use, rows: slice, values: Values, batch: Batch, n_uses: int) -> None:
         """Adds one use to the sums over patches, a block of points at a time."""
-        if not self.attributed:
+        if not self.norms.is_attributed:
             raise DataError(
                 f"batch {batch.index}: reduce='mean' needs the points of a batch told apart, but the inputs of "
                 f"{self.weight.name} do not show them; use reduce='max', or batches of one point"
@@ -251,8 +223,8 @@ class Tally:
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             ratios, squares = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
-            squares_QB[:, piece] += _unscaled(squares, scale_B)
-        self._take_squares(squares_QB, points)
+            squares_QB[:, piece] += unscaled(squares, scale_B)
+        self.norms.add(squares_QB, points)
         if self.sums_TBFK is not None:
             self.sums_TBFK[:, points, rows] += sums_TBFK
         elif self.counts_BF is not None:
@@ -385,28 +357,3 @@ def _times_powers_of_two(rows_FK: Tensor, scale_F: Tensor) -> Tensor:
     if rows_FK.dtype == SCORE_DTYPE and bool((torch.isfinite(narrow_F) & (narrow_F > 0)).all()):
         return rows_FK * narrow_F[:, None]
     return (rows_FK.to(BOUND_DTYPE) * scale_F[:, None]).to(SCORE_DTYPE)
-
-
-def _ratio(above_B: Tensor, below_B: Tensor) -> Tensor:
-    """above / below, 0 for 0/0, infinity where only the denominator is 0 or anything is not finite.
-
-    So a claim may get weaker, never stronger.
-    """
-    is_known_B = above_B.isfinite() & below_B.isfinite()
-    ratio_B = torch.where(above_B == 0, torch.zeros_like(above_B), above_B / below_B)
-    return torch.where(is_known_B, ratio_B, torch.full_like(above_B, math.inf))
-
-
-def _unscaled(squares_QB: Tensor, scale_B: Tensor) -> Tensor:
-    """Squares of scaled points with the scale taken out; infinite where that leaves the range of float64."""
-    factor_B = scale_B.to(squares_QB.device).square()
-    is_lost_B = (factor_B == 0) | factor_B.isinf()
-    return torch.where(is_lost_B & (squares_QB > 0), math.inf, squares_QB / factor_B)
-
-
-def _running_max(best: float | None, ratios_B: Tensor | None) -> float | None:
-    """The larger of both; None once anything was unknown."""
-    if best is None or ratios_B is None:
-        return None
-    largest = float(ratios_B.max())
-    return math.inf if math.isnan(largest) else max(best, largest)

@@ -1,112 +1,30 @@
-"""The vector code of the CPU kernels: small functions, written as LLVM instructions, that compiled loops can call.
+"""Vector code for one block of patches: gathering them, the ordinary product of weights and patches, reciprocals.
 
-The vector width, the tile held in registers and `max` as one instruction (with no fast-math flag that would let NaN
-slip) are the whole speed, so they are not left to a compiler's guess. Arrays are handed over as addresses.
-
-Layout of a block of BLOCK patches (rows padded to whole RANKs with zeros, so are patches):
-    a[k, p] patches      d[2 r + s, p] denominators of row r and sign s, then their reciprocals
-    turned[r / RANK, p, s, r % RANK] the same reciprocals, rows side by side
-    signs[k, r / RANK]: RANK bits, set where a weight is positive      best[k, r]: the maxima so far
-A band is a run of up to MOST_RANKS ranks that are tested and computed at once.
+Small functions of LLVM instructions (`llvm.py`) over the layout of `layout.py`, which compiled loops call. The vector
+width, the tile held in registers and `max` as one instruction (with no fast-math flag that would let NaN slip) are the
+whole speed, so they are not left to a compiler's guess.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 
-from sipp.scoring.kernels.cpu.target import WIDE, fused
+from sipp.scoring.kernels.cpu.layout import CACHE_LINE, FLOAT, INDEX, LANES, LINE, RANK, STRIP_VECTORS, VECTOR
+from sipp.scoring.kernels.cpu.llvm import F32, I32, I64, fused, larger, load, pick, primitive, splat, store, transposed
 
-LANES = 16 if WIDE else 8  # floats of one vector register
-FLOAT = INDEX = 4  # bytes
-STRIP_VECTORS = 4 if WIDE else 2  # 2 x PANEL x STRIP_VECTORS accumulators: 24 of 32 registers, or 12 of 16
-STRIP = LANES * STRIP_VECTORS  # patches of one register tile of the ordinary product
-BLOCK = 64  # patches laid out at once: one bit of an integer each
-RANK = 16  # rows side by side
-MOST_RANKS = 4 if WIDE else 2  # of a band: as many maxima stay in registers
-PANEL = 3  # rows of one register tile of the ordinary product, both signs of each
-LINE = BLOCK * FLOAT
-VECTOR = LANES * FLOAT
-CACHE_LINE = 64  # bytes
-
-F32, I1, I32, I64 = ir.FloatType(), ir.IntType(1), ir.IntType(32), ir.IntType(64)
 VECTOR_TYPE = ir.VectorType(F32, LANES)
-ZERO = ir.Constant(VECTOR_TYPE, [0.0] * LANES)
-
-
-def primitive(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator: `emit(builder, *values)`, which writes LLVM code, becomes a function for compiled code to call."""
-
-    def wrap(emit: Callable[..., Any]) -> Any:
-        def typed(typingctx: Any, *given: Any) -> Any:
-            def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-                made = emit(builder, *values)
-                return context.get_dummy_value() if result is types.none else made
-
-            return result(*arguments), codegen
-
-        # Numba passes arguments by name, so the signature is that of `emit`, one name for each argument
-        names = ("typingctx", *(f"x{i}" for i in range(len(arguments))))
-        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return intrinsic(typed)
-
-    return wrap
-
-
-def load(b: Any, address: Any, offset: int = 0, kind: Any = VECTOR_TYPE) -> Any:
-    return b.load(b.inttoptr(b.add(address, I64(offset)), kind.as_pointer()), align=FLOAT, typ=kind)
-
-
-def store(b: Any, value: Any, address: Any, offset: int = 0) -> None:
-    b.store(value, b.inttoptr(b.add(address, I64(offset)), value.type.as_pointer()), align=FLOAT)
-
-
-def pick(b: Any, left: Any, right: Any, lanes: list[int]) -> Any:
-    return b.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
-
-
-def splat(b: Any, scalar: Any, kind: Any = VECTOR_TYPE) -> Any:
-    one = b.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
-    return pick(b, one, one, [0] * kind.count)
-
-
-def larger(b: Any, left: Any, right: Any) -> Any:
-    """left if left > right else right: what one vmaxps does, bit for bit, with no assumption about NaN."""
-    return b.select(b.fcmp_ordered(">", left, right), left, right)
-
-
-def tree(b: Any, join: Any, values: list[Any]) -> Any:
-    """All values joined, two by two."""
-    while len(values) > 1:
-        values = [join(b, *values[i : i + 2]) if i + 1 < len(values) else values[i] for i in range(0, len(values), 2)]
-    return values[0]
-
-
-def transposed(b: Any, vectors: list[Any]) -> list[Any]:
-    """RANK vectors of RANK lanes with lanes and vectors exchanged, one bit of their indices after the other."""
-    vectors = list(vectors)
-    bit = 1
-    while bit < RANK:
-        low = [lane if not lane & bit else RANK + lane - bit for lane in range(RANK)]
-        high = [lane + bit if not lane & bit else RANK + lane for lane in range(RANK)]
-        for i in (i for i in range(RANK) if not i & bit):
-            x, y = vectors[i], vectors[i + bit]
-            vectors[i], vectors[i + bit] = pick(b, x, y, low), pick(b, x, y, high)
-        bit *= 2
-    return vectors
+_ZERO = ir.Constant(VECTOR_TYPE, [0.0] * LANES)
 
 
 @primitive(types.none, types.int64, types.int64)
 def scale_line(b: Any, line: Any, factors: Any) -> None:
     """line[p] *= factors[p]."""
     for offset in range(0, LINE, VECTOR):
-        store(b, b.fmul(load(b, line, offset), load(b, factors, offset)), line, offset)
+        product = b.fmul(load(b, line, offset, VECTOR_TYPE), load(b, factors, offset, VECTOR_TYPE))
+        store(b, product, line, offset)
 
 
 def _gather(n: int, step: int = 1) -> Any:
@@ -173,7 +91,7 @@ def gather_lines(b: Any, source: Any, offsets: Any, n_fan: Any, factors: Any, ta
 @primitive(types.none, types.int64, types.int64)
 def copy_line(b: Any, source: Any, target: Any) -> None:
     for offset in range(0, LINE, VECTOR):
-        store(b, load(b, source, offset), target, offset)
+        store(b, load(b, source, offset, VECTOR_TYPE), target, offset)
 
 
 @primitive(types.none, types.int64)
@@ -223,7 +141,7 @@ def _panel(n_rows: int) -> Any:
     def panel(b: Any, a: Any, magnitudes: Any, places: Any, ends: Any, out: Any) -> None:
         sums = [[cgutils.alloca_once(b, VECTOR_TYPE) for _ in range(STRIP_VECTORS)] for _ in range(2 * n_rows)]
         for cell in (cell for line in sums for cell in line):
-            b.store(ZERO, cell)
+            b.store(_ZERO, cell)
         start = I64(0)
         for pattern in range(2**n_rows):
             stop = b.sext(load(b, ends, pattern * INDEX, I32), I64)
@@ -231,16 +149,17 @@ def _panel(n_rows: int) -> Any:
                 j = b.add(start, loop.index)
                 place = b.sext(load(b, b.add(places, b.mul(j, I64(INDEX))), 0, I32), I64)
                 line = b.add(a, b.mul(place, I64(LINE)))
-                terms = [load(b, line, v * VECTOR) for v in range(STRIP_VECTORS)]
+                terms = [load(b, line, v * VECTOR, VECTOR_TYPE) for v in range(STRIP_VECTORS)]
                 for i in range(n_rows):
-                    w = splat(b, load(b, b.add(magnitudes, b.mul(j, I64(n_rows * FLOAT))), i * FLOAT, F32))
+                    at = b.add(magnitudes, b.mul(j, I64(n_rows * FLOAT)))
+                    w = splat(b, load(b, at, i * FLOAT, F32), VECTOR_TYPE)
                     for cell, term in zip(sums[2 * i + (pattern >> i & 1)], terms):
                         b.store(fused(b, w, term, b.load(cell)), cell)
             start = stop
         for i, line_cells in enumerate(sums):
             for v, cell in enumerate(line_cells):
                 offset = i * LINE + v * VECTOR
-                store(b, b.fadd(load(b, out, offset), b.load(cell)), out, offset)
+                store(b, b.fadd(load(b, out, offset, VECTOR_TYPE), b.load(cell)), out, offset)
 
     return panel
 

@@ -13,18 +13,16 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 
-from sipp.scoring.kernels.cpu.vector_code import (
-    BLOCK,
+from sipp.scoring.kernels.cpu.layout import BLOCK, FLOAT, LINE, PATCH_BYTES, RANK, RANK_BYTES, RANK_VECTOR, SIGN_BYTES
+from sipp.scoring.kernels.cpu.llvm import (
     F32,
-    FLOAT,
     I1,
-    I32,
     I64,
-    RANK,
+    across,
     larger,
     load,
-    pick,
     primitive,
+    smaller,
     splat,
     store,
     transposed,
@@ -38,33 +36,17 @@ LEAST_REACH = 2.0**-60
 BAR_SLACK = 1.0 - 2.0**-20
 
 _bits, _flags, _rank = ir.IntType(RANK), ir.VectorType(I1, RANK), ir.VectorType(F32, RANK)
-_BYTES = RANK * FLOAT
-PATCH_BYTES = 2 * _BYTES  # of one patch and one rank in `turned`: both signs
-RANK_BYTES = BLOCK * PATCH_BYTES
-SIGN_BYTES = RANK // 8  # of one rank in `signs`
 
 
 def _all(value: float) -> Any:
     return ir.Constant(_rank, [value] * RANK)
 
 
-def _smaller(b: Any, left: Any, right: Any) -> Any:
-    return b.select(b.fcmp_ordered("<", left, right), left, right)
-
-
-def across(b: Any, join: Any, vector: Any) -> Any:
-    """The lanes of a vector joined into one number."""
-    while vector.type.count > 1:
-        half = vector.type.count // 2
-        vector = join(b, *(pick(b, vector, vector, list(range(i, i + half))) for i in (0, half)))
-    return b.extract_element(vector, I32(0))
-
-
 @primitive(types.none, *[types.int64] * 4)
 def turn(b: Any, lines: Any, step: Any, turned: Any, sums: Any) -> None:
     """turned[p, 0, r] = lines[r, p] for RANK lines `step` bytes apart; adds each line's values to sums[r]."""
     with cgutils.for_range(b, I64(BLOCK // RANK)) as loop:
-        at = b.add(lines, b.mul(loop.index, I64(_BYTES)))
+        at = b.add(lines, b.mul(loop.index, I64(RANK_VECTOR)))
         target = b.add(turned, b.mul(loop.index, I64(RANK * PATCH_BYTES)))
         vectors = transposed(b, [load(b, b.add(at, b.mul(step, I64(r))), 0, _rank) for r in range(RANK)])
         for p, vector in enumerate(vectors):
@@ -84,13 +66,13 @@ def reaches(b: Any, turned: Any, scales: Any, n_ranks: Any, reach: Any) -> None:
             scale = b.add(scales, b.mul(rank.index, I64(PATCH_BYTES)))
             at = b.add(turned, b.mul(rank.index, I64(RANK_BYTES)))
             at = b.add(at, b.mul(piece.index, I64(RANK * PATCH_BYTES)))
-            for sign in (0, _BYTES):
+            for sign in (0, RANK_VECTOR):
                 factor = load(b, scale, sign, _rank)
                 for p, cell in enumerate(cells):
                     value = b.fmul(load(b, at, p * PATCH_BYTES + sign, _rank), factor)
                     b.store(larger(b, value, b.load(cell)), cell)
         found = tree(b, larger, transposed(b, [b.load(cell) for cell in cells]))
-        store(b, found, b.add(reach, b.mul(piece.index, I64(_BYTES))))
+        store(b, found, b.add(reach, b.mul(piece.index, I64(RANK_VECTOR))))
 
 
 def sign_flags(b: Any, signs: Any) -> Any:
@@ -104,7 +86,7 @@ def _signs(b: Any, signs: Any, n_ranks: int) -> list[Any]:
 
 def _of_sign(b: Any, positive: Any, address: Any, offset: int) -> Any:
     """For each row the value of its weight's own sign: the first of two vectors where it is positive."""
-    return b.select(positive, load(b, address, offset, _rank), load(b, address, offset + _BYTES, _rank))
+    return b.select(positive, load(b, address, offset, _rank), load(b, address, offset + RANK_VECTOR, _rank))
 
 
 def _bar(n_ranks: int) -> Any:
@@ -115,8 +97,8 @@ def _bar(n_ranks: int) -> Any:
         least = _all(LARGEST_BAR)
         for rank, positive in enumerate(_signs(b, signs, n_ranks)):
             scale, floor = (_of_sign(b, positive, address, rank * PATCH_BYTES) for address in (scales, floors))
-            least = _smaller(b, larger(b, b.fmul(load(b, best, rank * _BYTES, _rank), scale), floor), least)
-        return b.fmul(across(b, _smaller, least), ir.Constant(F32, BAR_SLACK))
+            least = smaller(b, larger(b, b.fmul(load(b, best, rank * RANK_VECTOR, _rank), scale), floor), least)
+        return b.fmul(across(b, smaller, least), ir.Constant(F32, BAR_SLACK))
 
     return bar
 
@@ -134,7 +116,7 @@ def _mask(b: Any, flags: list[Any]) -> Any:
 def above(b: Any, line: Any, reach: Any, bar: Any) -> Any:
     """Bit p: line[p] * reach[p] is above the bar."""
     limit = splat(b, bar, _rank)
-    pieces = range(0, BLOCK * FLOAT, _BYTES)
+    pieces = range(0, LINE, RANK_VECTOR)
     products = [b.fmul(load(b, line, offset, _rank), load(b, reach, offset, _rank)) for offset in pieces]
     return _mask(b, [b.fcmp_ordered(">", product, limit) for product in products])
 
@@ -142,7 +124,7 @@ def above(b: Any, line: Any, reach: Any, bar: Any) -> Any:
 @primitive(types.float32, types.int64, types.int64)
 def highest(b: Any, line: Any, reach: Any) -> Any:
     """The largest of line[p] * reach[p]."""
-    pieces = range(0, BLOCK * FLOAT, _BYTES)
+    pieces = range(0, LINE, RANK_VECTOR)
     products = [b.fmul(load(b, line, offset, _rank), load(b, reach, offset, _rank)) for offset in pieces]
     return across(b, larger, tree(b, larger, products))
 
@@ -150,7 +132,7 @@ def highest(b: Any, line: Any, reach: Any) -> Any:
 @primitive(types.int64, types.int64)
 def above_zero(b: Any, line: Any) -> Any:
     """Bit p: line[p] is above 0."""
-    pieces = range(0, BLOCK * FLOAT, _BYTES)
+    pieces = range(0, LINE, RANK_VECTOR)
     return _mask(b, [b.fcmp_ordered(">", load(b, line, offset, _rank), _all(0.0)) for offset in pieces])
 
 
@@ -166,7 +148,7 @@ def _raise(n_ranks: int, n_at_once: int) -> Any:
         positive = _signs(b, signs, n_ranks)
         cells = [cgutils.alloca_once(b, _rank) for _ in range(n_ranks)]
         for rank, cell in enumerate(cells):
-            b.store(load(b, best, rank * _BYTES, _rank), cell)
+            b.store(load(b, best, rank * RANK_VECTOR, _rank), cell)
         left = cgutils.alloca_once(b, I64)
         b.store(mask, left)
         again, done = b.append_basic_block("again"), b.append_basic_block("done")
@@ -187,7 +169,7 @@ def _raise(n_ranks: int, n_at_once: int) -> Any:
         b.cbranch(b.icmp_unsigned("!=", rest, I64(0)), again, done)
         b.position_at_end(done)
         for rank, cell in enumerate(cells):
-            store(b, b.load(cell), best, rank * _BYTES)
+            store(b, b.load(cell), best, rank * RANK_VECTOR)
 
     return raise_column
 

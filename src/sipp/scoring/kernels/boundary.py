@@ -1,4 +1,4 @@
-"""The one door to the kernels: every size, dtype, device and stride is checked here, before an address leaves Python.
+"""The boundary to compiled code: every size, dtype, device and stride is checked here, before an address leaves Python.
 
 Compiled code trusts what it is given: a column too many would be memory that belongs to something else. A check costs
 microseconds and does not depend on how large the tensors are. The memory that compiled code works in is made here as
@@ -32,7 +32,7 @@ class Given:
 
 
 def check_sums(where: str, weight_GRK: Tensor, patches_GKP: Tensor, *, device: str | None = None) -> None:
-    """A DataError unless these are the operands of `quadrant_sums`; all on one device, of the type named if any."""
+    """Raises DataError unless these are the operands of `quadrant_sums`, all on one device (of this type)."""
     n_groups, _, fan_in = _sizes(where, "weight_GRK", weight_GRK, 3)
     n_patches = _sizes(where, "patches_GKP", patches_GKP, 3)[2]
     weight = Given("weight_GRK", weight_GRK, tuple(weight_GRK.shape))
@@ -42,7 +42,7 @@ def check_sums(where: str, weight_GRK: Tensor, patches_GKP: Tensor, *, device: s
 def check_products(
     where: str, patches: Tensor, inverse: Tensor, positive_GRK: Tensor, *, n_dims: int = 1, device: str | None = None
 ) -> None:
-    """A DataError unless these are operands of `max_times` or, with points and their patches apart, of `sum_times`."""
+    """Raises DataError unless these are operands of `max_times` or, with points apart, of `sum_times`."""
     n_groups, n_rows, fan_in = _sizes(where, "positive_GRK", positive_GRK, 3)
     each = _sizes(where, "patches", patches, 2 + n_dims)[2:]
     positive = Given("positive_GRK", positive_GRK, (n_groups, n_rows, fan_in), (torch.bool,))
@@ -61,7 +61,7 @@ def check_ratios(
     row_factors_GR: Tensor,
     beside: Given,
 ) -> None:
-    """A DataError unless these are operands of `max_ratios` or `mean_ratios`, float32 windows on a CPU."""
+    """Raises DataError unless these are operands of `max_ratios` or `mean_ratios`, float32 windows on a CPU."""
     n_groups, n_rows, fan_in = _sizes(where, "weight_GRK", weight_GRK, 3)
     sizes = _sizes(where, "windows", windows, None)
     check_windows(where, windows, n_position_dims, n_rows=n_groups * n_rows, fan_in=fan_in)
@@ -78,7 +78,7 @@ def check_ratios(
 
 
 def check_windows(where: str, windows: Tensor, n_position_dims: int, *, n_rows: int, fan_in: int) -> None:
-    """A DataError unless windows (B, G, *positions, *fan_in) meet `n_rows` rows (of all groups) of this fan-in."""
+    """Raises DataError unless windows (B, G, *positions, *fan_in) meet `n_rows` rows (of all groups) of this fan-in."""
     sizes = _sizes(where, "windows", windows, None)
     if not (isinstance(n_position_dims, int) and 0 <= n_position_dims <= len(sizes) - 2):
         raise DataError(f"{where}: windows of shape {sizes} do not have {n_position_dims!r} dimensions of positions")
@@ -91,7 +91,7 @@ def check_windows(where: str, windows: Tensor, n_position_dims: int, *, n_rows: 
 
 
 def check_lines(where: str, values_BN: Tensor, *, device: str | None = None) -> None:
-    """A DataError unless these are lines of real numbers, at least one of at least one number."""
+    """Raises DataError unless these are lines of real numbers, at least one of at least one number."""
     _check(where, [Given("values_BN", values_BN, _sizes(where, "values_BN", values_BN, 2))], device)
 
 
@@ -118,7 +118,7 @@ def address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
 
 
 def _check_plain(tensor: Tensor, dtype: torch.dtype) -> None:
-    """A DataError unless compiled code for this dtype can go through the tensor's memory from its first byte on."""
+    """Raises DataError unless compiled code for this dtype can go through the memory from its first byte on."""
     if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
         gaps = "without" if tensor.is_contiguous() else "with"
         raise DataError(
@@ -139,7 +139,7 @@ def _sizes(where: str, name: str, tensor: Tensor, n_dims: int | None) -> tuple[i
 
 
 def _check(where: str, given: list[Given], device: str | None) -> None:
-    """A DataError unless each is what it has to be, and all lie on one device (of this type)."""
+    """Raises DataError unless each is what it has to be, and all lie on one device (of this type)."""
     place = given[0].tensor.device
     for one in given:
         tensor = one.tensor
@@ -158,7 +158,7 @@ def _check(where: str, given: list[Given], device: str | None) -> None:
 
 
 def _check_memory(where: str, one: Given) -> None:
-    """A DataError unless every element of the tensor lies within the memory that it views."""
+    """Raises DataError unless every element of the tensor lies within the memory that it views."""
     tensor, strides = one.tensor, one.tensor.stride()
     last = sum((size - 1) * stride for size, stride in zip(one.shape, strides))
     n_bytes = (tensor.storage_offset() + last + 1) * tensor.element_size()
