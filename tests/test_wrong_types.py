@@ -1,4 +1,4 @@
-"""Every public function x every wrong type (FAULTS 45): it works, or the error is one of sipp's own."""
+"""Every public function x every wrong type: it works, or the error is one of sipp's own."""
 
 import inspect
 import itertools

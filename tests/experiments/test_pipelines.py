@@ -89,7 +89,7 @@ def test_what_a_record_says(tmp_path: Path) -> None:
     dense, det, wt = run(recipe, out=tmp_path, device="cpu").records
     assert (dense["kind"], dense["method"], dense["level"]) == ("dense", None, 0)
     assert det["bound"]["epsilon"] > 0 and not det["bound"]["met"] and "convolution" in det["bound"]["reason"]
-    assert "before retraining" in det["bound"]["speaks_of"]  # errata 8
+    assert "before retraining" in det["bound"]["speaks_of"]  # and not of the retrained network
     assert wt["bound"]["epsilon"] is None and "none were scored" in wt["bound"]["reason"]
     for record in (det, wt):
         assert 0 <= record["before"]["top1"] <= record["before"]["top5"] <= 1 and record["before"]["n"] == 360

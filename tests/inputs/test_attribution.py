@@ -1,4 +1,4 @@
-"""Which patches are whose: an experiment says so, not a shape (FAULTS 41)."""
+"""Which patches are whose: an experiment says so, not a shape."""
 
 from __future__ import annotations
 

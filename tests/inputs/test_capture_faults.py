@@ -1,4 +1,4 @@
-"""What goes in and what survives it: forms of data, choice of layers, bad values, state (FAULTS 13-18, 22-24)."""
+"""What goes in and what survives it: forms of data, choice of layers, bad values, state."""
 
 from __future__ import annotations
 

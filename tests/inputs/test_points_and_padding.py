@@ -1,4 +1,4 @@
-"""Points are counted as they are, and padding is no patch (FAULTS 41, 42): the side of the scores."""
+"""Points are counted as they are, and padding is no patch: the side of the scores."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class OnlyAbove(nn.Module):
 
     def __init__(self, shares: list[float]) -> None:
         super().__init__()
-        self.edges = nn.Buffer(torch.tensor(shares))
+        self.register_buffer("edges", torch.tensor(shares))
         self.linear = nn.Linear(len(shares) + 1, 1, bias=False)
         with torch.no_grad():
             self.linear.weight.copy_(torch.arange(len(shares) + 1, 0, -1.0)[None])

@@ -5,7 +5,7 @@ T12  ||f^(x) - f(x)|| <= eps ||f(x)||,     eps = sum_l c_l max over S of Q_l(x) 
      c_l = (prod_{k > l} Lip_k) eps_l,  Q_l = ||Z_l^{++}|| + ||Z_l^{+-}|| + ||Z_l^{-+}|| + ||Z_l^{--}||
 The paper takes the maxima of Delta_l and of kappa_l apart, which is never smaller. Mode "paper" takes Lip_k = ||W_k||_F
 as the source does. That bounds a chain of fully-connected layers with 1-Lipschitz activations; it is not a bound for
-convolutions (errata 6), residual connections or norms (errata 7), and says so.
+convolutions, residual connections or norms (docs/theory.md, last section, 6 and 7), and says so.
 T18  A maximum over n different points bounds the value at a new input for all but a share of inputs, at a confidence.
 That needs functions that were fixed before the points were seen. Q_l / ||f|| are; eps(x) is not, as the pruning chose
 its coefficients.
@@ -230,7 +230,7 @@ def network_epsilon(
 
     Without `points` each layer's largest Q_l(x) / ||f(x)|| over S is taken; with them, which are new to the pruning,
     eps(x) is computed point by point and its largest taken. Lip_k is the larger of the dense and the pruned norm:
-    sampled weights are re-weighted, so the pruned one can be the larger (errata 5).
+    sampled weights are re-weighted, so the pruned one can be the larger.
     """
     in_order = sorted(range(len(layers)), key=lambda i: layers[i].order)
     lipschitz_after, kappas, total = 1.0, {}, 0.0

@@ -22,6 +22,7 @@ from sipp.errors import OptionError
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.training.signals import Interrupted
+from sipp.extras import needed_for
 from sipp.progress import progress_bar
 from sipp.report import read_sources, render
 from sipp.report.palette import STYLES
@@ -65,6 +66,9 @@ def run_demo(
     The run is that of the recipe `digits-iterative` with these settings, made anew each time. Those of an earlier demo
     are replaced with `force` only, and files of others never.
     """
+    with needed_for("the demo"):
+        import jinja2  # noqa: F401  all that the demo will need, before a minute of training
+        import matplotlib  # noqa: F401
     recipe = load_recipe(RECIPE, settings=(*settings, f"seed={seed}"))
     with _made(folder, force):
         with tempfile.TemporaryDirectory(dir=folder, prefix=".run-") as runs:

@@ -4,7 +4,7 @@
     at-init     initialise; for each level of the same ladder: prune the initial network once, train
 
 All methods of one seed share its trained parent (iterative) or its initial network (at-init). A record speaks of one
-network: the bound in it is about the moment before retraining, against the network that was pruned (errata 8).
+network: the bound in it is about the moment before retraining, against the network that was pruned.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _run_unit(recipe: Recipe, store: Store, work: Work, unit: Unit, ranking: Ini
 
 
 def next_budget(left: int, alpha: float) -> int:
-    """The number of weights of the next level: alpha of what is left, at least one (errata 4: alpha is KEPT)."""
+    """The number of weights of the next level: alpha of what is left, at least one (alpha is the share KEPT)."""
     return max(1, round(alpha * left))
 
 

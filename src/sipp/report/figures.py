@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
+from sipp.extras import needed_for
 from sipp.report import palette, series
 from sipp.report.read import Run, Source
 from sipp.report.series import METRICS, Curve
@@ -47,8 +48,9 @@ Draw = Callable[[Any, Run], bool]
 
 def write_figures(sources: Sequence[Source], folder: Path) -> list[Path]:
     """The files written: for every run, each figure it has numbers for, in each format. Pruned models have none."""
-    import matplotlib
-    from matplotlib.figure import Figure  # without pyplot: no window system, and no choice of backend for the caller
+    with needed_for("drawing figures"):
+        import matplotlib
+        from matplotlib.figure import Figure  # without pyplot: no window system, no choice of backend for the caller
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

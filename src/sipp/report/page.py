@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
+from sipp.extras import needed_for
 from sipp.report import palette, series, words
 from sipp.report.plots import Plot, pruned_plots, run_plots
 from sipp.report.read import Broken, PrunedModel, Run, Source
@@ -55,6 +53,10 @@ class Part:
 
 def render(sources: Sequence[Source], *, version: str, broken: Sequence[Broken] = ()) -> str:
     """The page of these sources, in their order; it says which others lay beside them and could not be read."""
+    with needed_for("drawing the page"):
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+
     parts: list[Part] = []
     plots: dict[str, Plot] = {}
     for index, source in enumerate(sources):

@@ -2,7 +2,7 @@
 activations.
 
 A bound here is on the linear MAP, not on the kernel tensor: the 3 x 3 all-ones kernel has Frobenius norm 3 but
-stretches some images almost ninefold (erratum 6). Every number comes from a full decomposition or a factorisation that
+stretches some images almost ninefold. Every number comes from a full decomposition or a factorisation that
 went through, and is rounded up; power iteration converges from below and is never a bound.
 
 Axes: G groups, F rows of one group, C input channels of one group, T taps of the kernel, Q frequencies, R aliases.

@@ -14,6 +14,7 @@ from sipp.cli.errors import REPAIR, Trouble, at
 from sipp.cli.files import FIGURE, PAGE, Inputs, check_file, check_place, write_file
 from sipp.cli.options import Force
 from sipp.errors import DataError, OptionError
+from sipp.extras import needed_for
 
 if TYPE_CHECKING:
     from sipp.report.read import Source
@@ -88,6 +89,8 @@ def _check_figures(folder: Path, sources: list[Source], force: bool) -> None:
     """Refuses figures one of which would be written over anything but a figure."""
     from sipp.report import figure_names
 
+    with needed_for("drawing figures"):
+        import matplotlib  # noqa: F401  before the page is written
     with at(f"--figures {folder}", "give another folder"):
         for name in figure_names(sources):
             check_file(folder / name, FIGURE, force=force, makes_folder=True)

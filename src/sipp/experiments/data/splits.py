@@ -106,7 +106,7 @@ def split_images(data: ImageSet, *, n_calibration: int, n_holdout: int, seed: in
 
 
 def check_content(splits: Splits, content: str) -> None:
-    """Nothing, or DataError where `splits` were made for other data than the data with hash `content`."""
+    """Raises DataError where `splits` were made for other data than the data with hash `content`."""
     if splits.content != content:
         raise DataError(
             f"these splits number the items of other data: they were made for {splits.content[:12]}, "

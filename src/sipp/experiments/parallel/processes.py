@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, SippError
+from sipp.extras import needed_for
 from sipp.pruning.result import Ranking
 from sipp.records import Scores
 
@@ -43,7 +44,8 @@ ALONE = Team(0, 1)
 
 def join_team(*, cpu: bool) -> Team:
     """The team that a launcher (accelerate launch, torchrun) started this process in; ALONE if it is the only one."""
-    from accelerate import PartialState
+    with needed_for("training in several processes"):
+        from accelerate import PartialState
 
     state = PartialState(cpu=cpu, timeout=PATIENCE)
     if state.num_processes == 1:
@@ -52,7 +54,7 @@ def join_team(*, cpu: bool) -> Team:
 
 
 def leave_team(team: Team) -> None:
-    """Nothing; the connections of this process to the others are closed."""
+    """Closes the connections of this process to the others."""
     if team.count > 1:
         dist.destroy_process_group()
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from sipp.errors import OptionError
 from sipp.experiments.recipes.schema import NAME_PATTERN, Recipe, check_recipe
-from sipp.experiments.recipes.yamlfile import read_yaml
 
 BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
 SUFFIX = ".yaml"
@@ -61,6 +60,8 @@ def _packaged(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
 
 def _derived(text: str, where: str, chain: tuple[str, ...]) -> dict[str, Any]:
     """The values of this text over those of its base."""
+    from sipp.experiments.recipes.yamlfile import read_yaml  # here, since listing runs needs no YAML
+
     values = read_yaml(text, where=where)
     if not isinstance(values, dict):
         raise OptionError(f"{where}: a recipe is a mapping of keys to values, not a {type(values).__name__}")
@@ -84,7 +85,9 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _put(values: dict[str, Any], setting: str) -> None:
-    """Nothing; puts one `a.b=value` into the values, to be checked with all others."""
+    """Puts one `a.b=value` into the values, to be checked with all others."""
+    from sipp.experiments.recipes.yamlfile import read_yaml
+
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):

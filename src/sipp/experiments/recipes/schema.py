@@ -93,7 +93,7 @@ class Training(_Part):
 
 
 class Pruning(_Part):
-    """Methods, and the ladder of budgets: each level keeps `alpha` of what the level before kept (errata 4)."""
+    """Methods, and the ladder of budgets: each level keeps `alpha` of what the level before kept."""
 
     methods: Annotated[tuple[Annotated[Method, AfterValidator(_known)], ...], Field(min_length=1)]
     delta: Share

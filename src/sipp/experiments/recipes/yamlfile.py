@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from sipp.errors import OptionError
+from sipp.extras import needed_for
+
+with needed_for("reading a recipe"):
+    import yaml  # type: ignore[import-untyped]
 
 MAX_CHARACTERS = 65_536
 MAX_DEPTH = 16

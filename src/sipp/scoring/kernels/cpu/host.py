@@ -110,7 +110,7 @@ def entry(function: Callable[[Any], None]) -> Any:
 # --- Threads ----------------------------------------------------------------------------------------------------------
 # torch's threads (OpenMP) wait actively for a while after a parallel operation, to be quick at the next one. A second
 # set of threads would share the cores with them just when a layer's kernel follows its forward pass; so the work goes
-# to the same ones (docs/performance.md). GOMP_parallel is GNU's way in; LLVM's and Intel's libraries have it too.
+# to the same ones (docs/performance-log.md). GOMP_parallel is GNU's way in; LLVM's and Intel's libraries have it too.
 
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _OPENMP_FILES = ("libgomp*", "libomp*", "libiomp5*")
