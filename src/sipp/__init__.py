@@ -1,8 +1,8 @@
 """Provable, data-informed weight pruning for PyTorch.
 
-    model, data -> inputs -> scoring -> allocation -> pruning -> repairing -> bounds -> certificates -> storage -> report
-                   patches   one number  kept a row   weights,   refit,       theory    held-out
-                             a weight                 masks      polish
+    net, data -> inputs -> scoring -> allocation -> pruning -> repairing -> bounds -> certificates -> storage -> report
+                 patches   one number  kept a row   weights,   refit,       theory    held-out
+                           a weight                 masks      polish
 
 A model and a few data points go in; a sparse model and a statement of what was lost come out:
 
