@@ -15,7 +15,7 @@ from sipp.inputs.capture import Forms
 from sipp.inputs.layers import Site, find_sites, unwrap
 from sipp.inputs.restore import copy_of
 from sipp.numerics import device_of, integers
-from sipp.options import ChunkBytes
+from sipp.options import ChunkBytes, Scoring
 from sipp.progress import Advance, progress_bar
 from sipp.pruning.result import Pruned, PrunedLayer
 from sipp.records import Batch
@@ -73,7 +73,7 @@ def repair(
     dense, given = unwrap(model), unwrap(pruned.model)
     _check_twins(dense, given, pruned.masks)
     parts = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
-    repaired, n_bytes = copy_of(given), chunk_of(chunk_bytes, device_of(dense))
+    repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     before = output_error(dense, given, parts.aside)
     with progress_bar("repairing", len(pruned.masks) + steps, shown=progress) as advance:
         layers = _refit_all(dense, repaired, pruned.masks, parts, n_bytes, advance)
