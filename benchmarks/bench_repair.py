@@ -135,7 +135,8 @@ def encoder_table(options: argparse.Namespace) -> None:
 
     lines = []
     for keep in options.keep:
-        pruned = sipp.prune(net, data, keep=keep, method=options.method)
+        needed = None if options.method == "wt" else data  # scores of no use to `wt` would take most of the time
+        pruned = sipp.prune(net, needed, keep=keep, method=options.method)
         start, cpu = time.perf_counter(), time.process_time()
         fixed = sipp.repair(net, pruned, data, steps=options.steps, learning_rate=options.learning_rate)
         took = f"{time.perf_counter() - start:.0f} s, {time.process_time() - cpu:.0f} s CPU"
