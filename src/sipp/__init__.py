@@ -33,6 +33,9 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
     from sipp.repairing.entry import repair as repair
     from sipp.scoring.sensitivities import sensitivity as sensitivity
     from sipp.scoring.theory_points import sample_size as sample_size
+    from sipp.storage.artifact import inspect as inspect
+    from sipp.storage.artifact import load as load
+    from sipp.storage.artifact import save as save
 
 __version__ = "0.1.0"
 
@@ -45,11 +48,14 @@ _MODULES = {
     "certify_accuracy": "sipp.certificates.claims",
     "check_assumption": "sipp.bounds.assumption",
     "hold": "sipp.pruning.masking",
+    "inspect": "sipp.storage.artifact",
+    "load": "sipp.storage.artifact",
     "prune": "sipp.pruning.entry",
     "prune_to": "sipp.pruning.tolerance",
     "release": "sipp.pruning.masking",
     "repair": "sipp.repairing.entry",
     "sample_size": "sipp.scoring.theory_points",
+    "save": "sipp.storage.artifact",
     "sensitivity": "sipp.scoring.sensitivities",
     "sound_bound": "sipp.bounds.sound.graph_bound",
 }

@@ -301,9 +301,9 @@ def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for m, level in ((None, 0), ("wt", 1))
     ]
     shown = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
-    honest = demo.read_sources
+    honest = demo.read_results
     monkeypatch.setattr(demo, "_records", lambda *args: result)
-    monkeypatch.setattr(demo, "read_sources", lambda paths: honest([shown]))
+    monkeypatch.setattr(demo, "read_results", lambda paths: honest([shown]))
     out = tmp_path / "demo"
     assert run("demo", "--out", out).returncode == 0
     before = files_in(tmp_path)

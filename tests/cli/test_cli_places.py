@@ -53,8 +53,8 @@ def test_a_demo_that_wrote_its_page_keeps_it(tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo, "_records", lambda *args: [])
-    monkeypatch.setattr(demo, "read_sources", lambda paths: [])
-    monkeypatch.setattr(demo, "render", lambda sources, version: "page")
+    monkeypatch.setattr(demo, "read_results", lambda paths: [])
+    monkeypatch.setattr(demo, "render", lambda results, version: "page")
     monkeypatch.setattr(demo, "_draw", stopped)
     with pytest.raises(KeyboardInterrupt):
         demo.run_demo(tmp_path / "new", progress=False)
@@ -223,7 +223,7 @@ def test_a_ledger_in_the_way_of_the_output_is_refused_before_any_work(name: str,
 def test_an_output_that_cannot_be_is_refused_before_any_work(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sipp.report.read_whole_sources", _must_not_be_called)
+    monkeypatch.setattr("sipp.report.read_whole_results", _must_not_be_called)
     before = files_in(folder)
     suffix = ".safetensors" if name == "score" else ""
     for path in ("file/out", LONG, "x" * 300, "/proc/out"):

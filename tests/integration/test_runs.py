@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from sipp.cli.commands import run_command, runs_command
 from sipp.errors import OptionError
 from sipp.experiments.recipes import load_recipe
-from sipp.experiments.runs.run_recipe import list_runs, run
+from sipp.experiments.runs.listing import list_runs
+from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.runs.store import checkpoints
 
 KILL_LOOP = Path(__file__).parent.parent / "experiments" / "runs" / "kill_loop.py"

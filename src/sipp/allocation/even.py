@@ -19,7 +19,7 @@ def even_rows(shapes: Sequence[tuple[int, ...]], budget: int, *, least: int = 0)
     fan_ins = torch.cat([torch.full((n_rows,), fan_in, dtype=torch.int64, device="cpu") for n_rows, fan_in in shapes])
     n_weights = int(fan_ins.sum())
     if not 0 <= budget <= n_weights:
-        raise OptionError(f"budget={budget} must lie between 0 and the number of weights, {n_weights}")
+        raise OptionError(f"budget={budget} must lie between 0 and the number of weights, {n_weights}", option="budget")
     limits = fan_ins.clamp(max=least) if least * len(fan_ins) <= budget else torch.zeros_like(fan_ins)
     room, left = fan_ins - limits, budget - int(limits.sum())
     kept = limits + room * left // max(1, int(room.sum()))  # exact integers

@@ -146,7 +146,7 @@ def relax(
 def relax_posed(posed: Posed, budget: int) -> Relaxed:
     """What `relax` says for this budget, bit for bit: it depends on nothing but the problem and the budget."""
     if budget < 0:
-        raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep")
+        raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep", option="budget")
     caps_R, competes_R = posed.caps_R, posed.competes_R
     kept_R = torch.where(competes_R, caps_R, 0.0)
     objective, multiplier = 0.0, 0.0
@@ -223,7 +223,9 @@ def _check_allocation(sensitivities: Sequence[Tensor], layer_weights: Sequence[f
     if layer_weights is None:
         return
     if len(layer_weights) != len(sensitivities):
-        raise OptionError(f"{len(layer_weights)} layer_weights for {len(sensitivities)} layers; give one for each")
+        raise OptionError(
+            f"{len(layer_weights)} layer_weights for {len(sensitivities)} layers", fix="give one for each"
+        )
     for index, weight in enumerate(layer_weights):
         if not (weight >= 0.0 and math.isfinite(weight)):
             raise OptionError(f"layer_weights[{index}]={weight!r} must be finite and not negative")

@@ -171,8 +171,9 @@ def check_sensitivity(sensitivity_FK: Tensor, where: str = "sensitivity") -> Non
         low, high = (float(end) for end in torch.aminmax(sensitivity_FK))
         if not (low >= 0.0 and math.isfinite(high)):
             raise DataError(
-                f"{where} holds values outside [0, inf) (from {low} to {high}): "
-                "a NaN, infinite or negative sensitivity has no bound; look for NaN in the weights or the data"
+                f"{where} holds values outside [0, inf) (from {low} to {high}): a NaN, infinite or "
+                "negative sensitivity has no bound",
+                fix="look for NaN in the weights or the data",
             )
 
 
@@ -195,7 +196,9 @@ def check_constants(*, c_constant: float, n_outputs: int = 1, delta: float = 0.5
     if n_outputs < 1:
         raise OptionError(f"n_outputs={n_outputs!r} must be at least 1: it counts a network's output scalars (eta)")
     if not 0.0 < delta < 1.0:
-        raise OptionError(f"delta={delta!r} must lie strictly between 0 and 1: it is a failure probability")
+        raise OptionError(
+            f"delta={delta!r} must lie strictly between 0 and 1: it is a failure probability", option="delta"
+        )
 
 
 def _ascending(values: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def check_rows(where: str, values_FK: Tensor, *, beside: Sequence[Tensor] = (), 
     for others, wanted in ((beside, shape), (numbers, shape[:1])):
         for other in others:
             if len(shape) != 2 or tuple(other.shape) != wanted:
-                raise DataError(f"{where}: rows of shape {shape} and {tuple(other.shape)}, which must be {wanted}")
+                raise DataError(f"rows of shape {shape} and {tuple(other.shape)}, which must be {wanted}", where=where)
 
 
 def as_array(rows: Tensor) -> np.ndarray:

@@ -131,7 +131,7 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise ModelError(f"masks: {name!r} must be a tensor of shape {tuple(parameters[name].shape)}, not {found}")
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-            raise ModelError(f"masks: {name!r} holds other values than 0 and 1; give a bool tensor, True = kept")
+            raise ModelError(f"masks: {name!r} holds other values than 0 and 1", fix="give a bool tensor, True = kept")
     given = copy_of(dense)
     with torch.no_grad():
         for name, mask in masks.items():

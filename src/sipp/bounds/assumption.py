@@ -244,8 +244,10 @@ def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
         lowest, highest = torch.aminmax(use.windows)
         if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
             raise DataError(
-                f"{batch.where}: the inputs that reach {weight.name} are NaN or infinite, although the point itself is "
-                "finite: the model overflows on it; use a wider dtype, or drop the point"
+                f"the inputs that reach {weight.name} are NaN or infinite, although the point itself is "
+                "finite: the model overflows on it",
+                where=batch.where,
+                fix="use a wider dtype, or drop the point",
             )
         reached.add(weight.name)
 
@@ -286,8 +288,10 @@ def _look_at_calibration(
     missing = [name for name in weights if name not in sensitivity]
     if missing:
         raise ModelError(
-            f"no input reached {missing[0]}: the layer is not called in forward, or its weight is used through a "
-            f"functional call that cannot be seen; leave it as it is with exclude={missing[0]!r}"
+            f"no input reached {missing[0]}: the layer is not called in forward, or its weight is used "
+            "through a functional call that cannot be seen",
+            fix=f"leave it as it is with exclude={missing[0]!r}",
+            option="exclude",
         )
     return sensitivity, n_above, n_draws
 

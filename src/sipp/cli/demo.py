@@ -24,7 +24,7 @@ from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.training.signals import Interrupted
 from sipp.extras import needed_for
 from sipp.progress import progress_bar
-from sipp.report import read_sources, render
+from sipp.report import read_results, render
 from sipp.report.palette import STYLES
 from sipp.scoring.methods import NAMES
 from sipp.storage.marks import FIGURE_MARK
@@ -76,7 +76,7 @@ def run_demo(
                 records = _records(recipe, Path(runs), progress)
             except Interrupted as stop:
                 raise SystemExit(stop.exit_status) from None
-            page = render(read_sources([Path(runs)]), version=f"sipp {__version__}")
+            page = render(read_results([Path(runs)]), version=f"sipp {__version__}")
         write_file(folder / PAGE, page.encode(), PAGE_KIND, force=force)
         result = _result(recipe, records, folder / PAGE)
         _draw(result, folder / FIGURE)

@@ -6,7 +6,6 @@ is there already is replaced with --force only, and only by what the same comman
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,14 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save as tensors_to_bytes
-from torch import Tensor
-
-from sipp.errors import DataError, ModelError, OptionError
-from sipp.storage.files import TEMPORARY, sync_folder
+from sipp.errors import DataError, OptionError
+from sipp.storage.files import publish, staged, sync_folder, write_atomic, write_through
 from sipp.storage.marks import FIGURE_MARK, PAGE_MARK, SCORES_MARK
 
-CHUNK = 1 << 20
 HEAD = 1 << 14  # bytes in which a page, a picture or a file of tensors says who made it
 MOST_RECORD = 1 << 28  # bytes of a record that is looked into
 
@@ -129,7 +124,7 @@ def check_place(path: Path) -> None:
     """
     place = path.parent
     try:
-        _staged(path).exists()  # a name that is too long is found here
+        staged(path).exists()  # a name that is too long is found here
         while not place.exists():
             place = place.parent
         with tempfile.TemporaryFile(dir=place):
@@ -189,79 +184,30 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool) -> No
     with content (--force) the last file, the one that makes claims about the others, goes first and comes back last.
     """
     check_folder(folder, force=force)
-    staged = _staged(folder)
+    made = staged(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            staged.mkdir()
+            made.mkdir()
             for name, data in files.items():
-                _write_through(staged / name, data)
-            sync_folder(staged)
+                write_through(made / name, data)
+            sync_folder(made)
             if not folder.exists() or not any(folder.iterdir()):
-                os.replace(staged, folder)
+                publish(made, folder)
             else:
                 (folder / list(files)[-1]).unlink(missing_ok=True)
                 for name in files:
-                    os.replace(staged / name, folder / name)
-                sync_folder(folder)
+                    publish(made / name, folder / name)
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
-        sync_folder(folder.parent)
+            shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
         raise DataError(
-            f"{folder} could not be written ({error.strerror or error}); free space or allow writing, or give "
-            "another place"
+            f"{folder} could not be written ({error.strerror or error})",
+            fix="free space or allow writing, or give another place",
         ) from error
 
 
 def write_file(path: Path, data: bytes, kind: Kind, *, force: bool) -> None:
     """Writes the data into the file, or leaves it as it was."""
     check_file(path, kind, force=force)
-    staged = _staged(path)
-    try:
-        try:
-            _write_through(staged, data)
-            os.replace(staged, path)
-        finally:
-            staged.unlink(missing_ok=True)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise DataError(
-            f"{path} could not be written ({error.strerror or error}); free space or allow writing, or give another "
-            "place"
-        ) from error
-
-
-def _staged(path: Path) -> Path:
-    """Where a file or folder is made before it gets its name."""
-    return path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
-
-
-def _write_through(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def tensor_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None = None) -> bytes:
-    """The tensors as a safetensors file, with a mark in its header; tied ones stand under each of their names."""
-    wrong = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
-    if wrong:
-        raise ModelError(
-            f"state_dict entries {', '.join(wrong[:5])} are no tensors, and safetensors holds nothing else"
-        )
-    # Copies: safetensors refuses memory that two names share.
-    return tensors_to_bytes(
-        {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()},  # type: ignore[attr-defined]
-        mark,
-    )
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    write_atomic(path, data)

@@ -24,6 +24,8 @@ from sipp.options import NormStats, Reduce
 from sipp.records import Weight, from_rows
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the sensitivity, besides 0: there the reduction makes no difference
+NOISE = 0.05  # relative: errors that are closer are the same
+LOST = 1.0  # an error at which nothing of the output is left
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
 Cut = Callable[[Sequence[Tensor]], list[Tensor]]  # scores of all layers to masks, for one budget
@@ -86,7 +88,8 @@ def choose(
 ) -> tuple[list[Tensor], Choice]:
     """The masks of the candidate that moves the output least on the points kept aside, and how all of them did.
 
-    The first of equals is taken: candidates are in the order of p, magnitude first.
+    Of those that are as good as the best, the one of the smallest p: a difference of `NOISE` on a few points decides
+    nothing, and neither does one among outputs that are all lost (an error of 1 or more).
     """
     tried: list[tuple[Candidate, list[Tensor]]] = []
     sparse = copy_of(model)
@@ -99,7 +102,8 @@ def choose(
                 kept_FK = torch.where(mask_FK, dense_FK, 0.0)
                 parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
         tried.append((Candidate(p, reduce, _distance(outputs, _outputs(sparse, blend))), masks))
-    best, masks = min(tried, key=lambda pair: pair[0].error)
+    limit = (1 + NOISE) * min(min(candidate.error, LOST) for candidate, _ in tried)
+    best, masks = next(pair for pair in tried if min(pair[0].error, LOST) <= limit)
     return masks, Choice(best, tuple(candidate for candidate, _ in tried), n_points)
 
 

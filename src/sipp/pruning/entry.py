@@ -201,9 +201,9 @@ def _check_reading(data: Data | None, holdout: Data | None, bound: str, looks_at
     check_flag("looks_at_assumption", looks_at_assumption)
     if (bound == "sound" or looks_at_assumption) and hasattr(data, "__next__"):
         raise OptionError(
-            "bound='sound' and looks_at_assumption read the data twice: give a list, a loader or a tensor"
+            "bound='sound' and looks_at_assumption read the data twice", fix="give a list, a loader or a tensor"
         )
     if holdout is not None and data is None:
-        raise OptionError("holdout serves statements about points, and there is no data: give both, or neither")
+        raise OptionError("holdout serves statements about points, and there is no data", fix="give both, or neither")
     if looks_at_assumption and hasattr(holdout, "__next__"):
-        raise OptionError("looks_at_assumption reads the holdout again: give a list, a loader or a tensor")
+        raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")

@@ -48,7 +48,9 @@ def rank_subject(
     """
     warn_of_frozen(subject.model, subject.weights)
     if subject.data is None and row.needs_data:
-        raise OptionError(f"method={row.name!r} needs data: an iterable of batches, a tensor of points or a Dataset")
+        raise OptionError(
+            f"method={row.name!r} needs data: an iterable of batches, a tensor of points or a Dataset", option="method"
+        )
     aside: Data | None = None
     if row.is_blend:
         subject, aside = take_aside(subject, delta, row, constants)

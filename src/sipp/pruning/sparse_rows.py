@@ -346,7 +346,8 @@ def _in_range(values_FK: np.ndarray, n_draws_F: np.ndarray, dtype: torch.dtype) 
     if np.isnan(n_draws_F).any() or (is_narrowed and not bool(values.isfinite().all())):
         raise DataError(
             f"a re-weighted weight leaves the range of {dtype}: the row's sensitivities differ by too many "
-            'orders of magnitude to sample from; use method "det" or a wider dtype'
+            "orders of magnitude to sample from",
+            fix='use method "det" or a wider dtype',
         )
     return values
 
@@ -358,9 +359,13 @@ def _wide(weight_FK: Tensor) -> Tensor:
 
 def _check(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, method: str, draws: str) -> None:
     if method not in get_args(RowMethod):
-        raise OptionError(f"method={method!r} for rows is unknown; choose one of {', '.join(get_args(RowMethod))}")
+        raise OptionError(
+            f"method={method!r} for rows is unknown",
+            fix=f"choose one of {', '.join(get_args(RowMethod))}",
+            option="method",
+        )
     if draws not in get_args(Draws):
-        raise OptionError(f"draws={draws!r} is unknown; choose one of {', '.join(get_args(Draws))}")
+        raise OptionError(f"draws={draws!r} is unknown", fix=f"choose one of {', '.join(get_args(Draws))}")
     if method == "det":  # else `_settle_rows` looks at each of them, on its way
         check_sensitivity(sensitivity_FK)
     if weight_FK.shape != sensitivity_FK.shape:

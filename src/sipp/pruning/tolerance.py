@@ -255,7 +255,7 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
         lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
         n = len(outcomes)
         if labelled not in (0, n):
-            raise DataError(f"{labelled} of {n} holdout points have labels; give labels throughout, or none")
+            raise DataError(f"{labelled} of {n} holdout points have labels", fix="give labels throughout, or none")
         count = lost if labelled else differ
         limit = drop_limit(lost, gained, n, beta) if labelled else upper_limit(differ, n, beta)
         return count, limit, limit <= most
@@ -295,7 +295,7 @@ class _Walker:
             for batch, keys in read_again(data, role, points):
                 f, g = self._dense(batch, keys, role), run_model(self.sparse, batch, self.output)
                 if f.shape != g.shape:
-                    raise ModelError(f"{batch.where}: dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}")
+                    raise ModelError(f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}", where=batch.where)
                 if self.has_positions is None:
                     self.has_positions = follows_positions(self.ranking.model, batch, self.output, f)
                 f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
@@ -358,7 +358,7 @@ def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str]
     """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
     if not iter_is_new(holdout):
         raise DataError(
-            "the holdout is an iterator, but is read once for every level: give a list, a loader or a tensor"
+            "the holdout is an iterator, but is read once for every level", fix="give a list, a loader or a tensor"
         )
     check_model("dense", model)
     if ledger is not None:

@@ -43,14 +43,14 @@ def snip(subject: Subject) -> dict[str, Tensor]:
     frozen = next((name for name, parameter in model.named_parameters() if parameter.is_inference()), None)
     if frozen is not None:
         raise ModelError(
-            f"{frozen} was made under torch.inference_mode and has no gradients; give copy.deepcopy(model)"
+            f"{frozen} was made under torch.inference_mode and has no gradients", fix="give copy.deepcopy(model)"
         )
     loss, norm_stats = subject.scoring.loss or F.cross_entropy, subject.scoring.norm_stats
     with torch.inference_mode(False), scoring_mode(model, norm_stats), _with_gradients(parameters):
         totals = [torch.zeros_like(parameter, dtype=SCORE_DTYPE) for parameter in parameters]
         for batch in subject.batches():
             if batch.labels is None:
-                raise DataError(f"batch {batch.index} has no labels, which snip needs: give (inputs, labels)")
+                raise DataError(f"batch {batch.index} has no labels, which snip needs", fix="give (inputs, labels)")
             copied = fresh(batch)  # of what was made under inference_mode, too
             value = _loss_of(loss, run_batch(model, copied), copied) * batch.n_points
             for total, gradient in zip(totals, torch.autograd.grad(value, parameters, allow_unused=True)):
@@ -62,7 +62,7 @@ def snip(subject: Subject) -> dict[str, Tensor]:
     }
     for name, score in scores.items():
         if not bool(torch.isfinite(score).all()):
-            raise ModelError(f"{name}: the gradients of the loss are NaN or infinite on this data")
+            raise ModelError("the gradients of the loss are NaN or infinite on this data", where=name)
     return scores
 
 
@@ -88,6 +88,8 @@ def _loss_of(loss: Loss, output: Any, batch: Batch) -> Tensor:
         what = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         labels = f"{batch.labels.dtype} {tuple(batch.labels.shape)}" if isinstance(batch.labels, Tensor) else "labels"
         raise DataError(
-            f"{batch.where}: snip's loss cannot be taken of the output ({what}) and the labels ({labels}): "
-            f"{type(error).__name__}, {error}; give labels from 0 to classes - 1, or a loss= that takes both"
+            f"snip's loss cannot be taken of the output ({what}) and the labels ({labels}): "
+            f"{type(error).__name__}, {error}",
+            where=batch.where,
+            fix="give labels from 0 to classes - 1, or a loss= that takes both",
         ) from error

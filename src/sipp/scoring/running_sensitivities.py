@@ -71,8 +71,10 @@ class RunningSensitivities:
         values = values_of(use.windows, self.kernel.extremes)
         if not bool(torch.isfinite(values.peak_B).all()):
             raise DataError(
-                f"batch {batch.index}: the inputs that reach {self.weight.name} are NaN or infinite, although the "
-                "batch itself is finite: the model overflows on it; use a wider dtype, or drop the batch"
+                f"the inputs that reach {self.weight.name} are NaN or infinite, although the batch itself "
+                "is finite: the model overflows on it",
+                where=f"batch {batch.index}",
+                fix="use a wider dtype, or drop the batch",
             )
         with exact_matmul():
             if self.reduce == "max":
@@ -110,8 +112,10 @@ class RunningSensitivities:
         """The scores of this weight; raises if no input ever reached it."""
         if self.order is None:
             raise ModelError(
-                f"no input reached {self.weight.name}: the layer is not called in forward, or its weight is used "
-                f"through a functional call that cannot be seen; leave it as it is with exclude={self.weight.name!r}"
+                f"no input reached {self.weight.name}: the layer is not called in forward, or its weight is "
+                "used through a functional call that cannot be seen",
+                fix=f"leave it as it is with exclude={self.weight.name!r}",
+                option="exclude",
             )
         joined_FK = self.sensitivity_FK if self.apart is None else torch.maximum(self.sensitivity_FK, self.apart[0])
         return LayerScores(
@@ -192,8 +196,10 @@ class RunningSensitivities:
         """Adds one use to the sums over patches, a block of points at a time."""
         if not self.norms.is_attributed:
             raise DataError(
-                f"batch {batch.index}: reduce='mean' needs the points of a batch told apart, but the inputs of "
-                f"{self.weight.name} do not show them; use reduce='max', or batches of one point"
+                f"reduce='mean' needs the points of a batch told apart, but the inputs of {self.weight.name}"
+                " do not show them",
+                where=f"batch {batch.index}",
+                fix="use reduce='max', or batches of one point",
             )
         if n_uses > 1 and self.sums_TBFK is None:
             self.sums_TBFK = torch.zeros(
@@ -312,8 +318,9 @@ class RunningSensitivities:
         least = self._piece_sizes(use, rows)["bytes_per_patch"]
         if self.chunk_bytes <= least:
             raise ModelError(
-                f"out of memory at {self.weight.name} even one patch at a time ({least} bytes); free memory, use "
-                f"smaller batches, or leave the weight as it is with exclude={self.weight.name!r}"
+                f"out of memory at {self.weight.name} even one patch at a time ({least} bytes)",
+                fix=f"free memory, use smaller batches, or leave the weight as it is with exclude={self.weight.name!r}",
+                option="exclude",
             )
         self.chunk_bytes //= 2
         _log.warning("out of memory at %s: going on with chunk_bytes=%d", self.weight.name, self.chunk_bytes)

@@ -192,7 +192,7 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats) -> str:
     with scoring_mode(model, norm_stats):
         reason = why_dependent(batch, lambda part: run_batch(model, fresh(part)), allowed_between(model, batch))
     if reason == ORDER:
-        raise DataError(f"{batch.where}: {reason}")
+        raise DataError(f"{reason}", where=batch.where)
     return reason
 
 

@@ -68,7 +68,9 @@ def _points_for(subject: Subject, delta: float, method: Method, constants: Const
 
     capture(subject.model, subject.sites, subject.batches(), on_use=on_use, on_output=lambda output, batch: None)
     if not fan_ins:
-        raise DataError("the example brings no patch to any prunable weight: give a batch of at least one whole point")
+        raise DataError(
+            "the example brings no patch to any prunable weight", fix="give a batch of at least one whole point"
+        )
     factor, n_outputs = factor_of(method), sum(outputs.values())
     return points_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=constants.k_constant)
 

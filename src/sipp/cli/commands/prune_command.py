@@ -15,7 +15,7 @@ import sipp
 from sipp.certificates.evidence import model_hash
 from sipp.certificates.record import AnyCertificate, Certificate
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
-from sipp.cli.files import file_hash, tensor_bytes, write_folder
+from sipp.cli.files import write_folder
 from sipp.cli.models import load_model, weights_file
 from sipp.cli.options import (
     BatchSize,
@@ -42,8 +42,9 @@ from sipp.options import Draws, Mode, Reduce
 from sipp.pruning.result import Pruned
 from sipp.pruning.tolerance import PrunedTo
 from sipp.scoring.methods import NAMES, Method, method_of
-from sipp.storage.files import seal
+from sipp.storage.files import file_hash, seal
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.tensors import tensors_to_bytes
 
 LOOKED = "; the holdout was looked at: a claim on the same points is no longer a first look"
 
@@ -269,7 +270,7 @@ def _write(request: PruneRequest, outcome: Outcome, record: dict[str, Any]) -> d
     if request.out is None or request.dry_run or outcome.pruned is None or not outcome.certified:
         return {}
     with at(f"--out {request.out}", "give another folder"):
-        tensors = tensor_bytes(outcome.pruned.model.state_dict())
+        tensors = tensors_to_bytes(outcome.pruned.model.state_dict())
         report = json.dumps(seal(plain(record)), indent=1, allow_nan=False).encode()
         write_folder(request.out, {WEIGHTS_NAME: tensors, RECORD_NAME: report}, force=request.force)
     return {str(request.out / WEIGHTS_NAME): len(tensors), str(request.out / RECORD_NAME): len(report)}

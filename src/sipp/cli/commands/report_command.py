@@ -17,7 +17,7 @@ from sipp.errors import DataError, OptionError
 from sipp.extras import needed_for
 
 if TYPE_CHECKING:
-    from sipp.report.read import Source
+    from sipp.report.read import Result
 
 
 def report(
@@ -33,19 +33,19 @@ def report(
 
     What was changed after it was written is refused, as `sipp run` refuses it; what cannot be checked is marked.
     """
-    from sipp.report import files_read, read_whole_sources, render, write_figures
+    from sipp.report import files_read, read_whole_results, render, write_figures
 
     _check_places(out, figures)
     _check_page(out, force, [("the page", path) for path in files_read(runs)])
-    sources, broken = read_whole_sources(runs)
-    if not sources:
+    results, broken = read_whole_results(runs)
+    if not results:
         raise Trouble(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
     if figures is not None:
-        _check_figures(figures, sources, force)
-    _write(out, render(sources, version=f"sipp {sipp.__version__}", broken=broken), force)
-    drawn = [] if figures is None else write_figures(sources, figures)
-    names = [source.name for source in sources]
-    marked = [{"name": source.name, "what": mark} for source in sources for mark in source.marks]
+        _check_figures(figures, results, force)
+    _write(out, render(results, version=f"sipp {sipp.__version__}", broken=broken), force)
+    drawn = [] if figures is None else write_figures(results, figures)
+    names = [result.name for result in results]
+    marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
     if as_json:
         values = {"page": str(out), "bytes": out.stat().st_size, "figures": [str(path) for path in drawn], "of": names}
         values["marked"] = marked
@@ -85,14 +85,14 @@ def _check_page(out: Path, force: bool, inputs: Inputs) -> None:
         check_file(out, PAGE, force=force, inputs=inputs, makes_folder=True)
 
 
-def _check_figures(folder: Path, sources: list[Source], force: bool) -> None:
+def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
     """Refuses figures one of which would be written over anything but a figure."""
     from sipp.report import figure_names
 
     with needed_for("drawing figures"):
         import matplotlib  # noqa: F401  before the page is written
     with at(f"--figures {folder}", "give another folder"):
-        for name in figure_names(sources):
+        for name in figure_names(results):
             check_file(folder / name, FIGURE, force=force, makes_folder=True)
 
 

@@ -63,15 +63,15 @@ def run(
     Several processes: accelerate launch --num_processes 2 -m sipp run RECIPE ...
     """
     from sipp.experiments.parallel.on_ray import LOCAL, RayOptions
-    from sipp.experiments.parallel.processes import ALONE, join_team, leave_team
+    from sipp.experiments.parallel.processes import ALONE, join_processes, leave_processes
     from sipp.experiments.recipes import load_recipe
     from sipp.experiments.runs.run_recipe import run as run_recipe
     from sipp.experiments.training.signals import Interrupted
 
     chosen = load_recipe(recipe, settings=settings or ())
     _check_out(out, recipe, chosen, data)
-    team = join_team(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
-    console = Console(quiet=not team.leads, stderr=as_json)
+    processes = join_processes(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
+    console = Console(quiet=not processes.leads, stderr=as_json)
     try:
         with _display(console) as on_progress:
             done = run_recipe(
@@ -82,7 +82,7 @@ def run(
                 n_workers=workers,
                 accept_changes=accept_changes,
                 on_progress=on_progress,
-                team=team,
+                processes=processes,
                 engine=engine,
                 ray=RayOptions(ray_address or LOCAL, at_once) if ray_address or at_once else None,
             )
@@ -90,10 +90,10 @@ def run(
         typer.echo(str(stop), err=True)
         raise typer.Exit(stop.exit_status) from None
     finally:
-        leave_team(team)
+        leave_processes(processes)
     if not as_json:
         _tell(console, done)
-    elif team.leads:
+    elif processes.leads:
         print_json({"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records})
 
 

@@ -18,7 +18,7 @@ from sipp.cli.output import Json, print_json
 from sipp.errors import OptionError, SippError
 
 if TYPE_CHECKING:
-    from sipp.experiments.runs.run_recipe import Listed
+    from sipp.experiments.runs.listing import Listed
     from sipp.storage.files import Values
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
@@ -39,14 +39,14 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder, and how far each is."""
-    from sipp.experiments.recipes import load_recipe, recipe_names
+    from sipp.experiments.recipes import recipe_descriptions
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")
     console = Console()
     table = Table(box=box.SIMPLE_HEAD)
     if as_json:
-        found = {name: load_recipe(name).description for name in recipe_names()} if recipes else {}
+        found = recipe_descriptions() if recipes else {}
         named = [{"name": name, "description": description} for name, description in found.items()]
         listed = [] if recipes else [_values(one) for one in _look(out)]
         print_json({"kind": "recipes", "recipes": named} if recipes else {"kind": "runs", "runs": listed})
@@ -54,8 +54,8 @@ def runs(
     if recipes:
         table.add_column("recipe", no_wrap=True)
         table.add_column("what it does")
-        for name in recipe_names():
-            table.add_row(name, load_recipe(name).description)
+        for name, description in recipe_descriptions().items():
+            table.add_row(name, description)
         console.print(table)
         return
     for column in ("run", "pipeline", "networks", "state"):
@@ -75,14 +75,14 @@ def runs(
 
 def _look(out: Path) -> list[Listed | Broken]:
     """Every run below `out`, by name; one that cannot be read does not hide the others."""
-    from sipp.experiments.runs.run_recipe import look_at
+    from sipp.experiments.runs.listing import how_far
     from sipp.experiments.runs.store import MANIFEST
 
     found: list[Listed | Broken] = []
     for folder in sorted(one for one in out.iterdir() if one.is_dir()) if out.is_dir() else ():
         try:
             if (folder / MANIFEST).exists():
-                found.append(look_at(folder))
+                found.append(how_far(folder))
         except SippError as error:
             found.append(Broken(folder, error.fault, error.fix or REPAIR))
         except OSError as error:

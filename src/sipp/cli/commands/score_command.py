@@ -27,6 +27,7 @@ from sipp.cli.options import (
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
 from sipp.display import number
 from sipp.storage.marks import SCORES_MARK
+from sipp.storage.tensors import tensors_to_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +50,7 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score every prunable weight: the largest share it ever contributes to an output of its row (T3)."""
-    from sipp.cli.files import SCORES, check_file, tensor_bytes, write_file
+    from sipp.cli.files import SCORES, check_file, write_file
     from sipp.cli.models import load_model, weights_read
     from sipp.cli.points import check_fits, default_points, draw, example_of, open_source, points_read, summary
     from sipp.scoring.theory_points import sample_size
@@ -80,7 +81,7 @@ def score(
             scores = sipp.sensitivity(network, chosen.batches, reduce=reduce, include=include, exclude=exclude)
             seconds = time.perf_counter() - begun
         layers = [_layer(name, scores_of) for name, scores_of in scores.items()]
-        content = tensor_bytes(scores, SCORES_MARK) if out is not None else b""
+        content = tensors_to_bytes(scores, SCORES_MARK) if out is not None else b""
         if out is not None:
             with at(f"--out {out}", "give another file"):
                 write_file(out, content, SCORES, force=force)

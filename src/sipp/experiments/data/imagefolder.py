@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sipp.errors import DataError, OptionError
 from sipp.extras import needed_for
+from sipp.storage.files import sha256_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -62,7 +63,7 @@ def index_folders(root: Path | str) -> FolderIndex:
     for part in PARTS:
         if not (root / part).is_dir():
             raise DataError(
-                f"{root / part} is not a folder: expected {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
+                f"{root / part} is not a folder", fix=f"expected {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
             )
     classes = tuple(sorted(entry.name for entry in os.scandir(root / PARTS[0]) if entry.is_dir()))
     extra = sorted({entry.name for entry in os.scandir(root / PARTS[1]) if entry.is_dir()} - set(classes))
@@ -73,15 +74,15 @@ def index_folders(root: Path | str) -> FolderIndex:
     paths: list[str] = []
     labels: list[int] = []
     counts: list[int] = []
-    digest = hashlib.sha256()
+    listed: list[bytes] = []
     for part in PARTS:
         for label, name in enumerate(classes):
             for file_name, size in _images_in(root / part / name):
                 paths.append(f"{part}/{name}/{file_name}")
                 labels.append(label)
-                digest.update(f"{paths[-1]}\0{size}\n".encode())
+                listed.append(f"{paths[-1]}\0{size}\n".encode())
         counts.append(len(paths))
-    return FolderIndex(root, classes, tuple(paths), torch.tensor(labels), counts[0], digest.hexdigest())
+    return FolderIndex(root, classes, tuple(paths), torch.tensor(labels), counts[0], sha256_of(*listed))
 
 
 def _images_in(folder: Path) -> list[tuple[str, int]]:
@@ -185,8 +186,9 @@ def _decode(path: Path, item: int) -> Image.Image:
             return image.convert("RGB")
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, bomb errors, ...
         raise DataError(
-            f"item {item}, {path}: cannot be decoded ({type(error).__name__}: {error}); replace the file, "
-            "or take it out of the folder and index again"
+            f"cannot be decoded ({type(error).__name__}: {error})",
+            where=f"item {item}, {path}",
+            fix="replace the file, or take it out of the folder and index again",
         ) from error
 
 

@@ -124,17 +124,19 @@ def load_pickle(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle file: values are numbers, text, bytes, lists, dictionaries and uint8 arrays only."""
     size = path.stat().st_size
     if size > MAX_BYTES:
-        raise DataError(f"{path}: {size} bytes are too many for a batch file; it was not opened")
+        raise DataError(f"{size} bytes are too many for a batch file; it was not opened", where=path)
     raw = path.read_bytes()
     try:
         _scan(raw)
         value = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
     except Exception as error:  # a malformed pickle can raise nearly anything; none of it is a claim about the data
         raise DataError(
-            f"{path}: refused as a data file because of {str(error)[:MESSAGE_LENGTH]} (only numbers, text, lists and "
-            "uint8 arrays are read, and nothing in it was run); take the file from the official archive again"
+            f"refused as a data file because of {str(error)[:MESSAGE_LENGTH]} (only numbers, text, lists "
+            "and uint8 arrays are read, and nothing in it was run)",
+            where=path,
+            fix="take the file from the official archive again",
         ) from error
     if not isinstance(value, dict):
-        raise DataError(f"{path}: holds a {type(value).__name__}, not the dictionary of a batch file")
+        raise DataError(f"holds a {type(value).__name__}, not the dictionary of a batch file", where=path)
     plain = {key.decode("latin-1") if isinstance(key, bytes) else key: item for key, item in value.items()}
     return {key: item.value if isinstance(item, _Array) else item for key, item in plain.items()}

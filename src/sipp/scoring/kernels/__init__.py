@@ -26,14 +26,20 @@ def pick(kernel: Kernel, device: torch.device) -> ModuleType:
         return _automatic(device.type)
     if kernel == "cpu":
         if device.type != "cpu":
-            raise OptionError(f"kernel='cpu' cannot run on {device}: move the model to the CPU or use kernel='auto'")
+            raise OptionError(
+                f"kernel='cpu' cannot run on {device}", fix="move the model to the CPU or use kernel='auto'"
+            )
         return _automatic("cpu")
     if device.type != "cuda":
-        raise OptionError(f"kernel='gpu' cannot run on {device}: move the model to a CUDA device or use kernel='auto'")
+        raise OptionError(
+            f"kernel='gpu' cannot run on {device}", fix="move the model to a CUDA device or use kernel='auto'"
+        )
     try:
         from sipp.scoring.kernels import gpu
     except ImportError as error:
-        raise OptionError(f"kernel='gpu' needs Triton, which cannot be imported ({error}); use kernel='auto'") from None
+        raise OptionError(
+            f"kernel='gpu' needs Triton, which cannot be imported ({error})", fix="use kernel='auto'"
+        ) from None
     return gpu
 
 

@@ -66,7 +66,7 @@ def check_ratios(
     sizes = _sizes(where, "windows", windows, None)
     check_windows(where, windows, n_position_dims, n_rows=n_groups * n_rows, fan_in=fan_in)
     if sizes[1] != n_groups:
-        raise DataError(f"{where}: windows of shape {sizes} have {sizes[1]} groups, the weight {n_groups}")
+        raise DataError(f"windows of shape {sizes} have {sizes[1]} groups, the weight {n_groups}", where=where)
     given = [
         Given("windows", windows, sizes, (torch.float32,)),
         Given("weight_GRK", weight_GRK, (n_groups, n_rows, fan_in)),
@@ -81,12 +81,16 @@ def check_windows(where: str, windows: Tensor, n_position_dims: int, *, n_rows: 
     """Raises DataError unless windows (B, G, *positions, *fan_in) meet `n_rows` rows (of all groups) of this fan-in."""
     sizes = _sizes(where, "windows", windows, None)
     if not (isinstance(n_position_dims, int) and 0 <= n_position_dims <= len(sizes) - 2):
-        raise DataError(f"{where}: windows of shape {sizes} do not have {n_position_dims!r} dimensions of positions")
+        raise DataError(
+            f"windows of shape {sizes} do not have {n_position_dims!r} dimensions of positions", where=where
+        )
     shown = windows.shape[2 + n_position_dims :].numel()
     if n_rows % sizes[1] != 0 or shown != fan_in:
         raise DataError(
-            f"{where}: windows of shape {sizes} show {sizes[1]} groups of {shown} values for each patch; the weight "
-            f"has {n_rows} rows of fan-in {fan_in}; give inputs of the size that the layer takes"
+            f"windows of shape {sizes} show {sizes[1]} groups of {shown} values for each patch; the "
+            f"weight has {n_rows} rows of fan-in {fan_in}",
+            where=where,
+            fix="give inputs of the size that the layer takes",
         )
 
 
@@ -122,19 +126,20 @@ def _check_plain(tensor: Tensor, dtype: torch.dtype) -> None:
     if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
         gaps = "without" if tensor.is_contiguous() else "with"
         raise DataError(
-            f"compiled code was to be given {tensor.dtype} on {tensor.device} {gaps} gaps; it takes {dtype} on the "
-            "CPU without gaps: this is a fault of sipp; please report it"
+            f"compiled code was to be given {tensor.dtype} on {tensor.device} {gaps} gaps; it takes "
+            f"{dtype} on the CPU without gaps: this is a fault of sipp",
+            fix="please report it",
         )
 
 
 def _sizes(where: str, name: str, tensor: Tensor, n_dims: int | None) -> tuple[int, ...]:
     """The shape of a tensor, refused where it has another number of dimensions (None: at least two) or no elements."""
     if not isinstance(tensor, Tensor):
-        raise DataError(f"{where}: {name} is a {type(tensor).__name__}, it must be a tensor")
+        raise DataError(f"{name} is a {type(tensor).__name__}, it must be a tensor", where=where)
     sizes = tuple(tensor.shape)
     if (len(sizes) < 2 if n_dims is None else len(sizes) != n_dims) or 0 in sizes:
         wanted = "at least two" if n_dims is None else n_dims
-        raise DataError(f"{where}: {name} has shape {sizes}; it must have {wanted} dimensions, none of them 0")
+        raise DataError(f"{name} has shape {sizes}; it must have {wanted} dimensions, none of them 0", where=where)
     return sizes
 
 
@@ -146,14 +151,16 @@ def _check(where: str, given: list[Given], device: str | None) -> None:
         if not isinstance(tensor, Tensor) or tuple(tensor.shape) != one.shape:
             found = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             first = f"{given[0].name} of shape {given[0].shape}"
-            raise DataError(f"{where}: {one.name} has shape {found}; beside {first} it must have {one.shape}")
+            raise DataError(f"{one.name} has shape {found}; beside {first} it must have {one.shape}", where=where)
         if tensor.dtype not in one.dtypes:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in one.dtypes)
-            raise DataError(f"{where}: {one.name} is {tensor.dtype}; it must be {wanted}")
+            raise DataError(f"{one.name} is {tensor.dtype}; it must be {wanted}", where=where)
         if tensor.device != place or (device is not None and place.type != device):
-            raise DataError(f"{where}: {one.name} lies on {tensor.device}; all must lie on {device or place}")
+            raise DataError(f"{one.name} lies on {tensor.device}; all must lie on {device or place}", where=where)
         if tensor.layout != torch.strided or tensor.is_neg():
-            raise DataError(f"{where}: {one.name} is not an ordinary dense tensor ({tensor.layout}); make it one")
+            raise DataError(
+                f"{one.name} is not an ordinary dense tensor ({tensor.layout})", where=where, fix="make it one"
+            )
         _check_memory(where, one)
 
 
@@ -163,4 +170,6 @@ def _check_memory(where: str, one: Given) -> None:
     last = sum((size - 1) * stride for size, stride in zip(one.shape, strides))
     n_bytes = (tensor.storage_offset() + last + 1) * tensor.element_size()
     if min(strides, default=0) < 0 or n_bytes > tensor.untyped_storage().nbytes():
-        raise DataError(f"{where}: {one.name} of shape {one.shape} and strides {strides} views memory it does not have")
+        raise DataError(
+            f"{one.name} of shape {one.shape} and strides {strides} views memory it does not have", where=where
+        )
