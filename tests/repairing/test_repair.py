@@ -252,7 +252,7 @@ def test_wrong_input_is_refused() -> None:
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     with pytest.raises(DataError, match="at least 10"):
         sipp.repair(dense, pruned, points(9))
-    with pytest.raises(OptionError, match="not the record"):
+    with pytest.raises(OptionError, match="not the record of a pruning"):
         sipp.repair(dense, pruned.model, points())  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="steps"):
         sipp.repair(dense, pruned, points(), steps=-1)

@@ -69,7 +69,10 @@ def repair(
     check_seed(seed)
     check_flag("progress", progress)
     if not isinstance(pruned, Pruned):
-        raise OptionError(f"pruned is a {type(pruned).__name__}, not the record that sipp.prune or sipp.assess gives")
+        raise OptionError(
+            f"pruned is a {type(pruned).__name__}, not the record of a pruning",
+            fix="give what sipp.prune or sipp.assess gives",
+        )
     dense, given = unwrap(model), unwrap(pruned.model)
     _check_twins(dense, given, pruned.masks)
     parts = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
@@ -154,17 +157,23 @@ def _check_twins(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]
     odd = ours.keys() ^ theirs.keys() or {name for name in ours if ours[name].shape != theirs[name].shape}
     if odd:
         raise ModelError(
-            f"{min(odd)} is not the same tensor in the dense and the pruned model: give the model that was pruned"
+            f"{min(odd)} is not the same tensor in the dense and the pruned model", fix="give the model that was pruned"
         )
     if device_of(dense) != device_of(given):
-        raise ModelError(f"the dense model lies on {device_of(dense)}, the pruned one on {device_of(given)}: move one")
+        raise ModelError(
+            f"the dense model lies on {device_of(dense)}, the pruned one on {device_of(given)}", fix="move one of them"
+        )
     parameters = dict(given.named_parameters(remove_duplicate=False))
     for name, mask in masks.items():
         parameter = parameters.get(name)
         if parameter is None or parameter.shape != mask.shape:
-            raise ModelError(f"the mask of {name} fits no parameter of the pruned model: give the record as it was")
+            raise ModelError(
+                f"the mask of {name} fits no parameter of the pruned model", fix="give the record as it was"
+            )
         if bool((parameter.detach()[~mask.to(parameter.device)] != 0).any()):
-            raise ModelError(f"{name} is not zero everywhere off its mask: give the record as it was, or prune again")
+            raise ModelError(
+                f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again"
+            )
 
 
 def _divided(batches: Iterable[Batch]) -> Parts:
@@ -181,7 +190,7 @@ def _divided(batches: Iterable[Batch]) -> Parts:
                 found.append(fresh(points_at(batch, at)))
                 is_aside.append(flag)
     if n_seen < FEWEST_POINTS:
-        raise DataError(f"calibration holds {n_seen} points; a repair needs at least {FEWEST_POINTS}")
+        raise DataError(f"calibration holds {n_seen} points", fix=f"give a repair at least {FEWEST_POINTS}")
     return Parts(tuple(found), tuple(is_aside))
 
 

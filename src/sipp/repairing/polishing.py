@@ -57,7 +57,7 @@ def polish(
     flags = [parameter.requires_grad for parameter in trained]
     wanted, judged = _outputs_of(dense, fitted), _outputs_of(dense, aside)
     if not wanted(0):
-        raise DataError("the model's output holds no real numbers that a polish could bring nearer; use steps=0")
+        raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     optimizer = torch.optim.Adam(trained, lr=learning_rate)
     for parameter in trained:
         parameter.requires_grad_(True)
