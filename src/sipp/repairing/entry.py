@@ -68,11 +68,7 @@ def repair(
     check_number("learning_rate", learning_rate, above=0)
     check_seed(seed)
     check_flag("progress", progress)
-    if not isinstance(pruned, Pruned):
-        raise OptionError(
-            f"pruned is a {type(pruned).__name__}, not the record of a pruning",
-            fix="give what sipp.prune or sipp.assess gives",
-        )
+    _check_record(pruned)
     dense, given = unwrap(model), unwrap(pruned.model)
     _check_twins(dense, given, pruned.masks)
     parts = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
@@ -149,6 +145,15 @@ def _sites(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Site, ...]:
     found = find_sites(model, include=[glob.escape(name) for name in masks])
     chosen = (replace(site, weights={l: w for l, w in site.weights.items() if w.name in masks}) for site in found)
     return tuple(site for site in chosen if site.weights)
+
+
+def _check_record(pruned: object) -> None:
+    """Raises unless it is the record of a pruning."""
+    if not isinstance(pruned, Pruned):
+        raise OptionError(
+            f"pruned is a {type(pruned).__name__}, not the record of a pruning",
+            fix="give what sipp.prune or sipp.assess gives",
+        )
 
 
 def _check_twins(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
