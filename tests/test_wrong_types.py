@@ -92,6 +92,7 @@ def right_calls() -> dict[str, dict[str, object]]:
         "assess": {"dense": net(), "pruned": pruned.masks, "data": points()},
         "hold": {"model": net(), "masks": pruned.masks},
         "release": {"model": net()},
+        "repair": {"model": net(), "pruned": pruned, "data": points()},
     }
 
 

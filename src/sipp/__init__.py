@@ -1,8 +1,8 @@
 """Provable, data-informed weight pruning for PyTorch.
 
-    model + data -> inputs -> scoring -> allocation -> pruning -> bounds -> certificates -> storage -> report
-                    patches   one number  kept a row   weights,    theory    held-out
-                              a weight                 masks
+    net, data -> inputs -> scoring -> allocation -> pruning -> repairing -> bounds -> certificates -> storage -> report
+                 patches   one number  kept a row   weights,   refit,       theory    held-out
+                           a weight                 masks      polish
 
 A model and a few data points go in; a sparse model and a statement of what was lost come out:
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
     from sipp.pruning.masking import release as release
     from sipp.pruning.result import Pruned as Pruned
     from sipp.pruning.tolerance import prune_to as prune_to
+    from sipp.repairing.entry import repair as repair
     from sipp.scoring.sensitivities import sensitivity as sensitivity
     from sipp.scoring.theory_points import sample_size as sample_size
     from sipp.storage.artifact import inspect as inspect
@@ -52,6 +53,7 @@ _MODULES = {
     "prune": "sipp.pruning.entry",
     "prune_to": "sipp.pruning.tolerance",
     "release": "sipp.pruning.masking",
+    "repair": "sipp.repairing.entry",
     "sample_size": "sipp.scoring.theory_points",
     "save": "sipp.storage.artifact",
     "sensitivity": "sipp.scoring.sensitivities",

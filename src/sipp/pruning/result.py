@@ -16,6 +16,7 @@ from sipp.scoring.methods import Method
 if TYPE_CHECKING:
     from sipp.bounds.assumption import Assumption
     from sipp.bounds.network import Guarantee, Measured, NetworkBound
+    from sipp.repairing.record import Repair
 
 Origin = Method | Literal["given"]  # "given": the new weights were the caller's own
 
@@ -87,6 +88,7 @@ class Pruned:
     measured: Measured | None = None  # the same without T4's assumption (T19); None where nothing was scored
     choice: Choice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
+    repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
 
     @property
     def n_weights(self) -> int:
