@@ -384,7 +384,7 @@ def test_a_row_that_was_dead_before_is_not_counted() -> None:
 
 
 def test_the_table_shows_what_a_person_asks() -> None:
-    pruned = sipp.prune(small_net(), batches(), keep=0.5)
+    pruned = sipp.prune(small_net(), batches(), keep=0.5, method="sipp-hybrid")
     text = str(pruned)
     for layer in pruned.layers:
         assert layer.name in text
@@ -416,7 +416,7 @@ def test_ties_keep_exact_counts_in_a_stable_order() -> None:
 def test_the_assumption_is_in_the_record_and_in_print_when_asked_for() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     calibration, holdout = torch.rand(20, 3), torch.rand(10, 3)
-    pruned = sipp.prune(model, calibration, keep=0.9, looks_at_assumption=True, holdout=holdout)
+    pruned = sipp.prune(model, calibration, keep=0.9, looks_at_assumption=True, holdout=holdout, method="sipp-det")
     alone = sipp.check_assumption(model, calibration, holdout)
     assert pruned.assumption == alone
     assert alone.verdict in str(pruned) and alone.es_verdict in str(pruned)

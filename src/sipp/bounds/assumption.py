@@ -182,8 +182,9 @@ def check_assumption_of(
     check_record("constants", constants, Constants)
     subject = resolve_points(subject, DELTA, constants=constants)
     weights, c_constant = {weight.name: weight for weight in subject.weights}, constants.c_constant
-    assert subject.data is not None
     data, n_points, seed = subject.data, subject.n_points, subject.seed
+    if data is None:
+        raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
     network = _Network(subject, chunk_of(subject.scoring.chunk_bytes, device_of(subject.model)))
     sensitivity, n_above, n_calibration = _look_at_calibration(
         network, _draws(network, data, n_points, seed, "calibration"), weights, c_constant

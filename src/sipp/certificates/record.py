@@ -264,6 +264,7 @@ def _check_consistent(cert: AnyCertificate, derived: dict[str, Any]) -> None:
         raise DataError("the certificate counts prior uses without a ledger")
     for name, written in derived.items():
         true = getattr(cert, name)
-        close = type(written) is float and isinstance(true, float) and math.isclose(written, true, rel_tol=DERIVED_RTOL)
+        is_number = type(written) in (int, float) and isinstance(true, float)
+        close = is_number and math.isclose(written, true, rel_tol=DERIVED_RTOL)
         if not close and (type(written) is not type(true) or written != true):
             raise DataError(f"certificate key {name!r} says {written!r:.80}, its counts say {true!r}")

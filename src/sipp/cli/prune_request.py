@@ -16,6 +16,7 @@ from sipp.cli.models import weights_read
 from sipp.cli.options import n_points_of
 from sipp.cli.points import Points, collect, default_points, draw, example_of, open_source, points_read, split
 from sipp.experiments.nets import NETS
+from sipp.inputs.apart import ASIDE_SHARE
 from sipp.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Mode, Reduce
 from sipp.scoring.methods import Method, method_of
 from sipp.scoring.theory_points import check_delta, sample_size
@@ -163,9 +164,10 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
     def needed() -> int:
         example = example_of(source, model, request.model, seed=request.seed)
         with at(f"--model {request.model}", "see sipp prune --help"):
-            return sample_size(
+            n = sample_size(
                 model, example, request.delta, method=request.method, include=request.include, exclude=request.exclude
             )
+        return math.ceil(n / (1 - ASIDE_SHARE)) if method_of(request.method).is_blend else n  # so many are to be left
 
     n = n_points_of(request.points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
     if request.has_tolerance and holdout is None:

@@ -46,16 +46,15 @@ def capture(
     norm_stats: NormStats = "running",
 ) -> None:
     """Calls `on_use` for every use of a weight, in the order of execution, and `on_output` after each batch."""
-    with hooked(model, sites, norm_stats) as run:
-        for batch in batches:
-            on_output(run(batch, on_use), batch)
+    run = runner(model, sites, norm_stats)
+    for batch in batches:
+        on_output(run(batch, on_use), batch)
 
 
-@contextmanager
-def hooked(
+def runner(
     model: nn.Module, sites: Iterable[Site], norm_stats: NormStats = "running", checked: Forms | None = None
-) -> Iterator[Run]:
-    """A context with hooks on the sites; gives a function that runs a batch and hands over its uses.
+) -> Run:
+    """A function that runs a batch, with hooks on the sites while it does, and hands over its uses.
 
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
@@ -68,7 +67,7 @@ def hooked(
 
     def run(batch: Batch, on_use: OnUse) -> Any:
         form = _form(batch)
-        with scoring_mode(model, norm_stats):
+        with scoring_mode(model, norm_stats), _listening(sites, now):
             if checked is None:
                 return _run_hooked(model, now, batch, on_use, _as_reported, None)
             if form in checked:
@@ -80,11 +79,17 @@ def hooked(
             checked[form] = orders
             return output
 
+    return run
+
+
+@contextmanager
+def _listening(sites: Iterable[Site], now: _Now) -> Iterator[None]:
+    """A context with hooks on the sites. No other thread runs the model in it: `scoring_mode` sees to that."""
     with ExitStack() as stack:
         for site in sites:
             for handle in _hooks(site, now):
                 stack.callback(handle.remove)
-        yield run
+        yield
 
 
 @dataclass

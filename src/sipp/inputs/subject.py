@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import nn
 
 from sipp.checking import check_record
+from sipp.errors import DataError
 from sipp.inputs.batches import Data, batches_of
 from sipp.inputs.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import device_of
@@ -43,7 +44,8 @@ class Subject:
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
-        assert self.data is not None
+        if self.data is None:
+            raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
         device, n_points = device_of(self.model), self.n_points
         return batches_of(self.data, device=device, n_points=n_points, seed=self.seed, batch_size=batch_size)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.capture import Forms, hooked
+from sipp.inputs.capture import Forms, runner
 from sipp.inputs.layers import Site
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
@@ -53,7 +53,7 @@ class Sums:
 
 
 def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch], forms: Forms) -> Census:
-    """One pass of the dense network, in which every batch of a new form is checked (see `hooked`)."""
+    """One pass of the dense network, in which every batch of a new form is checked (see `runner`)."""
     order: list[list[str]] = []
     windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
     positions: dict[str, tuple[int, ...]] = {}
@@ -79,11 +79,11 @@ def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch
             windows[name] = [use.windows]
             positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
 
-    with hooked(model, sites, checked=forms) as run:
-        for batch in batches:
-            n_uses.append(Counter())
-            run(batch, on_use)
-            windows.clear()
+    run = runner(model, sites, checked=forms)
+    for batch in batches:
+        n_uses.append(Counter())
+        run(batch, on_use)
+        windows.clear()
     strides = {
         name: _strides(sizes, n_patches[name] // (PATCHES_PER_FEATURE * fan_in[name]))
         for name, sizes in positions.items()
@@ -210,8 +210,8 @@ class Gatherer:
 
         wanted = [site for site in sites if any(weight.name in names for weight in site.weights.values())]
         try:
-            with exact_matmul(), hooked(model, wanted, checked=self.forms) as run:
-                run(self.batches[i], counted)
+            with exact_matmul():
+                runner(model, wanted, checked=self.forms)(self.batches[i], counted)
         except _EnoughError:
             pass
 

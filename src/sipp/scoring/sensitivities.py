@@ -26,9 +26,9 @@ from sipp.inputs.capture import (
     OnUse,
     capture,
     depends_on_batch,
-    hooked,
     output_norms,
     run_batch,
+    runner,
     scoring_mode,
 )
 from sipp.inputs.independence import ORDER, allowed_between, why_dependent
@@ -90,7 +90,7 @@ def score(
 ) -> Scores:
     """The scores of all weights of a subject over the calibration points (T3), with the norms of T11 and T12.
 
-    `checked` holds the forms of batches whose layers were checked in earlier calls (see `hooked`), and grows.
+    `checked` holds the forms of batches whose layers were checked in earlier calls (see `runner`), and grows.
     With `splits` the last points are S2 of T19, and their maxima are kept apart from those of S1 too. `with_means` adds
     the means over patches to the maxima, in the same pass (T20); without where points cannot be told apart.
     """
@@ -102,18 +102,18 @@ def score(
     both = with_means and reduce == "max"
     seen = _Seen(_running(subject, reduce), _running(subject, "mean") if both else {})
     dependence = ""
-    with hooked(model, subject.sites, norm_stats, {} if checked is None else checked) as run:
-        for batch, n_first in _split_batches(subject, reduce == "mean" or both, splits):
-            found = draw_keys_of(batch)
-            seen.keys |= {key_of_batch(found)} if is_batch_dependent else set(found[:n_first])
-            seen.apart |= set(found[n_first:])
-            # A mean over a point's patches ends with its last use: uses are counted first, in a pass of their own.
-            n_uses = _count_uses(model, subject.sites, batch, norm_stats) if reduce == "mean" or both else {}
-            seen.close(run(batch, seen.consumer(n_uses, n_first)), batch)
-            if seen.n_batches == 1 and looks:
-                dependence = _dependence(model, points_at(batch, slice(MOST_LOOKED_AT)), norm_stats)
-            if on_batch is not None:
-                on_batch(batch)
+    run = runner(model, subject.sites, norm_stats, {} if checked is None else checked)
+    for batch, n_first in _split_batches(subject, reduce == "mean" or both, splits):
+        found = draw_keys_of(batch)
+        seen.keys |= {key_of_batch(found)} if is_batch_dependent else set(found[:n_first])
+        seen.apart |= set(found[n_first:])
+        # A mean over a point's patches ends with its last use: uses are counted first, in a pass of their own.
+        n_uses = _count_uses(model, subject.sites, batch, norm_stats) if reduce == "mean" or both else {}
+        seen.close(run(batch, seen.consumer(n_uses, n_first)), batch)
+        if seen.n_batches == 1 and looks:
+            dependence = _dependence(model, points_at(batch, slice(MOST_LOOKED_AT)), norm_stats)
+        if on_batch is not None:
+            on_batch(batch)
     tells_apart = splits and all(one.tells_apart for one in seen.running.values())
     return Scores(
         layers=seen.layers(),

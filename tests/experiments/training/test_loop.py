@@ -181,7 +181,7 @@ def test_out_of_memory_names_the_size_to_set(monkeypatch: pytest.MonkeyPatch) ->
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(net, "forward", forward)
-    with pytest.raises(ModelError, match=r"epoch 1, step 1, with batch_size=8: set train.batch_size to 4"):
+    with pytest.raises(ModelError, match=r"epoch 1, step 1, with batch_size=8; set train.batch_size to 4"):
         train(new_state(net, HYPER), feed, HYPER, seed=0)
 
 
