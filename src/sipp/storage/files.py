@@ -65,7 +65,7 @@ def file_hash(path: Path) -> str:
 
 def staged(path: Path) -> Path:
     """Where a file or folder is made before it gets its name."""
-    return path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    return path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
 
 
 def write_through(path: Path, data: bytes | memoryview) -> None:

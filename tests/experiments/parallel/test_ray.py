@@ -244,12 +244,12 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def test_a_worker_refuses_another_folder_other_data_and_other_code(job: Job, tmp_path: Path) -> None:
     dense = plan(ITERATIVE)[0]
     elsewhere = Worker(replace(job, folder=tmp_path / "elsewhere")).make(dense)
-    assert (elsewhere.end, elsewhere.kind) == ("error", "DataError") and "share" in elsewhere.message
+    assert elsewhere.end == "error" and isinstance(elsewhere.error, DataError) and "share" in str(elsewhere.error)
     other_run = Worker(replace(job, recipe=AT_INIT)).make(dense)
-    assert (other_run.end, other_run.kind) == ("error", "DataError")
+    assert other_run.end == "error" and isinstance(other_run.error, DataError)
     for changed in ("data", "code"):
         found = Worker(replace(job, origin=replace(job.origin, **{changed: "other"}))).make(dense)
-        assert (found.end, found.kind) == ("error", "OptionError") and "same version" in found.message
+        assert found.end == "error" and isinstance(found.error, OptionError) and "same version" in str(found.error)
     assert not list(job.folder.glob("seed*"))
 
 
