@@ -20,6 +20,7 @@ SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim mo
 PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
 LABEL = 17  # columns before the text of a statement
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
+MUCH = 0.5  # of its length: an output that moved further than this is warned of
 SHOWN_AS = {"whole": "lossless"}  # all that ever mattered on the calibration points is kept
 
 
@@ -90,10 +91,26 @@ def statement_lines(pruned: Pruned) -> list[str]:
         labelled.append(("network", str(pruned.bound)))
         delta = f"; Delta of each layer holds {pruned.guarantee.layers}" if pruned.guarantee.met else ""
         labelled.append(("paper's theory", f"rows and layers: {pruned.guarantee}{delta}"))
+    if warning := moved_warning(pruned):
+        labelled.insert(0, ("warning", warning))
     return [
         textwrap.fill(text, WIDTH, initial_indent=f"{label + ':':<{LABEL}}", subsequent_indent=" " * LABEL)
         for label, text in labelled
     ]
+
+
+def moved_warning(pruned: Pruned) -> str:
+    """What to try where the output moved by more than half of its length; empty where it did not, or is not known."""
+    moved = pruned.moved
+    if moved is None or moved.error <= MUCH:  # NaN is warned of
+        return ""
+    points = "calibration points kept aside" if moved.aside else "calibration points"
+    repair = "sipp.repair(model, pruned, data)" if pruned.repair is None else "repair with steps= and more points"
+    return (
+        f"the output moved by {percent_up(moved.error)} of its length on {moved.n_points:,} {points}: as it is, this "
+        f"network is of little use. Try {repair}, another method (sipp.compare(model, data) says which), or a larger "
+        "keep; or train it."
+    )
 
 
 def cost_of(pruned: Pruned) -> str:

@@ -92,6 +92,20 @@ def test_the_same_network_is_certified_at_zero():
     assert certify(dense, dense, points(59), epsilon=0.0).verdict == "certified"
 
 
+@pytest.mark.parametrize("epsilon", [None, 2.5])
+def test_a_certificate_of_no_use_says_so(epsilon):
+    """A network that gives zeros is within 100 %: a limit from there on is no news, however sure it is."""
+    useless = certify(Stretch(), Stretch(-1.0), points(100), epsilon=epsilon)
+    assert useless.verdict == "certified" and useless.epsilon >= 1 and useless.is_useless
+    assert useless.sentence.startswith("True, but of no use: with 95 % confidence")
+    assert str(useless).splitlines()[0] == "certified, but of no use"
+    assert from_json(to_json(useless)) == useless
+    useful = certify(Stretch(), Stretch(0.5), points(100))
+    assert useful.sentence.startswith("With 95 % confidence") and str(useful).startswith("certified\n")
+    zero = certify(Stretch(), Stretch(0.0), points(100))
+    assert zero.epsilon == 1 and zero.is_useless
+
+
 def test_too_few_points_are_refused_with_the_number_needed():
     dense, pruned = networks()
     cert = certify(dense, pruned, points(200), delta=0.01)

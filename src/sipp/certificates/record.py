@@ -21,6 +21,7 @@ from sipp.errors import DataError
 
 SCHEMA = "sipp-certificate/1"
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
+USELESS = 1.0  # an epsilon from here on: an output of zeros would be within it
 DERIVED_RTOL = 1e-9  # a limit recomputed by another version of the statistics library
 HASH_PATTERN = "[0-9a-f]{64}"
 
@@ -84,12 +85,18 @@ class Certificate:
         return self.prior_uses > 0
 
     @property
+    def is_useless(self) -> bool:
+        """Whether what is certified is true and of no use: a network that gives zeros would be within epsilon too."""
+        return self.verdict == "certified" and not self.epsilon < USELESS
+
+    @property
     def sentence(self) -> str:
         """The certificate in plain words, numbers rounded so that they claim less, never more."""
         return _claim_in_words(self) + _caveats(self)
 
     def __str__(self) -> str:
-        return _sheet(self.verdict, self, ("k_allowed", "delta_hat"))
+        headline = self.verdict + (", but of no use" if self.is_useless else "")
+        return _sheet(headline, self, ("k_allowed", "delta_hat"))
 
 
 @dataclass(frozen=True)
@@ -156,9 +163,11 @@ def _claim_in_words(cert: Certificate) -> str:
     counts = f"{cert.violations:,} of {cert.n:,} holdout points were further off, {cert.k_allowed:,} were allowed"
     if cert.verdict == "certified":
         epsilon = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
+        start = "True, but of no use: with" if cert.is_useless else "With"
+        end = f" A network whose output is always zero is within {percent(USELESS)}." if cert.is_useless else ""
         return (
-            f"With {confidence} confidence, for all but at most {delta} of inputs the pruned network's output differs "
-            f"from the dense network's by at most {epsilon} of its length ({counts})."
+            f"{start} {confidence} confidence, for all but at most {delta} of inputs the pruned network's output differs "
+            f"from the dense network's by at most {epsilon} of its length ({counts}).{end}"
         )
     if cert.fixed == "delta":
         return f"Not certified: too many outputs are not finite or not comparable for any error limit ({counts})."

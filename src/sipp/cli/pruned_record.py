@@ -82,6 +82,7 @@ def pruned_record(pruned: Pruned) -> dict[str, Any]:
         "guarantee": None if pruned.guarantee is None else str(pruned.guarantee),
         "conditions": None if pruned.guarantee is None else _conditions(pruned.guarantee),
         "measured": None if pruned.measured is None else _measured(pruned.measured),
+        "moved": None if pruned.moved is None else asdict(pruned.moved),
         "dead_rows": sum(len(layer.dead_rows) for layer in pruned.layers),
     }
 

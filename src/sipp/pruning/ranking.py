@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sipp.errors import OptionError
 from sipp.inputs.apart import ASIDE_SHARE, keep_aside
-from sipp.inputs.batches import Data, count_points, fresh
+from sipp.inputs.batches import Data, count_points, fresh, points_at
 from sipp.inputs.layers import warn_of_frozen
 from sipp.inputs.subject import Subject
 from sipp.options import Constants, Draws, Reduce
@@ -26,6 +26,7 @@ from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import resolve_points
 
 N_EXAMPLES = 4  # points on which a graph must repeat the model
+N_SAMPLE = 32  # points on which the output of a cut is measured
 
 
 def rank_subject(
@@ -58,11 +59,11 @@ def rank_subject(
         subject = resolve_points(subject, delta, method=row.name, constants=constants)
     by_name = None if row.is_scored else score_of(row)(subject)
     unscored = _why_unscored(row, subject.data, statements)
-    scores, example = None, None
+    scores, first = None, None
     if not unscored and subject.data is not None:
         n_points = subject.n_points or count_points(subject.data)
         with progress_bar("scoring", n_points, shown=progress) as advance:
-            scores, example = _scored(subject, row, reduce, statements, advance)
+            scores, first = _scored(subject, row, reduce, statements, advance)
     if by_name is not None:
         ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in subject.weights)
     else:
@@ -79,7 +80,8 @@ def rank_subject(
         confidence=confidence,
         constants=constants,
         unscored=unscored,
-        example=example,
+        example=None if first is None else _few(first),
+        sample=None if first is None else points_at(first, slice(N_SAMPLE)),
         floor=floor,
         blend=_blend(subject, scores, aside) if row.is_blend and scores is not None else None,
     )
@@ -111,8 +113,8 @@ def _why_unscored(row: MethodRow, data: Data | None, statements: bool) -> str:
 
 def _scored(
     subject: Subject, row: MethodRow, reduce: Reduce, splits: bool, advance: Callable[[int], None]
-) -> tuple[Scores, Any]:
-    """The scores of a model, and a few of the points, as it takes them."""
+) -> tuple[Scores, Batch]:
+    """The scores of a model, and the first batch of points."""
     examples: list[Batch] = []
 
     def on_batch(batch: Batch) -> None:
@@ -121,7 +123,7 @@ def _scored(
             examples.append(fresh(batch))
 
     scores = score(subject, reduce=reduce, on_batch=on_batch, splits=splits, with_means=row.is_blend)
-    return scores, _few(examples[0])
+    return scores, examples[0]
 
 
 def _few(batch: Batch) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sipp.display import pruned_table
 from sipp.options import Constants, Draws
 from sipp.pruning.blending import Blend, Choice
-from sipp.records import Scores, Weight
+from sipp.records import Batch, Scores, Weight
 from sipp.scoring.methods import Method
 
 if TYPE_CHECKING:
@@ -61,6 +61,15 @@ class PrunedLayer:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """How far the network's output moved, as it was measured: ||f^ - f|| / ||f|| over a few points together."""
+
+    error: float  # infinite where an output is not finite
+    n_points: int
+    aside: bool  # the points were kept aside; False: they are among those that were scored
+
+
+@dataclass(frozen=True)
 class Pruned:
     """A pruned copy of a model, its masks, and what is promised about it. `print` it.
 
@@ -89,6 +98,7 @@ class Pruned:
     choice: Choice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
+    moved: Moved | None = None  # the output on a few calibration points; None where there were none to run
 
     @property
     def n_weights(self) -> int:
@@ -119,6 +129,7 @@ class Ranking:
     obstacle: str = ""  # why T12 does not bind the model; empty if it does
     unscored: str = ""  # why nothing was scored; empty if it was
     example: Any = None  # a few of the points, as the model takes them; None where nothing was scored
+    sample: Batch | None = None  # some more, on which the output of a cut is measured; None where nothing was scored
     is_thinned: bool = False  # a rank of 0 is a weight that an earlier step pruned, and is not taken back
     floor: float | None = None  # under rows and layers; None: they may die
     blend: Blend | None = None  # what a blend is chosen from; None for other methods

@@ -17,7 +17,7 @@ from sipp.inputs.restore import copy_of
 from sipp.numerics import device_of, integers
 from sipp.options import ChunkBytes, Scoring
 from sipp.progress import Advance, progress_bar
-from sipp.pruning.result import Pruned, PrunedLayer
+from sipp.pruning.result import Moved, Pruned, PrunedLayer
 from sipp.records import Batch
 from sipp.repairing.gathering import Gatherer, stretches, take_census
 from sipp.repairing.intercepts import find_places
@@ -224,7 +224,9 @@ def _restated(pruned: Pruned, model: nn.Module, done: Repair) -> Pruned:
     """The record of the repaired network: what was promised spoke of the old values, so nothing of it is left."""
     bound = replace(pruned.bound, epsilon=None, guarantee=None, reason=UNSTATED, kappas={}, coverage=None)
     layers = tuple(_unstated(layer) for layer in pruned.layers)
-    return replace(pruned, model=model, layers=layers, guarantee=None, bound=bound, measured=None, repair=done)
+    moved = None if done.output_after is None else Moved(done.output_after, done.n_aside, aside=True)
+    unstated = replace(pruned, model=model, layers=layers, guarantee=None, bound=bound, measured=None)
+    return replace(unstated, repair=done, moved=moved)
 
 
 def _unstated(layer: PrunedLayer) -> PrunedLayer:

@@ -1,0 +1,73 @@
+"""`moved` of a pruned network is what its output did on calibration points, and printing warns where that is much."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.display import moved_warning
+from sipp.pruning.ranking import N_SAMPLE
+from sipp.pruning.result import Moved
+from sipp.scoring.methods import NAMES
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def points(n: int = 200) -> Tensor:
+    return torch.randn(n, 8, generator=torch.Generator().manual_seed(1))
+
+
+def distance(dense: nn.Module, pruned: nn.Module, x: Tensor) -> float:
+    """The definition: ||f^ - f|| / ||f|| over all points."""
+    with torch.no_grad():
+        f, g = dense(x).double(), pruned(x).double()
+    return float((g - f).norm() / f.norm())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", [name for name in NAMES if name != "snip"])
+@pytest.mark.parametrize("keep", [0.05, 0.9])
+def test_it_is_measured_on_points_of_the_data(method: str, keep: float) -> None:
+    model, x = net(), points()
+    pruned = sipp.prune(model, x, keep=keep, method=method)
+    assert pruned.moved is not None
+    used = x[150:] if method == "sipp-blend" else x[:N_SAMPLE]  # a blend has the points kept aside
+    assert pruned.moved.aside == (method == "sipp-blend") and pruned.moved.n_points == len(used)
+    assert pruned.moved.error == pytest.approx(distance(model, pruned.model, used), rel=1e-6)
+    assert ("the output moved by" in str(pruned)) == (pruned.moved.error > 0.5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_both_sides_of_the_limit_are_met() -> None:
+    much, little = (sipp.prune(net(), points(), keep=keep, method="wt") for keep in (0.05, 0.9))
+    assert "warning:         the output moved by" in str(much) and "the output moved by" not in str(little)
+    for word in ("sipp.repair(", "another method", "larger keep"):
+        assert word in " ".join(str(much).split())
+
+
+def test_without_data_nothing_is_measured() -> None:
+    pruned = sipp.prune(net(), None, keep=0.5, method="wt")
+    assert pruned.moved is None and moved_warning(pruned) == ""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_repair_says_what_it_left() -> None:
+    """The old number would be one of weights that are no longer there."""
+    pruned = sipp.prune(net(), points(), keep=0.2, method="wt")
+    fixed = sipp.repair(net(), pruned, points())
+    assert fixed.repair is not None and fixed.moved is not None and pruned.moved is not None
+    assert fixed.moved == Moved(fixed.repair.output_after, fixed.repair.n_aside, aside=True)  # type: ignore[arg-type]
+    assert fixed.moved.error < pruned.moved.error
+
+
+@pytest.mark.parametrize("error", [math.nan, math.inf, 0.51])
+def test_what_is_no_number_is_warned_of(error: float) -> None:
+    pruned = sipp.prune(net(), None, keep=0.5, method="wt")
+    assert moved_warning(replace(pruned, moved=Moved(error, 3, aside=False)))
+    assert not moved_warning(replace(pruned, moved=Moved(0.5, 3, aside=False)))
