@@ -87,6 +87,7 @@ def right_calls() -> dict[str, dict[str, object]]:
         "certify": {"dense": net(), "pruned": pruned.model, "holdout": points(100)},
         "certify_accuracy": {"dense": net(), "pruned": pruned.model, "holdout": labelled()},
         "prune_to": {"model": net(), "data": points(), "holdout": points(100), "epsilon": 0.5, "method": "wt"},
+        "compare": {"model": net(), "data": labelled(), "keeps": (0.5,), "methods": ("wt",)},
         "check_assumption": {"model": net(), "data": points(8)},
         "sound_bound": {"dense": net(), "pruned": pruned.model, "inputs": points(4)},
         "assess": {"dense": net(), "pruned": pruned.masks, "data": points()},

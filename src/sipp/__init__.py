@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
     from sipp.bounds.sound.graph_bound import sound_bound as sound_bound
     from sipp.certificates.claims import certify as certify
     from sipp.certificates.claims import certify_accuracy as certify_accuracy
+    from sipp.certificates.comparing import compare as compare
     from sipp.options import Constants as Constants
     from sipp.options import Scoring as Scoring
     from sipp.pruning.entry import prune as prune
@@ -47,6 +48,7 @@ _MODULES = {
     "certify": "sipp.certificates.claims",
     "certify_accuracy": "sipp.certificates.claims",
     "check_assumption": "sipp.bounds.assumption",
+    "compare": "sipp.certificates.comparing",
     "hold": "sipp.pruning.masking",
     "inspect": "sipp.storage.artifact",
     "load": "sipp.storage.artifact",

@@ -166,8 +166,8 @@ def _claim_in_words(cert: Certificate) -> str:
         start = "True, but of no use: with" if cert.is_useless else "With"
         end = f" A network whose output is always zero is within {percent(USELESS)}." if cert.is_useless else ""
         return (
-            f"{start} {confidence} confidence, for all but at most {delta} of inputs the pruned network's output differs "
-            f"from the dense network's by at most {epsilon} of its length ({counts}).{end}"
+            f"{start} {confidence} confidence, for all but at most {delta} of inputs the pruned network's output "
+            f"differs from the dense network's by at most {epsilon} of its length ({counts}).{end}"
         )
     if cert.fixed == "delta":
         return f"Not certified: too many outputs are not finite or not comparable for any error limit ({counts})."

@@ -1,4 +1,4 @@
-"""The command line: `sipp demo, score, prune, certify, run, runs, report, data, bench`.
+"""The command line: `sipp demo, score, prune, compare, certify, run, runs, report, data, bench`.
 
 Exit codes: 0 done; 1 unexpected (a bug: `--debug` shows the traceback); 2 wrong input; 3 not certified, or not
 verified: nothing was written; 130 stopped by Ctrl-C, 143 by SIGTERM. Results go to stdout (`--json`: one document),
@@ -23,6 +23,7 @@ COMMANDS = {
     "demo": "Train a small network on embedded digits, prune it by every method, print and draw what that costs.",
     "score": "Score every prunable weight: the largest share it ever contributes to an output of its row (T3).",
     "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
+    "compare": "Prune a network by every method at a few keeps, print what each does to its output, and which to use.",
     "certify": "Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier.",
     "run": "Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.",
     "runs": "List the runs in a folder, and how far each is.",

@@ -45,13 +45,14 @@ def keep_aside(batches: Iterable[Batch]) -> tuple[list[Any], list[Any]]:
     for batch in read:
         inside = min(max(n_left, 0), batch.n_points)
         if 0 < inside < batch.n_points:
-            scored.append(_raw(points_at(batch, slice(inside))))
-            aside.append(_raw(points_at(batch, slice(inside, None))))
+            scored.append(as_given(points_at(batch, slice(inside))))
+            aside.append(as_given(points_at(batch, slice(inside, None))))
         else:
-            (scored if inside else aside).append(_raw(batch))
+            (scored if inside else aside).append(as_given(batch))
         n_left -= batch.n_points
     return scored, aside
 
 
-def _raw(batch: Batch) -> tuple[Any, Any]:
+def as_given(batch: Batch) -> tuple[Any, Any]:
+    """The batch as a caller would give it: (inputs, labels)."""
     return batch.kwargs or batch.args, batch.labels

@@ -1,0 +1,215 @@
+"""A model and data in, all methods at a few keeps out: what each does to the output on points that did not choose it.
+
+It lies here because it looks at points as a certificate does (`look`: which output, no padding, every point by itself),
+and needs pruning and repairing, which lie to the left.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sipp.certificates.comparison import Compared, Comparison
+from sipp.certificates.evidence import Output, look
+from sipp.checking import check_flag, check_seed
+from sipp.errors import DataError, OptionError
+from sipp.inputs.apart import as_given
+from sipp.inputs.batches import Data, batches_of, fresh
+from sipp.inputs.layers import Selector
+from sipp.inputs.subject import Subject, subject_of
+from sipp.numerics import BOUND_DTYPE, budget_of, device_of
+from sipp.options import DELTA, Constants, Scoring
+from sipp.progress import progress_bar
+from sipp.pruning.entry import cut, rank
+from sipp.pruning.ranking import take_aside
+from sipp.pruning.result import Pruned
+from sipp.records import Batch
+from sipp.repairing.entry import repair as repaired
+from sipp.scoring.methods import DEFAULT, Method, method_of
+from sipp.scoring.theory_points import resolve_points
+
+KEEPS = (0.5, 0.3, 0.1)
+USUAL: tuple[Method, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
+LABELLED: tuple[Method, ...] = ("snip",)  # besides, where the data has labels
+
+
+def compare(
+    model: nn.Module,
+    data: Data,
+    *,
+    keeps: Sequence[float] = KEEPS,
+    methods: Sequence[Method] | None = None,
+    repair: bool = False,
+    holdout: Data | None = None,
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    output: Output = None,
+    scoring: Scoring = Scoring(),
+    seed: int = 0,
+    progress: bool = False,
+) -> Comparison:
+    """What every method does to the output of `model` at a few keeps, on points that chose no weights. `print` it.
+
+    Judged on the `holdout`, or on the last quarter of `data`, which then chooses nothing: give data in random order.
+    `repair` adds every network as `sipp.repair` leaves it. Without `methods` it is a usual set, with labels `snip` too.
+    The points choose among methods: what is then certified needs others. All points are held in memory.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> found = sipp.compare(net, torch.rand(200, 8), keeps=(0.8, 0.5), methods=("wt", "random"))
+        >>> found.best(0.8).method, found.n_points, len(found.rows)
+        ('wt', 50, 4)
+    """
+    check_flag("repair", repair)
+    check_flag("progress", progress)
+    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
+    n_weights = sum(weight.n_weights for weight in subject.weights)
+    budgets = {float(keep): budget_of(keep, n_weights) for keep in _listed("keeps", keeps)}
+    asked = None if methods is None else [method_of(name).name for name in _listed("methods", methods)]
+    points = _points(subject, holdout)
+    names = dict.fromkeys(asked or _usual(points))
+    scoring = replace(scoring, n_points=None)
+    dense = _Judge(subject.model, points, output)
+    baseline = dense.judge(subject.model, checks=holdout is not None)
+    rows: list[Compared] = []
+    with progress_bar("comparing", len(names) * len(budgets), shown=progress) as advance, _deaths_counted():
+        for name in names:
+            ranking = rank(
+                model, points.chosen, method=name, seed=seed, include=include, exclude=exclude, scoring=scoring
+            )
+            for keep in sorted(budgets, reverse=True):
+                pruned = cut(ranking, budgets[keep], seed=seed)
+                rows.append(_row(pruned, keep, dense.judge(pruned.model)))
+                if repair:
+                    fixed = repaired(model, pruned, points.chosen, seed=seed, chunk_bytes=scoring.chunk_bytes)
+                    rows.append(_row(fixed, keep, dense.judge(fixed.model)))
+                advance(1)
+    n_chosen = sum(batch.n_points for batch in batches_of(points.chosen))
+    return Comparison(tuple(rows), n_weights, n_chosen, baseline.n_points, holdout is None, baseline.accuracy)
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Batches of points that choose weights, and of points that judge them."""
+
+    chosen: list[Any]
+    judging: list[Any]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the judging points say of one network."""
+
+    error: float
+    same: float | None
+    accuracy: float | None
+    moved: tuple[float, ...]
+    n_points: int
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """The dense network, and the points on which others are compared with it."""
+
+    dense: nn.Module
+    points: _Points
+    output: Output
+
+    def judge(self, other: nn.Module, *, checks: bool = False) -> _Found:
+        """How far the other network is from the dense one; `checks` that no point that judges has chosen."""
+        known = self.points.chosen if checks else None
+        found_nk, _ = look(self.dense, other, self.points.judging, _measure, self.output, known)
+        far_n, size_n, has_classes_n, same_n, has_label_n, right_n = found_nk.unbind(1)
+        n, size = len(far_n), float(size_n.mean())
+        moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
+        error = math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf
+        same = float(same_n.mean()) if bool(has_classes_n.all()) else None
+        accuracy = float(right_n.mean()) if bool(has_label_n.all()) else None
+        return _Found(error, same, accuracy, tuple(moved_n.tolist()), n)
+
+
+def _measure(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
+    """Of each point: ||f^ - f||^2, ||f||^2, whether there are classes, the same one, a label, the right one."""
+    n = len(f)
+    f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
+    far_n, size_n = (g_nk - f_nk).square().sum(1), f_nk.square().sum(1)
+    no_n = torch.zeros(n, dtype=torch.bool, device=f.device)
+    has_classes = f.dim() == 2 and f.shape[1] > 1
+    finite_n = g_nk.isfinite().all(1)
+    truth_n = _classes(batch, n) if has_classes else None
+    same_n = finite_n & (f_nk.argmax(1) == g_nk.argmax(1)) if has_classes else no_n
+    right_n = no_n if truth_n is None else finite_n & (g_nk.argmax(1) == truth_n)
+    found = (far_n, size_n, no_n | has_classes, same_n, no_n | (truth_n is not None), right_n)
+    return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
+
+
+def _classes(batch: Batch, n: int) -> Tensor | None:
+    """The labels, where they are class numbers: one whole number a point."""
+    try:
+        labels = torch.as_tensor(batch.labels, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    is_whole = not labels.is_floating_point() and not labels.is_complex()
+    return labels if is_whole and labels.shape == (n,) else None
+
+
+def _points(subject: Subject, holdout: Data | None) -> _Points:
+    """The points of data and holdout, or of the data alone, with its last quarter kept aside."""
+    if subject.data is None:
+        raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
+    if holdout is None:
+        subject, aside = take_aside(subject, DELTA, method_of(DEFAULT), Constants())
+        judging: Any = aside
+        if not judging:
+            raise DataError("there are too few points to keep some aside", fix="give at least 4, or a holdout")
+        chosen: Any = subject.data
+        return _Points(chosen, judging)
+    subject = resolve_points(subject, DELTA, method=DEFAULT, constants=Constants())
+    chosen = [as_given(fresh(batch)) for batch in subject.batches()]
+    held = batches_of(holdout, device=device_of(subject.model), role="holdout")
+    return _Points(chosen, [as_given(fresh(batch)) for batch in held])
+
+
+def _usual(points: _Points) -> tuple[Method, ...]:
+    """The usual methods; with class numbers as labels those that need them too."""
+    batches = list(batches_of(points.chosen))
+    return USUAL + (LABELLED if all(_classes(batch, batch.n_points) is not None for batch in batches) else ())
+
+
+def _row(pruned: Pruned, keep: float, found: _Found) -> Compared:
+    method = method_of(pruned.method).name
+    return Compared(
+        method=method,
+        keep=keep,
+        is_repaired=pruned.repair is not None,
+        kept=pruned.kept,
+        dead_rows=sum(len(layer.dead_rows) for layer in pruned.layers),
+        error=found.error,
+        same=found.same,
+        accuracy=found.accuracy,
+        moved=found.moved,
+    )
+
+
+def _listed(name: str, value: Any) -> Sequence[Any]:
+    """The value, if it is a list or a tuple with something in it."""
+    if not isinstance(value, list | tuple) or not value:
+        raise OptionError(f"{name}={value!r:.60} must be a list of at least one", option=name)
+    return value
+
+
+@contextmanager
+def _deaths_counted() -> Iterator[None]:
+    """A context without a warning for every row that dies: `dead_rows` of each row of the comparison counts them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* died, none of")
+        yield

@@ -1,0 +1,141 @@
+"""What a comparison of methods found: one row per method and keep, one table, and which to use."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.table import Table
+
+from sipp.display import MUCH, percent_up, text_of
+from sipp.scoring.methods import Method
+
+STANDARD_ERRORS = 2.0  # a mean difference of fewer than these decides nothing
+BEST = "*"
+KEEPS_A_TABLE = 3  # as many as fit the width
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One method at one keep, on points that did not choose its weights."""
+
+    method: Method
+    keep: float  # as asked
+    is_repaired: bool
+    kept: int
+    dead_rows: int
+    error: float  # ||f^ - f|| / ||f|| over all points together; infinite where an output is not finite
+    same: float | None  # share of points whose largest output is the same one; None where outputs are not n x classes
+    accuracy: float | None  # None without labels
+    moved: tuple[float, ...] = field(repr=False)  # ||f^ - f||^2 of every point, by the mean ||f||^2
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} + repair" if self.is_repaired else self.method
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods at all keeps on the same points. `print` it."""
+
+    rows: tuple[Compared, ...]
+    n_weights: int
+    n_calibration: int  # points that chose weights, and repaired them
+    n_points: int  # points that judged
+    is_aside: bool  # those were split off the data; False: a holdout was given
+    dense_accuracy: float | None
+
+    @property
+    def keeps(self) -> tuple[float, ...]:
+        """The keeps, falling."""
+        return tuple(sorted({row.keep for row in self.rows}, reverse=True))
+
+    def best(self, keep: float) -> Compared:
+        """The row of the least error at this keep; the first of equal ones."""
+        return min((row for row in self.rows if row.keep == keep), key=lambda row: row.error)
+
+    def level_with(self, best: Compared) -> tuple[Compared, ...]:
+        """The other rows at this keep whose difference to it these points cannot tell from chance."""
+        others = (row for row in self.rows if row.keep == best.keep and row is not best)
+        return tuple(row for row in others if is_level(best.moved, row.moved))
+
+    @property
+    def sentence(self) -> str:
+        """Which method to use at the smallest keep that leaves most of the output, as far as these points tell."""
+        usable = [row for row in map(self.best, self.keeps) if row.error <= MUCH]
+        points = f"{self.n_points:,} points {'kept aside' if self.is_aside else 'of the holdout'}"
+        if not usable:
+            best = self.best(self.keeps[0])
+            return (
+                f"Use none of them as it is: at keep {best.keep:g} the best, {best.name}, moves the output by "
+                f"{percent_up(best.error)} of its length on {points}. Try a larger keep"
+                f"{'' if any(row.is_repaired for row in self.rows) else ', repair'} or training."
+            )
+        chosen = usable[-1]
+        text = f"Use {chosen.name} at keep {chosen.keep:g}: on {points} {self._found(chosen)}."
+        if level := self.level_with(chosen):
+            text += f" These points do not tell it from {', '.join(row.name for row in level)}."
+        if smaller := [keep for keep in self.keeps if keep < chosen.keep]:
+            text += f" At keep {smaller[0]:g} the best moved it by {percent_up(self.best(smaller[0]).error)}."
+        return text + " It was chosen on these points: certify it on others."
+
+    def _found(self, row: Compared) -> str:
+        """What was measured of a row, in words."""
+        found = [f"the output moved by {percent_up(row.error)} of its length"]
+        if row.same is not None:
+            found.append(f"the largest output stayed the same for {_down(row.same)}")
+        if row.accuracy is not None and self.dense_accuracy is not None:
+            found.append(f"the accuracy is {_down(row.accuracy)} (dense: {percent_up(self.dense_accuracy)})")
+        return ", ".join(found)
+
+    def __str__(self) -> str:
+        judged = "kept aside" if self.is_aside else "of the holdout"
+        head = f"{self.n_weights:,} prunable weights; {self.n_calibration:,} points choose, "
+        head += f"{self.n_points:,} {judged} judge"
+        if self.dense_accuracy is not None:
+            head += f"; the dense network is right on {self.dense_accuracy:.1%}"
+        parts = [self.keeps[i : i + KEEPS_A_TABLE] for i in range(0, len(self.keeps), KEEPS_A_TABLE)]
+        legend = f"error: ||f^ - f|| / ||f||; same: the largest output is; {BEST}: the best of its column"
+        return "\n".join([head, *(text_of(self._table(keeps)) for keeps in parts), legend, self.sentence])
+
+    def _table(self, keeps: tuple[float, ...]) -> Table:
+        """Methods x keeps."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        table.add_column("keep", overflow="fold")
+        columns = (("error", "error"), ("same", "same"), ("accuracy", "right"))
+        shown = [(name, word) for name, word in columns if any(getattr(row, name) is not None for row in self.rows)]
+        for keep in keeps:
+            for name, word in shown:
+                table.add_column(f"{keep:g}: {word}" if name == "error" else word, justify="right")
+        for label in dict.fromkeys(row.name for row in self.rows):
+            found = {row.keep: row for row in self.rows if row.name == label}
+            table.add_row(label, *(self._cell(found[keep], name) for keep in keeps for name, _ in shown))
+        return table
+
+    def _cell(self, row: Compared, field: str) -> str:
+        value: float | None = getattr(row, field)
+        if value is None:
+            return ""
+        column = [getattr(other, field) for other in self.rows if other.keep == row.keep]
+        is_best = value == (min if field == "error" else max)(one for one in column if one is not None)
+        return (f"{value:.3g}" if field == "error" else f"{value:.1%}") + (BEST if is_best else " ")
+
+
+def is_level(best: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether the mean difference of what two networks moved on the same points is within chance; a heuristic.
+
+    One point tells nothing, and neither does what is not finite on both sides.
+    """
+    gaps = [theirs - ours for ours, theirs in zip(best, other)]
+    if len(gaps) < 2:
+        return True
+    if not all(map(math.isfinite, gaps)):
+        return not all(map(math.isfinite, best))
+    return statistics.fmean(gaps) <= STANDARD_ERRORS * statistics.stdev(gaps) / math.sqrt(len(gaps))
+
+
+def _down(share: float) -> str:
+    """A measured share as a percentage, rounded down: the words never claim more than the record."""
+    return f"{math.floor(share * 1000) / 10:g} %"
