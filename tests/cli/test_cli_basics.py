@@ -13,6 +13,7 @@ from commandline import run, three_lines
 
 import sipp
 from sipp.cli import benching, demo, errors
+from sipp.cli.main import COMMANDS
 from sipp.cli.output import plain
 from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.runs import run_recipe as train_run
@@ -39,7 +40,7 @@ def test_help_tells_the_exit_codes_and_names_every_command() -> None:
     assert done.returncode == 0
     text = " ".join(done.stdout.split())
     assert all(f"{code} " in text.partition("Exit codes:")[2] for code in (0, 1, 2, 3, 130, 143))
-    for command in ("demo", "score", "prune", "certify", "run", "runs", "data", "bench"):
+    for command in COMMANDS:
         assert f" {command} " in text
         assert "--json" in run(command, "--help").stdout
 

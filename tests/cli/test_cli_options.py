@@ -80,6 +80,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "demo": {"--out": out / "demo"},
         "score": {**model, **data, "--out": out / "scores.safetensors"},
         "prune": {**model, **data, "--keep": 0.5, "--method": "wt", "--out": out / "out"},
+        "compare": {**model, **data, "--keeps": 0.5, "--methods": "wt"},
         "certify": {**model, "--dense": weights, "--pruned": weights, "--holdout": folder / "holdout.npy"},
         "run": {"RECIPE": "digits-iterative", "--out": out / "runs"},
         "runs": {"--out": folder},
@@ -124,6 +125,8 @@ def with_its_companions(one: Asked, options: dict[str, object], folder: Path) ->
         "--reduce",
     ):
         options["--method"] = "sipp-det"
+    if one.command == "compare" and one.label == "--holdout-points":
+        options["--holdout"] = folder / "holdout.npy"
     if one.label == "--verify":
         options["--calibration"] = folder / "data.npy"
     return options

@@ -23,6 +23,7 @@ ALL = ("--dense", "--pruned", "--holdout", "--calibration")
 READS = {
     "prune": ("--weights", "--data", "--holdout"),
     "score": ("--weights", "--data"),
+    "compare": ("--weights", "--data", "--holdout"),
     "certify": (*ALL, "--verify"),
     "bench": ("--weights", "--data"),
     "run": ("RECIPE", "--data"),

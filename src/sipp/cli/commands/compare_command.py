@@ -25,7 +25,7 @@ from sipp.cli.options import (
     output_of,
 )
 from sipp.cli.output import Json, only_json, print_json, show, shows_progress
-from sipp.scoring.methods import NAMES
+from sipp.scoring.methods import NAMES, Method, method_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,7 +63,7 @@ def compare(
     from sipp.scoring.theory_points import sample_size
 
     with only_json(as_json):
-        shares, names = _numbers(keeps), None if methods is None else [name.strip() for name in methods.split(",")]
+        shares, names = _numbers(keeps), _names(methods)
         if holdout is None and holdout_points is not None:
             raise Trouble("there is no holdout", where="--holdout-points", fix="give --holdout, or leave it out")
         network = load_model(model, weights, seed=seed, device=device)
@@ -111,6 +111,14 @@ def _numbers(keeps: str) -> list[float]:
             )
         found.append(share)
     return found
+
+
+def _names(methods: str | None) -> list[Method] | None:
+    """The methods between the commas; None: the usual ones."""
+    if methods is None:
+        return None
+    with at(f"--methods {methods:.60}", f"give some of {','.join(NAMES)}"):
+        return [method_of(text.strip()).name for text in methods.split(",")]
 
 
 def _judging(spec: str | None, n_points: int | None, network: nn.Module, seed: int, size: int | None) -> Points | None:
