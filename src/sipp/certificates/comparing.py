@@ -73,7 +73,8 @@ def compare(
     check_flag("progress", progress)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
     n_weights = sum(weight.n_weights for weight in subject.weights)
-    budgets = {float(keep): budget_of(keep, n_weights) for keep in _listed("keeps", keeps)}
+    n_kept = [budget_of(keep, n_weights) for keep in _listed("keeps", keeps)]  # which refuses what is no share
+    budgets = dict(zip(map(float, keeps), n_kept))
     asked = None if methods is None else [method_of(name).name for name in _listed("methods", methods)]
     points = _points(subject, holdout)
     names = dict.fromkeys(asked or _usual(points))
