@@ -1,0 +1,137 @@
+"""A traced graph and an example -> a plan: the steps for inputs of these shapes, chosen by running them once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sipp.runtime.buffers import Arena
+from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
+from sipp.runtime.layers import read_layer
+from sipp.runtime.placing import PLACINGS, placing_step
+from sipp.runtime.pools import POOLS, pool_step
+from sipp.runtime.products import image_step, token_step
+from sipp.runtime.steps import Step, Values, torch_step
+
+# Give nothing that is not finite where what they read is
+_SAFE = {
+    ATEN.view.default, ATEN.reshape.default, ATEN.transpose.int, ATEN.permute.default, ATEN.slice.Tensor,
+    ATEN.select.int, ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.default, ATEN.expand.default,
+    ATEN.flatten.using_ints, ATEN.relu.default, ATEN.max_pool2d.default, ATEN.cat.default, ATEN.dropout.default,
+    ATEN.sigmoid.default, ATEN.tanh.default,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a network for inputs of certain shapes. Buffers are shared by all calls, one call at a time."""
+
+    graph: Graph
+    steps: list[Step]
+    constants: Values
+    arena: Arena
+    lock: Any
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """The outputs, flat; by torch alone where a value on the way is not finite, as zeros times it are not zero."""
+        with self.lock, torch.inference_mode():
+            values: Values = {**self.constants, **dict(zip(self.graph.inputs, inputs))}
+            self.arena.flag.zero_()
+            for value in inputs:
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    _check(value, self.arena.flag)
+            for step in self.steps:
+                step.fast(values)
+            if self.arena.flag.item() != 0:
+                values = {**self.constants, **dict(zip(self.graph.inputs, inputs))}
+                for step in self.steps:
+                    step.plain(values)
+            return [self._own(values[ref.value]) if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
+
+    def _own(self, value: Any) -> Any:
+        """The value as the caller's own: no later call writes to it."""
+        if not isinstance(value, Tensor):
+            return value
+        return value.clone(memory_format=torch.contiguous_format) if self.arena.of(value) else value.contiguous()
+
+
+def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
+    """The plan for inputs like these: every operation is run, in order, in the ways it could be."""
+    with torch.inference_mode():
+        arena = Arena()
+        values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
+        last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}
+        kept = {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
+        borders = _borders(graph)
+        steps = []
+        for i, op in enumerate(graph.ops):
+            steps.append(_step(op, graph, values, arena, borders.get(op.out, (0, 0))))
+            for n in set(op.reads()):
+                if last[n] == i and n not in kept and isinstance(values[n], Tensor):
+                    arena.release(values[n])
+        used = {n for op, step in zip(graph.ops, steps) if step.kernel == "torch" for n in op.reads()} | kept
+        constants = {n: value for n, value in graph.constants.items() if n in used}
+        return Plan(replace(graph, constants={}), _checked(graph, steps), constants, arena, threading.Lock())
+
+
+def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
+    """The step of one operation; leaves its result in `values`."""
+    if op.target in (CONV, LINEAR) and _is_ours(op, graph, values):
+        layer, weight = read_layer(op, graph.constants)
+        if op.target is CONV:
+            return image_step(layer, weight, values, arena, border)
+        return token_step(layer, weight, values, arena)
+    step = None
+    if op.target in POOLS:
+        step = pool_step(op, values, arena, border)
+    elif op.target in PLACINGS:
+        step = placing_step(op, values, arena, border)
+    if step is None:
+        step = torch_step(op)
+        step.fast(values)
+        for n in op.reads():
+            if isinstance(values[n], Tensor):
+                arena.pin(values[n])
+    return step
+
+
+def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
+    """Whether a product is one of float32 with weights of its own, on a batch that is not empty."""
+    x = values[op.args[0].value]
+    refs = [ref for ref in op.args[1:3] if ref is not None]
+    is_constant = all(isinstance(ref, Ref) and ref.value in graph.constants for ref in refs)
+    tensors = [x, *(graph.constants[ref.value] for ref in refs if is_constant)]
+    if op.beside is not None:
+        tensors.append(values[op.beside])
+    is_float = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+    n_dims = x.ndim == 4 if op.target is CONV else x.ndim >= 2
+    return is_constant and is_float and n_dims and x.numel() > 0 and not op.kwargs
+
+
+def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
+    """The widest padding that convolutions ask of each value they read."""
+    found: dict[int, tuple[int, int]] = {}
+    for op in graph.ops:
+        if op.target is CONV and len(op.args) > 4:
+            rows, columns = (list(op.args[4]) * 2)[:2]
+            have = found.get(op.args[0].value, (0, 0))
+            found[op.args[0].value] = max(rows, have[0]), max(columns, have[1])
+    return found
+
+
+def _checked(graph: Graph, steps: list[Step]) -> list[Step]:
+    return steps
+
+
+def _check(value: Tensor, flag: Tensor) -> None:
+    """Marks the flag where a value is not finite (or so large that their sum is not)."""
+    flag.add_(value.sum(dtype=torch.float32) * 0)
+
+
+def flat_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return pytree.tree_leaves((args, kwargs))

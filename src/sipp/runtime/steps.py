@@ -1,0 +1,109 @@
+"""What a plan is made of: steps, each with its fast way and its plain one, and a line for the table."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sipp.runtime.code import HEAD, Code, run
+from sipp.runtime.graph import ATEN, Op, Ref
+
+TRIALS = 3
+SHARES = 4  # for each thread: one that is held up keeps the others waiting for less
+
+Values = dict[int, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation as it is run. `fast` and `plain` read and write values; the rest is for the table."""
+
+    name: str
+    kernel: str
+    fast: Callable[[Values], None]
+    plain: Callable[[Values], None]  # by torch alone: where something is not finite
+    out: int
+    keep: float | None = None  # share of weights that are not zero
+    n_bytes: int = 0  # of its weights
+    n_dense_bytes: int = 0
+    seconds: float | None = None
+    dense_seconds: float | None = None
+    note: str = ""
+
+
+class Job:
+    """A generated function with the numbers it is called with, which stay the same from call to call."""
+
+    def __init__(self, code: Code, numbers: list[int], n_tasks: int, keep: Any) -> None:
+        self.code, self._keep = code, keep
+        self.numbers = (ctypes.c_int64 * (HEAD + len(numbers)))(0, 0, *numbers)
+        self._n_tasks = n_tasks
+
+    def __call__(self) -> None:
+        n_threads = min(torch.get_num_threads(), self._n_tasks)
+        if n_threads > 1:
+            run(self.code, self.numbers, min(self._n_tasks, n_threads * SHARES), n_threads)
+        else:
+            run(self.code, self.numbers, 1, 1)
+
+    def alone(self) -> None:
+        """Runs on the calling thread only."""
+        run(self.code, self.numbers, 1, 1)
+
+
+def best_time(function: Callable[[], object], trials: int = TRIALS) -> float:
+    """The shortest of a few runs, in seconds of this thread, after one that is not counted.
+
+    On one thread, and without the time in which others had the processor: what else runs here has little part in it.
+    """
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        function()
+        best = float("inf")
+        for _ in range(trials):
+            start = time.thread_time()
+            function()
+            best = min(best, time.thread_time() - start)
+    finally:
+        torch.set_num_threads(n_threads)
+    return best
+
+
+def given(values: Values, template: Any) -> Any:
+    """The arguments with values in place of their numbers."""
+    return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Ref) else leaf, template)
+
+
+def with_tail(values: Values, op: Op, result: Tensor) -> Tensor:
+    """The result of a product after its tail, by torch."""
+    if op.beside is not None:
+        result = result + values[op.beside]
+    return result.relu() if op.act == "relu" else result
+
+
+def torch_step(op: Op, note: str = "") -> Step:
+    """The operation as torch runs it."""
+    target = ATEN.reshape.default if op.target is ATEN.view.default else op.target  # any strides
+    flat = [arg.value if isinstance(arg, Ref) else None for arg in op.args]
+    is_flat = not op.kwargs and not any(isinstance(arg, (list, tuple, dict)) and _has_ref(arg) for arg in op.args)
+
+    def fast(values: Values) -> None:
+        if is_flat:
+            result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
+        else:
+            result = target(*given(values, op.args), **given(values, op.kwargs))
+        values[op.out] = result if op.beside is None and op.act == "none" else with_tail(values, op, result)
+
+    return Step(op.name, "torch", fast, fast, op.out, note=note)
+
+
+def _has_ref(template: Any) -> bool:
+    return any(isinstance(leaf, Ref) for leaf in pytree.tree_leaves(template))
