@@ -39,6 +39,7 @@ class Op:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: int
+    n_dims: int = 0  # of its result, or of the first one
     beside: int | None = None
     act: str = "none"
 
@@ -94,7 +95,8 @@ def _read(exported: Any) -> Graph:
         elif node.op == "placeholder":
             constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
         elif node.op == "call_function":
-            ops.append(Op(node.name, node.target, tuple(known(node.args)), dict(known(node.kwargs)), number))
+            n_dims = _n_dims(node.meta.get("val"))
+            ops.append(Op(node.name, node.target, tuple(known(node.args)), dict(known(node.kwargs)), number, n_dims))
         elif node.op == "output":
             outputs = [known(arg) for arg in node.args[0]]
         else:
@@ -102,6 +104,11 @@ def _read(exported: Any) -> Graph:
     return Graph(
         ops, constants, names, inputs, outputs, exported.call_spec.in_spec, exported.call_spec.out_spec
     )
+
+
+def _n_dims(value: Any) -> int:
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return first.ndim if isinstance(first, Tensor) else 0
 
 
 def _fused(graph: Graph) -> Graph:
@@ -167,26 +174,31 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
     weight, bias = Ref(-2 * out - 1), Ref(-2 * out - 2)  # numbers of their own
+    can_fold = source is not None and _can_fold(source, norm.n_dims, constants, readers)
+    if not can_fold and norm.n_dims != 4:
+        return
     del ops[norm.out]
-    if source is None or not _can_fold(source, constants, readers):
+    if source is None or not can_fold:
         constants[weight.value] = scale[:, None, None, None].float()
         constants[bias.value] = offset.float()
         args = (norm.args[0], weight, bias, [1, 1], [0, 0], [1, 1], len(scale))
-        ops[out] = Op(norm.name, CONV, args, {}, out)
+        ops[out] = Op(norm.name, CONV, args, {}, out, norm.n_dims)
         return
     bias_ref = source.args[2] if len(source.args) > 2 else None
     if bias_ref is not None:
         offset = offset + constants[bias_ref.value].double() * scale
-    constants[weight.value] = (constants[source.args[1].value].double() * scale[:, None, None, None]).float()
+    old = constants[source.args[1].value].double()
+    constants[weight.value] = (old * scale.reshape(-1, *[1] * (old.ndim - 1))).float()
     constants[bias.value] = offset.float()
     del ops[source.out]
     ops[out] = replace(source, args=(source.args[0], weight, bias, *source.args[3:]), out=out)
 
 
-def _can_fold(source: Op, constants: dict[int, Tensor], readers: dict[int, int]) -> bool:
+def _can_fold(source: Op, n_dims: int, constants: dict[int, Tensor], readers: dict[int, int]) -> bool:
     refs = [ref for ref in source.args[1:3] if ref is not None]
     is_constant = all(isinstance(ref, Ref) and ref.value in constants for ref in refs)
-    return source.target is CONV and is_constant and _is_open(source, readers) and source.beside is None
+    is_product = n_dims == 4 if source.target is CONV else n_dims == 2 and source.target is LINEAR
+    return is_product and is_constant and _is_open(source, readers) and source.beside is None
 
 
 def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int]) -> None:

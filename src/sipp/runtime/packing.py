@@ -70,3 +70,55 @@ def unpack(packed: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     run -= np.repeat(run[firsts], counts[counts > 0]) if len(rows) else 0
     starts = np.repeat(packed.rows[1::2], counts) // FLOAT
     return rows, starts + run * packed.unit, packed.values
+
+
+LANES = 8  # rows side by side
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """Kept weights of LANES rows side by side: step by step one value and one 16-bit column of each row.
+
+    Rows with about as many weights stand together; shorter ones end with zeros at column 0.
+    """
+
+    groups: np.ndarray  # int64, 1 + groups: where the steps of each group start
+    rows: np.ndarray  # int32, groups x LANES: which row a lane is; -1 for none
+    values: np.ndarray  # float32, steps x LANES
+    columns: np.ndarray  # uint16, steps x LANES
+
+    @property
+    def n_bytes(self) -> int:
+        return int(sum(part.nbytes for part in (self.groups, self.rows, self.values, self.columns)))
+
+
+def interleave(weight: np.ndarray) -> Interleaved:
+    """Packs a matrix of at most 2**16 columns."""
+    n_rows = len(weight)
+    counts = (weight != 0).sum(1)
+    order = np.argsort(-counts, kind="stable")
+    n_groups = -(-n_rows // LANES)
+    rows = np.full(n_groups * LANES, -1, np.int32)
+    rows[:n_rows] = order
+    lengths = counts[order[::LANES]] if n_rows else np.zeros(0, np.int64)
+    groups = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    values = np.zeros((int(groups[-1]), LANES), np.float32)
+    columns = np.zeros((int(groups[-1]), LANES), np.uint16)
+    for i, row in enumerate(order):
+        kept = np.flatnonzero(weight[row])
+        start = int(groups[i // LANES])
+        values[start : start + len(kept), i % LANES] = weight[row, kept]
+        columns[start : start + len(kept), i % LANES] = kept
+    return Interleaved(groups, rows.reshape(-1, LANES), values, columns)
+
+
+def separate(packed: Interleaved, shape: tuple[int, int]) -> np.ndarray:
+    """The matrix that was interleaved."""
+    weight = np.zeros(shape, np.float32)
+    for group, rows in enumerate(packed.rows):
+        steps = slice(int(packed.groups[group]), int(packed.groups[group + 1]))
+        for lane, row in enumerate(rows):
+            kept = packed.values[steps, lane] != 0
+            if row >= 0:
+                weight[row, packed.columns[steps, lane][kept]] = packed.values[steps, lane][kept]
+    return weight

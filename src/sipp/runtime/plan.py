@@ -16,6 +16,8 @@ from sipp.runtime.layers import read_layer
 from sipp.runtime.placing import PLACINGS, placing_step
 from sipp.runtime.pools import POOLS, pool_step
 from sipp.runtime.products import image_step, token_step
+from sipp.runtime.recurrent import LSTM, recurrent_step
+from sipp.runtime.single import MOST_COLUMNS, single_step
 from sipp.runtime.steps import Step, Values, torch_step
 
 # Give nothing that is not finite where what they read is
@@ -85,12 +87,16 @@ def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int,
         layer, weight = read_layer(op, graph.constants)
         if op.target is CONV:
             return image_step(layer, weight, values, arena, border)
+        if values[op.args[0].value].numel() == weight.shape[1] <= MOST_COLUMNS:
+            return single_step(layer, weight, values, arena)
         return token_step(layer, weight, values, arena)
     step = None
     if op.target in POOLS:
         step = pool_step(op, values, arena, border)
     elif op.target in PLACINGS:
         step = placing_step(op, values, arena, border)
+    elif op.target is LSTM:
+        step = recurrent_step(op, values, arena, graph.constants)
     if step is None:
         step = torch_step(op)
         step.fast(values)

@@ -53,7 +53,7 @@ def _emit(loop: Loop, tile: Tile) -> None:
             out_row = b.add(out, b.mul(row, loop.number(OUT_PITCH)))
             beside_row = b.add(beside, b.mul(row, loop.number(BESIDE_PITCH)))
             _finish(loop, tile, sums, out_row, beside_row, bad)
-    _raise_flag(loop, b.load(bad), tile.lanes)
+    raise_flag(loop, b.load(bad), tile.lanes, loop.number(FLAG))
 
 
 def _sums(loop: Loop, tile: Tile, x: Any, row: Any) -> list[Any]:
@@ -86,11 +86,11 @@ def _finish(loop: Loop, tile: Tile, sums: list[Any], out: Any, beside: Any, bad:
         b.store(fused(b, value, zero, b.load(bad)), bad)  # NaN from the first value that is not finite
 
 
-def _raise_flag(loop: Loop, bad: Any, lanes: int) -> None:
+def raise_flag(loop: Loop, bad: Any, lanes: int, flag: Any) -> None:
     """Sets the flag where some value was not finite."""
     b = loop.b
     total = bad if lanes == 1 else b.extract_element(bad, I64(0))
     for lane in range(1, lanes):
         total = b.fadd(total, b.extract_element(bad, I64(lane)))
     with b.if_then(b.fcmp_unordered("uno", total, total)):
-        loop.store(F32(1.0), loop.number(FLAG))
+        loop.store(F32(1.0), flag)
