@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 VECTOR = 8  # points are rounded up to this many
+SLACK = 16  # floats of the widest vector
 FEWEST = 6  # fewer points than this are not worth rounding up; rows of pixels are read as vectors instead
 
 
@@ -44,13 +45,18 @@ def rounded(n: int, fewest: int = FEWEST) -> int:
 
 
 def image_buffer(n: int, channels: int, height: int, width: int, border: tuple[int, int] = (0, 0)) -> Buffer:
-    shape = (channels, height + 2 * border[0], width + 2 * border[1], rounded(n))
-    return Buffer(torch.zeros(shape, dtype=torch.float32, device="cpu"), border, n)
+    return Buffer(_zeros(channels, height + 2 * border[0], width + 2 * border[1], rounded(n)), border, n)
 
 
 def token_buffer(n: int, features: int) -> Buffer:
     n_columns = 1 if n == 1 else rounded(n, 2)
-    return Buffer(torch.zeros((features, 1, 1, n_columns), dtype=torch.float32, device="cpu"), (0, 0), n)
+    return Buffer(_zeros(features, 1, 1, n_columns), (0, 0), n)
+
+
+def _zeros(*shape: int) -> Tensor:
+    """Zeros with some room behind them, as the last vector may be written whole."""
+    room = torch.zeros(prod(shape) + SLACK, dtype=torch.float32, device="cpu")
+    return room[: prod(shape)].view(shape)
 
 
 def token_strides(x: Tensor) -> tuple[int, ...] | None:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sipp.runtime.code import FLOAT
+from sipp.scoring.kernels.cpu.target import WIDE
 
 LONGEST = 2**16 - 1
+LANES = 16 if WIDE else 8  # rows side by side, and columns of a window, in the product with one vector
 
 
 @dataclass(frozen=True)
@@ -72,53 +74,52 @@ def unpack(packed: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows, starts + run * packed.unit, packed.values
 
 
-LANES = 8  # rows side by side
-
-
 @dataclass(frozen=True)
-class Interleaved:
-    """Kept weights of LANES rows side by side: step by step one value and one 16-bit column of each row.
+class Windows:
+    """Kept weights for the product with one vector: LANES rows side by side, LANES columns (a window) at a time.
 
-    Rows with about as many weights stand together; shorter ones end with zeros at column 0.
+    A step has one weight of each row of a group, and where in the window it looks; a row that has no more weights there
+    takes part with a zero. Groups have an even number of steps.
     """
 
-    groups: np.ndarray  # int64, 1 + groups: where the steps of each group start
-    rows: np.ndarray  # int32, groups x LANES: which row a lane is; -1 for none
+    ends: np.ndarray  # int64, 1 + groups: where the steps of each group end
     values: np.ndarray  # float32, steps x LANES
-    columns: np.ndarray  # uint16, steps x LANES
+    places: np.ndarray  # uint8, steps x LANES
+    windows: np.ndarray  # uint16, steps
 
     @property
     def n_bytes(self) -> int:
-        return int(sum(part.nbytes for part in (self.groups, self.rows, self.values, self.columns)))
+        return int(sum(part.nbytes for part in (self.ends, self.values, self.places, self.windows)))
 
 
-def interleave(weight: np.ndarray) -> Interleaved:
-    """Packs a matrix of at most 2**16 columns."""
-    n_rows = len(weight)
-    counts = (weight != 0).sum(1)
-    order = np.argsort(-counts, kind="stable")
-    n_groups = -(-n_rows // LANES)
-    rows = np.full(n_groups * LANES, -1, np.int32)
-    rows[:n_rows] = order
-    lengths = counts[order[::LANES]] if n_rows else np.zeros(0, np.int64)
-    groups = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    values = np.zeros((int(groups[-1]), LANES), np.float32)
-    columns = np.zeros((int(groups[-1]), LANES), np.uint16)
-    for i, row in enumerate(order):
-        kept = np.flatnonzero(weight[row])
-        start = int(groups[i // LANES])
-        values[start : start + len(kept), i % LANES] = weight[row, kept]
-        columns[start : start + len(kept), i % LANES] = kept
-    return Interleaved(groups, rows.reshape(-1, LANES), values, columns)
+def pack_windows(weight: np.ndarray) -> Windows:
+    """Packs a matrix of at most LANES x 2**16 columns."""
+    rows, columns = weight.nonzero()
+    n_groups, n_windows = -(-weight.shape[0] // LANES), -(-weight.shape[1] // LANES)
+    cell = rows * n_windows + columns // LANES  # of one row and one window; in order
+    first = np.searchsorted(cell, cell)
+    rank = np.arange(len(cell)) - first
+    block = rows // LANES * n_windows + columns // LANES
+    n_steps = np.zeros(n_groups * n_windows, np.int64)
+    np.maximum.at(n_steps, block, rank + 1)
+    per_group = n_steps.reshape(n_groups, n_windows)
+    per_group[:, -1:] += per_group.sum(1, keepdims=True) % 2
+    starts = np.cumsum(n_steps) - n_steps
+    n_all = int(n_steps.sum())
+    values, places = np.zeros((n_all, LANES), np.float32), np.zeros((n_all, LANES), np.uint8)
+    at = starts[block] + rank
+    values[at, rows % LANES] = weight[rows, columns]
+    places[at, rows % LANES] = columns % LANES
+    windows = np.repeat(np.tile(np.arange(n_windows, dtype=np.uint16), n_groups), n_steps)
+    ends = np.concatenate(([0], np.cumsum(per_group.sum(1)))).astype(np.int64)
+    return Windows(ends, values, places, windows)
 
 
-def separate(packed: Interleaved, shape: tuple[int, int]) -> np.ndarray:
-    """The matrix that was interleaved."""
+def unpack_windows(packed: Windows, shape: tuple[int, int]) -> np.ndarray:
+    """The matrix that was packed."""
     weight = np.zeros(shape, np.float32)
-    for group, rows in enumerate(packed.rows):
-        steps = slice(int(packed.groups[group]), int(packed.groups[group + 1]))
-        for lane, row in enumerate(rows):
-            kept = packed.values[steps, lane] != 0
-            if row >= 0:
-                weight[row, packed.columns[steps, lane][kept]] = packed.values[steps, lane][kept]
+    groups = np.repeat(np.arange(len(packed.ends) - 1), np.diff(packed.ends))
+    steps, lanes = packed.values.nonzero()
+    columns = packed.windows[steps].astype(np.int64) * LANES + packed.places[steps, lanes]
+    weight[groups[steps] * LANES + lanes, columns] = packed.values[steps, lanes]
     return weight

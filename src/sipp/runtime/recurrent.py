@@ -14,11 +14,11 @@ from torch import Tensor
 
 from sipp.runtime import curves
 from sipp.runtime.buffers import Arena
-from sipp.runtime.code import FLOAT, I32, I64, Loop, constant, fused, generate, vector
+from sipp.runtime.code import FLOAT, I64, Loop, constant, fused, generate, vector
 from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.packing import LANES, Interleaved, interleave, separate
+from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
 from sipp.runtime.product import raise_flag
-from sipp.runtime.single import MOST_COLUMNS, addresses, group_sums
+from sipp.runtime.single import MOST_COLUMNS, addresses, group_sums, padded_bias
 from sipp.runtime.tiles import MOST_LANES
 from sipp.runtime.steps import Job, Step, Values, best_time, given
 
@@ -27,9 +27,9 @@ N_GATES = 4
 
 # Numbers of the job, after its head; strides in bytes
 (
-    INPUT, INPUT_POINT, INPUT_STEP, N_INPUTS, OUT, OUT_POINT, OUT_STEP, VECTORS, CELL, GATES, BIAS, GROUPS, ROWS, VALUES,
-    COLUMNS, N_GROUPS, N_POINTS, N_STEPS, N_HIDDEN, FLAG,
-) = range(20)  # fmt: skip
+    INPUT, INPUT_POINT, INPUT_STEP, N_INPUTS, OUT, OUT_POINT, OUT_STEP, VECTORS, CELL, GATES, BIAS, ENDS, VALUES, PLACES,
+    WINDOWS, N_GROUPS, N_POINTS, N_STEPS, N_HIDDEN, VECTOR_POINT, GATES_POINT, FLAG,
+) = range(22)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Cell:
     job: Job
     state: Tensor
     cell: Tensor
-    packed: Interleaved
+    packed: Windows
     n_inputs: int
     biases: list[Tensor]
 
@@ -111,26 +111,32 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     """One layer in one direction, from weights (input, state) and biases to its job."""
     n_points, n_times, n_inputs = source.shape
     hidden = own[1].shape[1]
-    packed = interleave(torch.cat(own[:2], 1).numpy())
-    bias = own[2] + own[3] if len(own) == 4 else torch.zeros(len(own[0]), dtype=torch.float32, device="cpu")
-    shapes = [(n_points, n) for n in (n_inputs + hidden, hidden, N_GATES * hidden)]
+    packed = pack_windows(torch.cat(own[:2], 1).numpy())
+    bias = padded_bias(own[2] + own[3] if len(own) == 4 else None, len(own[0]))
+    shapes = [(n_points, n) for n in (_whole(n_inputs + hidden), hidden, _whole(N_GATES * hidden))]
     vectors, cell, gates = (torch.zeros(shape, dtype=torch.float32, device="cpu") for shape in shapes)
     step, start = (-1, n_times - 1) if direction else (1, 0)
     n_out = out.shape[2]
     numbers = [
         source.data_ptr() + FLOAT * start * n_inputs, FLOAT * n_times * n_inputs, FLOAT * step * n_inputs, n_inputs,
         out.data_ptr() + FLOAT * (start * n_out + direction * hidden), FLOAT * n_times * n_out, FLOAT * step * n_out,
-        vectors.data_ptr(), cell.data_ptr(), gates.data_ptr(), bias.data_ptr(), *addresses(packed), len(packed.rows),
-        n_points, n_times, hidden, arena.flag.data_ptr(),
+        vectors.data_ptr(), cell.data_ptr(), gates.data_ptr(), bias.data_ptr(), *addresses(packed),
+        len(packed.ends) - 1, n_points, n_times, hidden, FLOAT * shapes[0][1], FLOAT * shapes[2][1],
+        arena.flag.data_ptr(),
     ]  # fmt: skip
     lanes = next(n for n in (MOST_LANES, 8, 1) if hidden % n == 0)
     keep = (packed, bias, source, out, vectors, cell, gates, arena.flag)
     job = Job(generate(("recurrent", lanes), lambda loop: _emit(loop, lanes)), numbers, n_points, keep)
-    return Cell(job, vectors[:, n_inputs:], cell, packed, n_inputs, own[2:])
+    return Cell(job, vectors[:, n_inputs : n_inputs + hidden], cell, packed, n_inputs, own[2:])
+
+
+def _whole(n: int) -> int:
+    """Rounded up to whole windows: these are read and written at once."""
+    return -(-n // LANES) * LANES
 
 
 def _weights(cell: Cell, hidden: int) -> tuple[Tensor, Tensor]:
-    joined = torch.from_numpy(separate(cell.packed, (N_GATES * hidden, cell.n_inputs + hidden)))
+    joined = torch.from_numpy(unpack_windows(cell.packed, (N_GATES * hidden, cell.n_inputs + hidden)))
     return joined[:, : cell.n_inputs].contiguous(), joined[:, cell.n_inputs :].contiguous()
 
 
@@ -139,9 +145,9 @@ def _emit(loop: Loop, lanes: int) -> None:
     n_inputs, hidden = loop.number(N_INPUTS), loop.number(N_HIDDEN)
     bad = loop.cells([constant(0.0, lanes)])[0]
     with loop.each(*loop.share(loop.number(N_POINTS))) as point:
-        line = loop.at(loop.number(VECTORS), b.mul(point, b.add(n_inputs, hidden)))
+        line = b.add(loop.number(VECTORS), b.mul(point, loop.number(VECTOR_POINT)))
         cell = loop.at(loop.number(CELL), b.mul(point, hidden))
-        gates = loop.at(loop.number(GATES), b.mul(point, b.mul(hidden, I64(N_GATES))))
+        gates = b.add(loop.number(GATES), b.mul(point, loop.number(GATES_POINT)))
         source = b.add(loop.number(INPUT), b.mul(point, loop.number(INPUT_POINT)))
         out = b.add(loop.number(OUT), b.mul(point, loop.number(OUT_POINT)))
         with loop.each(I64(0), loop.number(N_STEPS)) as time:
@@ -160,14 +166,9 @@ def _emit(loop: Loop, lanes: int) -> None:
 
 def _emit_gates(loop: Loop, line: Any, gates: Any) -> None:
     """gates = bias + W (x, h)."""
-    b = loop.b
     with loop.each(I64(0), loop.number(N_GROUPS)) as group:
-        sums = group_sums(loop, group, loop.number(GROUPS), loop.number(VALUES), loop.number(COLUMNS), line)
-        for lane, value in enumerate(sums):  # 4 x hidden rows may leave lanes without one
-            index = b.add(b.mul(group, I64(LANES)), I64(lane))
-            row = b.sext(loop.load(loop.at(loop.number(ROWS), index, 4), I32), I64)
-            with b.if_then(b.icmp_signed(">=", row, I64(0))):
-                loop.store(b.fadd(value, loop.load(loop.at(loop.number(BIAS), row))), loop.at(gates, row))
+        given = [line, *(loop.number(n) for n in (BIAS, ENDS, VALUES, PLACES, WINDOWS))]
+        loop.store(group_sums(loop, group, given), loop.at(gates, loop.b.mul(group, I64(LANES))))
 
 
 def _emit_cell(loop: Loop, lanes: int, gates: Any, hidden: Any, cell: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A sparse matrix times one vector: LANES rows side by side, each with a sum of its own, so none waits for another.
+"""A sparse matrix times one vector: LANES rows side by side, each looking at its own place in a window of the vector.
 
     out[row] = act(bias[row] + sum over kept weights:  value * x[column]  + beside[row])
 """
@@ -8,21 +8,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils
 from torch import Tensor
 
 from sipp.runtime.buffers import Arena, token_buffer
-from sipp.runtime.code import F32, I16, I32, I64, Code, Loop, constant, fused, generate
+from sipp.runtime.code import FLOAT, I8, I16, I32, I64, Loop, constant, fused, generate, vector
 from sipp.runtime.layers import Layer, dense_step, run_dense
 from sipp.runtime.operands import token_beside, token_input
-from sipp.runtime.packing import LANES, Interleaved, interleave, separate
+from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
 from sipp.runtime.product import raise_flag
 from sipp.runtime.steps import Job, Step, Values, best_time
+from sipp.scoring.kernels.cpu.target import WIDE, _FEATURES
 
-MOST_COLUMNS = 2**16
+MOST_COLUMNS = LANES * 2**16
 SHARED_STEPS = 2**10  # fewer than this many are done sooner than a second thread is there
+LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if "+avx2" in _FEATURES else None
 
 # Numbers of the job, after its head
-X, OUT, BESIDE, BIAS, GROUPS, ROWS, VALUES, COLUMNS, N_GROUPS, FLAG = range(10)
+X, OUT, BESIDE, BIAS, ENDS, VALUES, PLACES, WINDOWS, N_GROUPS, FLAG = range(10)
 
 
 def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> Step:
@@ -33,14 +37,15 @@ def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     beside = None
     if op.beside is not None:
         beside = token_beside(op.beside, values[op.beside], strides, len(weight), arena)
-    packed = interleave(weight.numpy())
-    bias = torch.zeros(len(weight), dtype=torch.float32, device="cpu") if layer.bias is None else layer.bias
+    packed = pack_windows(weight.numpy())
+    bias = padded_bias(layer.bias, len(weight))
     numbers = [
         source.data.data_ptr(), out.data_CHWN.data_ptr(), 0 if beside is None else beside.data.data_ptr(),
-        bias.data_ptr(), *addresses(packed), len(packed.rows), arena.flag.data_ptr(),
+        bias.data_ptr(), *addresses(packed), len(packed.ends) - 1, arena.flag.data_ptr(),
     ]  # fmt: skip
-    n_tasks = 1 if len(packed.values) < SHARED_STEPS else len(packed.rows)
-    job = Job(single(op.act, beside is not None), numbers, n_tasks, (packed, bias, source, out, beside, arena.flag))
+    n_tasks = 1 if len(packed.values) < SHARED_STEPS else len(packed.ends) - 1
+    code = generate(("single", op.act, beside is not None), lambda loop: _emit(loop, op.act, beside is not None))
+    job = Job(code, numbers, n_tasks, (packed, bias, source, out, beside, arena.flag))
     fills = [operand.fill for operand in (source, beside) if operand is not None and operand.fill is not None]
     result = out.tokens(tuple(x.shape[:-1]), strides)
     shape = (layer.shape[0], layer.shape[1])
@@ -52,7 +57,7 @@ def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
         current[op.out] = result
 
     def plain(current: Values) -> None:
-        current[op.out] = run_dense(layer, torch.from_numpy(separate(packed, shape)), current)
+        current[op.out] = run_dense(layer, torch.from_numpy(unpack_windows(packed, shape)), current)
 
     for fill in fills:
         fill(values)
@@ -62,52 +67,66 @@ def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     chosen = dense
     if seconds <= dense.dense_seconds:
         chosen = Step(
-            op.name, f"sparse rows x {LANES}", fast, plain, op.out, dense.keep, packed.n_bytes, weight.nbytes, seconds,
+            op.name, f"sparse, one vector x {LANES}", fast, plain, op.out, dense.keep, packed.n_bytes, weight.nbytes, seconds,
             dense.dense_seconds,
         )  # fmt: skip
     chosen.fast(values)
     return chosen
 
 
-def addresses(packed: Interleaved) -> list[int]:
-    return [part.ctypes.data for part in (packed.groups, packed.rows, packed.values, packed.columns)]
+def addresses(packed: Windows) -> list[int]:
+    return [part.ctypes.data for part in (packed.ends, packed.values, packed.places, packed.windows)]
 
 
-def single(act: str, has_beside: bool) -> Code:
-    """The compiled loop over groups of rows."""
-    return generate(("single", act, has_beside), lambda loop: _emit(loop, act, has_beside))
+def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:
+    """The bias, or zeros, in whole groups of rows."""
+    padded = torch.zeros(-(-n_rows // LANES) * LANES, dtype=torch.float32, device="cpu")
+    if bias is not None:
+        padded[:n_rows] = bias
+    return padded
 
 
 def _emit(loop: Loop, act: str, has_beside: bool) -> None:
-    b = loop.b
-    bad = loop.cells([constant(0.0, 1)])[0]
-    groups, rows = loop.number(GROUPS), loop.number(ROWS)
-    zero = F32(0.0)
+    b, zero = loop.b, constant(0.0, LANES)
+    bad = loop.cells([zero])[0]
     with loop.each(*loop.share(loop.number(N_GROUPS))) as group:
-        sums = group_sums(loop, group, groups, loop.number(VALUES), loop.number(COLUMNS), loop.number(X))
-        for lane, value in enumerate(sums):
-            row = b.sext(loop.load(loop.at(rows, b.add(b.mul(group, I64(LANES)), I64(lane)), 4), I32), I64)
-            with b.if_then(b.icmp_signed(">=", row, I64(0))):
-                value = b.fadd(value, loop.load(loop.at(loop.number(BIAS), row)))
-                if has_beside:
-                    value = b.fadd(value, loop.load(loop.at(loop.number(BESIDE), row)))
-                if act == "relu":
-                    value = b.select(b.fcmp_ordered("<", value, zero), zero, value)  # NaN stays
-                loop.store(value, loop.at(loop.number(OUT), row))
-                b.store(fused(b, value, zero, b.load(bad)), bad)
-    raise_flag(loop, b.load(bad), 1, loop.number(FLAG))
+        value = group_sums(loop, group, [loop.number(n) for n in (X, BIAS, ENDS, VALUES, PLACES, WINDOWS)])
+        row = b.mul(group, I64(LANES))
+        if has_beside:
+            value = b.fadd(value, loop.load(loop.at(loop.number(BESIDE), row), vector(LANES)))
+        if act == "relu":
+            value = b.select(b.fcmp_ordered("<", value, zero), zero, value)  # NaN stays
+        loop.store(value, loop.at(loop.number(OUT), row))
+        b.store(fused(b, value, zero, b.load(bad)), bad)
+    raise_flag(loop, b.load(bad), LANES, loop.number(FLAG))
 
 
-def group_sums(loop: Loop, group: Any, groups: Any, values: Any, columns: Any, x: Any) -> list[Any]:
-    """The sums of the rows of one group."""
+def group_sums(loop: Loop, group: Any, addresses: list[Any]) -> Any:
+    """bias + W x for the rows of one group, two sums each that take turns."""
     b = loop.b
-    start, stop = loop.load(loop.at(groups, group, 8), I64), loop.load(loop.at(groups, group, 8), I64, 8)
-    cells = loop.cells([F32(0.0)] * LANES)
-    with loop.each(start, stop) as step:
-        first = b.mul(step, I64(LANES))
-        value_at, column_at = loop.at(values, first), loop.at(columns, first, 2)
-        for lane, cell in enumerate(cells):
-            column = b.zext(loop.load(column_at, I16, 2 * lane), I64)
-            term = loop.load(loop.at(x, column))
-            b.store(fused(b, loop.load(value_at, F32, 4 * lane), term, b.load(cell)), cell)
-    return [b.load(cell) for cell in cells]
+    x, bias, ends, values, places, windows = addresses
+    end_at = loop.at(ends, group, 8)
+    sums = loop.cells([loop.load(loop.at(bias, b.mul(group, I64(LANES))), vector(LANES)), constant(0.0, LANES)])
+    with loop.each(loop.load(end_at, I64), loop.load(end_at, I64, 8), len(sums)) as start:
+        for i, cell in enumerate(sums):
+            step = b.add(start, I64(i))
+            window = b.zext(loop.load(loop.at(windows, step, 2), I16), I64)
+            place = b.zext(loop.load(loop.at(places, step, LANES), vector(LANES, I8)), vector(LANES, I32))
+            term = _look_up(loop, loop.at(x, window, LANES * FLOAT), place)
+            value = loop.load(loop.at(values, step, LANES * FLOAT), vector(LANES))
+            b.store(fused(b, value, term, b.load(cell)), cell)
+    return b.fadd(*(b.load(cell) for cell in sums))
+
+
+def _look_up(loop: Loop, window: Any, place: Any) -> Any:
+    """The elements of a window at these places: one instruction where the processor has it."""
+    b = loop.b
+    if LOOKUP is None:
+        found = constant(0.0, LANES)
+        for lane in range(LANES):
+            at = b.zext(b.extract_element(place, I32(lane)), I64)
+            found = b.insert_element(found, loop.load(loop.at(window, at)), I32(lane))
+        return found
+    kinds = [vector(LANES), vector(LANES, I32)]
+    function = cgutils.get_or_insert_function(b.module, ir.FunctionType(kinds[0], kinds), LOOKUP)
+    return b.call(function, [loop.load(window, vector(LANES)), place])
