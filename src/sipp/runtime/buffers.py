@@ -7,6 +7,7 @@ to whole vectors. To torch a buffer is an ordinary tensor N x C x H x W (or toke
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from math import prod
 
@@ -75,11 +76,32 @@ def plain_strides(lead: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(lead[d + 1 :]) if lead[d] > 1 else 0 for d in range(len(lead)))
 
 
+class Flag:
+    """Whether some value was not finite; generated code raises it by its address."""
+
+    def __init__(self) -> None:
+        self._cell = ctypes.c_float(0.0)
+        self.address = ctypes.addressof(self._cell)
+
+    @property
+    def is_raised(self) -> bool:
+        return self._cell.value != 0
+
+    def clear(self) -> None:
+        self._cell.value = 0.0
+
+    def check(self, value: Tensor) -> None:
+        """Raises the flag where a value is not finite (or so large that the sum of all is not)."""
+        total = float(value.sum())
+        if total - total != 0:
+            self._cell.value = 1.0
+
+
 class Arena:
     """The buffers of a plan: which tensor is which buffer, and which can be written again."""
 
     def __init__(self) -> None:
-        self.flag = torch.zeros(1, dtype=torch.float32, device="cpu")  # not 0 once a value was not finite
+        self.flag = Flag()
         self._by_address: dict[int, Buffer] = {}
         self._free: dict[tuple[object, ...], list[Buffer]] = {}
         self._shared: set[int] = set()  # addresses of buffers that may be written again

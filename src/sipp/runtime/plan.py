@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from sipp.runtime.buffers import Arena
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.layers import read_layer
+from sipp.runtime.norms import NORM, norm_step
 from sipp.runtime.placing import PLACINGS, placing_step
 from sipp.runtime.pools import POOLS, pool_step
 from sipp.runtime.products import image_step, token_step
@@ -41,19 +42,25 @@ class Plan:
 
     def run(self, inputs: list[Any]) -> list[Any]:
         """The outputs, flat; by torch alone where a value on the way is not finite, as zeros times it are not zero."""
+        flag = self.arena.flag
         with self.lock, torch.inference_mode():
-            values: Values = {**self.constants, **dict(zip(self.graph.inputs, inputs))}
-            self.arena.flag.zero_()
+            values = self._start(inputs)
+            flag.clear()
             for value in inputs:
                 if isinstance(value, Tensor) and value.is_floating_point():
-                    _check(value, self.arena.flag)
+                    flag.check(value)
             for step in self.steps:
                 step.fast(values)
-            if self.arena.flag.item() != 0:
-                values = {**self.constants, **dict(zip(self.graph.inputs, inputs))}
+            if flag.is_raised:
+                values = self._start(inputs)
                 for step in self.steps:
                     step.plain(values)
             return [self._own(values[ref.value]) if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
+
+    def _start(self, inputs: list[Any]) -> Values:
+        values = self.constants.copy()
+        values.update(zip(self.graph.inputs, inputs))
+        return values
 
     def _own(self, value: Any) -> Any:
         """The value as the caller's own: no later call writes to it."""
@@ -78,7 +85,7 @@ def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
                     arena.release(values[n])
         used = {n for op, step in zip(graph.ops, steps) if step.kernel == "torch" for n in op.reads()} | kept
         constants = {n: value for n, value in graph.constants.items() if n in used}
-        return Plan(replace(graph, constants={}), _checked(graph, steps), constants, arena, threading.Lock())
+        return Plan(replace(graph, constants={}), _checked(graph, steps, arena), constants, arena, threading.Lock())
 
 
 def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
@@ -95,6 +102,8 @@ def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int,
         step = pool_step(op, values, arena, border)
     elif op.target in PLACINGS:
         step = placing_step(op, values, arena, border)
+    elif op.target is NORM:
+        step = norm_step(op, values, arena, graph.constants)
     elif op.target is LSTM:
         step = recurrent_step(op, values, arena, graph.constants)
     if step is None:
@@ -130,14 +139,27 @@ def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _checked(graph: Graph, steps: list[Step]) -> list[Step]:
-    return steps
+def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
+    """The steps, those of torch followed by a look at what they give, where a step of our own reads it."""
+    ours = {n for op, step in zip(graph.ops, steps) if step.kernel != "torch" for n in op.reads()}
+    return [
+        _with_check(step, arena) if step.kernel == "torch" and step.out in ours and op.target not in _SAFE else step
+        for op, step in zip(graph.ops, steps)
+    ]
 
 
-def _check(value: Tensor, flag: Tensor) -> None:
-    """Marks the flag where a value is not finite (or so large that their sum is not)."""
-    flag.add_(value.sum(dtype=torch.float32) * 0)
+def _with_check(step: Step, arena: Arena) -> Step:
+    def fast(values: Values) -> None:
+        step.fast(values)
+        result = values[step.out]
+        if isinstance(result, Tensor) and result.is_floating_point():
+            arena.flag.check(result)
+
+    return replace(step, fast=fast)
 
 
 def flat_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The inputs as one list."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return [args[0]]
     return pytree.tree_leaves((args, kwargs))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.runtime.buffers import Arena, token_buffer
+from sipp.runtime.buffers import Arena, Flag, token_buffer
 from sipp.runtime.layers import Layer, dense_step, run_dense
 from sipp.runtime.operands import (
     Operand,
@@ -125,7 +125,7 @@ def _unpacked(layer: Layer, packed: Packed, places: np.ndarray) -> Tensor:
 
 
 def _job(
-    packed: Packed, bias: Tensor, way: Cut, source: Operand, out: Operand, beside: Operand | None, flag: Tensor
+    packed: Packed, bias: Tensor, way: Cut, source: Operand, out: Operand, beside: Operand | None, flag: Flag
 ) -> Job:
     """The numbers of `product.py` for this layer."""
     n_strips = len(way.strips)
@@ -136,6 +136,6 @@ def _job(
         source.data.data_ptr(), out.data.data_ptr(), 0 if beside is None else beside.data.data_ptr(), bias.data_ptr(),
         packed.rows.ctypes.data + packed.rows.itemsize, packed.values.ctypes.data, packed.steps.ctypes.data,
         way.strips.ctypes.data, n_strips, n_blocks, packed.n_rows, out.channel * float_bytes,
-        0 if beside is None else beside.channel * float_bytes, flag.data_ptr(),
+        0 if beside is None else beside.channel * float_bytes, flag.address,
     ]  # fmt: skip
     return Job(product(way.tile), numbers, n_strips * n_blocks, (packed, bias, way, source, out, beside, flag))

@@ -122,7 +122,7 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
         out.data_ptr() + FLOAT * (start * n_out + direction * hidden), FLOAT * n_times * n_out, FLOAT * step * n_out,
         vectors.data_ptr(), cell.data_ptr(), gates.data_ptr(), bias.data_ptr(), *addresses(packed),
         len(packed.ends) - 1, n_points, n_times, hidden, FLOAT * shapes[0][1], FLOAT * shapes[2][1],
-        arena.flag.data_ptr(),
+        arena.flag.address,
     ]  # fmt: skip
     lanes = next(n for n in (MOST_LANES, 8, 1) if hidden % n == 0)
     keep = (packed, bias, source, out, vectors, cell, gates, arena.flag)

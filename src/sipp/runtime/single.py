@@ -41,7 +41,7 @@ def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     bias = padded_bias(layer.bias, len(weight))
     numbers = [
         source.data.data_ptr(), out.data_CHWN.data_ptr(), 0 if beside is None else beside.data.data_ptr(),
-        bias.data_ptr(), *addresses(packed), len(packed.ends) - 1, arena.flag.data_ptr(),
+        bias.data_ptr(), *addresses(packed), len(packed.ends) - 1, arena.flag.address,
     ]  # fmt: skip
     n_tasks = 1 if len(packed.values) < SHARED_STEPS else len(packed.ends) - 1
     code = generate(("single", op.act, beside is not None), lambda loop: _emit(loop, op.act, beside is not None))
