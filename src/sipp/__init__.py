@@ -17,6 +17,7 @@ from sipp.pruning.entry import prune
 from sipp.pruning.masking import hold, release
 from sipp.pruning.result import Pruned
 from sipp.pruning.tolerance import prune_to
+from sipp.runtime.entry import sparse
 from sipp.scoring.sensitivities import sensitivity
 from sipp.scoring.theory_points import sample_size
 
@@ -34,4 +35,5 @@ __all__ = [
     "sample_size",
     "sensitivity",
     "sound_bound",
+    "sparse",
 ]

@@ -2,14 +2,14 @@
 
 torch.export records the operations; then, where a result has no other reader:
     convolution -> batch norm             the norm goes into the weights
-    convolution, linear -> add -> relu    the sum and the relu become the tail of the product
+    convolution, linear -> add -> relu    the sum and the activation become the tail of the product
 """
 
 from __future__ import annotations
 
 import operator
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sipp.errors import ModelError
+from sipp.runtime.tails import NONE, tail_of
 
 ATEN = torch.ops.aten
 CONV, LINEAR, NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
-RELU, ADD = ATEN.relu.default, ATEN.add.Tensor
+ADD = ATEN.add.Tensor
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: calls `target(*args)` on values and numbers. A product also has its tail: + beside, relu."""
+    """One operation: calls `target(*args)` on values and numbers. A product also has its tail: + beside, then an activation."""
 
     name: str
     target: Any
@@ -41,7 +42,7 @@ class Op:
     out: int
     n_dims: int = 0  # of its result, or of the first one
     beside: int | None = None
-    act: str = "none"
+    act: str = NONE
 
     def reads(self) -> list[int]:
         """The values it reads."""
@@ -55,10 +56,8 @@ class Graph:
 
     ops: list[Op]
     constants: dict[int, Tensor]
-    names: dict[int, str] = field(repr=False)  # of parameters
     inputs: list[int]
     outputs: list[Any]  # Ref, or a plain constant
-    in_spec: Any
     out_spec: Any
 
 
@@ -83,7 +82,7 @@ def _read(exported: Any) -> Graph:
     state = {**exported.state_dict, **exported.constants}
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     numbers: dict[Any, int] = {}
-    constants, names, inputs, ops, outputs = {}, {}, [], [], []
+    constants, names, inputs, ops, outputs = {}, {}, [], [], []  # type: ignore[var-annotated]
     for node in exported.graph.nodes:
         number = numbers.setdefault(node, len(numbers))
 
@@ -95,15 +94,15 @@ def _read(exported: Any) -> Graph:
         elif node.op == "placeholder":
             constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
         elif node.op == "call_function":
-            n_dims = _n_dims(node.meta.get("val"))
-            ops.append(Op(node.name, node.target, tuple(known(node.args)), dict(known(node.kwargs)), number, n_dims))
+            args, n_dims = tuple(known(node.args)), _n_dims(node.meta.get("val"))
+            is_product = node.target in (CONV, LINEAR, NORM) and isinstance(args[1], Ref)
+            name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
+            ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, n_dims))
         elif node.op == "output":
             outputs = [known(arg) for arg in node.args[0]]
         else:
             raise ModelError(f"the traced graph has a node of kind {node.op!r} ({node.name}); keep to plain operations")
-    return Graph(
-        ops, constants, names, inputs, outputs, exported.call_spec.in_spec, exported.call_spec.out_spec
-    )
+    return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec)
 
 
 def _n_dims(value: Any) -> int:
@@ -112,7 +111,7 @@ def _n_dims(value: Any) -> int:
 
 
 def _fused(graph: Graph) -> Graph:
-    """The graph with copies dropped, batch norms folded, and sums and relus moved into the products before them."""
+    """The graph with copies dropped, batch norms folded, and sums and activations moved into the products before them."""
     graph = _without_copies(graph)
     ops = {op.out: op for op in graph.ops}  # in order
     constants = dict(graph.constants)
@@ -122,11 +121,12 @@ def _fused(graph: Graph) -> Graph:
     for op in list(ops.values()):
         if op.target is ADD and op.out in ops:
             _fuse_sum(op, ops, _readers(graph, ops))
-        if op.target is RELU and op.out in ops:
+        act = tail_of(op.target, op.args, op.kwargs)
+        if act is not None and op.out in ops:
             source = ops.get(op.args[0].value)
             if source is not None and _is_open(source, _readers(graph, ops)):
                 del ops[source.out]
-                ops[op.out] = replace(source, out=op.out, act="relu")
+                ops[op.out] = replace(source, out=op.out, act=act)
     ordered = sorted(ops.values(), key=lambda op: op.out)
     used = {n for op in ordered for n in op.reads()} | {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
     return replace(graph, ops=ordered, constants={n: t for n, t in constants.items() if n in used})
@@ -157,8 +157,8 @@ def _readers(graph: Graph, ops: dict[int, Op]) -> dict[int, int]:
 
 
 def _is_open(op: Op, readers: dict[int, int]) -> bool:
-    """Whether an operation can take a tail: a product with a weight of its own, without relu, read once."""
-    return op.target in (CONV, LINEAR) and op.act == "none" and readers.get(op.out) == 1
+    """Whether an operation can take a tail: a product without activation, read once."""
+    return op.target in (CONV, LINEAR) and op.act == NONE and readers.get(op.out) == 1
 
 
 def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int]) -> None:

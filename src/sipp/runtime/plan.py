@@ -43,7 +43,7 @@ class Plan:
     def run(self, inputs: list[Any]) -> list[Any]:
         """The outputs, flat; by torch alone where a value on the way is not finite, as zeros times it are not zero."""
         flag = self.arena.flag
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.no_grad():
             values = self._start(inputs)
             flag.clear()
             for value in inputs:
@@ -71,7 +71,7 @@ class Plan:
 
 def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
     """The plan for inputs like these: every operation is run, in order, in the ways it could be."""
-    with torch.inference_mode():
+    with torch.no_grad():
         arena = Arena()
         values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
         last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}

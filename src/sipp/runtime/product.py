@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sipp.runtime.code import F32, I16, I64, Code, Loop, constant, fused, generate, vector
+from sipp.runtime.tails import emit_tail
 
 # Numbers of the job, after its head
 X, OUT, BESIDE, BIAS, ROWS, VALUES, STEPS, STRIPS, N_STRIPS, N_BLOCKS, N_ROWS, OUT_PITCH, BESIDE_PITCH, FLAG = range(14)
@@ -29,7 +30,7 @@ class Tile:
     in_out: tuple[int, ...]
     in_beside: tuple[int, ...] | None
     unit: int  # bytes of one step between weights
-    act: str  # none | relu
+    act: str  # `tails.py`
 
 
 def product(tile: Tile) -> Code:
@@ -80,10 +81,8 @@ def _finish(loop: Loop, tile: Tile, sums: list[Any], out: Any, beside: Any, bad:
     for i, value in enumerate(sums):
         if tile.in_beside is not None:
             value = b.fadd(value, loop.load(beside, vector(tile.lanes), tile.in_beside[i]))
-        if tile.act == "relu":
-            value = b.select(b.fcmp_ordered("<", value, zero), zero, value)  # NaN stays
-        loop.store(value, out, tile.in_out[i])
         b.store(fused(b, value, zero, b.load(bad)), bad)  # NaN from the first value that is not finite
+        loop.store(emit_tail(loop, tile.act, value, tile.lanes), out, tile.in_out[i])
 
 
 def raise_flag(loop: Loop, bad: Any, lanes: int, flag: Any) -> None:

@@ -19,6 +19,7 @@ from sipp.runtime.operands import token_beside, token_input
 from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
 from sipp.runtime.product import raise_flag
 from sipp.runtime.steps import Job, Step, Values, best_time
+from sipp.runtime.tails import emit_tail
 from sipp.scoring.kernels.cpu.target import WIDE, _FEATURES
 
 MOST_COLUMNS = LANES * 2**16
@@ -94,10 +95,8 @@ def _emit(loop: Loop, act: str, has_beside: bool) -> None:
         row = b.mul(group, I64(LANES))
         if has_beside:
             value = b.fadd(value, loop.load(loop.at(loop.number(BESIDE), row), vector(LANES)))
-        if act == "relu":
-            value = b.select(b.fcmp_ordered("<", value, zero), zero, value)  # NaN stays
-        loop.store(value, loop.at(loop.number(OUT), row))
         b.store(fused(b, value, zero, b.load(bad)), bad)
+        loop.store(emit_tail(loop, act, value, LANES), loop.at(loop.number(OUT), row))
     raise_flag(loop, b.load(bad), LANES, loop.number(FLAG))
 
 

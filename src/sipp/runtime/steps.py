@@ -14,10 +14,12 @@ from torch.utils import _pytree as pytree
 
 from sipp.runtime.code import HEAD, Code, run
 from sipp.runtime.graph import ATEN, Op, Ref
+from sipp.runtime.tails import BY_TORCH, NONE
 
 TRIALS = 3
 SHARES = 4  # for each thread: one that is held up keeps the others waiting for less
 
+ATTENTION = ATEN.scaled_dot_product_attention.default
 Values = dict[int, Any]
 
 
@@ -86,12 +88,14 @@ def with_tail(values: Values, op: Op, result: Tensor) -> Tensor:
     """The result of a product after its tail, by torch."""
     if op.beside is not None:
         result = result + values[op.beside]
-    return result.relu() if op.act == "relu" else result
+    return BY_TORCH[op.act](result)
 
 
 def torch_step(op: Op, note: str = "") -> Step:
     """The operation as torch runs it."""
     target = ATEN.reshape.default if op.target is ATEN.view.default else op.target  # any strides
+    if op.target is ATTENTION:
+        target = _attention
     flat = [arg.value if isinstance(arg, Ref) else None for arg in op.args]
     is_flat = not op.kwargs and not any(isinstance(arg, (list, tuple, dict)) and _has_ref(arg) for arg in op.args)
 
@@ -100,9 +104,14 @@ def torch_step(op: Op, note: str = "") -> Step:
             result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
         else:
             result = target(*given(values, op.args), **given(values, op.kwargs))
-        values[op.out] = result if op.beside is None and op.act == "none" else with_tail(values, op, result)
+        values[op.out] = result if op.beside is None and op.act == NONE else with_tail(values, op, result)
 
     return Step(op.name, "torch", fast, fast, op.out, note=note)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> Tensor:
+    """torch's attention, which is slow where heads do not lie as it expects."""
+    return ATTENTION(q.contiguous(), k.contiguous(), v.contiguous(), *options, **named)
 
 
 def _has_ref(template: Any) -> bool:
