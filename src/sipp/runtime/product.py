@@ -4,7 +4,8 @@
 
 A strip is a tile of `n` vectors of `lanes` positions, at fixed distances from one another, that stay in registers
 while the weights of a row go by: one load and one multiply-add for each vector, and nothing for a zero. All rows
-of a strip follow one another, so what they read of x stays in the nearest caches.
+of a strip follow one another, so what they read of x stays in the nearest caches. Where that is more than the first
+cache holds, the channels are gone through in rounds: a round leaves its sums in `out`, and the next one starts there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sipp.runtime.code import F32, I16, I64, Code, Loop, constant, fused, genera
 from sipp.runtime.tails import emit_tail
 
 # Numbers of the job, after its head
-X, OUT, BESIDE, BIAS, ROWS, VALUES, STEPS, STRIPS, N_STRIPS, N_BLOCKS, N_ROWS, OUT_PITCH, BESIDE_PITCH, FLAG = range(14)
+X, OUT, BESIDE, BIAS, ROWS, VALUES, STEPS, STRIPS, N_STRIPS, N_BLOCKS, N_ROWS, OUT_PITCH, BESIDE_PITCH, FLAG, N_ROUNDS = range(15)
 STRIP_NUMBERS = 3  # where a strip starts in x, out and beside (bytes)
 ROW_NUMBERS = 2  # where a row's first weight looks in x (bytes), and its end in `values`
 
@@ -31,6 +32,7 @@ class Tile:
     in_beside: tuple[int, ...] | None
     unit: int  # bytes of one step between weights
     act: str  # `tails.py`
+    has_rounds: bool
 
 
 def product(tile: Tile) -> Code:
@@ -49,21 +51,31 @@ def _emit(loop: Loop, tile: Tile) -> None:
         x, out, beside = (b.add(loop.number(n), loop.load(at, I64, 8 * i)) for i, n in enumerate((X, OUT, BESIDE)))
         start = b.sdiv(b.mul(n_rows, block), n_blocks)
         stop = b.sdiv(b.mul(n_rows, b.add(block, I64(1))), n_blocks)
-        with loop.each(start, stop) as row:
-            sums = _sums(loop, tile, x, row)
+        n_rounds = loop.number(N_ROUNDS) if tile.has_rounds else I64(1)
+        with loop.each(I64(0), n_rounds) as turn, loop.each(start, stop) as row:
             out_row = b.add(out, b.mul(row, loop.number(OUT_PITCH)))
+            sums = _sums(loop, tile, x, row, turn, out_row)
             beside_row = b.add(beside, b.mul(row, loop.number(BESIDE_PITCH)))
-            _finish(loop, tile, sums, out_row, beside_row, bad)
+            with b.if_else(b.icmp_signed("==", turn, b.sub(n_rounds, I64(1)))) as (then, otherwise):
+                with then:
+                    _finish(loop, tile, sums, out_row, beside_row, bad)
+                with otherwise:
+                    for value, distance in zip(sums, tile.in_out):
+                        loop.store(value, out_row, distance)
     raise_flag(loop, b.load(bad), tile.lanes, loop.number(FLAG))
 
 
-def _sums(loop: Loop, tile: Tile, x: Any, row: Any) -> list[Any]:
+def _sums(loop: Loop, tile: Tile, x: Any, row: Any, turn: Any, out_row: Any) -> list[Any]:
+    """The sums of a row after this round."""
     b = loop.b
-    row_at = loop.at(loop.number(ROWS), row, 8 * ROW_NUMBERS)
+    row_at = loop.at(loop.number(ROWS), b.add(row, b.mul(turn, loop.number(N_ROWS))), 8 * ROW_NUMBERS)
     place = loop.cells([b.add(x, loop.load(row_at, I64))])[0]
     first, last = loop.load(row_at, I64, -8), loop.load(row_at, I64, 8)
-    bias = loop.splat(loop.load(loop.at(loop.number(BIAS), row)), tile.lanes)
-    cells = loop.cells([bias] * len(tile.in_x))
+    cells = loop.cells([loop.splat(loop.load(loop.at(loop.number(BIAS), row)), tile.lanes)] * len(tile.in_x))
+    if tile.has_rounds:
+        with b.if_then(b.icmp_signed(">", turn, I64(0))):
+            for cell, distance in zip(cells, tile.in_out):
+                b.store(loop.load(out_row, vector(tile.lanes), distance), cell)
     values, steps = loop.number(VALUES), loop.number(STEPS)
     with loop.each(first, last) as j:
         value = loop.splat(loop.load(loop.at(values, j)), tile.lanes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sipp.runtime.buffers import Arena, Flag, token_buffer
+from sipp.runtime.code import FLOAT
 from sipp.runtime.layers import Layer, dense_step, run_dense
 from sipp.runtime.operands import (
     Operand,
@@ -23,6 +25,9 @@ from sipp.runtime.packing import Packed, pack, unpack
 from sipp.runtime.product import product
 from sipp.runtime.steps import SHARES, Job, Step, Values, best_time
 from sipp.runtime.tiles import Cut, cuts
+
+NEAREST_CACHE = 24_000  # bytes of x that stay in the first cache beside weights and sums
+FEWEST_A_ROUND = 4  # weights of a row, on average: with fewer, to read and write its sums costs more
 
 
 def image_step(layer: Layer, weight: Tensor, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
@@ -61,18 +66,20 @@ def _chosen(
 ) -> Step:  # fmt: skip
     """The fastest of the ways to cut the output and of torch's dense product."""
     op, places = layer.op, _places(layer, source)
-    index = weight.flatten(1).numpy().nonzero()
-    packed = pack(index[0], places[_group(layer, index[0]), index[1]], weight.flatten(1).numpy()[index], len(weight), source.n)
-    bias = torch.zeros(len(weight), dtype=torch.float32, device="cpu") if layer.bias is None else layer.bias
     plane = None if beside is None else beside.plane
-    ways = list(cuts(*size, source.n, source.n, source.plane, out.plane, plane, op.act))
-    jobs = [_job(packed, bias, way, source, out, beside, arena.flag) for way in ways]
+    flat = weight.flatten(1).numpy()
+    bias = torch.zeros(len(weight), dtype=torch.float32, device="cpu") if layer.bias is None else layer.bias
+    ways = list(
+        cuts(*size, source.n, source.n, source.plane, out.plane, plane, op.act, partial(_rounds, layer, source, flat))
+    )
+    packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
+    jobs = [_job(packs[way.n_rounds], bias, way, source, out, beside, arena.flag) for way in ways]
     fills = [operand.fill for operand in (source, beside) if operand is not None and operand.fill is not None]
     for fill in fills:
         fill(values)
     times = [best_time(job.alone) for job in jobs]
     best = times.index(min(times))
-    job, tile = jobs[best], ways[best].tile
+    job, way, packed = jobs[best], ways[best], packs[ways[best].n_rounds]
 
     def fast(current: Values) -> None:
         for fill in fills:
@@ -88,11 +95,36 @@ def _chosen(
     chosen = dense
     if times[best] <= dense.dense_seconds:
         chosen = Step(
-            op.name, f"sparse {len(tile.in_x)} x {tile.lanes}", fast, plain, op.out, dense.keep, packed.n_bytes,
+            op.name, _kernel_name(way), fast, plain, op.out, dense.keep, packed.n_bytes,
             weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
         )  # fmt: skip
     chosen.fast(values)
     return chosen
+
+
+def _kernel_name(way: Cut) -> str:
+    rounds = f" in {way.n_rounds} rounds" if way.n_rounds > 1 else ""
+    return f"sparse {len(way.tile.in_x)} x {way.tile.lanes}{rounds}"
+
+
+def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floats: int) -> list[int]:
+    """One, and as many as bring what a strip reads down to the first cache, if a row has work enough in each."""
+    kernel = (*layer.shape, 1, 1)[2:4]
+    reach = [reach * (k - 1) for reach, k in zip(layer.dilation, kernel)]
+    lines = (n_rows - 1) * layer.stride[0] + 1 + reach[0]
+    n_bytes = FLOAT * layer.shape[1] * lines * (n_floats * layer.stride[1] + reach[1] * source.n)
+    most = int(np.count_nonzero(flat) / max(1, len(flat)) / FEWEST_A_ROUND)
+    n_rounds = min(-(-n_bytes // NEAREST_CACHE), most, layer.shape[1])
+    return [1] if n_rounds < 2 else [1, n_rounds]
+
+
+def _packed(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rounds: int) -> Packed:
+    """The weight packed for so many rounds: each goes over a part of the channels, for all rows."""
+    rows, columns = flat.nonzero()
+    channels = columns // (flat.shape[1] // layer.shape[1])
+    turns = channels * n_rounds // layer.shape[1]
+    at = places[_group(layer, rows), columns]
+    return pack(turns * len(flat) + rows, at, flat[rows, columns], n_rounds * len(flat), unit)
 
 
 def _places(layer: Layer, source: Operand) -> np.ndarray:
@@ -115,7 +147,7 @@ def _group(layer: Layer, rows: np.ndarray) -> np.ndarray:
 def _unpacked(layer: Layer, packed: Packed, places: np.ndarray) -> Tensor:
     """The weight as it was before it was packed."""
     rows, at, kept = unpack(packed)
-    rows, at, kept = (part[kept != 0] for part in (rows, at, kept))
+    rows, at, kept = (part[kept != 0] for part in (rows % layer.shape[0], at, kept))
     weight = np.zeros((layer.shape[0], places.shape[1]), np.float32)
     for group, of_group in enumerate(places):
         is_in = _group(layer, rows) == group
@@ -129,13 +161,12 @@ def _job(
 ) -> Job:
     """The numbers of `product.py` for this layer."""
     n_strips = len(way.strips)
-    n_threads = torch.get_num_threads()
-    n_blocks = 1 if n_threads == 1 else max(1, min(packed.n_rows, -(-SHARES * n_threads // n_strips)))
-    float_bytes = 4
+    n_threads, n_rows = torch.get_num_threads(), len(bias)
+    n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES * n_threads // n_strips)))
     numbers = [
         source.data.data_ptr(), out.data.data_ptr(), 0 if beside is None else beside.data.data_ptr(), bias.data_ptr(),
         packed.rows.ctypes.data + packed.rows.itemsize, packed.values.ctypes.data, packed.steps.ctypes.data,
-        way.strips.ctypes.data, n_strips, n_blocks, packed.n_rows, out.channel * float_bytes,
-        0 if beside is None else beside.channel * float_bytes, flag.address,
+        way.strips.ctypes.data, n_strips, n_blocks, n_rows, out.channel * FLOAT,
+        0 if beside is None else beside.channel * FLOAT, flag.address, way.n_rounds,
     ]  # fmt: skip
     return Job(product(way.tile), numbers, n_strips * n_blocks, (packed, bias, way, source, out, beside, flag))

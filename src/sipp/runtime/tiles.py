@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +30,17 @@ class Cut:
 
     tile: Tile
     strips: np.ndarray
+    n_rounds: int
 
 
 def cuts(
-    height: int, width: int, n: int, unit: int, x: Plane, out: Plane, beside: Plane | None, act: str
-) -> Iterator[Cut]:
-    """The ways to cut that are worth a trial. The pixels of `out` and `beside` lie side by side, those of x may not."""
+    height: int, width: int, n: int, unit: int, x: Plane, out: Plane, beside: Plane | None, act: str,
+    rounds: Callable[[int, int], list[int]],
+) -> Iterator[Cut]:  # fmt: skip
+    """The ways to cut that are worth a trial. The pixels of `out` and `beside` lie side by side, those of x may not.
+
+    `rounds` gives the numbers of rounds worth trying for tiles of so many rows and of so many floats in each.
+    """
     is_line = x.pixel == n
     lanes = _lanes(n, width * n if is_line else n)
     per_pixel = n // lanes if not is_line else 1
@@ -48,13 +53,15 @@ def cuts(
         seen.add((n_high, n_wide))
         planes = (x, out, beside or out)
         inside = [_distances(plane, n_high, n_wide, lanes, n) for plane in planes]
-        tile = Tile(lanes, inside[0], inside[1], None if beside is None else inside[2], unit * FLOAT, act)
         strips = [
             [FLOAT * (p.origin + row * p.row + _column(p, start, n)) for p in planes]
             for row in _starts(height, n_high)
             for start in _starts(width * n, n_wide * lanes)
         ]
-        yield Cut(tile, np.array(strips, np.int64))
+        for n_rounds in rounds(n_high, n_wide * lanes):
+            in_beside = None if beside is None else inside[2]
+            tile = Tile(lanes, inside[0], inside[1], in_beside, unit * FLOAT, act, n_rounds > 1)
+            yield Cut(tile, np.array(strips, np.int64), n_rounds)
 
 
 def _lanes(n: int, run: int) -> int:
