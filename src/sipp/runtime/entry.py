@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sipp.errors import DataError, ModelError
+from sipp.runtime.chunks import chunk_size
 from sipp.runtime.graph import trace
 from sipp.runtime.plan import Plan, flat_inputs, make_plan
 from sipp.runtime.shelf import Shelved, restore, shelve
@@ -29,9 +30,18 @@ class Compiled:
     """How inputs of one kind are run: by a plan, or by torch as a whole where that is faster."""
 
     plan: Plan
+    chunk: int | None  # points that the plan takes at a time; None: all
     is_dense: bool
     seconds: float  # of a call, on one thread
     dense_seconds: float
+
+
+def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
+    """What the model gives."""
+    if chunk is None:
+        return pytree.tree_unflatten(plan.run(inputs), plan.graph.out_spec)
+    parts = [plan.run([x[i : i + chunk] for x in inputs]) for i in range(0, len(inputs[0]), chunk)]
+    return pytree.tree_unflatten([torch.cat(part) for part in zip(*parts)], plan.graph.out_spec)
 
 
 class Sparse:
@@ -56,7 +66,7 @@ class Sparse:
         if compiled.is_dense:
             with torch.inference_mode():
                 return self._model(*args, **kwargs)
-        return pytree.tree_unflatten(compiled.plan.run(inputs), compiled.plan.graph.out_spec)
+        return _run(compiled.plan, compiled.chunk, inputs)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         """The way to run inputs like these, now known."""
@@ -64,10 +74,10 @@ class Sparse:
             start = time.perf_counter()
             inputs = flat_inputs(args, kwargs)
             restore(self._model, self._shelf)
-            plan = make_plan(trace(self._model, args, kwargs), inputs)
-            seconds = best_time(lambda: plan.run(inputs), TRIALS)
+            plan, chunk = self._planned(args, kwargs)
+            seconds = best_time(lambda: _run(plan, chunk, inputs), TRIALS)
             dense_seconds = self._best_dense(args, kwargs)
-            compiled = Compiled(plan, seconds > dense_seconds, seconds, dense_seconds)
+            compiled = Compiled(plan, chunk, seconds > dense_seconds, seconds, dense_seconds)
             if len(self._compiled) == MOST_PLANS:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[_signature(inputs)] = compiled
@@ -75,6 +85,15 @@ class Sparse:
                 self._shelf = shelve(self._model)
             self.seconds = time.perf_counter() - start
             return compiled
+
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, int | None]:
+        """The plan for these inputs, and how many points it takes at a time."""
+        graph, inputs = trace(self._model, args, kwargs), flat_inputs(args, kwargs)
+        chunk = chunk_size(graph, inputs)
+        if chunk is not None:
+            args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
+            graph, inputs = trace(self._model, args, kwargs), flat_inputs(args, kwargs)
+        return make_plan(graph, inputs), chunk
 
     def _best_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         """The time of the dense network; it is left in the memory format that is faster."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import warnings
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class Op:
     kwargs: dict[str, Any]
     out: int
     n_dims: int = 0  # of its result, or of the first one
+    n_floats: int = 0
     beside: int | None = None
     act: str = NONE
 
@@ -94,10 +96,10 @@ def _read(exported: Any) -> Graph:
         elif node.op == "placeholder":
             constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
         elif node.op == "call_function":
-            args, n_dims = tuple(known(node.args)), _n_dims(node.meta.get("val"))
+            args, shape = tuple(known(node.args)), _shape(node.meta.get("val"))
             is_product = node.target in (CONV, LINEAR, NORM) and isinstance(args[1], Ref)
             name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
-            ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, n_dims))
+            ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, len(shape), prod(shape)))
         elif node.op == "output":
             outputs = [known(arg) for arg in node.args[0]]
         else:
@@ -105,9 +107,10 @@ def _read(exported: Any) -> Graph:
     return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec)
 
 
-def _n_dims(value: Any) -> int:
+def _shape(value: Any) -> tuple[int, ...]:
+    """The shape of a result, or of the first one."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
-    return first.ndim if isinstance(first, Tensor) else 0
+    return tuple(first.shape) if isinstance(first, Tensor) else ()
 
 
 def _fused(graph: Graph) -> Graph:
@@ -182,7 +185,7 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
         constants[weight.value] = scale[:, None, None, None].float()
         constants[bias.value] = offset.float()
         args = (norm.args[0], weight, bias, [1, 1], [0, 0], [1, 1], len(scale))
-        ops[out] = Op(norm.name, CONV, args, {}, out, norm.n_dims)
+        ops[out] = Op(norm.name, CONV, args, {}, out, norm.n_dims, norm.n_floats)
         return
     bias_ref = source.args[2] if len(source.args) > 2 else None
     if bias_ref is not None:

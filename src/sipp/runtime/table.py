@@ -31,7 +31,9 @@ def sparse_table(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
             *("" if t is None else f"{t * MS:.3f}" for t in (step.dense_seconds, step.seconds)),
         )  # fmt: skip
     by_torch = sorted({step.name.rstrip("_0123456789") for step in plan.steps if step.kernel == "torch"})
-    ran = "torch runs the whole network, which is faster here" if compiled.is_dense else "as above"
+    ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} points at a time"
+    if compiled.is_dense:
+        ran = "torch runs all of it, which is faster here"
     return "\n".join((
         text_of(table),
         f"left to torch:  {', '.join(by_torch) or 'nothing'}",
