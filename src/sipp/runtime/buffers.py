@@ -61,7 +61,7 @@ def _zeros(*shape: int) -> Tensor:
 
 
 def token_strides(x: Tensor) -> tuple[int, ...] | None:
-    """The strides of the tokens of x (*lead, features) where these fill a line without gaps, in any order; else None."""
+    """The strides of the tokens of x (*lead, features) where these fill a line without gaps, else None."""
     dims = sorted((d for d in range(x.ndim - 1) if x.shape[d] > 1), key=lambda d: x.stride(d))
     expected = 1
     for d in dims:

@@ -1,7 +1,7 @@
 """LLVM instructions -> machine code for this processor: the few pieces that all generated loops are written with.
 
-A generated function takes one address, that of a job: 64-bit numbers, most of them addresses. Every thread calls it with
-the same job and takes its own share of the tasks. There is no fast-math flag: only products and sums that are named
+A generated function takes one address, that of a job: 64-bit numbers, most of them addresses. Every thread calls it
+with the same job and takes its own share of the tasks. There is no fast-math flag: only products and sums that are named
 `fused` are rounded once.
 """
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import llvmlite.binding as llvm
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, codegen
 
@@ -25,8 +25,6 @@ F32, I1, I8, I16, I32, I64 = ir.FloatType(), *(ir.IntType(n) for n in (1, 8, 16,
 FLOAT = 4  # bytes
 HEAD = 2  # numbers at the start of every job: a ticket that threads draw, their number
 OPTIMIZE = 2  # LLVM's level
-
-__all__ = ["F32", "FLOAT", "HEAD", "I1", "I8", "I16", "I32", "I64", "Code", "Loop", "fused", "constant", "generate", "run", "vector"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ _made: dict[Any, Code] = {}
 
 
 def generate(key: tuple[Any, ...], emit: Callable[[Loop], None]) -> Code:
-    """The function whose body `emit` writes; `key` names all that it was made from, and the same key gives the same one."""
+    """The function whose body `emit` writes; `key` names all that it is made from: the same key, the same function."""
     with _lock:
         if key not in _made:
             _made[key] = _compile(emit)
@@ -162,4 +160,3 @@ def run(code: Code, job: Any, n_shares: int, n_threads: int) -> None:
         code.function(job)
     else:
         library.GOMP_parallel(code.function, job, n_threads, 0)
-

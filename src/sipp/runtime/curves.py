@@ -12,7 +12,10 @@ from sipp.runtime.code import I32, constant, fused, vector
 LARGEST = 88.0  # exp of more is infinite, of less than its negative 0 (float32)
 SHIFTER = 1.5 * 2**23  # added to a float32 it leaves the nearest whole number in the last bits
 BIAS, MANTISSA = 127, 23  # of float32
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; products of the first with small integers are exact
+LN2_HIGH, LN2_LOW = (
+    0.693359375,
+    -2.12194440e-4,
+)  # their sum is ln 2; small multiples of the first are exact
 TERMS = [1 / math.factorial(k) for k in range(7, -1, -1)]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sipp.errors import DataError, ModelError
+from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size
 from sipp.runtime.graph import trace
 from sipp.runtime.plan import Plan, flat_inputs, make_plan
@@ -55,7 +56,6 @@ class Sparse:
         self._shelf: dict[str, Shelved] = {}
         self._compiled: dict[Any, Compiled] = {}
         self._lock = threading.Lock()
-        self._formats = [torch.contiguous_format]
         self.n_dense_bytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         self.seconds = 0.0  # of compilation
         self._compile(args, kwargs)
@@ -101,11 +101,11 @@ class Sparse:
         if any(parameter.ndim == 4 for parameter in self._model.parameters()):
             formats.append(torch.channels_last)
         times = []
-        with torch.inference_mode():
-            for form in formats:
-                model = self._model.to(memory_format=form)
-                times.append(best_time(lambda: model(*args, **kwargs), TRIALS))
-            self._model.to(memory_format=formats[times.index(min(times))])
+        for form in formats:
+            _lay_out(self._model, form)
+            with torch.inference_mode():
+                times.append(steps.dense_time(lambda: self._model(*args, **kwargs), TRIALS))
+        _lay_out(self._model, formats[times.index(min(times))])
         return min(times)
 
     @property
@@ -128,6 +128,13 @@ class Sparse:
 
     def __str__(self) -> str:
         return sparse_table(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
+
+
+def _lay_out(model: nn.Module, form: torch.memory_format) -> None:
+    """Lays out the weights of convolutions in this memory format."""
+    for parameter in model.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=form)
 
 
 def _signature(inputs: list[Any]) -> Any:
@@ -163,6 +170,6 @@ def sparse(model: nn.Module, example: Any) -> Sparse:
         args = example
     else:
         raise DataError(
-            f"the example is a {type(example).__name__}; give a tensor, a tuple of arguments or a dict of keyword arguments"
+            f"the example is a {type(example).__name__}; give a tensor, a tuple of arguments or a dict of named ones"
         )
     return Sparse(model, args, kwargs)

@@ -141,7 +141,9 @@ def _without_copies(graph: Graph) -> Graph:
     ops = []
 
     def known(given: Any) -> Any:
-        return pytree.tree_map(lambda leaf: Ref(same.get(leaf.value, leaf.value)) if isinstance(leaf, Ref) else leaf, given)
+        return pytree.tree_map(
+            lambda leaf: Ref(same.get(leaf.value, leaf.value)) if isinstance(leaf, Ref) else leaf, given
+        )
 
     for op in graph.ops:
         if op.target is ATEN.clone.default:

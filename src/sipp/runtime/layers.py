@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sipp.runtime import steps
 from sipp.runtime.graph import CONV, Op
-from sipp.runtime.steps import Step, Values, best_time, with_tail
+from sipp.runtime.steps import Step, Values, with_tail
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,7 @@ def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:
         current[layer.op.out] = run_dense(layer, best, current)
 
     keep = float((weight != 0).sum()) / max(1, weight.numel())
-    return Step(
-        layer.op.name, "dense", fast, fast, layer.op.out, keep, weight.nbytes, weight.nbytes, None, min(times)
-    )
+    return Step(layer.op.name, "dense", fast, fast, layer.op.out, keep, weight.nbytes, weight.nbytes, None, min(times))
 
 
 def _time_dense(layer: Layer, weight: Tensor, values: Values) -> float:
@@ -72,7 +71,7 @@ def _time_dense(layer: Layer, weight: Tensor, values: Values) -> float:
     if layer.op.beside is not None:
         beside = values[layer.op.beside]
         ready[layer.op.beside] = beside.contiguous(memory_format=form)
-    return best_time(lambda: run_dense(layer, weight, ready))
+    return steps.dense_time(lambda: run_dense(layer, weight, ready))
 
 
 def _format_of(weight: Tensor) -> Any:

@@ -51,7 +51,9 @@ def pack(rows: np.ndarray, places: np.ndarray, values: np.ndarray, n_rows: int, 
     if n_all:
         steps[-1] = 0
     table = np.zeros(1 + 2 * n_rows, np.int64)
-    counts = np.bincount(rows, minlength=n_rows) + np.bincount(rows, weights=n_bridges, minlength=n_rows).astype(np.int64)
+    counts = np.bincount(rows, minlength=n_rows) + np.bincount(rows, weights=n_bridges, minlength=n_rows).astype(
+        np.int64
+    )
     table[2::2] = np.cumsum(counts)
     first = np.searchsorted(rows, np.arange(n_rows))
     has_any = np.bincount(rows, minlength=n_rows) > 0

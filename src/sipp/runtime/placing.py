@@ -40,7 +40,9 @@ def _parts(op: Op, values: Values, arena: Arena) -> tuple[tuple[int, ...], list[
     if not all(isinstance(ref, Ref) and values[ref.value].ndim == 4 for ref in refs):
         return None
     numbers = [ref.value for ref in refs]
-    if all(arena.of(values[n]) is None for n in numbers) or any(str(values[n].dtype) != "torch.float32" for n in numbers):
+    if all(arena.of(values[n]) is None for n in numbers) or any(
+        str(values[n].dtype) != "torch.float32" for n in numbers
+    ):
         return None
     first = values[numbers[0]].shape
     if op.target is CAT:

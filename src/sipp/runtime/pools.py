@@ -64,9 +64,7 @@ def _windows(op: Op, x: Tensor) -> tuple[_Windows, _Windows] | None:
         dilation, ceil, counts_padding = (1, 1), bool(args[3]), args[4] is None or bool(args[4])
     if ceil:
         return None
-    made = [
-        _sliding(*given, counts_padding) for given in zip((height, width), kernel, stride, padding, dilation)
-    ]
+    made = [_sliding(*given, counts_padding) for given in zip((height, width), kernel, stride, padding, dilation)]
     return made[0], made[1]
 
 

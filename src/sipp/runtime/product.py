@@ -17,7 +17,23 @@ from sipp.runtime.code import F32, I16, I64, Code, Loop, constant, fused, genera
 from sipp.runtime.tails import emit_tail
 
 # Numbers of the job, after its head
-X, OUT, BESIDE, BIAS, ROWS, VALUES, STEPS, STRIPS, N_STRIPS, N_BLOCKS, N_ROWS, OUT_PITCH, BESIDE_PITCH, FLAG, N_ROUNDS = range(15)
+(
+    X,
+    OUT,
+    BESIDE,
+    BIAS,
+    ROWS,
+    VALUES,
+    STEPS,
+    STRIPS,
+    N_STRIPS,
+    N_BLOCKS,
+    N_ROWS,
+    OUT_PITCH,
+    BESIDE_PITCH,
+    FLAG,
+    N_ROUNDS,
+) = range(15)
 STRIP_NUMBERS = 3  # where a strip starts in x, out and beside (bytes)
 ROW_NUMBERS = 2  # where a row's first weight looks in x (bytes), and its end in `values`
 

@@ -1,7 +1,7 @@
 """LSTM layers: every point on its own goes through the sequence, one sparse matrix times one vector a step.
 
-    gates[r] = bias[r] + W[r] . (x_t, h)      (the weights of input and state side by side, rows i, f, g, o)
-    c = sigmoid(f) c + sigmoid(i) tanh(g)      h = sigmoid(o) tanh(c)
+gates[r] = bias[r] + W[r] . (x_t, h)      (the weights of input and state side by side, rows i, f, g, o)
+c = sigmoid(f) c + sigmoid(i) tanh(g)      h = sigmoid(o) tanh(c)
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.runtime import curves
+from sipp.runtime import curves, steps
 from sipp.runtime.buffers import Arena
 from sipp.runtime.code import FLOAT, I64, Loop, constant, fused, generate, vector
 from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
 from sipp.runtime.product import raise_flag
 from sipp.runtime.single import MOST_COLUMNS, addresses, group_sums, padded_bias
-from sipp.runtime.tiles import MOST_LANES
 from sipp.runtime.steps import Job, Step, Values, best_time, given
+from sipp.runtime.tiles import MOST_LANES
 
 LSTM = ATEN.lstm.input
 N_GATES = 4
@@ -78,7 +78,7 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
         current[op.out] = LSTM(*inputs, params, *op.args[3:])
 
     seconds = best_time(lambda: fast(values))
-    dense_seconds = best_time(lambda: LSTM(*given(values, op.args)))
+    dense_seconds = steps.dense_time(lambda: LSTM(*given(values, op.args)))
     if seconds > dense_seconds:
         return None
     fast(values)

@@ -1,6 +1,6 @@
 """A sparse matrix times one vector: LANES rows side by side, each looking at its own place in a window of the vector.
 
-    out[row] = act(bias[row] + sum over kept weights:  value * x[column]  + beside[row])
+out[row] = act(bias[row] + sum over kept weights:  value * x[column]  + beside[row])
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
 from sipp.runtime.product import raise_flag
 from sipp.runtime.steps import Job, Step, Values, best_time
 from sipp.runtime.tails import emit_tail
-from sipp.scoring.kernels.cpu.target import WIDE, _FEATURES
+from sipp.scoring.kernels.cpu.target import _FEATURES, WIDE
 
 MOST_COLUMNS = LANES * 2**16
 SHARED_STEPS = 2**10  # fewer than this many are done sooner than a second thread is there

@@ -86,9 +86,7 @@ def _shape(n_vectors: int, height: int, target: int, per_pixel: int) -> tuple[in
 
 
 def _distances(plane: Plane, n_high: int, n_wide: int, lanes: int, n: int) -> tuple[int, ...]:
-    return tuple(
-        FLOAT * (i * plane.row + _column(plane, j * lanes, n)) for i in range(n_high) for j in range(n_wide)
-    )
+    return tuple(FLOAT * (i * plane.row + _column(plane, j * lanes, n)) for i in range(n_high) for j in range(n_wide))
 
 
 def _column(plane: Plane, position: int, n: int) -> int:
