@@ -6,7 +6,7 @@ import numpy as np
 
 
 def convolution(x, weight, bias, stride, padding, dilation, groups):
-    n, channels, height, width = x.shape
+    n, _, height, width = x.shape
     n_rows, per_group, kh, kw = weight.shape
     sizes = zip((height, width), (kh, kw), stride, padding, dilation)
     high, wide = ((size + 2 * pad - reach * (k - 1) - 1) // step + 1 for size, k, step, pad, reach in sizes)

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import runtime as oracle
+from runtime.nets import is_close, kernels, thin
 from torch import nn
 
 import sipp
-from runtime.nets import is_close, kernels, thin
 
-SMALL = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SMALL = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def close(fast, wanted):
@@ -21,9 +21,10 @@ def close(fast, wanted):
 
 @SMALL
 @given(
-    n=st.sampled_from([1, 3, 7, 8, 16, 17]), groups=st.sampled_from([1, 2]), kernel=st.sampled_from([(1, 1), (3, 3), (2, 5)]),
+    n=st.sampled_from([1, 3, 7, 8, 16, 17]), groups=st.sampled_from([1, 2]),
+    kernel=st.sampled_from([(1, 1), (3, 3), (2, 5)]),
     stride=st.sampled_from([(1, 1), (2, 2), (1, 3)]), padding=st.sampled_from([(0, 0), (1, 1), (2, 1)]),
-    dilation=st.sampled_from([(1, 1), (2, 1)]), side=st.integers(5, 8), keep=st.sampled_from([0.0, 0.1, 0.6]),
+    dilation=st.sampled_from([(1, 1), (2, 1)]), side=st.integers(4, 6), keep=st.sampled_from([0.0, 0.1, 0.6]),
 )  # fmt: skip
 def test_convolution_is_the_slow_one(never_dense, n, groups, kernel, stride, padding, dilation, side, keep):
     torch.manual_seed(n + side)

@@ -6,15 +6,22 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from runtime.nets import is_close, kernels, thin
 from torch import nn
 
 import sipp
-from runtime.nets import is_close, kernels, thin
 from sipp.errors import DataError, ModelError
 from sipp.experiments.nets import build
 from sipp.runtime import chunks
 
-SMALL = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SMALL = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def small():
+    return nn.Sequential(
+        Block(3, 3, "cat", nn.ReLU(), False), nn.Conv2d(6, 8, 3, 2), Block(8, 3, "add", nn.ReLU(), False),
+        nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
 
 
 class Block(nn.Module):
@@ -106,7 +113,7 @@ def test_lstm_outputs_and_states(never_dense, options):
 
 def test_points_a_few_at_a_time(never_dense, monkeypatch):
     monkeypatch.setattr(chunks, "NEAR_CACHE", 2_000)
-    net = thin(build("resnet20"), 0.1)
+    net = thin(small(), 0.3)
     x = torch.randn(48, 3, 8, 8)
     fast = sipp.sparse(net, x)
     assert fast.latest.chunk == 16
@@ -168,19 +175,19 @@ def test_an_infinity_on_the_way(never_dense, by_torch, n):
 
 
 def test_other_shapes_compile_once_more(never_dense):
-    net = thin(build("resnet20"), 0.1)
-    fast = sipp.sparse(net, torch.randn(4, 3, 16, 16))
-    for n, side in ((9, 16), (4, 20), (4, 16), (9, 16)):
+    net = thin(small(), 0.3)
+    fast = sipp.sparse(net, torch.randn(4, 3, 8, 8))
+    for n, side in ((9, 8), (4, 12), (4, 8), (9, 8)):
         x = torch.randn(n, 3, side, side)
         assert is_close(fast(x), net(x))
     assert len(fast._compiled) == 3
 
 
 def test_the_model_is_left_as_it_was(never_dense):
-    net = build("resnet20").train()
+    net = small().train()
     before = copy.deepcopy(net.state_dict())
-    fast = sipp.sparse(net, torch.randn(4, 3, 16, 16))
-    fast(torch.randn(4, 3, 16, 16))
+    fast = sipp.sparse(net, torch.randn(4, 3, 8, 8))
+    fast(torch.randn(4, 3, 8, 8))
     assert net.training
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
 
@@ -234,11 +241,11 @@ def test_memory_falls_with_the_zeros(never_dense):
 
 def test_wrong_input_says_so():
     net = nn.Linear(3, 2)
-    with pytest.raises(ModelError, match="not an nn.Module"):
+    with pytest.raises(ModelError, match="not an nn"):
         sipp.sparse(lambda x: x, torch.zeros(1, 3))
     with pytest.raises(DataError, match="give a tensor"):
         sipp.sparse(net, "an example")
-    with pytest.raises(ModelError, match="torch.export cannot trace"):
+    with pytest.raises(ModelError, match="cannot trace"):
         sipp.sparse(Branches(), torch.zeros(1, 3))
 
 

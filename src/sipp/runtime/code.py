@@ -1,8 +1,8 @@
 """LLVM instructions -> machine code for this processor: the few pieces that all generated loops are written with.
 
 A generated function takes one address, that of a job: 64-bit numbers, most of them addresses. Every thread calls it
-with the same job and takes its own share of the tasks. There is no fast-math flag: only products and sums that are named
-`fused` are rounded once.
+with the same job and takes its own share of the tasks. There is no fast-math flag: only products and sums that are
+named `fused` are rounded once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import llvmlite.binding as llvm
-from llvmlite import ir  # type: ignore[import-untyped]
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba.core import cgutils, codegen
 
-from sipp.scoring.kernels.cpu.target import fused
 from sipp.scoring.kernels.cpu.threads import _torch_openmp
 
 F32, I1, I8, I16, I32, I64 = ir.FloatType(), *(ir.IntType(n) for n in (1, 8, 16, 32, 64))

@@ -34,7 +34,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: calls `target(*args)` on values and numbers. A product also has its tail: + beside, then an activation."""
+    """One operation: `target(*args)` on values and numbers. A product also has its tail: + beside, then `act`."""
 
     name: str
     target: Any
@@ -84,12 +84,18 @@ def _read(exported: Any) -> Graph:
     state = {**exported.state_dict, **exported.constants}
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     numbers: dict[Any, int] = {}
-    constants, names, inputs, ops, outputs = {}, {}, [], [], []  # type: ignore[var-annotated]
+    constants: dict[int, Tensor] = {}
+    names: dict[int, str] = {}
+    inputs, ops, outputs = [], [], []
+
+    def to_ref(node: Any) -> Any:
+        return Ref(numbers[node])
+
     for node in exported.graph.nodes:
         number = numbers.setdefault(node, len(numbers))
 
         def known(given: Any) -> Any:
-            return torch.fx.node.map_arg(given, lambda n: Ref(numbers[n]))
+            return torch.fx.node.map_arg(given, to_ref)
 
         if node.op == "placeholder" and sources[node.name].kind.name == "USER_INPUT":
             inputs.append(number)
@@ -114,7 +120,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _fused(graph: Graph) -> Graph:
-    """The graph with copies dropped, batch norms folded, and sums and activations moved into the products before them."""
+    """The graph with copies dropped, batch norms folded, sums and activations moved into the products before them."""
     graph = _without_copies(graph)
     ops = {op.out: op for op in graph.ops}  # in order
     constants = dict(graph.constants)

@@ -16,7 +16,7 @@ from sipp.runtime.steps import Step, Values, with_tail
 
 @dataclass(frozen=True)
 class Layer:
-    """What the operation of a convolution or linear layer says, with defaults filled in; its weight stands elsewhere."""
+    """What the operation of a convolution or linear layer says, defaults filled in; its weight stands elsewhere."""
 
     op: Op
     shape: tuple[int, ...]  # R x C x KH x KW, a linear layer's R x C
@@ -32,10 +32,10 @@ def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
     weight = constants[op.args[1].value].contiguous()
     bias_ref = op.args[2] if len(op.args) > 2 else None
     bias = None if bias_ref is None else constants[bias_ref.value].contiguous()
-    defaults = [(1, 1), (0, 0), (1, 1), 1]
+    defaults: list[Any] = [(1, 1), (0, 0), (1, 1), 1]
     options = [*op.args[3:], *defaults[len(op.args[3:]) :]] if op.target is CONV else defaults
-    pairs = (_pair(option) for option in options[:3])
-    return Layer(op, tuple(weight.shape), bias, *pairs, groups=options[3]), weight
+    stride, padding, dilation = (_pair(option) for option in options[:3])
+    return Layer(op, tuple(weight.shape), bias, stride, padding, dilation, options[3]), weight
 
 
 def run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:

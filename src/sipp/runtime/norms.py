@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils
 from torch import Tensor
 
 from sipp.runtime.buffers import Arena, token_buffer
-from sipp.runtime.code import FLOAT, I64, Loop, constant, fused, generate, vector
+from sipp.runtime.code import FLOAT, I64, Loop, constant, generate, vector
 from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.operands import token_input
 from sipp.runtime.product import raise_flag
 from sipp.runtime.steps import Job, Step, Values, torch_step
 from sipp.runtime.tiles import MOST_LANES
+from sipp.scoring.kernels.cpu.target import fused
 
 NORM = ATEN.layer_norm.default
 
@@ -103,9 +106,6 @@ def _square(b: Any, value: Any) -> Any:
 
 
 def _root(loop: Loop, lanes: int, value: Any) -> Any:
-    from llvmlite import ir  # type: ignore[import-untyped]
-    from numba.core import cgutils
-
     kind = vector(lanes)
     name = f"llvm.sqrt.v{lanes}f32"
     function = cgutils.get_or_insert_function(loop.b.module, ir.FunctionType(kind, [kind]), name)

@@ -1,8 +1,8 @@
 """Kept weights as the loops read them: values, and 16-bit steps from one place in x to the next.
 
-A row of weights becomes  start, (value, step), (value, step) ..: the place of its first kept weight (64 bits), and after
-each value how far on the next one looks, in units of `unit` floats. A distance beyond 16 bits is bridged by weights of
-zero at places in between, which are places of the same input.
+A row of weights becomes  start, (value, step), (value, step) ..: the place of its first kept weight (64 bits), and
+after each value how far on the next one looks, in units of `unit` floats. A distance beyond 16 bits is bridged by
+weights of zero at places in between, which are places of the same input.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ def pack(rows: np.ndarray, places: np.ndarray, values: np.ndarray, n_rows: int, 
     if n_all:
         steps[-1] = 0
     table = np.zeros(1 + 2 * n_rows, np.int64)
-    counts = np.bincount(rows, minlength=n_rows) + np.bincount(rows, weights=n_bridges, minlength=n_rows).astype(
-        np.int64
-    )
+    counts = np.bincount(rows, weights=1 + n_bridges, minlength=n_rows).astype(np.int64)
     table[2::2] = np.cumsum(counts)
     first = np.searchsorted(rows, np.arange(n_rows))
     has_any = np.bincount(rows, minlength=n_rows) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from sipp.runtime.buffers import Arena
 from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.steps import Step, Values, torch_step
@@ -16,7 +18,8 @@ def placing_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) 
     if found is None:
         return None
     shape, parts = found
-    out = arena.add_image(*shape, border)  # never shared: what is zero around the parts stays so
+    n, channels, height, width = shape
+    out = arena.add_image(n, channels, height, width, border)  # never shared: what is zero around the parts stays so
     result = out.inner
     targets = []
     for number, start in parts:
@@ -34,15 +37,13 @@ def placing_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) 
     return Step(op.name, "copies", fast, torch_step(op).fast, op.out)
 
 
-def _parts(op: Op, values: Values, arena: Arena) -> tuple[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] | None:
+def _parts(op: Op, values: Values, arena: Arena) -> tuple[list[int], list[tuple[int, list[int]]]] | None:
     """(the shape of the result, each part and where it starts)."""
     refs = op.args[0] if op.target is CAT else [op.args[0]]
     if not all(isinstance(ref, Ref) and values[ref.value].ndim == 4 for ref in refs):
         return None
     numbers = [ref.value for ref in refs]
-    if all(arena.of(values[n]) is None for n in numbers) or any(
-        str(values[n].dtype) != "torch.float32" for n in numbers
-    ):
+    if all(arena.of(values[n]) is None for n in numbers) or any(values[n].dtype != torch.float32 for n in numbers):
         return None
     first = values[numbers[0]].shape
     if op.target is CAT:
@@ -51,13 +52,13 @@ def _parts(op: Op, values: Values, arena: Arena) -> tuple[tuple[int, ...], list[
             return None
         starts, total = [], 0
         for n in numbers:
-            starts.append((n, (0, total, 0, 0)))
+            starts.append((n, [0, total, 0, 0]))
             total += values[n].shape[1]
-        return (first[0], total, *first[2:]), starts
+        return [first[0], total, *first[2:]], starts
     pads = op.args[1]
     mode, value = [*op.args[2:], "constant", None][:2] if len(op.args) > 2 else ("constant", None)
     if mode != "constant" or value not in (None, 0, 0.0) or any(pad < 0 for pad in pads) or len(pads) > 6:
         return None
     full = [(0, 0)] * (4 - len(pads) // 2) + [(pads[i], pads[i + 1]) for i in range(len(pads) - 2, -1, -2)]
-    shape = tuple(size + low + high for size, (low, high) in zip(first, full))
-    return shape, [(numbers[0], tuple(low for low, _ in full))]
+    shape = [size + low + high for size, (low, high) in zip(first, full)]
+    return shape, [(numbers[0], [low for low, _ in full])]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.layers import read_layer
@@ -19,7 +20,7 @@ from sipp.runtime.pools import POOLS, pool_step
 from sipp.runtime.products import image_step, token_step
 from sipp.runtime.recurrent import LSTM, recurrent_step
 from sipp.runtime.single import MOST_COLUMNS, single_step
-from sipp.runtime.steps import Step, Values, torch_step
+from sipp.runtime.steps import ATTENTION, Step, Values, torch_step
 
 # Give nothing that is not finite where what they read is
 _SAFE = {
@@ -104,6 +105,8 @@ def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int,
         step = placing_step(op, values, arena, border)
     elif op.target is NORM:
         step = norm_step(op, values, arena, graph.constants)
+    elif op.target is ATTENTION:
+        step = attention_step(op, values, arena)
     elif op.target is LSTM:
         step = recurrent_step(op, values, arena, graph.constants)
     if step is None:

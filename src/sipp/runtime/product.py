@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sipp.runtime.code import F32, I16, I64, Code, Loop, constant, fused, generate, vector
+from sipp.runtime.code import F32, I16, I64, Code, Loop, constant, generate, vector
 from sipp.runtime.tails import emit_tail
+from sipp.scoring.kernels.cpu.target import fused
 
 # Numbers of the job, after its head
 (

@@ -129,7 +129,7 @@ def _packed(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rou
 
 def _places(layer: Layer, source: Operand) -> np.ndarray:
     """Where column k of a row's weights looks in x, for each group: floats, G x K."""
-    n_rows, channels, *kernel = (*layer.shape, 1, 1)[:4]
+    channels, *kernel = (*layer.shape, 1, 1)[1:4]
     first = np.arange(layer.groups, dtype=np.int64)[:, None, None, None] * channels
     channel = (first + np.arange(channels)[None, :, None, None]) * source.channel
     row = np.arange(kernel[0])[None, None, :, None] * layer.dilation[0] * source.row

@@ -14,21 +14,22 @@ from torch import Tensor
 
 from sipp.runtime import curves, steps
 from sipp.runtime.buffers import Arena
-from sipp.runtime.code import FLOAT, I64, Loop, constant, fused, generate, vector
+from sipp.runtime.code import FLOAT, I64, Loop, constant, generate, vector
 from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
 from sipp.runtime.product import raise_flag
 from sipp.runtime.single import MOST_COLUMNS, addresses, group_sums, padded_bias
 from sipp.runtime.steps import Job, Step, Values, best_time, given
 from sipp.runtime.tiles import MOST_LANES
+from sipp.scoring.kernels.cpu.target import fused
 
 LSTM = ATEN.lstm.input
 N_GATES = 4
 
 # Numbers of the job, after its head; strides in bytes
 (
-    INPUT, INPUT_POINT, INPUT_STEP, N_INPUTS, OUT, OUT_POINT, OUT_STEP, VECTORS, CELL, GATES, BIAS, ENDS, VALUES, PLACES,
-    WINDOWS, N_GROUPS, N_POINTS, N_STEPS, N_HIDDEN, VECTOR_POINT, GATES_POINT, FLAG,
+    INPUT, INPUT_POINT, INPUT_STEP, N_INPUTS, OUT, OUT_POINT, OUT_STEP, VECTORS, CELL, GATES, BIAS, ENDS, VALUES,
+    PLACES, WINDOWS, N_GROUPS, N_POINTS, N_STEPS, N_HIDDEN, VECTOR_POINT, GATES_POINT, FLAG,
 ) = range(22)  # fmt: skip
 
 

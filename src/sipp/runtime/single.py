@@ -13,14 +13,14 @@ from numba.core import cgutils
 from torch import Tensor
 
 from sipp.runtime.buffers import Arena, token_buffer
-from sipp.runtime.code import FLOAT, I8, I16, I32, I64, Loop, constant, fused, generate, vector
+from sipp.runtime.code import FLOAT, I8, I16, I32, I64, Loop, constant, generate, vector
 from sipp.runtime.layers import Layer, dense_step, run_dense
 from sipp.runtime.operands import token_beside, token_input
 from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
 from sipp.runtime.product import raise_flag
 from sipp.runtime.steps import Job, Step, Values, best_time
 from sipp.runtime.tails import emit_tail
-from sipp.scoring.kernels.cpu.target import _FEATURES, WIDE
+from sipp.scoring.kernels.cpu.target import _FEATURES, WIDE, fused
 
 MOST_COLUMNS = LANES * 2**16
 SHARED_STEPS = 2**10  # fewer than this many are done sooner than a second thread is there
@@ -68,8 +68,8 @@ def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     chosen = dense
     if seconds <= dense.dense_seconds:
         chosen = Step(
-            op.name, f"sparse, one vector x {LANES}", fast, plain, op.out, dense.keep, packed.n_bytes, weight.nbytes, seconds,
-            dense.dense_seconds,
+            op.name, f"sparse, one vector x {LANES}", fast, plain, op.out, dense.keep, packed.n_bytes, weight.nbytes,
+            seconds, dense.dense_seconds,
         )  # fmt: skip
     chosen.fast(values)
     return chosen

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sipp.runtime import curves
-from sipp.runtime.code import Loop, constant, fused
+from sipp.runtime.code import Loop, constant
+from sipp.scoring.kernels.cpu.target import fused
 
 ATEN = torch.ops.aten
 NONE = "none"
@@ -26,12 +27,7 @@ BY_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-_PLAIN = {
-    ATEN.relu.default: "relu",
-    ATEN.sigmoid.default: "sigmoid",
-    ATEN.tanh.default: "tanh",
-    ATEN.silu.default: "silu",
-}
+_PLAIN = {getattr(ATEN, name).default: name for name in ("relu", "sigmoid", "tanh", "silu")}
 
 # erf(z) = 1 - polynomial(1 / (1 + ERF_P z)) exp(-z^2) for z >= 0, to 1.5e-7 (Abramowitz and Stegun 7.1.26)
 ERF_P = 0.3275911
