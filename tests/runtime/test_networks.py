@@ -100,6 +100,36 @@ def test_transformer(never_dense, shape):
     assert is_close(fast(x), net(x))
 
 
+class Heads(nn.Module):
+    """Attention as most people write it, with or without a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x, mask=None):
+        q, k, v = (f(x).unflatten(-1, (2, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("n_tokens", [8, 16, 32, 48, 5])
+@pytest.mark.parametrize("kind", ["none", "bool", "float", "dead"])
+def test_attention(never_dense, n_tokens, kind):
+    net = thin(Heads(), 0.5)
+    x = torch.randn(3, n_tokens, 16)
+    mask = torch.rand(3, 1, 1, n_tokens) < 0.7
+    mask[..., 0] = True
+    if kind == "float":
+        mask = torch.randn(n_tokens, n_tokens)
+    if kind == "dead":
+        mask[1] = False
+    given = (x,) if kind == "none" else (x, mask)
+    fast = sipp.sparse(net, given)
+    assert ("attention of tokens" in kernels(fast)) == (n_tokens != 5)
+    assert is_close(fast(*given), net(*given))
+
+
 @pytest.mark.parametrize("options", [{"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}])
 def test_lstm_outputs_and_states(never_dense, options):
     net = thin(nn.LSTM(5, 12, **options), 0.4)
@@ -147,6 +177,19 @@ def test_what_is_not_finite_spreads_as_in_torch(never_dense, bad):
     x[2, 1, 3, 3] = bad
     assert is_close(fast(x), net(x))
     assert net(x).isnan().any()
+
+
+def test_nan_in_a_transformer_and_an_lstm(never_dense):
+    x = torch.randn(2, 8, 24)
+    bad = x.clone()
+    bad[0, 3, 5] = float("nan")
+    for net in (thin(Attention(), 0.3), thin(nn.LSTM(24, 8, batch_first=True), 0.3)):
+        fast = sipp.sparse(net, x)
+        given, wanted = fast(bad), net(bad)
+        if isinstance(wanted, tuple):
+            given, wanted = given[0], wanted[0]
+        assert wanted.isnan().any() and not wanted.isnan().all()
+        assert is_close(given, wanted)
 
 
 class Overflows(nn.Module):

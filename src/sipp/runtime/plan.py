@@ -73,6 +73,7 @@ class Plan:
 def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
     """The plan for inputs like these: every operation is run, in order, in the ways it could be."""
     with torch.no_grad():
+        graph = _computed(graph)
         arena = Arena()
         values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
         last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}
@@ -84,9 +85,30 @@ def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
             for n in set(op.reads()):
                 if last[n] == i and n not in kept and isinstance(values[n], Tensor):
                     arena.release(values[n])
-        used = {n for op, step in zip(graph.ops, steps) if step.kernel == "torch" for n in op.reads()} | kept
+        used = {n for op, step in zip(graph.ops, steps) for n in _kept_reads(op, step)} | kept
         constants = {n: value for n, value in graph.constants.items() if n in used}
         return Plan(replace(graph, constants={}), _checked(graph, steps, arena), constants, arena, threading.Lock())
+
+
+def _kept_reads(op: Op, step: Step) -> list[int]:
+    """The values that a step reads in calls to come: no weights that it has taken for itself."""
+    if step.kernel == "torch" or op.target not in (CONV, LINEAR, LSTM):
+        return op.reads()
+    taken = op.args[2] if op.target is LSTM else op.args[1:3]
+    own = {ref.value for ref in taken if isinstance(ref, Ref)}
+    return [n for n in op.reads() if n not in own or n == op.beside]
+
+
+def _computed(graph: Graph) -> Graph:
+    """The graph without operations on constants alone, whose results become constants; but nothing that is drawn."""
+    constants, ops = dict(graph.constants), []
+    for op in graph.ops:
+        is_drawn = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
+        if not is_drawn and op.target not in (CONV, LINEAR) and all(n in constants for n in op.reads()):
+            torch_step(op).fast(constants)
+        else:
+            ops.append(op)
+    return replace(graph, ops=ops, constants=constants)
 
 
 def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
@@ -106,7 +128,7 @@ def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int,
     elif op.target is NORM:
         step = norm_step(op, values, arena, graph.constants)
     elif op.target is ATTENTION:
-        step = attention_step(op, values, arena)
+        step = attention_step(op, values, arena, graph.constants)
     elif op.target is LSTM:
         step = recurrent_step(op, values, arena, graph.constants)
     if step is None:
