@@ -27,6 +27,7 @@ from sipp.runtime.steps import SHARES, Job, Step, Values, best_time
 from sipp.runtime.tiles import Cut, cuts
 
 NEAREST_CACHE = 24_000  # bytes of x that stay in the first cache beside weights and sums
+HOPELESS = 2.0  # times as long as the dense layer: not tried again
 FEWEST_A_ROUND = 4  # weights of a row, on average: with fewer, to read and write its sums costs more
 
 
@@ -77,7 +78,9 @@ def _chosen(
     fills = [operand.fill for operand in (source, beside) if operand is not None and operand.fill is not None]
     for fill in fills:
         fill(values)
-    times = [best_time(job.alone) for job in jobs]
+    dense = dense_step(layer, weight, values)
+    assert dense.dense_seconds is not None
+    times = [best_time(job.alone, limit=HOPELESS * dense.dense_seconds) for job in jobs]
     best = times.index(min(times))
     job, way, packed = jobs[best], ways[best], packs[ways[best].n_rounds]
 
@@ -90,8 +93,6 @@ def _chosen(
     def plain(current: Values) -> None:
         current[op.out] = run_dense(layer, _unpacked(layer, packed, places), current)
 
-    dense = dense_step(layer, weight, values)
-    assert dense.dense_seconds is not None
     chosen = dense
     if times[best] <= dense.dense_seconds:
         chosen = Step(

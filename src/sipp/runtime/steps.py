@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.tails import BY_TORCH, NONE
 
 TRIALS = 3
+MOST_TRIALS, LEAST_SECONDS = 50, 0.003
 SHARES = 4  # for each thread: one that is held up keeps the others waiting for less
 
 ATTENTION = ATEN.scaled_dot_product_attention.default
@@ -60,20 +62,23 @@ class Job:
         run(self.code, self.numbers, 1, 1)
 
 
-def best_time(function: Callable[[], object], trials: int = TRIALS) -> float:
-    """The shortest of a few runs, in seconds of this thread, after one that is not counted.
+def best_time(function: Callable[[], object], trials: int = TRIALS, limit: float = math.inf) -> float:
+    """The shortest of a few runs, in seconds of this thread; short ones are run more often.
 
     On one thread, and without the time in which others had the processor: what else runs here has little part in it.
+    One that takes more than `limit` the first time is not run again.
     """
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        function()
-        best = float("inf")
-        for _ in range(trials):
+        best, spent, n_runs = math.inf, 0.0, 0
+        while n_runs <= trials or (spent < LEAST_SECONDS and n_runs < MOST_TRIALS):
             start = time.thread_time()
             function()
-            best = min(best, time.thread_time() - start)
+            seconds = time.thread_time() - start
+            best, spent, n_runs = min(best, seconds), spent + seconds, n_runs + 1
+            if best > limit:
+                break
     finally:
         torch.set_num_threads(n_threads)
     return best
