@@ -24,7 +24,6 @@ from sipp.runtime.table import sparse_table
 
 MOST_PLANS = 8  # for inputs of different shapes
 TRIALS = 2
-LEAST_GAIN = 0.97  # of the dense network's time: with less to gain, the dense one is run
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Sparse:
             plan, chunk = self._planned(args, kwargs)
             seconds = best_time(lambda: _run(plan, chunk, inputs), TRIALS)
             dense_seconds = self._best_dense(args, kwargs)
-            compiled = Compiled(plan, chunk, seconds > LEAST_GAIN * dense_seconds, seconds, dense_seconds)
+            compiled = Compiled(plan, chunk, seconds > steps.LEAST_GAIN * dense_seconds, seconds, dense_seconds)
             if len(self._compiled) == MOST_PLANS:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[_signature(inputs)] = compiled

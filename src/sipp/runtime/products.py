@@ -23,7 +23,7 @@ from sipp.runtime.operands import (
 )
 from sipp.runtime.packing import Packed, pack, unpack
 from sipp.runtime.product import product
-from sipp.runtime.steps import SHARES, Job, Step, Values, best_time
+from sipp.runtime.steps import LEAST_GAIN, SHARES, Job, Step, Values
 from sipp.runtime.tiles import Cut, cuts
 
 NEAREST_CACHE = 24_000  # bytes of x that stay in the first cache beside weights and sums
@@ -80,7 +80,7 @@ def _chosen(
         fill(values)
     dense = dense_step(layer, weight, values)
     assert dense.dense_seconds is not None
-    times = [best_time(job.alone, limit=HOPELESS * dense.dense_seconds) for job in jobs]
+    times = [job.time(HOPELESS * dense.dense_seconds) for job in jobs]
     best = times.index(min(times))
     job, way, packed = jobs[best], ways[best], packs[ways[best].n_rounds]
 
@@ -94,7 +94,7 @@ def _chosen(
         current[op.out] = run_dense(layer, _unpacked(layer, packed, places), current)
 
     chosen = dense
-    if times[best] <= dense.dense_seconds:
+    if times[best] <= LEAST_GAIN * dense.dense_seconds:
         chosen = Step(
             op.name, _kernel_name(way), fast, plain, op.out, dense.keep, packed.n_bytes,
             weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",

@@ -80,7 +80,7 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
 
     seconds = best_time(lambda: fast(values))
     dense_seconds = steps.dense_time(lambda: LSTM(*given(values, op.args)))
-    if seconds > dense_seconds:
+    if seconds > steps.LEAST_GAIN * dense_seconds:
         return None
     fast(values)
     n_dense = sum(w.nbytes for w in weights if w.ndim == 2)

@@ -18,12 +18,11 @@ from sipp.runtime.layers import Layer, dense_step, run_dense
 from sipp.runtime.operands import token_beside, token_input
 from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
 from sipp.runtime.product import raise_flag
-from sipp.runtime.steps import Job, Step, Values, best_time
+from sipp.runtime.steps import LEAST_GAIN, Job, Step, Values
 from sipp.runtime.tails import emit_tail
 from sipp.scoring.kernels.cpu.target import _FEATURES, WIDE, fused
 
 MOST_COLUMNS = LANES * 2**16
-SHARED_STEPS = 2**10  # fewer than this many are done sooner than a second thread is there
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if "+avx2" in _FEATURES else None
 
 # Numbers of the job, after its head
@@ -44,9 +43,8 @@ def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
         source.data.data_ptr(), out.data_CHWN.data_ptr(), 0 if beside is None else beside.data.data_ptr(),
         bias.data_ptr(), *addresses(packed), len(packed.ends) - 1, arena.flag.address,
     ]  # fmt: skip
-    n_tasks = 1 if len(packed.values) < SHARED_STEPS else len(packed.ends) - 1
     code = generate(("single", op.act, beside is not None), lambda loop: _emit(loop, op.act, beside is not None))
-    job = Job(code, numbers, n_tasks, (packed, bias, source, out, beside, arena.flag))
+    job = Job(code, numbers, len(packed.ends) - 1, (packed, bias, source, out, beside, arena.flag))
     fills = [operand.fill for operand in (source, beside) if operand is not None and operand.fill is not None]
     result = out.tokens(tuple(x.shape[:-1]), strides)
     shape = (layer.shape[0], layer.shape[1])
@@ -62,11 +60,11 @@ def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
 
     for fill in fills:
         fill(values)
-    seconds = best_time(job.alone)
+    seconds = job.time()
     dense = dense_step(layer, weight, values)
     assert dense.dense_seconds is not None
     chosen = dense
-    if seconds <= dense.dense_seconds:
+    if seconds <= LEAST_GAIN * dense.dense_seconds:
         chosen = Step(
             op.name, f"sparse, one vector x {LANES}", fast, plain, op.out, dense.keep, packed.n_bytes, weight.nbytes,
             seconds, dense.dense_seconds,

@@ -19,6 +19,8 @@ from sipp.runtime.tails import BY_TORCH, NONE
 
 TRIALS = 3
 MOST_TRIALS, LEAST_SECONDS = 50, 0.003
+LEAST_GAIN = 0.95  # of the dense time: what takes more is not worth the change
+SHARED_SECONDS = 5e-5  # a job that takes less is not shared among threads
 SHARES = 4  # for each thread: one that is held up keeps the others waiting for less
 
 ATTENTION = ATEN.scaled_dot_product_attention.default
@@ -49,6 +51,13 @@ class Job:
         self.code, self._keep = code, keep
         self.numbers = (ctypes.c_int64 * (HEAD + len(numbers)))(0, 0, *numbers)
         self._n_tasks = n_tasks
+
+    def time(self, limit: float = math.inf) -> float:
+        """The time on one thread; a short job stays on one, as a second thread may come late."""
+        seconds = best_time(self.alone, limit=limit)
+        if seconds < SHARED_SECONDS:
+            self._n_tasks = 1
+        return seconds
 
     def __call__(self) -> None:
         n_threads = min(torch.get_num_threads(), self._n_tasks)
