@@ -11,6 +11,7 @@ from runtime.nets import is_close, kernels, thin
 from torch import nn
 
 import sipp
+from sipp.runtime import products, steps
 
 SMALL = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -106,3 +107,33 @@ def test_a_convolution_with_a_weight_far_away(never_dense):
     conv.weight.data.copy_(torch.tensor([1.0, 0.0, -2.0]).reshape(1, 3, 1, 1))
     x = torch.randn(1, 3, 300, 260)
     assert torch.allclose(sipp.sparse(conv, x)(x), F.conv2d(x, conv.weight), atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 8, 16])
+@pytest.mark.parametrize("n_rounds", [2, 3])
+def test_rounds_over_the_channels(never_dense, monkeypatch, n, n_rounds):
+    monkeypatch.setattr(products, "_rounds", lambda *given: [n_rounds])
+    net = thin(nn.Sequential(nn.Conv2d(5, 6, 3, padding=1), nn.ReLU()), 0.4)
+    x = torch.randn(n, 5, 6, 7)
+    fast = sipp.sparse(net, x)
+    assert kernels(fast)[0].endswith(f"{n_rounds} rounds")
+    weight, bias = net[0].weight.detach().numpy(), net[0].bias.detach().numpy()
+    assert close(fast(x), oracle.convolution(x.numpy(), weight, bias, (1, 1), (1, 1), (1, 1), 1).clip(0))
+
+
+def test_two_threads_give_the_same(never_dense, monkeypatch):
+    monkeypatch.setattr(steps, "SHARED_SECONDS", 0.0)
+    net = thin(
+        nn.Sequential(nn.Conv2d(5, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(576, 9)), 0.3
+    )
+    n_threads = torch.get_num_threads()
+    for n in (1, 16):
+        x = torch.randn(n, 5, 12, 12)
+        fast = sipp.sparse(net, x)
+        try:
+            torch.set_num_threads(1)
+            alone = fast(x)
+            torch.set_num_threads(3)
+            assert torch.equal(fast(x), alone)
+        finally:
+            torch.set_num_threads(n_threads)
