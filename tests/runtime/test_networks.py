@@ -275,6 +275,14 @@ def test_dense_where_dense_is_faster(always_dense):
     assert is_close(fast.latest.plan.run([x])[0], net(x))
 
 
+def test_other_dtypes_are_left_to_torch():
+    net = thin(small(), 0.3).double()
+    x = torch.randn(8, 3, 8, 8, dtype=torch.float64)
+    fast = sipp.sparse(net, x)
+    assert not any(kernel.startswith("sparse") for kernel in kernels(fast))
+    assert fast(x).dtype == torch.float64 and is_close(fast.latest.plan.run([x])[0], net(x))
+
+
 def test_memory_falls_with_the_zeros(never_dense):
     x = torch.randn(16, 256)
     sizes = [sipp.sparse(thin(nn.Linear(256, 512), keep), x).n_bytes for keep in (0.5, 0.1, 0.02)]

@@ -181,6 +181,7 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
         return
     gain, shift, mean, variance = (None if ref is None else constants[ref.value].double() for ref in norm.args[1:5])
     assert mean is not None and variance is not None
+    dtype = constants[norm.args[3].value].dtype
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
@@ -190,17 +191,17 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
         return
     del ops[norm.out]
     if source is None or not can_fold:
-        constants[weight.value] = scale[:, None, None, None].float()
-        constants[bias.value] = offset.float()
+        constants[weight.value], constants[bias.value] = scale[:, None, None, None].to(dtype), offset.to(dtype)
         args = (norm.args[0], weight, bias, [1, 1], [0, 0], [1, 1], len(scale))
         ops[out] = Op(norm.name, CONV, args, {}, out, norm.n_dims, norm.n_floats)
         return
     bias_ref = source.args[2] if len(source.args) > 2 else None
     if bias_ref is not None:
         offset = offset + constants[bias_ref.value].double() * scale
+    dtype = constants[source.args[1].value].dtype
     old = constants[source.args[1].value].double()
-    constants[weight.value] = (old * scale.reshape(-1, *[1] * (old.ndim - 1))).float()
-    constants[bias.value] = offset.float()
+    constants[weight.value] = (old * scale.reshape(-1, *[1] * (old.ndim - 1))).to(dtype)
+    constants[bias.value] = offset.to(dtype)
     del ops[source.out]
     ops[out] = replace(source, args=(source.args[0], weight, bias, *source.args[3:]), out=out)
 
