@@ -25,13 +25,12 @@ class Shelved:
 
 
 def shelve(model: nn.Module) -> dict[str, Shelved]:
-    """Empties the parameters that have zeros to leave out, and gives what they were, by name."""
+    """Empties the parameters that have zeros to leave out (-0.0 too), and gives what they were, by name."""
     shelf = {}
     for name, parameter in model.named_parameters():
         weight = parameter.detach()
         is_kept = weight != 0
-        is_plain = not torch.signbit(weight[~is_kept]).any()  # -0.0 would come back as 0.0
-        if weight.numel() and is_plain and float(is_kept.sum()) <= MOST_KEPT * weight.numel():
+        if weight.numel() and float(is_kept.sum()) <= MOST_KEPT * weight.numel():
             bits = np.packbits(is_kept.flatten().numpy())
             shelf[name] = Shelved(weight.shape, weight[is_kept].clone(), bits)
             parameter.data = torch.empty(0, dtype=weight.dtype, device="cpu")
