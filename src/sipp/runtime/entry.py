@@ -123,8 +123,10 @@ class Sparse:
         if self.latest.is_dense:
             return self.n_dense_bytes
         plan = self.latest.plan
-        packed = sum(step.n_bytes for step in plan.steps) + sum(t.nbytes for t in plan.constants.values())
-        return packed + sum(kept.n_bytes for kept in self._shelf.values())
+        whole = (*plan.constants.values(), *self._model.parameters(), *self._model.buffers())
+        once = {t.untyped_storage().data_ptr(): t.nbytes for t in whole if isinstance(t, Tensor)}
+        packed = sum(step.n_bytes for step in plan.steps) + sum(kept.n_bytes for kept in self._shelf.values())
+        return packed + sum(once.values())
 
     def __str__(self) -> str:
         return sparse_table(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
