@@ -23,16 +23,15 @@ from sipp.binomial import upper_limit
 from sipp.certificates.claims import relative_errors
 from sipp.experiments.data import load_cifar10, normalise
 from sipp.experiments.nets import build
-from sipp.pruning.entry import before_cut, cut, rank, sparse_rows, write_rows
-from sipp.pruning.result import Method
+from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
+from sipp.pruning.entry import cut, rank
+from sipp.scoring.methods import Method
 
 METHODS: tuple[Method, ...] = ("wt", "sipp-det", "sipp-hybrid")
 PARTS = ("calibration", "holdout", "fresh")
 RANKINGS: tuple[tuple[str, Method, dict[str, Any]], ...] = (
     *((method, method, {}) for method in METHODS),
     ("sipp-det, reduce=mean", "sipp-det", {"reduce": "mean"}),
-    ("sipp-det, allocation=network", "sipp-det", {"allocation": "network"}),
-    ("sipp-hybrid, allocation=network", "sipp-hybrid", {"allocation": "network"}),
 )
 KEEPS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 EPSILONS = (0.1, 0.2, 0.5)
@@ -144,7 +143,7 @@ def cost_of_a_walk(net, calibration) -> None:  # type: ignore[no-untyped-def]
             uncut = before_cut(ranking, n_cuts=N_LEVELS)
             for level in range(1, N_LEVELS + 1):
                 budget = ranking.n_weights * level // (N_LEVELS + 1)
-                write_rows(sparse, ranking, sparse_rows(ranking, uncut, budget, seed=0))
+                write_rows(sparse, ranking, sparse_rows(ranking, uncut, budget, seed=0)[0])
 
         scored[method], once[method], walked[method] = score, prune_once, walk
     rankings: dict[Method, Any] = {}

@@ -132,13 +132,13 @@ def network_line(name: str) -> None:
     images = torch.rand(N_IMAGES, 3, SIDE, SIDE, device="cuda") * 2 - 1
     batches = list(images.split(BATCH))
     start = time.perf_counter()
-    sipp.sensitivity(model, batches[:2], chunk_bytes=CHUNK_BYTES)
+    sipp.sensitivity(model, batches[:2], scoring=sipp.Scoring(chunk_bytes=CHUNK_BYTES))
     torch.cuda.synchronize()
     warm = time.perf_counter() - start
     best, forward = float("inf"), float("inf")
     for _ in range(3):
         start = time.perf_counter()
-        sipp.sensitivity(model, batches, chunk_bytes=CHUNK_BYTES)
+        sipp.sensitivity(model, batches, scoring=sipp.Scoring(chunk_bytes=CHUNK_BYTES))
         torch.cuda.synchronize()
         best = min(best, time.perf_counter() - start)
         start = time.perf_counter()
@@ -161,7 +161,7 @@ def network_agreement() -> None:
     model = NETS["resnet20"].builder(10).cuda().eval()
     images = torch.rand(8, 3, 32, 32, device="cuda") * 2 - 1
     fast = sipp.sensitivity(model, [images])
-    slow = sipp.sensitivity(model, [images], kernel="reference")
+    slow = sipp.sensitivity(model, [images], scoring=sipp.Scoring(kernel="reference"))
     error = max(float((fast[n] - slow[n]).abs().max()) for n in fast)
     print(f"\nresnet20 scores, largest difference from the reference kernel: {error:.1e}", flush=True)
     if not error <= AGREEMENT:

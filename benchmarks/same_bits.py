@@ -102,7 +102,7 @@ def found() -> Iterator[tuple[str, str]]:
         fresh = torch.randn(100, *points.shape[1:], generator=torch.Generator().manual_seed(9))
         certificate = sipp.certify(model, pruned.model, fresh, delta=0.05, confidence=0.95)
         yield f"{name}: certificate", digest((certificate.epsilon, certificate.n, certificate.violations))
-        best = sipp.prune_to(model, data, fresh, epsilon=0.5, delta=0.1, confidence=0.9)
+        best = sipp.prune_to(model, data, fresh, epsilon=0.5, delta=0.1, confidence=0.9, method="sipp-hybrid")
         yield (
             f"{name}: prune_to",
             digest([(key, digest(mask)) for key, mask in (best.pruned.masks if best.pruned else {}).items()]),

@@ -12,7 +12,7 @@ import sipp
 try:
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 except ImportError as missing:
-    raise SystemExit(f"skipped: {missing}; pip install transformers") from missing
+    raise SystemExit(f"skipped: {missing}; pip install 'sipp[hf]'") from missing
 
 
 class HoldMasks(TrainerCallback):

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.scoring.kernels import door, ratios
-from sipp.scoring.kernels.cpu import double_precision
+from sipp.scoring.kernels import boundary, chunk_ratios
 from sipp.scoring.kernels.cpu import kernel as cpu
-from sipp.scoring.kernels.cpu.every_product import MOST_WEIGHTS
+from sipp.scoring.kernels.cpu import plain_loops
+from sipp.scoring.kernels.cpu.layout import MOST_WEIGHTS
 
 SOURCES = Path(sipp.__file__).parent
 ELSEWHERE = ("experiments", "report", "cli")  # neither score nor prune
@@ -90,7 +90,7 @@ MAKE: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 
 def wide_range() -> tuple[nn.Module, Tensor]:
-    """One with points that float32 does not hold: they go through the float64 kernels (`double_precision.py`)."""
+    """One with points that float32 does not hold: they go through the float64 kernels (`plain_loops.py`)."""
     net, x = linear(), torch.rand(20, 20)
     x[::3, ::2] *= 1e-38
     return net, x
@@ -109,7 +109,10 @@ def results(kind: str) -> Callable[[], Result]:
         for reduce in ("max", "mean"):
             for name, score in sipp.sensitivity(net, x, reduce=reduce).items():
                 found[f"{reduce} {name}"] = score
-        found |= {f"some {name}": score for name, score in sipp.sensitivity(net, x, n_points=4, seed=3).items()}
+        found |= {
+            f"some {name}": score
+            for name, score in sipp.sensitivity(net, x, scoring=sipp.Scoring(n_points=4), seed=3).items()
+        }
         for method, draws in METHODS if kind == "linear" else METHODS[:2]:
             pruned = sipp.prune(net, x, keep=0.4, method=method, draws=draws, seed=5)
             how = f"{method} {draws}"
@@ -159,12 +162,12 @@ def kernel_results() -> Callable[[], Result]:
         found: Result = {}
         for n, (weight, patches, inverse) in operands.items():
             by_point = patches.unflatten(-1, (7, 30)), inverse.unflatten(-1, (7, 30))
-            for kernel in (cpu, double_precision):
+            for kernel in (cpu, plain_loops):
                 found[f"{kernel.__name__} sums {n}"] = kernel.quadrant_sums(weight, patches)
                 found[f"{kernel.__name__} max {n}"] = kernel.max_times(patches, inverse, weight > 0)
                 found[f"{kernel.__name__} mean {n}"] = kernel.sum_times(*by_point, weight > 0)
                 factors = weight.double()[..., 0].abs()
-                chunk = ratios.max_chunk(kernel, patches, 7, weight, factors, (True, False))
+                chunk = chunk_ratios.max_chunk(kernel, patches, 7, weight, factors, (True, False))
                 found |= {f"{kernel.__name__} chunk {n} {i}": one for i, one in enumerate(chunk)}
         return found
 
@@ -182,9 +185,9 @@ def test_the_kernels_do_not_read_the_defaults(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["array", "address"])
 def test_nothing_of_another_kind_reaches_compiled_code(name: str) -> None:
-    leave: Callable[..., Any] = getattr(door, name)
-    leave(door.blank(3, 4))
-    leave(door.zeros(3, dtype=torch.int64), torch.int64)
+    leave: Callable[..., Any] = getattr(boundary, name)
+    leave(boundary.blank(3, 4))
+    leave(boundary.zeros(3, dtype=torch.int64), torch.int64)
     for wrong in (torch.zeros(3, dtype=torch.float64), torch.zeros(3, device="meta"), torch.zeros(3, 4).t()):
         with pytest.raises(DataError, match="compiled code"):
             leave(wrong)

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 
 import sipp
 from sipp.cli.errors import fail_well
-from sipp.cli.main import app
+from sipp.cli.main import app, command_of
+from sipp.scoring.methods import METHODS, NAMES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -140,13 +140,12 @@ def test_a_callback_that_does_not_hold_is_caught() -> None:
 
 
 def check_command(line: str) -> None:
-    """Nothing; runs (or, where it says so, parses) one line and compares its exit status with the one it announces."""
+    """Runs (or, where it says so, parses) one line and compares its exit status with the one it announces."""
     command, _, remark = line.partition("  # ")
     words = shlex.split(command)
     words = words[words.index("sipp") + 1 :]  # behind `accelerate launch ... -m`
     if remark.startswith("not run: "):
-        group = typer.main.get_command(app)
-        group.commands[words[0]].make_context(words[0], words[1:])  # type: ignore[attr-defined]
+        command_of(words[0]).make_context(words[0], words[1:])
         return
     words = [found for word in words for found in (sorted(glob.glob(word)) or [word])]
     wanted = int(remark.removeprefix("exit ")) if remark.startswith("exit ") else 0
@@ -231,3 +230,11 @@ def test_a_missing_description_is_caught() -> None:
 
 def test_the_package_is_typed() -> None:
     assert (Path(sipp.__file__).parent / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
+def test_the_tables_of_methods_are_the_list_of_methods(page: str) -> None:
+    rows = re.findall(r"^\| `([a-z-]+)`(?: \(default\))? \| ([^|]*) \| ([^|]*) \|", (ROOT / page).read_text(), re.M)
+    known = [row for row in rows if row[0] in NAMES]
+    expected = [(row.name, row.about, ", ".join(sorted(row.needs)) or "nothing") for row in METHODS]
+    assert known == expected

@@ -1,4 +1,4 @@
-"""Inputs of another width, channel count, rank, layout or dtype than a layer takes: our own errors (FAULTS 35)."""
+"""Inputs of another width, channel count, rank, layout or dtype than a layer takes: our own errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Every public function x every wrong type (FAULTS 45): it works, or the error is one of sipp's own."""
+"""Every public function x every wrong type: it works, or the error is one of sipp's own."""
 
 import inspect
 import itertools
 import math
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,10 +69,18 @@ def labelled() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(points(60), torch.arange(60) % 3)]
 
 
+FOLDER = tempfile.TemporaryDirectory()  # for the file that is read
+
+
 def right_calls() -> dict[str, dict[str, object]]:
     """Arguments with which each public function works."""
     pruned = sipp.prune(net(), None, keep=0.5, method="wt")
+    file = Path(FOLDER.name) / "net.sipp.safetensors"
+    sipp.save(pruned, file)
     return {
+        "save": {"pruned": pruned, "path": file.with_name("other"), "values": "bf16"},
+        "load": {"path": file, "into": net()},
+        "inspect": {"path": file},
         "sensitivity": {"model": net(), "data": points()},
         "prune": {"model": net(), "data": labelled(), "keep": 0.5},
         "sample_size": {"model": net(), "example": points(1)},
@@ -82,6 +92,7 @@ def right_calls() -> dict[str, dict[str, object]]:
         "assess": {"dense": net(), "pruned": pruned.masks, "data": points()},
         "hold": {"model": net(), "masks": pruned.masks},
         "release": {"model": net()},
+        "repair": {"model": net(), "pruned": pruned, "data": points()},
     }
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from scipy import special
 
 from sipp.checking import check_share
 from sipp.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    import torch
 
 # Dvoretzky-Kiefer-Wolfowitz with Massart's constant: sup |F_n - F| > h has probability at most 2 exp(-2 n h^2).
 DKW_SIDES = 2
@@ -26,7 +28,7 @@ EXACT_POINTS = 2**40
 
 
 def check_counts(k: int, n: int) -> None:
-    """Nothing; OptionError unless 0 <= k <= n and n >= 1."""
+    """Refuses counts other than 0 <= k <= n with n >= 1."""
     if n < 1 or not 0 <= k <= n:
         raise OptionError(f"k = {k} of n = {n} is no count; it needs n >= 1 and 0 <= k <= n")
 
@@ -36,6 +38,8 @@ def k_allowed(n: int, delta: float, beta: float) -> int | None:
 
     Bisection on k: the CDF grows in k, lies below 0 at k = -1 by convention and is 1 > beta at k = n.
     """
+    from scipy import special  # slow to import, and only claims need it
+
     check_share("delta", delta)
     check_share("beta", beta)
     check_counts(0, n)
@@ -66,6 +70,8 @@ def points_needed(delta: float, beta: float) -> int:
 
 def upper_limit(k: int, n: int, beta: float) -> float:
     """U(k; beta): the Clopper-Pearson limit that a true share exceeds with probability at most beta; 1 if k = n."""
+    from scipy import special  # slow to import, and only claims need it
+
     check_counts(k, n)
     check_share("beta", beta)
     return 1.0 if k == n else float(special.betainccinv(k + 1, n - k, beta))
@@ -73,6 +79,8 @@ def upper_limit(k: int, n: int, beta: float) -> float:
 
 def lower_limit(k: int, n: int, beta: float) -> float:
     """L(k; beta): the Clopper-Pearson limit that a true share undercuts with probability at most beta; 0 if k = 0."""
+    from scipy import special  # slow to import, and only claims need it
+
     check_counts(k, n)
     check_share("beta", beta)
     return 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, beta))
@@ -80,10 +88,11 @@ def lower_limit(k: int, n: int, beta: float) -> float:
 
 def safe_ratios(ratios: np.ndarray | torch.Tensor) -> np.ndarray:
     """The ratios (... x n) as float64 with NaN turned into +inf: what is not known to be small is taken as large."""
-    values = ratios.detach().cpu().numpy() if isinstance(ratios, torch.Tensor) else np.asarray(ratios)
+    # Of torch only what was given: whoever reads records should not have to wait for it.
+    values = np.asarray(ratios) if not hasattr(ratios, "detach") else ratios.detach().cpu().numpy()
     values = values.astype(np.float64)
     if values.ndim == 0 or values.shape[-1] == 0:
-        raise DataError("no ratios: a claim needs at least one holdout point")
+        raise DataError("no ratios", fix="give at least one holdout point")
     values = np.where(np.isnan(values), np.inf, values)
     if (values < 0).any():
         raise DataError("a ratio is negative; ratios are norms divided by norms")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from sipp.errors import OptionError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 MOST_SEED = 2**63 - 1  # what every generator takes
 
@@ -16,7 +19,7 @@ def check_number(name: str, value: Any, *, least: float = -math.inf, above: floa
     """The value as a finite float of at least `least` and greater than `above`."""
     wanted = f"greater than {above:g}" if above > -math.inf else f"of at least {least:g}" if least > -math.inf else ""
     if not _is(value, numbers.Real) or not math.isfinite(value) or value < least or value <= above:
-        raise OptionError(f"{name}={value!r:.60} must be a finite number {wanted}".rstrip())
+        raise OptionError(f"{name}={value!r:.60} must be a finite number {wanted}".rstrip(), option=name)
     return float(value)
 
 
@@ -24,7 +27,9 @@ def check_share(name: str, value: Any) -> float:
     """The value as a float, if it lies strictly between 0 and 1."""
     if not _is(value, numbers.Real) or not 0.0 < value < 1.0:
         raise OptionError(
-            f"{name}={value!r:.60} must lie strictly between 0 and 1; for example {name}=0.05 or {name}=0.95"
+            f"{name}={value!r:.60} must lie strictly between 0 and 1",
+            fix=f"for example {name}=0.05 or {name}=0.95",
+            option=name,
         )
     return float(value)
 
@@ -33,7 +38,7 @@ def check_whole(name: str, value: Any, *, least: int, most: int | None = None) -
     """The value as an int from `least` to `most`."""
     if not _is(value, numbers.Integral) or value < least or (most is not None and value > most):
         limit = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise OptionError(f"{name}={value!r:.60} must be a whole number {limit}")
+        raise OptionError(f"{name}={value!r:.60} must be a whole number {limit}", option=name)
     return int(value)
 
 
@@ -45,7 +50,7 @@ def check_seed(seed: Any) -> int:
 def check_flag(name: str, value: Any) -> bool:
     """The value, if it is True or False."""
     if not isinstance(value, bool):
-        raise OptionError(f"{name}={value!r:.60} must be True or False")
+        raise OptionError(f"{name}={value!r:.60} must be True or False", option=name)
     return value
 
 
@@ -53,10 +58,69 @@ def check_choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """The value, if it is one of the allowed words."""
     words = tuple(allowed)
     if not isinstance(value, str) or value not in words:
-        raise OptionError(f"{name}={value!r:.60} is not one of {', '.join(words)}")
+        raise OptionError(f"{name}={value!r:.60} is not one of {', '.join(words)}", option=name)
     return value
+
+
+def check_record(name: str, value: Any, kind: type) -> None:
+    """Refuses what is not a record of this kind."""
+    if not isinstance(value, kind):
+        raise OptionError(
+            f"{name}={value!r:.60} is not a sipp.{kind.__name__}", fix=f"give sipp.{kind.__name__}(...)", option=name
+        )
 
 
 def _is(value: Any, kind: type) -> bool:
     """Whether the value is a number of this kind; a bool counts as none, and a tensor is not taken for one."""
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+# --- what pydantic finds, in our words --------------------------------------------------------------------------------
+
+_WANTED = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "dataclass_type": "must be an object",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "string_pattern_mismatch": "has not the form {pattern}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "greater_than": "must be greater than {gt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be less than {lt:g}",
+    "literal_error": "must be one of {expected}",
+    "too_short": "must hold at least {min_length}",
+    "extra_forbidden": "is not known here",
+}
+
+
+def problem_words(problem: Mapping[str, Any]) -> str:
+    """One entry of a ValidationError's `errors()` as a plain sentence: which key, what it must be, what it is."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    key = _key_words(problem["loc"])
+    if kind == "missing":
+        return f"{key} is missing"
+    if kind == "value_error":  # a check of our own, which has its own words
+        return f"{key}: {context['error']}" if problem["loc"] else str(context["error"])
+    wanted = _WANTED[kind].format(**context) if kind in _WANTED else problem["msg"]
+    given = problem["input"]
+    return f"{key} {wanted}" + ("" if isinstance(given, dict) else f", found {given!r:.60}")
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong, as a plain sentence."""
+    return problem_words(dict(error.errors(include_url=False)[0]))
+
+
+def _key_words(path: tuple[int | str, ...]) -> str:
+    """'kept' in layers.0, for the path ("layers", 0, "kept"); places in a list go with their list."""
+    n_last = next((n for n, part in enumerate(reversed(path), start=1) if isinstance(part, str)), len(path))
+    outer, last = (".".join(map(str, part)) for part in (path[: len(path) - n_last], path[len(path) - n_last :]))
+    return f"{last!r} in {outer}" if outer else f"{last!r}" if last else "the whole"

@@ -47,8 +47,12 @@ def pruned_table(pruned: Pruned) -> str:
         text_of(table),
         *statement_lines(pruned),
     ]
+    if pruned.choice is not None:
+        lines.insert(1, f"blend: {pruned.choice}")
     if missing := budget_line(pruned):
         lines.insert(1, missing)
+    if pruned.repair is not None:
+        lines.append(f"repair:          {pruned.repair.sentence}")
     if pruned.assumption is not None:
         lines.append(f"assumption:      {pruned.assumption.verdict} {pruned.assumption.es_verdict}")
     dead = [layer for layer in pruned.layers if layer.dead_rows]

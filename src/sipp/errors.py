@@ -1,13 +1,44 @@
-"""The errors a user can meet: each says what was wrong, where, and what to do about it."""
+"""The errors a user can meet: each says what was wrong, where, and what to do about it, in fields of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
-class ModelError(ValueError):
+class SippError(ValueError):
+    """An error in fields, so that nobody has to take a message apart: it reads "where: what; fix".
+
+    `option` names the argument that the message speaks of as "option=value": a command line spells it otherwise.
+    """
+
+    def __init__(self, what: str, *, where: object = "", fix: str = "", option: str = "") -> None:
+        super().__init__(what)  # pickling calls the class with `what` alone, and puts the fields back afterwards
+        self.what, self.where, self.fix, self.option = what, str(where), fix, option
+
+    @property
+    def fault(self) -> str:
+        """What was wrong and where, without what to do."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+    def __str__(self) -> str:
+        return f"{self.fault}; {self.fix}" if self.fix else self.fault
+
+    def inside(self, place: str) -> Self:
+        """The same error, with a larger place before its own: "process 1 of 2: batch 3"."""
+        where = f"{place}: {self.where}" if self.where else place
+        return type(self)(self.what, where=where, fix=self.fix, option=self.option)
+
+
+class ModelError(SippError):
     """A model holds something that cannot be handled: names the module or parameter and the way out."""
 
 
-class DataError(ValueError):
+class DataError(SippError):
     """A batch or a data source cannot be used: names the batch and the reason."""
 
 
-class OptionError(ValueError):
+class OptionError(SippError):
     """An argument has a value outside its range, or two arguments exclude each other."""

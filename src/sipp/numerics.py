@@ -64,12 +64,16 @@ def budget_of(keep: float, n_weights: int) -> int:
     """The number of weights that the share `keep` means: the nearest whole number, refused when that is none."""
     if isinstance(keep, bool) or not isinstance(keep, numbers.Real) or not 0.0 < keep <= 1.0:
         raise OptionError(
-            f"keep={keep!r:.60} is not in (0, 1]: it is the share of prunable weights to keep (0.15 keeps 15 %)"
+            f"keep={keep!r:.60} is not in (0, 1]",
+            fix="give the share of prunable weights to keep: 0.15 keeps 15 %",
+            option="keep",
         )
     budget = math.floor(keep * n_weights + 0.5)
     if budget == 0:
         raise OptionError(
-            f"keep={keep!r} of {n_weights} prunable weights keeps none; ask for at least {1 / n_weights:.2g}"
+            f"keep={keep!r} of {n_weights} prunable weights keeps none",
+            fix=f"ask for at least {1 / n_weights:.2g}",
+            option="keep",
         )
     return budget
 
@@ -95,6 +99,6 @@ def device_of(model: nn.Module) -> torch.device:
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) != 1:
         raise ModelError(
-            f"the model's parameters lie on {', '.join(devices) or 'no device'}: move the model to one device"
+            f"the model's parameters lie on {', '.join(devices) or 'no device'}", fix="move the model to one device"
         )
     return torch.device(devices[0])

@@ -9,14 +9,12 @@ So `weight_FK` has one row per parameter group, `patches_GKP` holds P patches of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from sipp.distinct import n_new
-
-Reduce = Literal["max", "mean"]
-NormStats = Literal["running", "batch"]
+from sipp.options import NormStats, Reduce
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,7 @@ class LayerScores:
     quadrants_B: Tensor | None  # of each point: the four norms ||Z_l^{st}(x)|| added up, by ||f(x)|| (T18); or unknown
     first_FK: Tensor | None = None  # s_j on the points of S1 alone; None where no point of S2 was met (T19)
     apart_FK: Tensor | None = None  # and on those of S2 alone
+    mean_FK: Tensor | None = None  # the mean over patches instead of the largest, where both were asked for (T20)
 
 
 @dataclass(frozen=True)

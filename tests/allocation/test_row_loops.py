@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sipp.allocation.row_loops import compiled_rows, decay, draws_of_row, fill_rates, look, over_rows
+from sipp.allocation.row_loops import compiled_rows, decay, draws_of_row, fill_rates, kept_after, over_rows
 
 
 @compiled_rows
@@ -49,14 +49,14 @@ def test_a_look_is_three_sums() -> None:
     for n_draws in (0.0, 1e-9, 0.7, 30.0, 1e9):
         y = rates * n_draws
         exact = [math.fsum(-np.expm1(-y)), math.fsum(y * np.exp(-y)), math.fsum(y * y * np.exp(-y))]
-        assert look(rates, n_draws) == pytest.approx(exact, rel=1e-14)
+        assert kept_after(rates, n_draws) == pytest.approx(exact, rel=1e-14)
 
 
 def test_a_plateau_and_a_step_are_solved() -> None:
     """Two weights of a row next to certain, the others so rare that U stands still for many octaves."""
     rates = np.array([1.0, 0.7, *[1e-40] * 5])
     assert draws_of_row(rates, 7.0, 4.5) == pytest.approx(math.log(2.0) / 1e-40, rel=1e-9)
-    assert look(rates, draws_of_row(rates, 7.0, 2.0 - 1e-6))[0] == pytest.approx(2.0 - 1e-6, rel=1e-12)
+    assert kept_after(rates, draws_of_row(rates, 7.0, 2.0 - 1e-6))[0] == pytest.approx(2.0 - 1e-6, rel=1e-12)
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])

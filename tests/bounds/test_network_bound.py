@@ -96,7 +96,14 @@ def test_the_true_error_never_exceeds_a_met_bound() -> None:
         generator = torch.Generator().manual_seed(trial)
         points = torch.rand(200, 6, generator=generator) - 0.2 * (trial % 3)
         pruned = sipp.prune(
-            model, points, keep=0.6, method=method, delta=DELTA, draws="fixed", seed=trial, c_constant=LARGE_C
+            model,
+            points,
+            keep=0.6,
+            method=method,
+            delta=DELTA,
+            draws="fixed",
+            seed=trial,
+            constants=sipp.Constants(c_constant=LARGE_C),
         )
         assert pruned.bound.met, pruned.bound.reason
         fresh = torch.rand(500, 6, generator=generator) - 0.2 * (trial % 3)
@@ -154,7 +161,7 @@ def test_a_baseline_has_no_bound(method: str) -> None:
 def test_batch_statistics_speak_of_batches() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     data = [torch.randn(16, 4) for _ in range(5)]
-    pruned = sipp.prune(model, data, keep=0.5, norm_stats="batch", method="sipp-det")
+    pruned = sipp.prune(model, data, keep=0.5, scoring=sipp.Scoring(norm_stats="batch"), method="sipp-det")
     assert (pruned.guarantee.unit, pruned.guarantee.n) == ("batches", 5)
     running = sipp.prune(model, data, keep=0.5, method="sipp-det")
     assert (running.guarantee.unit, running.guarantee.n) == ("points", 80)
@@ -208,7 +215,9 @@ def test_convolution_bound_is_reported_but_never_met() -> None:
     with torch.no_grad():
         model[0].bias.fill_(1.0)  # no filter that is never above 0: its weights would refute T4's assumption
     points = torch.rand(300, 1, 6, 6)
-    pruned = sipp.prune(model, points, keep=0.5, method="sipp-det", delta=0.1, c_constant=LARGE_C)
+    pruned = sipp.prune(
+        model, points, keep=0.5, method="sipp-det", delta=0.1, constants=sipp.Constants(c_constant=LARGE_C)
+    )
     assert pruned.bound.epsilon is not None and pruned.bound.epsilon > 0
     assert not pruned.bound.met and "convolution" in pruned.bound.reason
     assert pruned.guarantee.met  # rows and layers do not rest on the formula for the network
@@ -217,7 +226,7 @@ def test_convolution_bound_is_reported_but_never_met() -> None:
 def test_until_draws_are_not_claimed_to_meet_t6() -> None:
     model = mlp([40, 30, 4], seed=3, between=nn.Tanh)
     points = torch.rand(400, 40, generator=torch.Generator().manual_seed(0))
-    options = {"keep": 0.5, "method": "sipp-rand", "delta": 0.1, "c_constant": LARGE_C}
+    options = {"keep": 0.5, "method": "sipp-rand", "delta": 0.1, "constants": sipp.Constants(c_constant=LARGE_C)}
     until = sipp.prune(model, points, **options)
     fixed = sipp.prune(model, points, draws="fixed", **options)
     assert sum(layer.strategies["rand"] for layer in until.layers) > 0
@@ -254,25 +263,3 @@ def test_sound_mode_needs_data_that_can_be_read_twice() -> None:
         sipp.prune(small_conv_net(), iter([torch.rand(9, 1, 5, 5)]), keep=0.5, bound="sound")
     with pytest.raises(OptionError, match="paper"):
         sipp.prune(small_conv_net(), torch.rand(9, 1, 5, 5), keep=0.5, bound="fast")
-
-
-@pytest.mark.parametrize("method", ["sipp-det", "sipp-rand"])
-def test_network_allocation_minimises_the_weighted_sum(method: str) -> None:
-    """The weighted objective of T10's last line is lower with allocation="network" than with the plain one."""
-    model = mlp([10, 30, 5], seed=2)
-    points = torch.rand(60, 10, generator=torch.Generator().manual_seed(3))
-    objectives = {}
-    for allocation in ("rows", "network"):
-        pruned = sipp.prune(model, points, keep=0.5, method=method, allocation=allocation, draws="fixed", delta=0.1)
-        dense = sipp.prune(model, points, keep=1.0, method=method)  # kappa of the dense network
-        weights = [layer.kappa * layer.sign_complexity for layer in dense.layers]
-        objectives[allocation] = sum(weight * float(layer.eps_F.sum()) for weight, layer in zip(weights, pruned.layers))
-    assert objectives["network"] < objectives["rows"]
-
-
-def test_network_allocation_says_when_its_weights_are_unknown() -> None:
-    model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU(), nn.Linear(3, 2, bias=False))
-    with torch.no_grad():
-        model[0].weight.abs_().neg_()  # positive inputs: every unit is dead, the output is zero
-    with pytest.raises(OptionError, match="allocation"):
-        sipp.prune(model, torch.rand(9, 4) + 0.1, keep=0.5, allocation="network")

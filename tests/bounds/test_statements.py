@@ -123,7 +123,7 @@ def test_assess_of_repaired_and_of_revived_weights() -> None:
     with torch.no_grad():
         repaired[0].weight[0, 0] = 0.0
         repaired[2].bias += 1
-    moved = sipp.assess(model, repaired, x, c_constant=1e4, delta=0.1)
+    moved = sipp.assess(model, repaired, x, constants=sipp.Constants(c_constant=1e4), delta=0.1)
     assert "2.bias differs" in moved.bound.reason and moved.measured.epsilon is None
 
 
@@ -164,7 +164,7 @@ def test_an_assumption_that_the_data_refutes_is_contradicted_never_met() -> None
     assert (found.verdict, found.n_refuting, found.n_weights) == ("contradicted by the data", 30, 30)
     assert not found.met and not pruned.bound.met and found.n >= found.n_needed
     assert "more than 1/C = 0.333 of its row's sum, and 30 of 30 never did in 400 points" in found.reason
-    enough = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1, c_constant=31.0)
+    enough = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1, constants=sipp.Constants(c_constant=31.0))
     assert enough.guarantee.met and enough.bound.met and enough.guarantee.n_refuting == 0
     few = sipp.prune(model, x[:20], keep=0.5, method="sipp-det", delta=0.1)
     assert few.guarantee.verdict == "not met"  # exp(-20/3) is not small enough to refute anything
@@ -175,12 +175,15 @@ def test_an_assumption_that_the_data_refutes_is_contradicted_never_met() -> None
 
 def test_one_point_repeated_is_one_point() -> None:
     x = points(1).expand(500, 5)
-    pruned = sipp.prune(mlp(), x, keep=0.5, method="sipp-det", delta=0.1, c_constant=1e6)
+    pruned = sipp.prune(mlp(), x, keep=0.5, method="sipp-det", delta=0.1, constants=sipp.Constants(c_constant=1e6))
     assert pruned.guarantee.n == 1 and "equal ones counted once" in pruned.guarantee.reason
     assert pruned.guarantee.layers.share == pytest.approx(0.95) and pruned.measured.c_constant is None
     batches = [points(8)] * 50
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    assert sipp.prune(model, batches, keep=0.9, norm_stats="batch", method="sipp-det").guarantee.n == 1
+    assert (
+        sipp.prune(model, batches, keep=0.9, scoring=sipp.Scoring(norm_stats="batch"), method="sipp-det").guarantee.n
+        == 1
+    )
     sound = sipp.prune(mlp(), x, keep=0.9, bound="sound")
     assert sound.bound.coverage.n == 0 and not sound.bound.met
     lstm, sequence = nn.LSTM(5, 3, batch_first=True), torch.rand(3, 4, 5)
@@ -191,7 +194,15 @@ def test_one_point_repeated_is_one_point() -> None:
 @pytest.mark.parametrize("method", ["sipp-det", "sipp-hybrid", "sipp-simple", "wt"])
 def test_theory_takes_as_many_points_as_the_method_needs(method: str) -> None:
     x = points(400)
-    pruned = sipp.prune(mlp(), x, keep=0.5, method=method, n_points="theory", c_constant=1e6, draws="fixed")
+    pruned = sipp.prune(
+        mlp(),
+        x,
+        keep=0.5,
+        method=method,
+        scoring=sipp.Scoring(n_points="theory"),
+        constants=sipp.Constants(c_constant=1e6),
+        draws="fixed",
+    )
     assert pruned.guarantee.n == pruned.guarantee.n_needed and pruned.guarantee.met, pruned.guarantee
     factor = 16 if method == "sipp-simple" else 8  # T4; eta = 7 + 3 outputs, rho = 7
     assert pruned.guarantee.n == math.ceil(3 * math.log(factor * 10 * 7 / 1e-16))
@@ -271,12 +282,14 @@ def test_splitting_changes_no_score() -> None:
     model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5))
     x = torch.rand(90, 2, 6, 6)
     for data in (x, list(x.split(7)), iter(x.split(25))):
-        split = rank(model, data, method="sipp-det", statements=True, kernel="reference")
-        whole = rank(model, list(x.split(90)), method="sipp-det", kernel="reference")
+        split = rank(model, data, method="sipp-det", statements=True, scoring=sipp.Scoring(kernel="reference"))
+        whole = rank(model, list(x.split(90)), method="sipp-det", scoring=sipp.Scoring(kernel="reference"))
         assert split.scores.n_apart == 22
         for one, other in zip(split.ranks, whole.ranks):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
-    tensor = [rank(model, x, method="sipp-det", statements=s, kernel="reference") for s in (True, False)]
+    tensor = [
+        rank(model, x, method="sipp-det", statements=s, scoring=sipp.Scoring(kernel="reference")) for s in (True, False)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(tensor[0].ranks, tensor[1].ranks))
 
 
@@ -309,7 +322,9 @@ def test_where_nothing_is_measured_the_reason_is_said() -> None:
 
     normed = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     assert "mean" in reason(mlp(), points(80), reduce="mean")
-    assert "batch statistics" in reason(normed, [points(8, seed=i) for i in range(9)], norm_stats="batch")
+    assert "batch statistics" in reason(
+        normed, [points(8, seed=i) for i in range(9)], scoring=sipp.Scoring(norm_stats="batch")
+    )
     assert "too few points: 4 of 16" in reason(mlp(), points(16))
     assert "too few points: 0 of 80" in reason(mlp(), points(1).expand(80, 5))
 
@@ -355,7 +370,12 @@ def test_norms_beyond_the_range_of_float64_make_no_claim_stronger(scale: float) 
 
 def test_network_statements_name_their_share() -> None:
     model, x = mlp(), points(200)
-    options: dict[str, Any] = {"keep": 0.8, "method": "sipp-det", "c_constant": 1e6, "delta": 0.1}
+    options: dict[str, Any] = {
+        "keep": 0.8,
+        "method": "sipp-det",
+        "constants": sipp.Constants(c_constant=1e6),
+        "delta": 0.1,
+    }
     alone = sipp.prune(model, x, **options)
     held = sipp.prune(model, x, holdout=points(100, seed=9), **options)
     shared = sipp.prune(model, x, holdout=torch.cat([x, points(100, seed=9)]), **options)

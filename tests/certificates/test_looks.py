@@ -1,4 +1,4 @@
-"""Every look at a holdout is one of the same points, and is in the ledger whatever came of it (FAULTS 36, 37)."""
+"""Every look at a holdout is one of the same points, and is in the ledger whatever came of it."""
 
 from __future__ import annotations
 

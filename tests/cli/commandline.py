@@ -11,9 +11,9 @@ from typer.main import get_command
 from typer.models import ArgumentInfo, OptionInfo
 
 from sipp.cli.errors import fail_well
-from sipp.cli.main import app
+from sipp.cli.main import COMMANDS, app, function_of
 
-COMMANDS = get_command(app)  # most of the time of a refusal is building these
+BUILT = get_command(app)  # once: commands that were called stay loaded
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def run(*words: object) -> Done:
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            code = fail_well(COMMANDS, [*map(str, words)])
+            code = fail_well(BUILT, [*map(str, words)])
         except SystemExit as stop:
             code = int(stop.code or 0)
     return Done(code, out.getvalue(), err.getvalue())
@@ -63,12 +63,10 @@ class Asked:
 
 
 def asked() -> list[Asked]:
-    """Every option and argument of every command, from the application itself: a new one is found here."""
+    """Every option and argument of every command, from the list of commands itself: a new one is found here."""
     found = []
-    for command in app.registered_commands:
-        assert command.callback is not None
-        name = command.name or command.callback.__name__
-        for parameter, hint in get_type_hints(command.callback, include_extras=True).items():
+    for name in COMMANDS:
+        for parameter, hint in get_type_hints(function_of(name), include_extras=True).items():
             if get_origin(hint) is not Annotated:
                 continue
             info = next(one for one in get_args(hint)[1:] if isinstance(one, OptionInfo | ArgumentInfo))

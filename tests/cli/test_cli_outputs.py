@@ -13,7 +13,7 @@ from commandline import Done, asked, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli.commands import bench_command, certify_command, demo_command, prune_command, score_command
+from sipp.cli import benching, certifying, demo, models, pruning
 from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
 
@@ -62,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save_file(mlp().state_dict(), tmp_path / f"{name}.safetensors")
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
-    for module in (prune_command, certify_command, score_command, bench_command):
+    for module in (pruning, certifying, models, benching):
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 
@@ -174,7 +174,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_file_stays_also_with_force(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_command, "run", _must_not_be_called)
+    monkeypatch.setattr(demo, "run", _must_not_be_called)
     for name in ("mine.safetensors", "mine.json", "page.html", "accuracy.png"):
         (folder / name).write_bytes(content)
     (folder / "other").mkdir()
@@ -266,7 +266,7 @@ def test_figures_replace_figures_only(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_run_in_a_folder_that_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_units", _must_not_be_called)
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.make_networks", _must_not_be_called)
     place = tmp_path / run_name(config_of(load_recipe("digits-iterative")))
     place.mkdir()
     for name in ("records.jsonl", ".tmp-mine"):
@@ -300,9 +300,9 @@ def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for m, level in ((None, 0), ("wt", 1))
     ]
     shown = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
-    honest = demo_command.read_sources
-    monkeypatch.setattr(demo_command, "_records", lambda *args: result)
-    monkeypatch.setattr(demo_command, "read_sources", lambda paths: honest([shown]))
+    honest = demo.read_results
+    monkeypatch.setattr(demo, "_records", lambda *args: result)
+    monkeypatch.setattr(demo, "read_results", lambda paths: honest([shown]))
     out = tmp_path / "demo"
     assert run("demo", "--out", out).returncode == 0
     before = files_in(tmp_path)

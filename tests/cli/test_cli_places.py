@@ -14,7 +14,7 @@ from commandline import Done, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli.commands import certify_command, demo_command, prune_command, score_command
+from sipp.cli import certifying, demo, models, pruning
 from sipp.cli.errors import Terminated
 from sipp.cli.files import PAGE, check_file, check_ledger
 from sipp.errors import OptionError
@@ -36,14 +36,14 @@ def test_a_stopped_demo_leaves_the_disk_as_it_was(
         (out / "half").mkdir()
         raise stop
 
-    monkeypatch.setattr(demo_command, "run", stopped)
+    monkeypatch.setattr(demo, "run", stopped)
     (tmp_path / "there").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
     before = files_in(tmp_path)
     for name in ("new", "new/a/b", "there", "there/a", "full", "full/a"):
         with pytest.raises((SystemExit, KeyboardInterrupt)):
-            demo_command.run_demo(tmp_path / name, progress=False)
+            demo.run_demo(tmp_path / name, progress=False)
         assert files_in(tmp_path) == before, name
 
 
@@ -51,19 +51,19 @@ def test_a_demo_that_wrote_its_page_keeps_it(tmp_path: Path, monkeypatch: pytest
     def stopped(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo_command, "_records", lambda *args: [])
-    monkeypatch.setattr(demo_command, "read_sources", lambda paths: [])
-    monkeypatch.setattr(demo_command, "render", lambda sources, version: "page")
-    monkeypatch.setattr(demo_command, "_draw", stopped)
+    monkeypatch.setattr(demo, "_records", lambda *args: [])
+    monkeypatch.setattr(demo, "read_results", lambda paths: [])
+    monkeypatch.setattr(demo, "render", lambda results, version: "page")
+    monkeypatch.setattr(demo, "_draw", stopped)
     with pytest.raises(KeyboardInterrupt):
-        demo_command.run_demo(tmp_path / "new", progress=False)
+        demo.run_demo(tmp_path / "new", progress=False)
     assert files_in(tmp_path) == {"new": b"", "new/page.html": b"page"}
 
 
 def test_a_demo_s_folder_that_is_none_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_command, "run", _must_not_be_called)
+    monkeypatch.setattr(demo, "run", _must_not_be_called)
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "page.html").mkdir(parents=True)
     before = files_in(tmp_path)
@@ -173,7 +173,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "some").mkdir()
     (tmp_path / "empty").mkdir()
     (tmp_path / "dead").symlink_to(tmp_path / "nothing")
-    for module in (prune_command, certify_command, score_command):
+    for module in (pruning, certifying, models):
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 
@@ -222,7 +222,7 @@ def test_a_ledger_in_the_way_of_the_output_is_refused_before_any_work(name: str,
 def test_an_output_that_cannot_be_is_refused_before_any_work(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sipp.report.read_whole_sources", _must_not_be_called)
+    monkeypatch.setattr("sipp.report.read_whole_results", _must_not_be_called)
     before = files_in(folder)
     suffix = ".safetensors" if name == "score" else ""
     for path in ("file/out", LONG, "x" * 300, "/proc/out"):

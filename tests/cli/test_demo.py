@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sipp.cli.commands import demo_command
+from sipp.cli import demo
 from sipp.experiments.training.signals import Interrupted
 
 SHORT = ("prune.methods=[wt, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
@@ -25,7 +25,7 @@ def plotted(page: Path) -> dict[str, list[float]]:
 
 def test_two_short_runs_agree_and_end_with_a_page(tmp_path: Path) -> None:
     first, again, other = (
-        demo_command.run_demo(tmp_path / name, seed=seed, progress=False, settings=SHORT)
+        demo.run_demo(tmp_path / name, seed=seed, progress=False, settings=SHORT)
         for name, seed in (("a", 0), ("b", 0), ("c", 1))
     )
     assert (first.before, first.after) != (other.before, other.after)
@@ -47,19 +47,17 @@ def test_ctrl_c_ends_the_demo_with_its_status_and_leaves_nothing(
     def stopped(*args: object, **options: object) -> None:
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr(demo_command, "run", stopped)
+    monkeypatch.setattr(demo, "run", stopped)
     with pytest.raises(SystemExit) as stop:
-        demo_command.run_demo(tmp_path, progress=False)
+        demo.run_demo(tmp_path, progress=False)
     assert stop.value.code == 130
     assert not list(tmp_path.iterdir())
 
 
 def test_the_table_fits_80_columns() -> None:
     keeps = [0.5**level for level in range(1, 6)]
-    before, after = (
-        {(method, keep): share for method in demo_command.METHODS for keep in keeps} for share in (0.5, 1.0)
-    )
+    before, after = ({(method, keep): share for method in demo.METHODS for keep in keeps} for share in (0.5, 1.0))
     text = StringIO()
-    result = demo_command.DemoResult(0.99, before, after, Path("demo/page.html"))
-    Console(file=text, width=80).print(demo_command.demo_table(result))
+    result = demo.DemoResult(0.99, before, after, Path("demo/page.html"))
+    Console(file=text, width=80).print(demo.demo_table(result))
     assert "…" not in text.getvalue() and "sipp-hybrid" in text.getvalue()

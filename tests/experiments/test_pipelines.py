@@ -13,14 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.experiments.pipelines import next_budget, only_alive, plan
+from sipp.experiments.pipelines.shared import next_budget, only_alive
 from sipp.experiments.recipes import Recipe, load_recipe
-from sipp.experiments.runs.run_recipe import Progress, list_runs, run
+from sipp.experiments.runs.listing import list_runs
+from sipp.experiments.runs.plan import plan
+from sipp.experiments.runs.reading import read_run
+from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records, step_name, without_clock
 from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
 from sipp.pruning.entry import cut, rank
-from sipp.storage.files import load_pair
+from sipp.storage.pairs import load_pair
 
 # A rate so small that no weight moves: what a network was pruned from then shows in its final weights.
 STILL = ("train.rate=1.0e-30",)
@@ -89,7 +92,7 @@ def test_what_a_record_says(tmp_path: Path) -> None:
     dense, det, wt = run(recipe, out=tmp_path, device="cpu").records
     assert (dense["kind"], dense["method"], dense["level"]) == ("dense", None, 0)
     assert det["bound"]["epsilon"] > 0 and not det["bound"]["met"] and "convolution" in det["bound"]["reason"]
-    assert "before retraining" in det["bound"]["speaks_of"]  # errata 8
+    assert "before retraining" in det["bound"]["speaks_of"]  # and not of the retrained network
     assert wt["bound"]["epsilon"] is None and "none were scored" in wt["bound"]["reason"]
     for record in (det, wt):
         assert 0 <= record["before"]["top1"] <= record["before"]["top5"] <= 1 and record["before"]["n"] == 360
@@ -132,7 +135,7 @@ def test_twice_does_nothing_and_a_damaged_result_is_made_again(tmp_path: Path) -
     tensors = saved(first.folder)
     results = [*first.folder.glob("*/*"), first.folder / "records.jsonl"]
     times = [path.stat().st_mtime_ns for path in results]
-    stage = first.folder / plan(recipe)[0].stage
+    stage = first.folder / plan(recipe)[0].name
     for ending in (".json", ".safetensors"):  # killed between saving the result and dropping what led to it
         (stage / f"start{ending}").write_bytes((stage / f"final{ending}").read_bytes())
     again = run(recipe, out=tmp_path, device="cpu", accept_changes=True)
@@ -203,3 +206,22 @@ def test_a_signal_that_kills_the_workers_too_is_still_a_stop(tmp_path: Path, mon
 
 def test_ladder_counts_what_is_left() -> None:
     assert [next_budget(left, 0.85) for left in (1000, 850, 722, 1, 0)] == [850, 722, 614, 1, 1]
+
+
+def test_a_parent_that_is_damaged_after_its_turn_is_made_again(tmp_path: Path) -> None:
+    recipe = small("digits-iterative", "prune.methods=[wt]", "train.epochs=1", "train.decay={factor: 0.5, every: 1}")
+    whole = run(recipe, out=tmp_path / "whole", device="cpu")
+    shown: list[str] = []
+
+    def damage(progress: Progress) -> None:
+        if progress.epoch is None:
+            shown.append(progress.stage)
+            if shown == ["seed0.dense", "seed0.wt.01"]:
+                (path,) = (tmp_path / "hurt").glob("*/seed0.wt.01/final.safetensors")
+                path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+
+    with pytest.warns(UserWarning, match="SHA-256"):
+        hurt = run(recipe, out=tmp_path / "hurt", device="cpu", on_progress=damage)
+    assert shown == ["seed0.dense", "seed0.wt.01", "seed0.wt.01", "seed0.wt.02"]
+    assert equal(saved(hurt.folder), saved(whole.folder))
+    assert read_run(hurt.folder).marks == ()  # the records are those beside the networks, clocks and all

@@ -1,4 +1,4 @@
-"""Which patches are whose: an experiment says so, not a shape (FAULTS 41)."""
+"""Which patches are whose: an experiment says so, not a shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.inputs import attribution
-from sipp.inputs.layers import find_sites
+from sipp.inputs.subject import subject_of
 from sipp.records import Scores
 from sipp.scoring import sensitivities
 
@@ -56,7 +56,7 @@ def shuffled(m: nn.Module, x: Tensor) -> Tensor:
 
 
 def scores_of(model: nn.Module, data: object, reduce: str = "max") -> Scores:
-    return sensitivities.score(model, find_sites(model), data, reduce=reduce)
+    return sensitivities.score(subject_of(model, data), reduce=reduce)
 
 
 def layer_of(seed: int = 0) -> nn.Linear:

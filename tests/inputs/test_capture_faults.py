@@ -1,4 +1,4 @@
-"""What goes in and what survives it: forms of data, choice of layers, bad values, state (FAULTS 13-18, 22-24)."""
+"""What goes in and what survives it: forms of data, choice of layers, bad values, state."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_value_that_overflows_inside_the_model_is_refused(middle: nn.Module, k
     model = nn.Sequential(nn.Linear(3, 3, bias=False), middle, nn.Linear(3, 2)).half()
     model[0].weight.data.fill_(1e3)
     with pytest.raises((DataError, ModelError), match=r"2\.weight"):
-        sipp.sensitivity(model, [torch.full((2, 3), 1e3, dtype=torch.half)], kernel=kernel)
+        sipp.sensitivity(model, [torch.full((2, 3), 1e3, dtype=torch.half)], scoring=sipp.Scoring(kernel=kernel))
 
 
 # --- n_points --------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def points_met(data: object, n_points: int, seed: int = 0) -> frozenset[int]:
     """Which rows of the unit matrix were scored: point j alone gives column j its 1."""
     model = nn.Linear(N_ALL, 1, bias=False, device="meta")
     model.weight = nn.Parameter(torch.ones(1, N_ALL))
-    scores = sipp.sensitivity(model, data, n_points=n_points, seed=seed)["weight"][0]
+    scores = sipp.sensitivity(model, data, scoring=sipp.Scoring(n_points=n_points), seed=seed)["weight"][0]
     return frozenset(np.flatnonzero(scores.numpy() > 0.5).tolist())
 
 
@@ -332,13 +332,24 @@ def test_nothing_left_to_prune() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        *[("reduce", "median"), ("reduce", None), ("norm_stats", "moving"), ("kernel", "abacus")],
-        *[("n_points", 0), ("n_points", -2), ("n_points", 1.5), ("chunk_bytes", 0), ("include", 3)],
+        *[("reduce", "median"), ("reduce", None), ("include", 3), ("scoring", None), ("scoring", {"kernel": "cpu"})],
     ],
 )
 def test_options_out_of_range(option: str, value: object) -> None:
     with pytest.raises(OptionError, match=option):
         sipp.sensitivity(Net(), IMAGES, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("norm_stats", "moving"), ("kernel", "abacus"), ("chunk_bytes", 0)],
+        *[("n_points", 0), ("n_points", -2), ("n_points", 1.5)],
+    ],
+)
+def test_scoring_out_of_range(option: str, value: object) -> None:
+    with pytest.raises(OptionError, match=option):
+        sipp.Scoring(**{option: value})
 
 
 # --- State -----------------------------------------------------------------------------------------------------------
@@ -371,7 +382,7 @@ def mixed_state(model: nn.Module) -> nn.Module:
 def test_state_is_restored_and_batch_norm_reads_what_it_was_told(norm_stats: str) -> None:
     model = mixed_state(Net())
     before, batches = snapshot(model), [IMAGES[:4], IMAGES[4:] * 3 + 1]
-    got = sipp.sensitivity(model, batches, norm_stats=norm_stats)
+    got = sipp.sensitivity(model, batches, scoring=sipp.Scoring(norm_stats=norm_stats))
     assert snapshot(model) == before
     agree(got, net_oracle(model, batches, norm_stats))
     other = {"running": "batch", "batch": "running"}[norm_stats]
@@ -394,7 +405,7 @@ def test_state_is_restored_after_an_exception_in_forward(raised: BaseException, 
     with (
         pytest.raises(expected[0], match=expected[1]) if isinstance(raised, Exception) else pytest.raises(type(raised))
     ):
-        sipp.sensitivity(model, list(IMAGES.split(2)), norm_stats=norm_stats)
+        sipp.sensitivity(model, list(IMAGES.split(2)), scoring=sipp.Scoring(norm_stats=norm_stats))
     assert snapshot(model) == before
 
 

@@ -1,4 +1,4 @@
-"""A forward that is not the known map of its type, or a weight used outside of its module, is found (FAULTS 40)."""
+"""A forward that is not the known map of its type, or a weight used outside of its module, is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points are counted as they are, and padding is no patch (FAULTS 41, 42): the side of the scores."""
+"""Points are counted as they are, and padding is no patch: the side of the scores."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
+from sipp.inputs import subject
 from sipp.inputs.capture import capture
 from sipp.inputs.layers import find_sites
+from sipp.inputs.subject import subject_of
 from sipp.records import Batch, Scores, Use, Weight
 from sipp.scoring import sensitivities
 
@@ -37,8 +39,8 @@ def padded_to(n_steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def scores_of(model: nn.Module, batch: Batch, reduce: str, monkeypatch: pytest.MonkeyPatch) -> Scores:
     """The scores of one batch as it is given, with what it says of padding."""
     with monkeypatch.context() as patched:
-        patched.setattr(sensitivities, "batches_of", lambda *args, **kwargs: iter([batch]))
-        return sensitivities.score(model, find_sites(model), [None], reduce=reduce)
+        patched.setattr(subject, "batches_of", lambda *args, **kwargs: iter([batch]))
+        return sensitivities.score(subject_of(model, [None]), reduce=reduce)
 
 
 def same(a: Scores, b: Scores) -> bool:
@@ -157,9 +159,9 @@ def test_time_steps_are_no_points(kind: str) -> None:
     torch.manual_seed(0)
     model = TIME_MAJOR[kind]()
     with pytest.raises(DataError, match=r"reads the 60 points of the batch as the 60 time steps of 4 sequence"):
-        sipp.prune(model, [randn(60, 4, 8)], keep=0.5)
+        sipp.prune(model, [randn(60, 4, 8)], keep=0.5, method="sipp-hybrid")
     with pytest.raises(DataError, match=r"60 time steps of 1 sequence"):
-        sipp.prune(model, [randn(60, 8)], keep=0.5)
+        sipp.prune(model, [randn(60, 8)], keep=0.5, method="sipp-hybrid")
 
 
 FOLDED: dict[str, Callable[[nn.Module, Tensor], Any]] = {
@@ -225,7 +227,7 @@ def test_one_image_is_not_as_many_points_as_it_has_channels() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
     with pytest.raises(DataError, match=r"one image without a dimension of points.*torch\.stack"):
         sipp.prune(model, [torch.rand(3, 8, 8) for _ in range(5)], keep=0.5)
-    assert sipp.prune(model, [torch.rand(5, 3, 8, 8)], keep=0.5).guarantee.n == 5
+    assert sipp.prune(model, [torch.rand(5, 3, 8, 8)], keep=0.5, method="wt").guarantee.n == 5
 
 
 class AlongTime(nn.Module):
@@ -258,7 +260,14 @@ def test_a_dimension_0_that_is_time_is_refused_for_scoring() -> None:
 def test_nothing_is_promised_where_an_output_is_no_function_of_its_point(model: nn.Module, words: str) -> None:
     torch.manual_seed(0)
     for bound in ("paper", "sound"):
-        pruned = sipp.prune(model, torch.rand(300, 5), keep=0.5, method="sipp-det", c_constant=1e4, bound=bound)
+        pruned = sipp.prune(
+            model,
+            torch.rand(300, 5),
+            keep=0.5,
+            method="sipp-det",
+            constants=sipp.Constants(c_constant=1e4),
+            bound=bound,
+        )
         assert words in pruned.guarantee.reason and words in pruned.measured.reason
         assert not pruned.bound.met and words in pruned.bound.reason
 
@@ -288,11 +297,15 @@ def test_the_same_text_padded_to_32_and_to_128_gives_the_same_masks_and_certific
         calibration, holdout = [sentences(40, to, 0), sentences(40, to, 1)], [sentences(60, to, 2)]
         pruned = sipp.prune(model, calibration, keep=0.5)
         by_loss = sipp.prune(
-            model, calibration, keep=0.5, method="snip", loss=lambda out, labels: F.cross_entropy(out.logits, labels)
+            model,
+            calibration,
+            keep=0.5,
+            method="snip",
+            scoring=sipp.Scoring(loss=lambda out, labels: F.cross_entropy(out.logits, labels)),
         )
         output = sipp.certify(model, pruned.model, holdout, output="logits", calibration=calibration)
         accuracy = sipp.certify_accuracy(model, pruned.model, holdout, output="logits")
-        assert accuracy.mode == "labels" and pruned.guarantee.n == 80
+        assert accuracy.mode == "labels" and pruned.guarantee.n == 60 and pruned.choice.n_points == 20
         found.append((pruned, by_loss, output, accuracy))
     for one, other in zip(found[0][:2], found[1][:2]):
         assert all(torch.equal(one.masks[name], other.masks[name]) for name in one.masks)

@@ -12,10 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sipp.cli.commands import run_command
+from sipp.cli.commands import run_command, runs_command
 from sipp.errors import OptionError
 from sipp.experiments.recipes import load_recipe
-from sipp.experiments.runs.run_recipe import list_runs, run
+from sipp.experiments.runs.listing import list_runs
+from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.runs.store import checkpoints
 
 KILL_LOOP = Path(__file__).parent.parent / "experiments" / "runs" / "kill_loop.py"
@@ -24,7 +25,7 @@ PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 
 app = typer.Typer()
 app.command()(run_command.run)
-app.command()(run_command.runs)
+app.command()(runs_command.runs)
 
 SMALL = (
     "train.epochs=1",
@@ -70,9 +71,9 @@ def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
     endless = ("train.epochs=100000",)
     arguments = ["run", "digits-iterative", *options(*endless), "--out", str(tmp_path), "--device", "cpu"]
     code = (
-        "import sys, typer; from sipp.cli.commands import run_command; "
+        "import sys, typer; from sipp.cli.commands import run_command, runs_command; "
         "app = typer.Typer(); app.command()(run_command.run); "
-        "app.command()(run_command.runs); app()"
+        "app.command()(runs_command.runs); app()"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

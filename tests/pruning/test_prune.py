@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 import sipp
 from sipp.errors import DataError, OptionError
 from sipp.pruning.entry import cut, rank
-from sipp.pruning.result import Method
+from sipp.scoring.methods import Method
 
 SIPP_METHODS = ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple"]
 METHODS = [*SIPP_METHODS, "wt", "snip", "random"]
@@ -158,7 +158,9 @@ def test_hybrid_takes_per_row_the_smaller_bound() -> None:
     with torch.no_grad():
         model.weight.uniform_(0.9, 1.1)
         model.weight[6:, :40] *= 1e5  # rows led by a few weights, beside rows without a leader
-    ranking = rank(model, torch.rand(40, 300) + 0.5, method="sipp-hybrid", delta=0.5, c_constant=1.0)
+    ranking = rank(
+        model, torch.rand(40, 300) + 0.5, method="sipp-hybrid", delta=0.5, constants=sipp.Constants(c_constant=1.0)
+    )
     pruned = cut(ranking, 1500)
     layer = pruned.layers[0]
     kept = pruned.masks["weight"].sum(1)
@@ -302,11 +304,13 @@ def test_theory_points_are_drawn_or_taken_in_order() -> None:
     loader = [data[i : i + 7] for i in range(0, 500, 7)]
     sources = [data, TensorDataset(data), loader, iter(loader), (b for b in loader)]
     for source in sources:
-        options = {"keep": 0.5, "delta": 1e-4, "method": "sipp-det", "c_constant": 1e4}
-        pruned = sipp.prune(model, source, n_points="theory", **options)
+        options = {"keep": 0.5, "delta": 1e-4, "method": "sipp-det", "constants": sipp.Constants(c_constant=1e4)}
+        pruned = sipp.prune(model, source, scoring=sipp.Scoring(n_points="theory"), **options)
         assert pruned.guarantee.n == needed == pruned.guarantee.n_needed
         assert pruned.guarantee.met
-    short = sipp.prune(model, data[:20], keep=0.5, delta=1e-4, n_points="theory", method="sipp-det")
+    short = sipp.prune(
+        model, data[:20], keep=0.5, delta=1e-4, scoring=sipp.Scoring(n_points="theory"), method="sipp-det"
+    )
     assert not short.guarantee.met and f"n=20, needs {needed}" in short.guarantee.reason
 
 
@@ -326,17 +330,29 @@ def test_theory_points_are_drawn_or_taken_in_order() -> None:
         ({"keep": 0.5, "method": "sip-det"}, "sipp-det"),
         ({"keep": 0.5, "draws": "always"}, "until"),
         ({"keep": 0.5, "delta": 0.0}, "delta"),
-        ({"keep": 0.5, "c_constant": 0.0}, "c_constant"),
-        ({"keep": 0.5, "k_constant": -1.0}, "k_constant"),
-        ({"keep": 0.5, "n_points": 0}, "n_points"),
         ({"keep": 0.5, "reduce": "median"}, "reduce"),
-        ({"keep": 0.5, "norm_stats": "none"}, "norm_stats"),
-        ({"keep": 0.5, "kernel": "cuda"}, "kernel"),
     ],
 )
 def test_options_out_of_range_are_named(options: dict, word: str) -> None:
     with pytest.raises(OptionError, match=word):
         sipp.prune(small_net(), batches(), **options)
+
+
+@pytest.mark.parametrize(
+    ("record", "values"),
+    [
+        (sipp.Constants, {"c_constant": 0.0}),
+        (sipp.Constants, {"k_constant": -1.0}),
+        (sipp.Scoring, {"n_points": 0}),
+        (sipp.Scoring, {"norm_stats": "none"}),
+        (sipp.Scoring, {"kernel": "cuda"}),
+        (sipp.Scoring, {"chunk_bytes": "all"}),
+        (sipp.Scoring, {"loss": "cross_entropy"}),
+    ],
+)
+def test_records_of_options_are_checked_when_they_are_made(record: type, values: dict) -> None:
+    with pytest.raises(OptionError, match=next(iter(values))):
+        record(**values)
 
 
 def test_methods_that_need_data_or_labels_say_so() -> None:
@@ -368,7 +384,7 @@ def test_a_row_that_was_dead_before_is_not_counted() -> None:
 
 
 def test_the_table_shows_what_a_person_asks() -> None:
-    pruned = sipp.prune(small_net(), batches(), keep=0.5)
+    pruned = sipp.prune(small_net(), batches(), keep=0.5, method="sipp-hybrid")
     text = str(pruned)
     for layer in pruned.layers:
         assert layer.name in text
@@ -400,7 +416,7 @@ def test_ties_keep_exact_counts_in_a_stable_order() -> None:
 def test_the_assumption_is_in_the_record_and_in_print_when_asked_for() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     calibration, holdout = torch.rand(20, 3), torch.rand(10, 3)
-    pruned = sipp.prune(model, calibration, keep=0.9, looks_at_assumption=True, holdout=holdout)
+    pruned = sipp.prune(model, calibration, keep=0.9, looks_at_assumption=True, holdout=holdout, method="sipp-det")
     alone = sipp.check_assumption(model, calibration, holdout)
     assert pruned.assumption == alone
     assert alone.verdict in str(pruned) and alone.es_verdict in str(pruned)

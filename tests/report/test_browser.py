@@ -9,7 +9,7 @@ from report.browser import CHROMIUM, Visit, screenshot, visit
 from report.synthetic import big_run
 
 from sipp.report.page import render
-from sipp.report.read import read_sources
+from sipp.report.read import read_results
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 
@@ -21,7 +21,7 @@ N_LAYERS = 24
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of 5 methods x 20 levels x 3 seeds."""
     return render(
-        read_sources([big_run(tmp_path_factory.mktemp("run") / "big", n_layers=N_LAYERS)]), version="sipp test"
+        read_results([big_run(tmp_path_factory.mktemp("run") / "big", n_layers=N_LAYERS)]), version="sipp test"
     )
 
 

@@ -14,7 +14,7 @@ from cli.commandline import files_in, run, three_lines
 from sipp.errors import DataError, OptionError
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.run_recipe import run as run_recipe
-from sipp.report.read import read_pruned, read_run, read_whole_sources
+from sipp.report.read import read_pruned, read_run, read_whole_results
 from sipp.storage.files import read_json, seal, write_json
 
 SMALL = (
@@ -232,7 +232,7 @@ def test_a_record_sealed_anew_still_has_to_fit_the_network(net: Path) -> None:
         read_pruned(net)
     words = {**good, "certificate": {**good["certificate"], "sentence": "No error at all."}}
     path.write_text(json.dumps(seal(words)))
-    shown = read_pruned(net).certificate
+    shown = read_pruned(net).record.certificate
     assert shown is not None and "No error" not in shown.sentence  # the words on the page are those of the counts
 
 
@@ -245,7 +245,7 @@ def test_the_network_of_a_record(net: Path) -> None:
             read_pruned(net)
     path.unlink()
     assert read_pruned(net).marks == ("Its network is not here, so that its record was not checked against it.",)
-    found, broken = read_whole_sources([net.parent])
+    found, broken = read_whole_results([net.parent])
     assert len(found) == 1 and not broken
 
 

@@ -9,7 +9,7 @@ from report.synthetic import big_run, config, dense, write_run
 from sipp.report import figures
 from sipp.report.figures import write_figures
 from sipp.report.palette import STYLES
-from sipp.report.read import read_sources
+from sipp.report.read import read_results
 
 NAMES = {
     "delta-top1", "delta-top5", "top1", "top5", "before-top1", "certified-epsilon", "theory-epsilon",
@@ -23,8 +23,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     base = tmp_path_factory.mktemp("figures")
     run = big_run(base / "a run", methods=("sipp-det", "wt"), n_levels=6, n_seeds=2, n_layers=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(figures.LOOK, "pdf.fonttype", 3)  # cutting fonts to size takes as long as all the drawing
-        return write_figures(read_sources([run]), base / "out")
+        patch.setitem(figures.PRINT_STYLE, "pdf.fonttype", 3)  # cutting fonts to size takes as long as all the drawing
+        return write_figures(read_results([run]), base / "out")
 
 
 def n_colours(path: Path) -> int:
@@ -66,7 +66,7 @@ def test_an_unfinished_run_has_the_figures_it_can_have(tmp_path: Path) -> None:
     run = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
     records = (run / "records.jsonl").read_text().splitlines(keepends=True)
     (run / "records.jsonl").write_text(records[0])
-    assert {path.stem for path in write_figures(read_sources([run]), tmp_path / "out")} == {"run-time"}
+    assert {path.stem for path in write_figures(read_results([run]), tmp_path / "out")} == {"run-time"}
 
 
 def test_hostile_names_and_equal_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +80,6 @@ def test_hostile_names_and_equal_folders(tmp_path: Path, monkeypatch: pytest.Mon
         )
         for folder in ("a", "b")
     ]
-    made = write_figures(read_sources(runs), tmp_path / "out")
+    made = write_figures(read_results(runs), tmp_path / "out")
     assert {path.stem for path in made} >= {"run-top1", "run-2-top1", "run-layers-keep"}
     assert len({path.name for path in made}) == len(made) and all(path.parent == tmp_path / "out" for path in made)

@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from sipp.cli.commands import report_command
 from sipp.report.page import embedded, render
-from sipp.report.read import read_run, read_sources
+from sipp.report.plots import statement_cards
+from sipp.report.read import read_results, read_run
 from sipp.storage.files import read_json, write_json
+from sipp.storage.network_schemas import BoundRecord
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 MAX_BYTES = 3_000_000
@@ -71,7 +73,7 @@ def data_of(page: str) -> dict[str, dict[str, object]]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """5 methods x 20 levels x 3 seeds of a network with 56 layers."""
-    return render(read_sources([big_run(tmp_path_factory.mktemp("big") / "run")]), version="sipp test")
+    return render(read_results([big_run(tmp_path_factory.mktemp("big") / "run")]), version="sipp test")
 
 
 def test_whole_and_alone(page: str) -> None:
@@ -122,7 +124,7 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
     record["certificate"] = {"verdict": HOSTILE}
     run = write_run(tmp_path / "run", settings, [dense(0), record])
     pruned_folder(tmp_path / "net", method=HOSTILE, extra=HOSTILE)
-    made = render(read_sources([run, tmp_path / "net"]), version="sipp test")
+    made = render(read_results([run, tmp_path / "net"]), version="sipp test")
     assert faults(made) == []
     assert made.count("<script") == 2 and "<img" not in made
     assert HOSTILE in json.dumps(data_of(made), ensure_ascii=False).replace('\\"', '"')
@@ -138,7 +140,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
     for n_done in (0, 1, 4, 7):
         (folder / "records.jsonl").write_text("".join(lines[:n_done]))
-        made = render(read_sources([folder]), version="sipp test")
+        made = render(read_results([folder]), version="sipp test")
         assert faults(made) == []
         assert f"run is not finished: {n_done} of 10 networks" in made
     (folder / "records.jsonl").write_text("".join(lines))
@@ -150,7 +152,7 @@ def test_resumed_with_changes_says_so(tmp_path: Path) -> None:
     values = read_json(folder / "manifest.json")
     values["origins"].append({"data": "x", "code": "another", "device": "cuda"})
     write_json(folder / "manifest.json", values)
-    made = render(read_sources([folder]), version="sipp test")
+    made = render(read_results([folder]), version="sipp test")
     assert "2 origins" in made and "another" in made
 
 
@@ -161,18 +163,18 @@ def test_caveats_stay(page: str) -> None:
 
 def test_a_pruned_model(tmp_path: Path) -> None:
     folder = pruned_folder(tmp_path / "net", certificate=certificate(0.2501))
-    made = render(read_sources([folder]), version="sipp test")
+    made = render(read_results([folder]), version="sipp test")
     assert faults(made) == []
     assert "certifies outputs within 25.1 %" in made and "sipp-hybrid at 21.32 % keep" in made  # rounded up
     assert "2 rows died in 1 layers" in made and "0.weight keeps" not in made and "1.weight keeps least" in made
     refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))
-    assert "Certificate: not certified" in render(read_sources([refused]), version="sipp test")
+    assert "Certificate: not certified" in render(read_results([refused]), version="sipp test")
 
 
 def test_several_sources_have_their_own_names(tmp_path: Path) -> None:
     for index, pipeline in enumerate(("iterative", "at-init")):
         big_run(tmp_path / str(index), pipeline=pipeline, methods=("wt",), n_levels=2, n_seeds=1, n_layers=1)
-    made = render(read_sources([tmp_path]), version="sipp test")
+    made = render(read_results([tmp_path]), version="sipp test")
     assert faults(made) == [] and "2 pruning results" in made
     first = {name: data_of(made)["plots"][f"part{name}-accuracy"]["choices"][0]["options"][0] for name in (0, 1)}  # type: ignore[index]
     assert first == {0: "change of top-1 accuracy", 1: "top-1 accuracy"}
@@ -191,3 +193,10 @@ def test_command(tmp_path: Path) -> None:
     assert len(found.pop("marked")) == 3  # its name, its networks, its code: none is that of a real run
     assert found == {"page": str(out), "bytes": out.stat().st_size, "figures": [], "of": ["run"]}
     assert faults(out.read_text()) == [] and [path.name for path in out.parent.iterdir()] == ["page.html"]
+
+
+def test_a_contradicted_bound_is_called_so_by_its_field_not_by_its_words() -> None:
+    bound = BoundRecord(epsilon=2.0, met=False, reason="zeros")
+    for contradicted, word in ((True, "Contradicted by the data, so"), (False, "Not met, so")):
+        card = statement_cards(None, bound, "contradicted by the data: zeros", contradicted=contradicted)[-1]
+        assert card["text"].startswith(word)

@@ -65,5 +65,5 @@ def test_methods_stand_out(scheme: str) -> None:
         assert contrast(getattr(style, scheme), BACKGROUNDS[scheme]) > LEAST_CONTRAST
 
 
-def test_markers_alone_tell_methods_apart() -> None:
-    assert len({style.marker for style in STYLES.values()}) == len(STYLES)
+def test_markers_and_dashes_tell_methods_apart_without_colour() -> None:
+    assert len({(style.marker, style.dash) for style in STYLES.values()}) == len(STYLES)

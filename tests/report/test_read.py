@@ -8,7 +8,7 @@ import pytest
 from report.synthetic import big_run, certificate
 
 from sipp.errors import DataError
-from sipp.report.read import PrunedModel, Run, read_pruned, read_run, read_sources
+from sipp.report.read import PrunedModel, Run, read_pruned, read_results, read_run
 from sipp.storage.files import seal
 
 
@@ -43,7 +43,7 @@ def test_a_run(folder: Path) -> None:
 
 def test_a_folder_of_runs_and_no_run_twice(folder: Path) -> None:
     pruned_folder(folder.parent / "net", certificate=certificate(0.25))
-    found = read_sources([folder.parent, folder])
+    found = read_results([folder.parent, folder])
     assert [type(one) for one in found] == [PrunedModel, Run]
 
 
@@ -57,10 +57,10 @@ def test_an_unfinished_run(folder: Path) -> None:
 
 def test_a_pruned_model(tmp_path: Path) -> None:
     pruned = read_pruned(pruned_folder(tmp_path / "net"))
-    assert [layer.dead_rows for layer in pruned.layers] == [2, 0]
-    assert [layer.n_weights for layer in pruned.layers] == [36, 100]
-    assert pruned.bound is not None and not pruned.bound.met and pruned.certificate is None
-    assert pruned.values["seed"] == 3
+    assert [layer.dead_rows for layer in pruned.record.layers] == [2, 0]
+    assert [layer.n_weights for layer in pruned.record.layers] == [36, 100]
+    assert pruned.record.bound is not None and not pruned.record.bound.holds and pruned.record.certificate is None
+    assert pruned.record.model_extra is not None and pruned.record.model_extra["seed"] == 3
 
 
 def change(record: dict[str, Any], key: str, value: Any) -> str:
@@ -116,9 +116,9 @@ def test_a_broken_manifest(folder: Path, text: str) -> None:
 
 def test_other_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="neither a run"):
-        read_sources([tmp_path])
+        read_results([tmp_path])
     with pytest.raises(DataError, match="cannot be read as a folder"):
-        read_sources([tmp_path / "nothing"])
+        read_results([tmp_path / "nothing"])
     with pytest.raises(DataError, match="no record of"):
         read_pruned(pruned_folder(tmp_path / "net", kind="other"))
 
@@ -126,5 +126,5 @@ def test_other_folders(tmp_path: Path) -> None:
 def test_a_bound_is_met_only_where_the_record_says_so_and_gives_it(tmp_path: Path) -> None:
     for index, (met, epsilon, expected) in enumerate([(True, 0.5, True), (True, None, False), ("yes", 0.5, False)]):
         bound = {"epsilon": epsilon, "delta": 0.1, "met": met, "reason": ""}
-        read = read_pruned(pruned_folder(tmp_path / str(index), bound=bound)).bound
-        assert read is not None and read.met is expected
+        read = read_pruned(pruned_folder(tmp_path / str(index), bound=bound)).record.bound
+        assert read is not None and read.holds is expected

@@ -9,11 +9,11 @@ import torch
 from report.test_page import data_of, faults
 
 from sipp.certificates.claims import from_json
-from sipp.experiments.pipelines import SCORE_BINS, _score_counts
+from sipp.experiments.pipelines.shared import SCORE_BINS, _score_counts
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import Finished, run
 from sipp.experiments.runs.store import without_clock
-from sipp.report import read_sources, render
+from sipp.report import read_results, render
 
 SMALL = (
     "train.epochs=1",
@@ -80,12 +80,12 @@ def test_no_holdout_no_certificate(tmp_path: Path) -> None:
     settings = (*SMALL, "data.n_holdout=0", "prune.methods=[wt]", "prune.levels=1")
     found = run(load_recipe("digits-at-init", settings=settings), out=tmp_path, device="cpu")
     assert levels(found)[0]["certificate"] is None
-    page = render(read_sources([found.folder]), version="sipp test")
+    page = render(read_results([found.folder]), version="sipp test")
     assert "No certificate: the run set no holdout aside" in page and faults(page) == []
 
 
 def test_the_page_of_a_real_run(done: Finished) -> None:
-    page = render(read_sources([done.folder.parent]), version="sipp test")
+    page = render(read_results([done.folder.parent]), version="sipp test")
     assert faults(page) == [] and "not finished: " not in page
     assert len(data_of(page)["plots"]) == 8
     assert done.records[1]["certificate"]["sentence"].split(":")[0] in json.dumps(data_of(page))

@@ -1,20 +1,19 @@
 """Vector code for the hottest loop of the curves: N doubled for a row, LANES weights at a time.
 
 The same operations in the same order as the loop in `curves.py`, which does what is left of a row, and all of it where
-nothing is compiled. Sums in memory kept that loop at half of this speed.
+no vector code is written for the processor. Sums in memory kept that loop at half of this speed.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 
-from sipp.allocation.row_loops import LANES
-from sipp.scoring.kernels.cpu.target import fused
-from sipp.scoring.kernels.cpu.vector_code import I64, load, primitive, splat, store
+from sipp.allocation.row_loops import LANES, compiled_rows
+from sipp.scoring.kernels.cpu.host import HAS_VECTOR_CODE
+from sipp.scoring.kernels.cpu.llvm import I64, fused, load, primitive, splat, store
 
 NOTHING = 1e-200  # less than this is left of a weight: 0, before it is a subnormal number, which is slow
 _WIDTH, _BYTES = 8, 8  # numbers of a vector, bytes of a number
@@ -54,8 +53,10 @@ def _double_blocks(b: Any, n: Any, n_draws: Any, rates: Any, hits: Any, lefts: A
     return b.mul(n_blocks, I64(LANES))
 
 
-def _none(*_: Any) -> int:
+@compiled_rows
+def _no_blocks(n: int, n_draws: float, rates: int, hits: int, lefts: int, sums: int) -> int:
+    """0 weights: the loop of `curves.py` does all of them."""
     return 0
 
 
-double_blocks: Any = _none if numba.config.DISABLE_JIT else _double_blocks  # type: ignore[attr-defined]
+double_blocks: Any = _double_blocks if HAS_VECTOR_CODE else _no_blocks

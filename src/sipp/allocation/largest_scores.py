@@ -23,7 +23,7 @@ def largest(scores: Sequence[Tensor], budget: int, *, order: Tensor | None = Non
     """
     n_scores = sum(layer.numel() for layer in scores)
     if not 0 <= budget <= n_scores:
-        raise OptionError(f"budget={budget} must lie between 0 and the number of weights, {n_scores}")
+        raise OptionError(f"budget={budget} must lie between 0 and the number of weights, {n_scores}", option="budget")
     if order is not None:
         chosen = torch.zeros(n_scores, dtype=torch.bool, device="cpu")
         chosen[order[:budget]] = True

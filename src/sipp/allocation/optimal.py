@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -86,14 +86,40 @@ def allocate(
     return allocate_posed(posed, budget, generator=generator)
 
 
-def allocate_posed(posed: Posed, budget: int, *, generator: torch.Generator) -> list[Tensor]:
-    """What `allocate` says for this budget, bit for bit."""
-    relaxed = relax_posed(posed, budget).kept
+def allocate_posed(posed: Posed, budget: int, *, generator: torch.Generator, least: int = 0) -> list[Tensor]:
+    """What `allocate` says for this budget, bit for bit; with `least`, no row that can be drawn from gets fewer.
+
+    As far as the budget reaches: where there are not so many weights, there is no lower limit.
+    """
+    relaxed = _relaxed_above(posed, budget, least) if least else relax_posed(posed, budget).kept
     if not relaxed:
         return []
     flat = torch.cat([layer.cpu() for layer in relaxed])
     rounded = round_to_sum(flat, min(budget, int(posed.caps_R.sum())), generator)
     return [kept.to(layer.device) for kept, layer in zip(rounded.split([len(layer) for layer in relaxed]), relaxed)]
+
+
+def _relaxed_above(posed: Posed, budget: int, least: int) -> list[Tensor]:
+    """The relaxed optimum with a lower limit for every row (T10): rows that want less are fixed at it.
+
+    Fixing a row takes from the others, so more of them may fall below; none that is fixed would want more again.
+    """
+    limit_R = posed.caps_R.clamp(max=least)
+    if float(limit_R.sum()) >= budget:
+        return relax_posed(posed, budget).kept
+    sizes = [len(layer) for layer in posed.sensitivities]
+    fixed_R = torch.zeros_like(posed.competes_R)
+    while True:
+        free_R = posed.competes_R & ~fixed_R
+        rows = (posed.sensitivities, free_R, posed.weight_R, posed.scale_R)
+        caps_R = torch.where(fixed_R, 0.0, posed.caps_R)
+        part = replace(posed, caps_R=caps_R, competes_R=free_R, curves=_curves(*rows, n_halvings=_HALVINGS))
+        left = budget - int(limit_R[fixed_R].sum())
+        kept_R = _gather(relax_posed(part, left).kept)
+        below_R = free_R & (kept_R < limit_R)
+        if not bool(below_R.any()):
+            return list(torch.where(fixed_R, limit_R, kept_R).split(sizes))
+        fixed_R = fixed_R | below_R
 
 
 def relax(
@@ -120,7 +146,7 @@ def relax(
 def relax_posed(posed: Posed, budget: int) -> Relaxed:
     """What `relax` says for this budget, bit for bit: it depends on nothing but the problem and the budget."""
     if budget < 0:
-        raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep")
+        raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep", option="budget")
     caps_R, competes_R = posed.caps_R, posed.competes_R
     kept_R = torch.where(competes_R, caps_R, 0.0)
     objective, multiplier = 0.0, 0.0
@@ -197,7 +223,9 @@ def _check_allocation(sensitivities: Sequence[Tensor], layer_weights: Sequence[f
     if layer_weights is None:
         return
     if len(layer_weights) != len(sensitivities):
-        raise OptionError(f"{len(layer_weights)} layer_weights for {len(sensitivities)} layers; give one for each")
+        raise OptionError(
+            f"{len(layer_weights)} layer_weights for {len(sensitivities)} layers", fix="give one for each"
+        )
     for index, weight in enumerate(layer_weights):
         if not (weight >= 0.0 and math.isfinite(weight)):
             raise OptionError(f"layer_weights[{index}]={weight!r} must be finite and not negative")

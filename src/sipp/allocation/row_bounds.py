@@ -20,7 +20,7 @@ from sipp.allocation.row_loops import (
     compiled_rows,
     draws_of_row,
     fill_rates,
-    look,
+    kept_after,
     over_rows,
     row_totals,
 )
@@ -115,7 +115,7 @@ def _expected_kept(rows_FK: np.ndarray, n_draws_F: np.ndarray, rates_K: np.ndarr
         kept_F[i] = cap
         if cap > 0 and n_draws_F[i] < math.inf:
             fill_rates(rows_FK[i], total, rates_K)
-            kept_F[i] = look(rates_K, n_draws_F[i])[0]
+            kept_F[i] = kept_after(rates_K, n_draws_F[i])[0]
 
 
 @compiled_rows
@@ -161,7 +161,7 @@ def row_chunks(matrix_FK: Tensor, n_rows: int | None = None) -> Iterator[slice]:
 
 
 def check_sensitivity(sensitivity_FK: Tensor, where: str = "sensitivity") -> None:
-    """Nothing comes back; a DataError if the tensor is not F x K, finite and non-negative."""
+    """Raises a DataError unless the tensor is F x K, finite and non-negative."""
     if sensitivity_FK.ndim != 2 or sensitivity_FK.dtype not in (torch.float32, torch.float64):
         raise DataError(
             f"{where} must be a float32 or float64 matrix of F rows and K columns, "
@@ -171,13 +171,14 @@ def check_sensitivity(sensitivity_FK: Tensor, where: str = "sensitivity") -> Non
         low, high = (float(end) for end in torch.aminmax(sensitivity_FK))
         if not (low >= 0.0 and math.isfinite(high)):
             raise DataError(
-                f"{where} holds values outside [0, inf) (from {low} to {high}): "
-                "a NaN, infinite or negative sensitivity has no bound; look for NaN in the weights or the data"
+                f"{where} holds values outside [0, inf) (from {low} to {high}): a NaN, infinite or "
+                "negative sensitivity has no bound",
+                fix="look for NaN in the weights or the data",
             )
 
 
 def check_kept(kept_F: Tensor, matrix_FK: Tensor) -> None:
-    """Nothing comes back; an OptionError unless there is one number in [0, K] for each of the F rows."""
+    """Raises an OptionError unless there is one number in [0, K] for each of the F rows."""
     n_rows, fan_in = matrix_FK.shape
     if kept_F.shape != (n_rows,):
         raise OptionError(f"kept_F has shape {tuple(kept_F.shape)}; it must hold one number for each of {n_rows} rows")
@@ -189,13 +190,15 @@ def check_kept(kept_F: Tensor, matrix_FK: Tensor) -> None:
 
 
 def check_constants(*, c_constant: float, n_outputs: int = 1, delta: float = 0.5) -> None:
-    """Nothing comes back; an OptionError if a constant of T5 or T6 is outside its range."""
+    """Raises an OptionError if a constant of T5 or T6 is outside its range."""
     if not (c_constant > 0 and math.isfinite(c_constant)):
         raise OptionError(f"c_constant={c_constant!r} must be a positive number (the paper uses 3)")
     if n_outputs < 1:
         raise OptionError(f"n_outputs={n_outputs!r} must be at least 1: it counts a network's output scalars (eta)")
     if not 0.0 < delta < 1.0:
-        raise OptionError(f"delta={delta!r} must lie strictly between 0 and 1: it is a failure probability")
+        raise OptionError(
+            f"delta={delta!r} must lie strictly between 0 and 1: it is a failure probability", option="delta"
+        )
 
 
 def _ascending(values: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Rows of sensitivities in; their rates, U(N), N(m) and smallest numbers out: loops that Numba compiles (T7).
 
-Everything is float64 and goes row by row, so that a row's numbers stay in the first-level cache from one look to the
+Everything is float64 and goes row by row, so that a row's numbers stay in the first-level cache from one loop to the
 next. The functions here are called from other compiled loops; `row_bounds`, `optimal` and `sparse_rows` have the ways
 in.
 """
@@ -20,9 +20,8 @@ from torch import Tensor
 
 from sipp.errors import DataError
 from sipp.numerics import BOUND_DTYPE
-from sipp.scoring.kernels.cpu.compiling import compiled
-from sipp.scoring.kernels.cpu.target import product_and_sum
-from sipp.scoring.kernels.cpu.threads import run_parallel
+from sipp.scoring.kernels.cpu.host import compiled, run_parallel
+from sipp.scoring.kernels.cpu.llvm import product_and_sum
 
 MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0
 LARGEST_SHARE = 1.0 - 2.0**-53  # keeps log(1 - q) finite where one weight has all of a row's sensitivity
@@ -61,7 +60,7 @@ def compiled_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 def over_rows(
     work: Callable[[int, int, int, np.ndarray], None], shapes: Sequence[tuple[int, ...]], *, n_scratch: int
 ) -> None:
-    """Nothing; calls work(layer, first row, end, scratch) for all rows of layers of these shapes (F, K).
+    """Calls work(layer, first row, end, scratch) for all rows of layers of these shapes (F, K).
 
     On torch's threads, where there is enough to do for them; `scratch` is n_scratch x K float64. What a row gives must
     not depend on other rows, so that the number of threads changes nothing.
@@ -96,12 +95,12 @@ def row_totals(values_FK: Tensor) -> Tensor:
 
 
 def check_rows(where: str, values_FK: Tensor, *, beside: Sequence[Tensor] = (), numbers: Sequence[Tensor] = ()) -> None:
-    """A DataError unless the rows are a matrix, those beside them of its shape, and `numbers` one for each row."""
+    """Raises DataError unless the rows are a matrix, those beside them of its shape, and `numbers` one for each row."""
     shape = tuple(values_FK.shape)
     for others, wanted in ((beside, shape), (numbers, shape[:1])):
         for other in others:
             if len(shape) != 2 or tuple(other.shape) != wanted:
-                raise DataError(f"{where}: rows of shape {shape} and {tuple(other.shape)}, which must be {wanted}")
+                raise DataError(f"rows of shape {shape} and {tuple(other.shape)}, which must be {wanted}", where=where)
 
 
 def as_array(rows: Tensor) -> np.ndarray:
@@ -196,7 +195,7 @@ def fill_rates(sensitivity_K: np.ndarray, total: float, rates_K: np.ndarray) -> 
 
 
 @compiled
-def look(rates_K: np.ndarray, n_draws: float) -> tuple[float, float, float]:
+def kept_after(rates_K: np.ndarray, n_draws: float) -> tuple[float, float, float]:
     """U(N), dU/d log N and sum_j y_j^2 e^-y_j with y_j = -N log(1 - q_j): minus d2U/d(log N)^2 plus dU/d log N."""
     sums = np.zeros(3 * LANES)  # one piece of memory: a vectoriser has less to tell apart
     kept, gain, turn = sums[:LANES], sums[LANES : 2 * LANES], sums[2 * LANES :]
@@ -223,7 +222,7 @@ def draws_of_row(rates_K: np.ndarray, cap: float, kept: float) -> float:
     n_draws = min(-(cap / total_rate) * math.log1p(-kept / cap), MAX_DRAWS)
     low, high = 0.0, math.inf
     for _ in range(_SOLVER_STEPS):
-        reached, gain, turn = look(rates_K, n_draws)
+        reached, gain, turn = kept_after(rates_K, n_draws)
         lack = cap - reached
         excess = math.log1p((kept - reached) / (cap - kept))
         if reached < kept:

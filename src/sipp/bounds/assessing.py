@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.network import Mode
+from sipp.bounds.given_weights import judge
 from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.bounds.statements import state
+from sipp.bounds.statements import holdout_norms
 from sipp.bounds.twins import first_batch, same_network, same_tensors
-from sipp.checking import check_choice
+from sipp.checking import check_choice, check_record
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.layers import Selector, unwrap
 from sipp.inputs.restore import copy_of
+from sipp.inputs.subject import subject_of
 from sipp.numerics import device_of
-from sipp.pruning.entry import before_cut
-from sipp.pruning.ranking import holdout_norms, rank
-from sipp.pruning.result import CONFIDENCE, Pruned, Ranking
-from sipp.pruning.sparse_rows import SparseRows, given_rows
-from sipp.records import NormStats, to_rows
-from sipp.scoring.kernels import Kernel
-from sipp.scoring.sensitivities import ChunkBytes
-from sipp.scoring.theory_points import C_CONSTANT, K_CONSTANT
+from sipp.options import CONFIDENCE, DELTA, Constants, Mode, Scoring
+from sipp.pruning.entry import rank
+from sipp.pruning.result import Pruned
 
 
 def assess(
@@ -34,19 +30,15 @@ def assess(
     pruned: nn.Module | Mapping[str, Tensor],
     data: Data,
     *,
-    delta: float = 1e-16,
+    delta: float = DELTA,
     confidence: float = CONFIDENCE,
-    norm_stats: NormStats = "running",
-    n_points: int | Literal["theory"] | None = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    c_constant: float = C_CONSTANT,
-    k_constant: float = K_CONSTANT,
-    chunk_bytes: ChunkBytes = "auto",
-    kernel: Kernel = "auto",
     bound: Mode = "paper",
     holdout: Data | None = None,
     seed: int = 0,
+    scoring: Scoring = Scoring(),
+    constants: Constants = Constants(),
     progress: bool = False,
 ) -> Pruned:
     """What is promised about a network that was pruned, or repaired, by any means: the statements of `prune` (T17).
@@ -64,6 +56,7 @@ def assess(
         ('given', 0.0, 64)
     """
     check_choice("bound", bound, get_args(Mode))
+    check_record("scoring", scoring, Scoring)
     if bound == "sound" and holdout is None:
         raise OptionError("bound='sound' needs a holdout here: points that the pruning was not chosen on")
     dense = unwrap(dense)
@@ -72,65 +65,20 @@ def assess(
     else:
         given = unwrap(pruned)
         same_tensors(dense, given)
-        check_choice("norm_stats", norm_stats, get_args(NormStats))
         batch, data = first_batch(data, device_of(dense), seed)
-        same_network(dense, given, batch, norm_stats)
-    ranking = rank(
-        dense,
-        data,
-        method="sipp-det",  # its scores are the sensitivities
-        delta=delta,
-        confidence=confidence,
-        norm_stats=norm_stats,
-        n_points=n_points,
-        include=include,
-        exclude=exclude,
-        c_constant=c_constant,
-        k_constant=k_constant,
-        chunk_bytes=chunk_bytes,
-        kernel=kernel,
-        seed=seed,
-        progress=progress,
-        statements=True,
-    )
+        same_network(dense, given, batch, scoring.norm_stats)
+    choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
+    claim: dict[str, Any] = {"delta": delta, "confidence": confidence, "constants": constants, "statements": True}
+    # sipp-det: its scores are the sensitivities
+    ranking = rank(dense, data, method="sipp-det", seed=seed, progress=progress, **choice, **claim)
     ranking = replace(ranking, method="given")
     if bound == "paper" and holdout is not None:
-        ranking = replace(
-            ranking,
-            holdout=holdout_norms(
-                ranking, holdout, include=include, exclude=exclude, chunk_bytes=chunk_bytes, kernel=kernel
-            ),
-        )
-    found = _judged(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed)
+        ranking = replace(ranking, holdout=holdout_norms(subject_of(dense, **choice), holdout))
+    found = judge(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed)
     if bound == "sound" and holdout is not None and ranking.scores is not None:
         statement = sound_network_bound(ranking.model, given, holdout, ranking.scores, confidence=confidence)
         found = replace(found, bound=statement)
     return found
-
-
-def _judged(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], seed: int) -> Pruned:
-    """The record of a network whose weights are given."""
-    assert ranking.scores is not None
-    dense, rows = before_cut(ranking).dense, list[SparseRows]()
-    shown = {}
-    for weight, layer, dense_FK in zip(ranking.weights, ranking.scores.layers, dense):
-        parameter = given.get_parameter(weight.name).detach()
-        shown[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
-        values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, shown[weight.name]))
-        sensitivity_FK = layer.sensitivity_FK.cpu()
-        rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=ranking.c_constant))
-    kept = sum(int(row.mask_FK.sum()) for row in rows)
-    others = _other_differences(ranking, given)
-    return state(ranking, rows, dense, given, shown, budget=kept, seed=seed, others=others)
-
-
-def _other_differences(ranking: Ranking, given: nn.Module) -> list[str]:
-    """Names of tensors that are no pruned weight and differ: statements about the network do not know of them."""
-    chosen = {name for weight in ranking.weights for name in (weight.name, *weight.aliases)}
-    ours, theirs = ranking.model.state_dict(), given.state_dict()
-    return [
-        name for name, value in ours.items() if name not in chosen and not torch.equal(value, theirs[name].to(value))
-    ]
 
 
 def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
@@ -145,7 +93,7 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise ModelError(f"masks: {name!r} must be a tensor of shape {tuple(parameters[name].shape)}, not {found}")
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-            raise ModelError(f"masks: {name!r} holds other values than 0 and 1; give a bool tensor, True = kept")
+            raise ModelError(f"masks: {name!r} holds other values than 0 and 1", fix="give a bool tensor, True = kept")
     given = copy_of(dense)
     with torch.no_grad():
         for name, mask in masks.items():

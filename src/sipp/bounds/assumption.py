@@ -18,23 +18,25 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
-from sipp.checking import check_choice, check_number
+from sipp.checking import check_record
 from sipp.display import text_of
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import Data, batches_of, points_at
 from sipp.inputs.capture import Forms, OnUse, capture, depends_on_batch
-from sipp.inputs.layers import Selector, Site, find_sites, unwrap
+from sipp.inputs.layers import Selector
+from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rounding
-from sipp.records import Batch, NormStats, Use, Weight, to_rows
-from sipp.scoring.sensitivities import ChunkBytes, chunk_of, score
-from sipp.scoring.theory_points import C_CONSTANT, K_CONSTANT
+from sipp.options import DELTA, Constants, Scoring
+from sipp.records import Batch, Use, Weight, to_rows
+from sipp.scoring.sensitivities import chunk_of, score
+from sipp.scoring.theory_points import resolve_points
 
 SIGNS = (1, -1)
 DOUBLE_BYTES = 8
@@ -147,15 +149,12 @@ def check_assumption(
     data: Data,
     holdout: Data | None = None,
     *,
-    c_constant: float = C_CONSTANT,
-    k_constant: float = K_CONSTANT,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    norm_stats: NormStats = "running",
-    n_points: int | None = None,
     n_holdout: int | None = None,
     seed: int = 0,
-    chunk_bytes: ChunkBytes = "auto",
+    scoring: Scoring = Scoring(),
+    constants: Constants = Constants(),
 ) -> Assumption:
     """What the calibration points, and a holdout if there is one, say about the assumption of T4 in each layer.
 
@@ -172,12 +171,21 @@ def check_assumption(
         >>> seen.total.share_holding, seen.total.es_failures, seen.total.n_pairs
         (1.0, 0, 2)
     """
-    _check_constants(c_constant, k_constant)
-    check_choice("norm_stats", norm_stats, get_args(NormStats))
-    model = unwrap(model)
-    sites = find_sites(model, include=include, exclude=exclude)
-    weights = {weight.name: weight for site in sites for weight in site.weights.values()}
-    network = _Network(model, sites, norm_stats, chunk_of(chunk_bytes, device_of(model)))
+    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    return check_assumption_of(subject, holdout, constants, n_holdout)
+
+
+def check_assumption_of(
+    subject: Subject, holdout: Data | None, constants: Constants, n_holdout: int | None = None
+) -> Assumption:
+    """What the points of a subject, and a holdout, say about the assumption of T4."""
+    check_record("constants", constants, Constants)
+    subject = resolve_points(subject, DELTA, constants=constants)
+    weights, c_constant = {weight.name: weight for weight in subject.weights}, constants.c_constant
+    data, n_points, seed = subject.data, subject.n_points, subject.seed
+    if data is None:
+        raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
+    network = _Network(subject, chunk_of(subject.scoring.chunk_bytes, device_of(subject.model)))
     sensitivity, n_above, n_calibration = _look_at_calibration(
         network, _draws(network, data, n_points, seed, "calibration"), weights, c_constant
     )
@@ -185,7 +193,7 @@ def check_assumption(
     for draw in () if holdout is None else _draws(network, holdout, n_holdout, seed, "holdout"):
         _look_at_holdout(network, draw, sensitivity, c_constant, failures, pairs)
         n_held_out += 1
-    needed = _share_needed(k_constant) * n_calibration
+    needed = _share_needed(constants.k_constant) * n_calibration
     layers = tuple(
         LayerAssumption(
             name=name,
@@ -198,36 +206,29 @@ def check_assumption(
         for name, weight in weights.items()
     )
     unit: Unit = "batches" if network.is_batch_dependent else "points"
-    return Assumption(layers, c_constant, k_constant, n_calibration, n_held_out, unit)
+    return Assumption(layers, c_constant, constants.k_constant, n_calibration, n_held_out, unit)
 
 
 @dataclass(frozen=True)
 class _Network:
     """A model and how it is run."""
 
-    model: nn.Module
-    sites: tuple[Site, ...]
-    norm_stats: NormStats
+    subject: Subject
     chunk_bytes: int
     checked: Forms = field(default_factory=dict)  # its layers are checked once, not for every draw
 
     @property
     def is_batch_dependent(self) -> bool:
-        return depends_on_batch(self.model, self.norm_stats)
+        return depends_on_batch(self.subject.model, self.subject.scoring.norm_stats)
 
 
 def _share_needed(k_constant: float) -> float:
     return -math.expm1(-1 / k_constant)
 
 
-def _check_constants(c_constant: float, k_constant: float) -> None:
-    check_number("c_constant", c_constant, above=0)
-    check_number("k_constant", k_constant, above=0)
-
-
 def _draws(network: _Network, data: Data, n_points: int | None, seed: int, role: str) -> Iterator[Batch]:
     """What T4 calls independent: each point as a batch of its own, or whole batches where points depend on them."""
-    device = device_of(network.model)
+    device = device_of(network.subject.model)
     for batch in batches_of(data, device=device, n_points=n_points, seed=seed, role=role):
         if network.is_batch_dependent:
             yield batch
@@ -244,30 +245,28 @@ def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
         lowest, highest = torch.aminmax(use.windows)
         if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
             raise DataError(
-                f"{batch.where}: the inputs that reach {weight.name} are NaN or infinite, although the point itself is "
-                "finite: the model overflows on it; use a wider dtype, or drop the point"
+                f"the inputs that reach {weight.name} are NaN or infinite, although the point itself is "
+                "finite: the model overflows on it",
+                where=batch.where,
+                fix="use a wider dtype, or drop the point",
             )
         reached.add(weight.name)
 
     _run(network, draw, on_use)
-    kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in network.sites)
-    sites = tuple(replace(site, weights=weights) for site, weights in zip(network.sites, kept) if weights)
+    all_sites = network.subject.sites
+    kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in all_sites)
+    sites = tuple(replace(site, weights=weights) for site, weights in zip(all_sites, kept) if weights)
     if not sites:
         return {}
-    scores = score(
-        network.model,
-        sites,
-        [(draw.kwargs or draw.args, None)],
-        norm_stats=network.norm_stats,
-        chunk_bytes=network.chunk_bytes,
-        checked=network.checked,
-    )
+    here = replace(network.subject, sites=sites).with_points(None, [(draw.kwargs or draw.args, None)])
+    scores = score(here, checked=network.checked)
     return {layer.weight.name: layer.sensitivity_FK for layer in scores.layers}
 
 
 def _run(network: _Network, draw: Batch, on_use: OnUse) -> None:
-    model, sites, norm_stats = network.model, network.sites, network.norm_stats
-    capture(model, sites, [draw], on_use=on_use, on_output=lambda output, batch: None, norm_stats=norm_stats)
+    subject, norm_stats = network.subject, network.subject.scoring.norm_stats
+    no_output = lambda output, batch: None  # noqa: E731
+    capture(subject.model, subject.sites, [draw], on_use=on_use, on_output=no_output, norm_stats=norm_stats)
 
 
 def _look_at_calibration(
@@ -290,8 +289,10 @@ def _look_at_calibration(
     missing = [name for name in weights if name not in sensitivity]
     if missing:
         raise ModelError(
-            f"no input reached {missing[0]}: the layer is not called in forward, or its weight is used through a "
-            f"functional call that cannot be seen; leave it as it is with exclude={missing[0]!r}"
+            f"no input reached {missing[0]}: the layer is not called in forward, or its weight is used "
+            "through a functional call that cannot be seen",
+            fix=f"leave it as it is with exclude={missing[0]!r}",
+            option="exclude",
         )
     return sensitivity, n_above, n_draws
 
@@ -314,7 +315,7 @@ def _look_at_holdout(
         # with the rounding on their side, and only these few are looked at pair by pair.
         is_suspect_FK = ratios[name] > limit_FK * (1 - ratio_rounding(weight.fan_in))
         limit_FK = limit_FK * (1 + ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
-        rows_FK = to_rows(weight, network.model.get_parameter(name).detach()).to(BOUND_DTYPE)
+        rows_FK = to_rows(weight, network.subject.model.get_parameter(name).detach()).to(BOUND_DTYPE)
         n_failures, n_pairs = _count(rows_FK, limit_FK, is_suspect_FK, use, network.chunk_bytes)
         failures[name] += n_failures
         pairs[name] += n_pairs

@@ -5,7 +5,7 @@ T12  ||f^(x) - f(x)|| <= eps ||f(x)||,     eps = sum_l c_l max over S of Q_l(x) 
      c_l = (prod_{k > l} Lip_k) eps_l,  Q_l = ||Z_l^{++}|| + ||Z_l^{+-}|| + ||Z_l^{-+}|| + ||Z_l^{--}||
 The paper takes the maxima of Delta_l and of kappa_l apart, which is never smaller. Mode "paper" takes Lip_k = ||W_k||_F
 as the source does. That bounds a chain of fully-connected layers with 1-Lipschitz activations; it is not a bound for
-convolutions (errata 6), residual connections or norms (errata 7), and says so.
+convolutions, residual connections or norms (docs/theory.md, last section, 6 and 7), and says so.
 T18  A maximum over n different points bounds the value at a new input for all but a share of inputs, at a confidence.
 That needs functions that were fixed before the points were seen. Q_l / ||f|| are; eps(x) is not, as the pruning chose
 its coefficients.
@@ -25,12 +25,10 @@ from torch import Tensor
 from sipp.binomial import upper_limit
 from sipp.display import percent_up, sure
 from sipp.distinct import n_new
-from sipp.errors import OptionError
 from sipp.numerics import BOUND_DTYPE, ratio_rounding
+from sipp.options import Mode
 from sipp.records import LayerScores, Scores
 from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, points_needed
-
-Mode = Literal["paper", "sound"]
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted where what was seen has a smaller probability under it
 LEAST_OF_ROW = 1e-3  # of the row's largest sensitivity: what a weight counts for at least in T19
@@ -232,7 +230,7 @@ def network_epsilon(
 
     Without `points` each layer's largest Q_l(x) / ||f(x)|| over S is taken; with them, which are new to the pruning,
     eps(x) is computed point by point and its largest taken. Lip_k is the larger of the dense and the pruned norm:
-    sampled weights are re-weighted, so the pruned one can be the larger (errata 5).
+    sampled weights are re-weighted, so the pruned one can be the larger.
     """
     in_order = sorted(range(len(layers)), key=lambda i: layers[i].order)
     lipschitz_after, kappas, total = 1.0, {}, 0.0
@@ -252,22 +250,6 @@ def network_epsilon(
     if total_B is not None:
         total = math.nan if bool(total_B.isnan().any()) else float(total_B.max())
     return (total if not math.isnan(total) else math.inf), dict(reversed(kappas.items()))
-
-
-def layer_weights(layers: Sequence[LayerScores], dense: Sequence[Tensor]) -> list[float]:
-    """kappa_l Delta_l of every layer, the largest scaled to 1: what a row's error costs the network (T10, T12).
-
-    kappa is that of the dense network: the pruned norms are not known before the budget is.
-    """
-    _, kappas = network_epsilon(layers, [0.0] * len(layers), dense, dense)
-    weights = [kappas.get(layer.weight.name, math.nan) * (layer.sign_complexity or math.nan) for layer in layers]
-    largest = max(weights)
-    if not all(0 <= weight < math.inf for weight in weights) or largest == 0:
-        raise OptionError(
-            "allocation='network' needs kappa and Delta of every layer, finite: some are unknown or infinite here "
-            "(an output of zero, or points that cannot be told apart); use allocation='rows'"
-        )
-    return [weight / largest for weight in weights]
 
 
 def paper_bound(

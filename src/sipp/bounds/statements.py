@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -22,8 +23,12 @@ from sipp.bounds.network import (
     paper_bound,
     row_guarantee,
 )
+from sipp.inputs.batches import Data
+from sipp.inputs.subject import Subject
 from sipp.pruning.result import Pruned, PrunedLayer, Ranking, layer_bound
 from sipp.pruning.sparse_rows import RAND, STRATEGIES, SparseRows
+from sipp.records import Scores
+from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import factor_of
 
 
@@ -57,6 +62,11 @@ def state(
     )
 
 
+def holdout_norms(subject: Subject, holdout: Data) -> Scores:
+    """The norms of every layer at points that are new to the pruning (T18)."""
+    return score(replace(subject.with_points(None, holdout), seed=0))
+
+
 def _statements(
     ranking: Ranking, rows: Sequence[SparseRows], dense: Sequence[Tensor], others: Sequence[str]
 ) -> tuple[Guarantee | None, NetworkBound]:
@@ -71,7 +81,7 @@ def _statements(
     if n_unknown:
         reasons.append(f"{n_unknown} rows hold a weight that was 0 and is not any more: no statement for them (T17)")
     delta, confidence = ranking.delta, ranking.confidence
-    c_constant, k_constant = ranking.c_constant, ranking.k_constant
+    c_constant, k_constant = ranking.constants.c_constant, ranking.constants.k_constant
     conditions = row_guarantee(
         ranking.scores,
         dense,

@@ -20,7 +20,8 @@ from sipp.errors import ModelError
 from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.numerics import device_of
-from sipp.records import Batch, NormStats
+from sipp.options import NormStats
+from sipp.records import Batch
 
 ALIKE = "compare a network with a pruned copy of itself"
 # How far the same operations on the same numbers may lie apart, in units of the type that they run in.
@@ -34,12 +35,12 @@ def same_tensors(dense: nn.Module, given: nn.Module) -> None:
         if name not in ours or name not in theirs:
             side = "pruned" if name in theirs else "dense"
             raise ModelError(
-                f"{name} is in the {side} network only; both must have the same names: make torch.nn.utils.prune "
-                "permanent with its `remove`, call sipp.release, or give masks"
+                f"{name} is in the {side} network only; both must have the same names",
+                fix="make torch.nn.utils.prune permanent with its `remove`, call sipp.release, or give masks",
             )
         if ours[name].shape != theirs[name].shape:
             shapes = f"{tuple(ours[name].shape)} and {tuple(theirs[name].shape)}"
-            raise ModelError(f"{name} has the shapes {shapes}: {ALIKE}")
+            raise ModelError(f"{name} has the shapes {shapes}", fix=ALIKE)
 
 
 def same_network(dense: nn.Module, given: nn.Module, batch: Batch, norm_stats: NormStats) -> None:
@@ -57,12 +58,13 @@ def same_network(dense: nn.Module, given: nn.Module, batch: Batch, norm_stats: N
                 if precision is None:
                     raise
     if not any(isinstance(leaf, Tensor) for leaf in outputs[0]) or len(outputs[0]) != len(outputs[1]):
-        raise ModelError("the two networks' outputs cannot be compared: let forward return tensors")
+        raise ModelError("the two networks' outputs cannot be compared", fix="let forward return tensors")
     for ours, theirs in zip(*outputs):
         if isinstance(ours, Tensor) and not (isinstance(theirs, Tensor) and _alike(ours, theirs)):
             raise ModelError(
-                f"the dense network with the pruned one's weights gives other outputs on {batch.where} than the pruned "
-                f"network itself: they differ in more than weights; {ALIKE}"
+                f"the dense network with the pruned one's weights gives other outputs on {batch.where} than "
+                "the pruned network itself: they differ in more than weights",
+                fix=ALIKE,
             )
 
 
@@ -95,7 +97,7 @@ def _plain_state(role: str, model: nn.Module) -> dict[str, Tensor]:
         elif value.layout != torch.strided:
             odd = "sparse"
         if odd:
-            raise ModelError(f"{name} of the {role} network is {odd}; give a network of plain tensors, or masks")
+            raise ModelError(f"{name} of the {role} network is {odd}", fix="give a network of plain tensors, or masks")
     return state
 
 
@@ -105,16 +107,16 @@ def _same_modules(dense: nn.Module, given: nn.Module) -> None:
     for name in [*ours, *theirs]:
         where = name or "the network itself"
         if name not in ours or name not in theirs:
-            raise ModelError(f"module {where} is in one of the two networks only; {ALIKE}")
+            raise ModelError(f"module {where} is in one of the two networks only", fix=ALIKE)
         kinds = [f"{type(side[name]).__module__}.{type(side[name]).__qualname__}" for side in (ours, theirs)]
         if kinds[0] != kinds[1]:
             raise ModelError(
-                f"module {where} is a {kinds[0]} and a {kinds[1]}: they differ in more than weights; {ALIKE}"
+                f"module {where} is a {kinds[0]} and a {kinds[1]}: they differ in more than weights", fix=ALIKE
             )
         if (found := disguise(theirs[name])) != disguise(ours[name]):
             raise ModelError(
-                f"{found or disguise(ours[name])} in module {where} of one of the two networks only; take it off, or "
-                "put it on both"
+                f"{found or disguise(ours[name])} in module {where} of one of the two networks only",
+                fix="take it off, or put it on both",
             )
 
 
@@ -132,8 +134,9 @@ def _with_weights(dense: nn.Module, given: nn.Module) -> nn.Module:
         wanted = value.to(ours[name])
         if not bool(((ours[name] == wanted) | (wanted != wanted)).all()):
             raise ModelError(
-                f"{name} shares its memory with another tensor of the dense network (a tie), and in the pruned network "
-                f"the two hold other values: {ALIKE}"
+                f"{name} shares its memory with another tensor of the dense network (a tie), and in the "
+                "pruned network the two hold other values",
+                fix=ALIKE,
             )
     return twin
 

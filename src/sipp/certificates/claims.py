@@ -145,8 +145,8 @@ def certify_accuracy(
     lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
     if labelled not in (0, evidence["n"]) or (labels == "use" and labelled == 0):
         raise DataError(
-            f"{labelled} of {evidence['n']} holdout points have labels; give (inputs, labels) batches throughout, "
-            "or labels='ignore' for the bound that needs none"
+            f"{labelled} of {evidence['n']} holdout points have labels",
+            fix="give (inputs, labels) batches throughout, or labels='ignore' for the bound that needs none",
         )
     return AccuracyCertificate(
         mode="labels" if labelled else "label-free",
@@ -193,7 +193,10 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     """
     if f.dim() != 2 or f.shape[1] < 2:
         raise ModelError(
-            f"{batch.where}: outputs are {tuple(f.shape)}, accuracy needs n x classes; select with output="
+            f"outputs are {tuple(f.shape)}, accuracy needs n x classes",
+            where=batch.where,
+            fix="select with output=",
+            option="output",
         )
     f_fine, g_fine = f.isfinite().all(dim=1), g.isfinite().all(dim=1)
     f_class, g_class = f.argmax(dim=1), g.argmax(dim=1)
@@ -204,14 +207,14 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     try:
         truth = torch.as_tensor(batch.labels, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{batch.where}: labels are a {type(batch.labels).__name__}, not class numbers") from error
+        raise DataError(f"labels are a {type(batch.labels).__name__}, not class numbers", where=batch.where) from error
     if truth.shape != f_class.shape or truth.is_floating_point() or truth.is_complex():
         raise DataError(
-            f"{batch.where}: labels are {truth.dtype} {tuple(truth.shape)}, not {len(f_class)} class numbers"
+            f"labels are {truth.dtype} {tuple(truth.shape)}, not {len(f_class)} class numbers", where=batch.where
         )
     if ((truth < 0) | (truth >= f.shape[1])).any():
         raise DataError(
-            f"{batch.where}: a label lies outside 0 .. {f.shape[1] - 1}; drop such points or map them first"
+            f"a label lies outside 0 .. {f.shape[1] - 1}", where=batch.where, fix="drop such points or map them first"
         )
     f_right, g_right = (f_class == truth) | ~f_fine, (g_class == truth) & g_fine
     return torch.stack([f_right & ~g_right, ~f_right & g_right, differ, torch.ones_like(differ)], dim=1).long()
@@ -253,7 +256,11 @@ def verify(
     """
     if output is None:
         if isinstance(cert.output, str) and cert.output.startswith(CALLABLE):
-            raise OptionError(f"the certificate compared the output of {cert.output!r}: pass that function as output=")
+            raise OptionError(
+                f"the certificate compared the output of {cert.output!r}",
+                fix="pass that function as output=",
+                option="output",
+            )
         output = cert.output
     if calibration is not None and isinstance(holdout, Iterator):
         holdout = list(holdout)  # it may be gone through twice
@@ -326,7 +333,7 @@ def _believed(cert: AnyCertificate) -> list[str]:
 def _compare_uses(cert: AnyCertificate, ledger: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     """Why this ledger does not show the certificate's claim and the uses before it; what it leaves open."""
     if not os.path.isfile(ledger):
-        raise DataError(f"ledger {os.fspath(ledger)!r} is no file; give the one that was kept, or none")
+        raise DataError(f"ledger {os.fspath(ledger)!r} is no file", fix="give the one that was kept, or none")
     lines = ledger_lines(ledger)
     kind = "output" if isinstance(cert, Certificate) else "accuracy"
     points = {name: getattr(cert, name) for name in ("data_hash", "dense_hash", "n")}

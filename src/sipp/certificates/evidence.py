@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
+from sipp.certificates.identity import Entry, entries_hash
 from sipp.certificates.ledger import record_use
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import batches_of, points_at
@@ -41,7 +40,6 @@ BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
 PADDING_ALLOWED = 1e-3  # of a point's output: attention over fewer positions rounds otherwise
 BEST_NAMES = ("logits", "last_hidden_state", "out")  # of a dict output: what is most often meant
-WRAPPERS = ("module", "_orig_mod")  # what DDP and torch.compile add to names
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,28 @@ class Survey:
     @property
     def facts(self) -> dict[str, Any]:
         """What a ledger and a certificate say of the points."""
+        return {"n": len(self.keys), "data_hash": set_hash(self.keys)}
+
+
+@dataclass
+class _Seen:
+    """What was looked at so far; `known` are the calibration points, where there are any to compare with."""
+
+    known: Known | None
+    keeps_plain: bool
+    keys: list[bytes] = field(default_factory=list)
+    plain: list[bytes] = field(default_factory=list)
+    shared: list[bool] = field(default_factory=list)
+
+    def started(self, holdout: Any) -> Iterator[Batch]:
+        """The batches of the holdout; the points of each count as seen from the moment it is handed out."""
+        for batch in holdout_batches(holdout):
+            self.plain.extend(plain_keys_of(batch) if self.keeps_plain else [])
+            self.shared.extend([] if self.known is None else are_known(self.known, batch))
+            self.keys.extend(keys_of(batch))
+            yield batch
+
+    def facts(self) -> dict[str, Any]:
         return {"n": len(self.keys), "data_hash": set_hash(self.keys)}
 
 
@@ -82,43 +102,30 @@ def look(
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
     known = None if calibration is None else known_points(holdout_batches(calibration, "calibration"))
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
+    seen = _Seen(known, keeps_plain=ledger is not None)
     measured: list[Tensor] = []
-    keys: list[bytes] = []
-    plain: list[bytes] = []
-    shared: list[bool] = []
     dtypes: set[str] = set()
-
-    def facts() -> dict[str, Any]:
-        return {"n": len(keys), "data_hash": set_hash(keys), **hashes}
-
-    def started() -> Iterator[Batch]:
-        for batch in holdout_batches(holdout):
-            plain.extend([] if ledger is None else plain_keys_of(batch))
-            shared.extend([] if known is None else are_known(known, batch))
-            keys.extend(keys_of(batch))
-            yield batch
-
     with scoring_mode(dense, "running"), scoring_mode(pruned, "running"):
         try:
-            for batch, f, g in _outputs(dense, pruned, started(), output, drops_padding, finest):
+            for batch, f, g in _outputs(dense, pruned, seen.started(holdout), output, drops_padding, finest):
                 dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
                 measured.append(measure(f, g, batch))
         except BaseException as error:
             # On the first batch nobody saw an output where we refused it ourselves, before any function of the caller's
-            is_unseen = (
-                not measured and not callable(output) and isinstance(error, DataError | ModelError | OptionError)
-            )
-            if keys and not is_unseen:
-                record_use(ledger, facts(), f"{claim}, interrupted", sketch_of(plain))
+            is_ours = isinstance(error, DataError | ModelError | OptionError)
+            is_unseen = not measured and not callable(output) and is_ours
+            if seen.keys and not is_unseen:
+                record_use(ledger, {**seen.facts(), **hashes}, f"{claim}, interrupted", sketch_of(seen.plain))
             raise
-    refuse_shared(shared)
+    refuse_shared(seen.shared)
+    facts = {**seen.facts(), **hashes}
     evidence = {
-        **facts(),
-        "n_duplicates": len(keys) - len(set(keys)),
+        **facts,
+        "n_duplicates": len(seen.keys) - len(set(seen.keys)),
         "dtype": "/".join(sorted(dtypes)),
         "output": CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
         "calibration_checked": calibration is not None,
-        **record_use(ledger, facts(), claim, sketch_of(plain)),
+        **record_use(ledger, facts, claim, sketch_of(seen.plain)),
     }
     return torch.cat(measured), evidence
 
@@ -147,7 +154,9 @@ def _outputs(
     for batch in batches:
         f, g = run_model(dense, batch, output), run_model(pruned, batch, output)
         if f.shape != g.shape:
-            raise ModelError(f"{batch.where}: dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree")
+            raise ModelError(
+                f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree", where=batch.where
+            )
         if largest is None or largest[0].n_points == 1 < batch.n_points:
             try_once(batch, f, g)
         last = batch, f, g
@@ -170,7 +179,7 @@ def refuse_dependent(
     if reason:
         is_fine = finest is not None and finest < allowed_between(model, batch)
         more = f" (it must not change by more than epsilon = {finest:g})" if is_fine else ""
-        raise ModelError(f"{role}, {batch.where}: {reason}; the points would not be independent{more}")
+        raise ModelError(f"{reason}; the points would not be independent{more}", where=f"{role}, {batch.where}")
 
 
 def follows_positions(model: nn.Module, batch: Batch, output: Output, result: Tensor) -> bool | None:
@@ -229,14 +238,20 @@ def check_model(role: str, model: nn.Module) -> None:
         raise ModelError(f"the {role} network is a {type(model).__name__}, not an nn.Module")
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor):
-            raise ModelError(f"{role}: {name} has no shape yet (a lazy layer): run the model once on a batch first")
+            raise ModelError(
+                f"{name} has no shape yet (a lazy layer)", where=role, fix="run the model once on a batch first"
+            )
         if tensor.is_meta:
-            raise ModelError(f"{role}: {name} is on the meta device and has no values; load the weights first")
+            raise ModelError(
+                f"{name} is on the meta device and has no values", where=role, fix="load the weights first"
+            )
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ModelError(
-                f"{role}: {name or type(module).__name__} normalises by the batch, so outputs depend on neighbours and "
-                "points are not independent; give it running statistics (track_running_stats=True)"
+                f"{name or type(module).__name__} normalises by the batch, so outputs depend on neighbours "
+                "and points are not independent",
+                where=role,
+                fix="give it running statistics (track_running_stats=True)",
             )
 
 
@@ -251,7 +266,7 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
         try:
             result = output(result)
         except Exception as error:  # their function: anything may be raised
-            raise OptionError(f"output={output!r:.60} fails on the model's output: {error}") from error
+            raise OptionError(f"output={output!r:.60} fails on the model's output: {error}", option="output") from error
     elif output is not None:
         try:
             if isinstance(result, Tensor):  # an index would pick a point, not a part of the output
@@ -261,13 +276,17 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
             raise OptionError(f"output = {output!r} does not exist in the model's {type(result).__name__}") from error
     if not isinstance(result, Tensor):
         raise ModelError(
-            f"the model returns a {type(result).__name__}{_choices(result)}; select one tensor with output= (index, "
-            "key, function)"
+            f"the model returns a {type(result).__name__}{_choices(result)}",
+            fix="select one tensor with output= (index, key, function)",
+            option="output",
         )
     if not result.is_floating_point() or result.dim() == 0 or result.shape[0] != batch.n_points or result.numel() == 0:
         raise ModelError(
-            f"{batch.where}: the output is {result.dtype} {tuple(result.shape)}, not {batch.n_points} rows of real "
-            "numbers (points along dimension 0); select or rearrange it with output="
+            f"the output is {result.dtype} {tuple(result.shape)}, not {batch.n_points} rows of real "
+            "numbers (points along dimension 0)",
+            where=batch.where,
+            fix="select or rearrange it with output=",
+            option="output",
         )
     return result.detach().cpu()
 
@@ -335,9 +354,10 @@ def read_again(data: Any, role: str, first: Survey) -> Iterator[tuple[Batch, lis
 def changed(role: str) -> DataError:
     """The error of data that is not the same in two passes."""
     return DataError(
-        f"the {role} data changed between two passes: it is read several times, and every time must give the same "
-        "points with the same labels (random augmentation, drop_last with shuffling or an iterator that ends do not); "
-        "give fixed data, such as a list of batches or a loader without them; shuffling alone is fine"
+        f"the {role} data changed between two passes: it is read several times, and every time must give "
+        "the same points with the same labels (random augmentation, drop_last with shuffling or an iterator "
+        "that ends do not)",
+        fix="give fixed data, such as a list of batches or a loader without them; shuffling alone is fine",
     )
 
 
@@ -350,8 +370,9 @@ def refuse_shared(shared: list[bool]) -> None:
     """Raises a DataError where holdout points (in their order: is it one?) are calibration points too."""
     if any(shared):
         raise DataError(
-            f"{sum(shared)} of {len(shared)} holdout points are also calibration points, the first at index "
-            f"{shared.index(True)}; a certificate needs points the pruning has not seen: take them out of the holdout"
+            f"{sum(shared)} of {len(shared)} holdout points are also calibration points, the first at "
+            f"index {shared.index(True)}; a certificate needs points the pruning has not seen",
+            fix="take them out of the holdout",
         )
 
 
@@ -362,14 +383,12 @@ def model_hash(model: nn.Module) -> str:
 
 def state_hash(state: Mapping[str, Any]) -> str:
     """The hash that a network with this state_dict has."""
-    digest = hashlib.sha256()
-    named = [(".".join(p for p in name.split(".") if p not in WRAPPERS), v) for name, v in state.items()]
-    for name, value in sorted(named, key=lambda pair: pair[0]):
-        if value is not None and not isinstance(value, (Tensor, str, int, float, bytes)):
-            raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
-        if isinstance(value, Tensor):
-            digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-            digest.update(raw_bytes(value.clone()).numpy().data)
-        else:
-            digest.update(json.dumps([name, repr(value)]).encode())
-    return digest.hexdigest()
+    return entries_hash(_entry(name, value) for name, value in state.items())
+
+
+def _entry(name: str, value: Any) -> Entry:
+    if isinstance(value, Tensor):
+        return name, [str(value.dtype), list(value.shape)], raw_bytes(value.clone()).numpy().data
+    if value is not None and not isinstance(value, (str, int, float, bytes)):
+        raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
+    return name, [repr(value)], b""

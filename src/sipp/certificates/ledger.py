@@ -35,9 +35,11 @@ def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[d
         except ValueError:
             entries.append(None)
         if not _is_entry(entries[-1]):
-            raise DataError(f"ledger {os.fspath(path)!r}, line {number} is no entry; repair it, uses must not be lost")
+            raise DataError(
+                f"ledger {os.fspath(path)!r}, line {number} is no entry", fix="repair it, uses must not be lost"
+            )
     if lines[-1]:
-        raise DataError(f"ledger {os.fspath(path)!r} ends in the middle of line {len(lines)}; repair it first")
+        raise DataError(f"ledger {os.fspath(path)!r} ends in the middle of line {len(lines)}", fix="repair it first")
     return entries
 
 

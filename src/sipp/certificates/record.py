@@ -8,19 +8,31 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from sipp.binomial import drop_limit, k_allowed, points_needed, upper_limit
+from sipp.checking import first_problem
 from sipp.display import percent, percent_up
 from sipp.errors import DataError
 
 SCHEMA = "sipp-certificate/1"
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
-FLOATS = {"epsilon", "delta", "confidence", "delta_hat", "drop_upper"}
 DERIVED_RTOL = 1e-9  # a limit recomputed by another version of the statistics library
-MAX_COUNT = 2**53  # larger counts are not exact in float64
+HASH_PATTERN = "[0-9a-f]{64}"
+
+# What a field may hold where it is read from a file; a certificate made here is made of numbers that were counted.
+# A float may be written without its point: programs with one type of number do that.
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # larger ones are not exact in float64
+OpenShare = Annotated[float, Field(strict=True, gt=0, lt=1)]
+Text = Annotated[str, Field(strict=True)]
+Digest = Annotated[str, Field(strict=True, pattern=f"^{HASH_PATTERN}$")]
+Flag = Annotated[bool, Field(strict=True)]
+Limit = Annotated[float, Field(strict=True, ge=0), BeforeValidator(lambda value: math.inf if value == "inf" else value)]
+Choice = Annotated[int, Field(strict=True)] | Text | None
 
 
 @dataclass(frozen=True)
@@ -31,20 +43,20 @@ class Certificate:
     """
 
     fixed: Literal["delta", "epsilon"]  # which of the two the caller gave; the other was measured
-    epsilon: float  # +inf: no finite epsilon is proved
-    delta: float  # the share of inputs that may be further off
-    confidence: float
-    violations: int  # holdout points not within epsilon; an output that is not finite counts as one
-    n: int
-    n_duplicates: int  # points that are exact copies of an earlier one
-    data_hash: str  # of the set of points, whatever their order and batches
-    dense_hash: str
-    pruned_hash: str
-    dtype: str  # of the outputs compared
-    output: int | str | None  # which part of the models' output was compared
-    calibration_checked: bool  # the calibration points were compared with the holdout, none is shared
-    ledger_kept: bool
-    prior_uses: int  # earlier claims on the same points in the ledger
+    epsilon: Limit  # +inf: no finite epsilon is proved
+    delta: OpenShare  # the share of inputs that may be further off
+    confidence: OpenShare
+    violations: Count  # holdout points not within epsilon; an output that is not finite counts as one
+    n: Count
+    n_duplicates: Count  # points that are exact copies of an earlier one
+    data_hash: Digest  # of the set of points, whatever their order and batches
+    dense_hash: Digest
+    pruned_hash: Digest
+    dtype: Text  # of the outputs compared
+    output: Choice  # which part of the models' output was compared
+    calibration_checked: Flag  # the calibration points were compared with the holdout, none is shared
+    ledger_kept: Flag
+    prior_uses: Count  # earlier claims on the same points in the ledger
 
     @property
     def k_allowed(self) -> int | None:
@@ -85,20 +97,20 @@ class AccuracyCertificate:
     """accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16), from labels or without any."""
 
     mode: Literal["labels", "label-free"]
-    confidence: float
-    n_lost: int  # b: dense right, pruned wrong; 0 in mode label-free
-    n_gained: int  # c: dense wrong, pruned right; 0 in mode label-free
-    n_differ: int  # D: the two choose different classes, or an output is not finite
-    n: int
-    n_duplicates: int
-    data_hash: str
-    dense_hash: str
-    pruned_hash: str
-    dtype: str
-    output: int | str | None
-    calibration_checked: bool
-    ledger_kept: bool
-    prior_uses: int
+    confidence: OpenShare
+    n_lost: Count  # b: dense right, pruned wrong; 0 in mode label-free
+    n_gained: Count  # c: dense wrong, pruned right; 0 in mode label-free
+    n_differ: Count  # D: the two choose different classes, or an output is not finite
+    n: Count
+    n_duplicates: Count
+    data_hash: Digest
+    dense_hash: Digest
+    pruned_hash: Digest
+    dtype: Text
+    output: Choice
+    calibration_checked: Flag
+    ledger_kept: Flag
+    prior_uses: Count
 
     @property
     def drop_upper(self) -> float:
@@ -177,37 +189,11 @@ def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tupl
 
 AnyCertificate = Certificate | AccuracyCertificate
 KINDS: dict[str, type[AnyCertificate]] = {"output": Certificate, "accuracy": AccuracyCertificate}
+SCHEMAS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(record) for kind, record in KINDS.items()}
 
 
 def is_hash(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_COUNT
-
-
-def _is_share(value: Any) -> bool:
-    return type(value) is float and 0.0 < value < 1.0
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "fixed": lambda value: value in ("delta", "epsilon"),
-    "mode": lambda value: value in ("labels", "label-free"),
-    "epsilon": lambda value: type(value) is float and value >= 0.0,
-    "delta": _is_share,
-    "confidence": _is_share,
-    **dict.fromkeys(("violations", "n_lost", "n_gained", "n_differ", "n", "n_duplicates", "prior_uses"), _is_count),
-    **dict.fromkeys(("data_hash", "dense_hash", "pruned_hash"), is_hash),
-    "dtype": lambda value: isinstance(value, str),
-    "output": lambda value: value is None or type(value) in (int, str),
-    "calibration_checked": _is_flag,
-    "ledger_kept": _is_flag,
-}
+    return isinstance(value, str) and re.fullmatch(HASH_PATTERN, value) is not None
 
 
 def to_json(cert: AnyCertificate) -> str:
@@ -252,15 +238,10 @@ def from_values(values: Mapping[str, Any]) -> AnyCertificate:
         raise DataError(
             f"unknown keys {sorted(set(content) - expected)}, missing keys {sorted(expected - set(content))}"
         )
-    if content.get("epsilon") == "inf":
-        content["epsilon"] = math.inf
-    for name in FLOATS & expected:
-        if _is_count(content[name]):  # other programs write 1.0 as 1
-            content[name] = float(content[name])
-    for name in names:
-        if not FIELD_CHECKS[name](content[name]):
-            raise DataError(f"certificate key {name!r} holds {content[name]!r:.80}, which it cannot")
-    cert = KINDS[kind](**{name: content[name] for name in names})
+    try:
+        cert = SCHEMAS[kind].validate_python({name: content[name] for name in names})
+    except ValidationError as error:
+        raise DataError(f"certificate key {first_problem(error)}") from error
     _check_consistent(cert, {name: content[name] for name in DERIVED[kind]})
     return cert
 
@@ -270,7 +251,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _check_consistent(cert: AnyCertificate, derived: dict[str, Any]) -> None:
-    """Nothing; DataError where counts contradict each other or a written conclusion does not follow from the counts."""
+    """Refuses counts that contradict each other, and a written conclusion that does not follow from the counts."""
     if isinstance(cert, Certificate):
         counted = cert.violations
         possible = math.isfinite(cert.epsilon) or (cert.fixed == "delta" and cert.verdict != "certified")
@@ -283,6 +264,7 @@ def _check_consistent(cert: AnyCertificate, derived: dict[str, Any]) -> None:
         raise DataError("the certificate counts prior uses without a ledger")
     for name, written in derived.items():
         true = getattr(cert, name)
-        close = type(written) is float and isinstance(true, float) and math.isclose(written, true, rel_tol=DERIVED_RTOL)
+        is_number = type(written) in (int, float) and isinstance(true, float)
+        close = is_number and math.isclose(written, true, rel_tol=DERIVED_RTOL)
         if not close and (type(written) is not type(true) or written != true):
             raise DataError(f"certificate key {name!r} says {written!r:.80}, its counts say {true!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import signal
 import sys
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 
 import typer
 
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import SippError
 
 UNEXPECTED = 1
 WRONG_INPUT = 2
@@ -35,27 +34,18 @@ REPAIR = "put back a whole copy of that file, or move its folder away and make i
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # no bug of anyone's,
 _NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # and names that can be no file's
 
-_TYPED = (DataError, ModelError, OptionError)
 # typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
-# How the package's messages say what to do: "what is wrong; give this instead".
-_ADVICE = re.compile(
-    "(allow|ask|call|choose|clean|convert|derive|drop|exclude|expected|fetch|free|give|known|leave|make|map|move|or|pass|put|"
-    "raise|remove|repair|replace|run|select|split|take|train|try|use|wait|wrap|write)[ :]"
-)
-# How they name what a user of the command line types otherwise.
-_SPELLINGS = (
-    (re.compile(r"(?<![-\w])(include|exclude|output|keep|budget|delta|confidence|epsilon|method) ?= ?"), r"--\1 "),
-    (re.compile(r"\bsipp\.data\.fetch_cifar10\('([^']*)'\)"), r"sipp data cifar10 \1"),
-)
+# Arguments of Python that are options of the same name: "keep=0.5" in a message is "--keep 0.5" here.
+SAME_NAME = ("include", "exclude", "output", "keep", "budget", "delta", "confidence", "epsilon", "method")
 
 
-class Trouble(Exception):
-    """Wrong input, told in three lines."""
+class Trouble(SippError):
+    """What ends a command, told in three lines; `where` is the option or the command itself."""
 
-    def __init__(self, what: str, where: str, fix: str, code: int = WRONG_INPUT) -> None:
-        super().__init__(what)
-        self.what, self.where, self.fix, self.code = what, where, fix, code
+    def __init__(self, what: str, *, where: str = "", fix: str = "", code: int = WRONG_INPUT) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.code = code
 
 
 class Terminated(SystemExit):
@@ -67,7 +57,9 @@ def at(where: str, fix: str) -> Iterator[None]:
     """A context in which the package's errors learn which option they are about; `fix` where they do not say."""
     try:
         yield
-    except _TYPED as error:
+    except Trouble:
+        raise
+    except SippError as error:
         raise _as_trouble(error, where, fix) from error
 
 
@@ -92,15 +84,6 @@ def three_lines(what: str, where: str, fix: str) -> str:
     return f"error: {_one_line(what)}\nwhere: {_one_line(where)}\ndo:    {_one_line(fix)}"
 
 
-def split_advice(message: str) -> tuple[str, str]:
-    """(what is wrong, what to do) of a message of this package; the second is empty where it gives no advice."""
-    for mark in ("; ", ": "):
-        what, found, rest = message.rpartition(mark)
-        if found and _ADVICE.match(rest.lower()):
-            return what, rest
-    return message, ""
-
-
 def _tell(error: BaseException, command: str, debug: bool) -> int:
     """The exit code for an error, after telling of it."""
     if isinstance(error, Terminated):
@@ -115,18 +98,20 @@ def _tell(error: BaseException, command: str, debug: bool) -> int:
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, Trouble):
         trouble = error
-    elif isinstance(error, _TYPED):
+    elif isinstance(error, SippError):
         trouble = _as_trouble(error, command, f"see {command} --help")
     elif isinstance(error, _USAGE):
         known = getattr(error, "ctx", None)  # None, or the group's own where the command does not exist
         place = getattr(known, "command_path", command)
-        trouble = Trouble(error.format_message(), place, f"see {place} --help")  # type: ignore[attr-defined]
+        trouble = Trouble(error.format_message(), where=place, fix=f"see {place} --help")  # type: ignore[attr-defined]
     elif isinstance(error, MemoryError):
-        trouble = Trouble("out of memory", command, "give a smaller --batch-size or fewer --points")
+        trouble = Trouble("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")
     elif isinstance(error, OSError) and error.errno in (*_DISK, *_NO_PLACE):
         place = str(error.filename) if error.filename else f"{command}, its output"
         trouble = Trouble(
-            error.strerror or str(error), place, "free space, allow reading and writing, or give another place"
+            error.strerror or str(error),
+            where=place,
+            fix="free space, allow reading and writing, or give another place",
         )
     else:
         trouble = _unexpected(error, debug)
@@ -134,12 +119,15 @@ def _tell(error: BaseException, command: str, debug: bool) -> int:
     return trouble.code
 
 
-def _as_trouble(error: Exception, where: str, fix: str) -> Trouble:
-    message = str(error)
-    for spelling, typed in _SPELLINGS:
-        message = spelling.sub(typed, message)
-    what, advice = split_advice(message)
-    return Trouble(what, where, advice or fix)
+def _as_trouble(error: SippError, where: str, fix: str) -> Trouble:
+    """The error as a command tells of it: at the option `where`, its own place in front of what was wrong."""
+    fault, advice = (_typed(text, error.option) for text in (error.fault, error.fix))
+    return Trouble(fault, where=where, fix=advice or fix)
+
+
+def _typed(text: str, option: str) -> str:
+    """The text with an argument spelled as it is typed: --keep for keep=."""
+    return text.replace(f"{option}=", f"--{option} ").rstrip() if option in SAME_NAME else text
 
 
 def _unexpected(error: BaseException, debug: bool) -> Trouble:
@@ -149,7 +137,7 @@ def _unexpected(error: BaseException, debug: bool) -> Trouble:
     ours = [f"{file.relative_to(home)}:{line}" for file, line in frames if file.is_relative_to(home)]
     place = ours[-1] if ours else "outside of sipp"
     fix = "report it with the traceback above" if debug else f"run the same command with {DEBUG} for the traceback"
-    return Trouble(f"unexpected {type(error).__name__}: {error}", place, fix, UNEXPECTED)
+    return Trouble(f"unexpected {type(error).__name__}: {error}", where=place, fix=fix, code=UNEXPECTED)
 
 
 def _one_line(text: str) -> str:

@@ -6,7 +6,6 @@ is there already is replaced with --force only, and only by what the same comman
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,16 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save as tensors_to_bytes
-from torch import Tensor
-
-from sipp.certificates.ledger import ledger_lines
-from sipp.certificates.record import SCHEMA
-from sipp.errors import DataError, ModelError, OptionError
-from sipp.storage.files import TEMPORARY, sync_folder
+from sipp.errors import DataError, OptionError
+from sipp.storage.files import publish, staged, sync_folder, write_atomic, write_through
 from sipp.storage.marks import FIGURE_MARK, PAGE_MARK, SCORES_MARK
 
-CHUNK = 1 << 20
 HEAD = 1 << 14  # bytes in which a page, a picture or a file of tensors says who made it
 MOST_RECORD = 1 << 28  # bytes of a record that is looked into
 
@@ -62,6 +55,8 @@ def _is_figure(path: Path) -> bool:
 
 
 def _is_certificate(path: Path) -> bool:
+    from sipp.certificates.record import SCHEMA  # its statistics need scipy
+
     try:
         found = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
     except (ValueError, RecursionError):
@@ -95,48 +90,49 @@ def refuse_inputs(path: Path, inputs: Inputs) -> None:
         if is_same or real in theirs.parents:
             what = "is" if is_same else "holds"
             raise OptionError(
-                f"{path} {what} what {option} reads ({read}), which is never written over, also with --force; give "
-                "another place"
+                f"{path} {what} what {option} reads ({read}), which is never written over, also with --force",
+                fix="give another place",
             )
 
 
 def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
     """Refuses what is there already: without --force anything, with it what is not of this kind."""
     if path.is_symlink():
-        raise OptionError(f"{path} is a symbolic link, and leads elsewhere; give the place itself")
+        raise OptionError(f"{path} is a symbolic link, and leads elsewhere", fix="give the place itself")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir() and not path.is_file():
-        raise OptionError(f"{path} is no plain file, and cannot be replaced; give another name")
+        raise OptionError(f"{path} is no plain file, and cannot be replaced", fix="give another name")
     try:
         ours = kind.is_ours(path)
     except OSError as error:
-        raise OptionError(f"{path} cannot be read ({error.strerror or error}); give another place") from error
+        raise OptionError(f"{path} cannot be read ({error.strerror or error})", fix="give another place") from error
     there = "is a folder with content" if path.is_dir() else "exists"
     if not ours:
         raise OptionError(
-            f"{path} {there} and is no {kind.name}, and nothing else is replaced, also with --force; give another "
-            "name, or move it away"
+            f"{path} {there} and is no {kind.name}, and nothing else is replaced, also with --force",
+            fix="give another name, or move it away",
         )
     if not force:
-        raise OptionError(f"{path} {there}; give another name, or --force to replace what this command writes")
+        raise OptionError(f"{path} {there}", fix="give another name, or --force to replace what this command writes")
 
 
 def check_place(path: Path) -> None:
-    """Nothing; OptionError where the path cannot be written, nor folders on the way to it be made: it is tried.
+    """Refuses a path that cannot be written, or to which no folders can be made: it is tried.
 
     What is tried with is a file without a name where the disk has such, and gone at once where it has not.
     """
     place = path.parent
     try:
-        _staged(path).exists()  # a name that is too long is found here
+        staged(path).exists()  # a name that is too long is found here
         while not place.exists():
             place = place.parent
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise OptionError(
-            f"{path} cannot be written ({error.strerror or error}); free space or allow writing, or give another place"
+            f"{path} cannot be written ({error.strerror or error})",
+            fix="free space or allow writing, or give another place",
         ) from error
 
 
@@ -144,7 +140,7 @@ def check_folder(path: Path, *, force: bool, inputs: Inputs = ()) -> None:
     """Refuses a folder that cannot become that of `sipp prune`, looked at before the work."""
     check_place(path)
     if path.exists() and not path.is_dir():
-        raise OptionError(f"{path} is a file; give a folder that does not exist yet, or is empty")
+        raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
     refuse_inputs(path, inputs)
     _check_new(path, PRUNED_FOLDER, force=force)
     if path.is_dir() and any(path.iterdir()):
@@ -155,110 +151,63 @@ def check_file(path: Path, kind: Kind, *, force: bool, inputs: Inputs = (), make
     """Refuses a file that cannot be written, looked at before the work."""
     check_place(path)
     if path.is_dir():
-        raise OptionError(f"{path} is a folder; give the name of a file")
+        raise OptionError(f"{path} is a folder", fix="give the name of a file")
     if not makes_folder and not path.parent.is_dir():
-        raise OptionError(f"{path.parent} is no folder; make it first, or give another place")
+        raise OptionError(f"{path.parent} is no folder", fix="make it first, or give another place")
     refuse_inputs(path, inputs)
     _check_new(path, kind, force=force)
 
 
 def check_ledger(path: Path, *, out: Path | None, inputs: Inputs = ()) -> None:
     """Refuses a ledger in which no use could be recorded, looked at before the work. A new one is not made yet."""
+    from sipp.certificates.ledger import ledger_lines
+
     refuse_inputs(path, inputs)
     if out is not None:
         refuse_inputs(out, [("--ledger", path)])
     if os.path.isdir(path):
-        raise OptionError(f"{path} is a folder; give the name of a file")
+        raise OptionError(f"{path} is a folder", fix="give the name of a file")
     if os.path.isfile(path):
         ledger_lines(path)
         return
     if os.path.lexists(path):
-        raise OptionError(f"{path} is no plain file, so no use could be read back from it; give another name")
+        raise OptionError(f"{path} is no plain file, so no use could be read back from it", fix="give another name")
     if not os.path.isdir(path.parent):
-        raise OptionError(f"{path.parent} is no folder; make it first, or give another place")
+        raise OptionError(f"{path.parent} is no folder", fix="make it first, or give another place")
     check_place(path)
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool) -> None:
-    """Nothing; the folder holds these files, or is as it was before.
+    """Puts these files into the folder, all of them, or leaves it as it was before.
 
     They are staged, on the disk, in a folder beside it. A new or empty folder then appears by one rename. In a folder
     with content (--force) the last file, the one that makes claims about the others, goes first and comes back last.
     """
     check_folder(folder, force=force)
-    staged = _staged(folder)
+    made = staged(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            staged.mkdir()
+            made.mkdir()
             for name, data in files.items():
-                _write_through(staged / name, data)
-            sync_folder(staged)
+                write_through(made / name, data)
+            sync_folder(made)
             if not folder.exists() or not any(folder.iterdir()):
-                os.replace(staged, folder)
+                publish(made, folder)
             else:
                 (folder / list(files)[-1]).unlink(missing_ok=True)
                 for name in files:
-                    os.replace(staged / name, folder / name)
-                sync_folder(folder)
+                    publish(made / name, folder / name)
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
-        sync_folder(folder.parent)
+            shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
         raise DataError(
-            f"{folder} could not be written ({error.strerror or error}); free space or allow writing, or give "
-            "another place"
+            f"{folder} could not be written ({error.strerror or error})",
+            fix="free space or allow writing, or give another place",
         ) from error
 
 
 def write_file(path: Path, data: bytes, kind: Kind, *, force: bool) -> None:
     """Writes the data into the file, or leaves it as it was."""
     check_file(path, kind, force=force)
-    staged = _staged(path)
-    try:
-        try:
-            _write_through(staged, data)
-            os.replace(staged, path)
-        finally:
-            staged.unlink(missing_ok=True)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise DataError(
-            f"{path} could not be written ({error.strerror or error}); free space or allow writing, or give another "
-            "place"
-        ) from error
-
-
-def _staged(path: Path) -> Path:
-    """Where a file or folder is made before it gets its name."""
-    return path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
-
-
-def _write_through(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def tensor_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None = None) -> bytes:
-    """The tensors as a safetensors file, with a mark in its header; tied ones stand under each of their names."""
-    wrong = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
-    if wrong:
-        raise ModelError(
-            f"state_dict entries {', '.join(wrong[:5])} are no tensors, and safetensors holds nothing else"
-        )
-    # Copies: safetensors refuses memory that two names share.
-    return tensors_to_bytes(
-        {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()},  # type: ignore[attr-defined]
-        mark,
-    )
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    write_atomic(path, data)

@@ -8,26 +8,55 @@ everything else to stderr.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import sipp
-from sipp.cli.commands import (
-    bench_command,
-    certify_command,
-    data_command,
-    prune_command,
-    report_command,
-    run_command,
-    score_command,
-)
 from sipp.cli.errors import EXIT_CODES, fail_well
-from sipp.cli.options import Force
-from sipp.cli.output import Json, only_json, print_json, show, shows_progress
+
+# Command NAME is the function NAME of `commands/NAME_command.py`, imported when it is called; its help begins so.
+COMMANDS = {
+    "demo": "Train a small network on embedded digits, prune it by every method, print and draw what that costs.",
+    "score": "Score every prunable weight: the largest share it ever contributes to an output of its row (T3).",
+    "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
+    "certify": "Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier.",
+    "run": "Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.",
+    "runs": "List the runs in a folder, and how far each is.",
+    "report": "Show runs, finished or not, on one page that needs no network, and as figures for print.",
+    "data": "List the data sets and whether they are here; fetch CIFAR-10, checked, resumed where it was stopped.",
+    "bench": "Time the kernels and the scoring of a network on this machine, after checking that they are right.",
+}
+
+
+def function_of(name: str) -> Callable[..., None]:
+    """The function of a command, with its options."""
+    function: Callable[..., None] = getattr(import_module(f"sipp.cli.commands.{name}_command"), name)
+    return function
+
+
+def command_of(name: str) -> Any:
+    """The command as typer builds it from its function."""
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(function_of(name))
+    return typer.main.get_command(alone)
+
+
+class Commands(TyperGroup):
+    """The group of all commands, of which only the one that is called is imported."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that these words call, with its options in the place of its name alone."""
+        if args[0] in COMMANDS:
+            self.commands[args[0]] = command_of(args[0])
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=True,
     help="Provable, data-informed pruning of neural networks.",
@@ -53,39 +82,14 @@ def _options(
     """Provable, data-informed pruning of neural networks."""
 
 
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the page and the figure.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seed of the whole run: the same seed prints the same numbers.")] = 0,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
-    """Train a small network on embedded digits, prune it by every method, print and draw what that costs."""
-    from sipp.cli.commands.demo_command import demo_table, run_demo
-
-    with only_json(as_json):
-        result = run_demo(out, seed=seed, progress=shows_progress(as_json), force=force)
-    if not as_json:
-        show(demo_table(result), f"page: {result.page}, figure: {out / 'accuracy.png'}")
-        return
-    rows = [
-        {"method": method, "keep": keep, "pruned": share, "retrained": result.after[method, keep]}
-        for (method, keep), share in result.before.items()
-    ]
-    files = {"page": result.page, "figure": out / "accuracy.png"}
-    print_json({"kind": "demo", "dense": result.dense, "accuracies": rows, **files})
+def _name_only() -> None:
+    """Stands for a command in the list of commands, where only its name and help are shown."""
 
 
-app.command()(score_command.score)
-app.command()(prune_command.prune)
-app.command()(certify_command.certify)
-app.command()(run_command.run)
-app.command()(run_command.runs)
-app.command()(report_command.report)
-app.command()(data_command.data)
-app.command()(bench_command.bench)
+for _name, _help in COMMANDS.items():
+    app.command(_name, help=_help)(_name_only)
 
 
 def main() -> None:
-    """Nothing; runs the command line, and says in three lines what was wrong with its input."""
+    """Runs the command line, and says in three lines what was wrong with its input."""
     sys.exit(fail_well(app, sys.argv[1:]))

@@ -45,8 +45,8 @@ def load_model(
     if lost is not None:
         raise Trouble(
             f"{lost} is on the meta device, it has a shape and no values",
-            f"--model {spec}",
-            "give a callable that builds the network on the CPU, with its values",
+            where=f"--model {spec}",
+            fix="give a callable that builds the network on the CPU, with its values",
         )
     return model.to(find_device(device)).eval()
 
@@ -59,7 +59,7 @@ def weights_file(path: Path) -> Path:
     """The file of weights that `path` means: itself, or the network in a folder of `sipp prune --out`."""
     found = path / WEIGHTS_NAME if path.is_dir() else path
     if not found.is_file():
-        raise OptionError(f"{found} is not a file of weights; give .safetensors or .pt")
+        raise OptionError(f"{found} is not a file of weights", fix="give .safetensors or .pt")
     return found
 
 
@@ -72,7 +72,7 @@ def find_device(name: str) -> torch.device:
     """The device; "auto" is a GPU where there is one."""
     if name == "cuda" and not torch.cuda.is_available():
         raise Trouble(
-            "torch finds no CUDA device on this machine", "--device cuda", "use --device cpu, or leave it out"
+            "torch finds no CUDA device on this machine", where="--device cuda", fix="use --device cpu, or leave it out"
         )
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -93,26 +93,30 @@ def _build_own(spec: str) -> nn.Module:
         raise
     except (Exception, SystemExit) as error:  # their code may raise anything, or run as a script that ends here
         raise OptionError(
-            f"{spec!r} could not be built ({type(error).__name__}: {error}); give package.module:callable, "
-            "which is called without arguments"
+            f"{spec!r} could not be built ({type(error).__name__}: {error})",
+            fix="give package.module:callable, which is called without arguments",
         ) from error
     if not isinstance(model, nn.Module):
-        raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module")
+        raise OptionError(
+            f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="give a callable that returns a network"
+        )
     return model
 
 
 def _load_into(model: nn.Module, path: Path) -> None:
-    """Nothing; loads a state_dict, by safetensors or by torch.load with weights_only, and never anything else."""
+    """Loads a state_dict, by safetensors or by torch.load with weights_only, and never anything else."""
     try:
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # a file of weights may be broken, or hostile, in any way
         raise ModelError(
-            f"{path} could not be read as weights ({_reason(error)}); give a whole .safetensors, or a "
-            ".pt of tensors only: nothing else in a file is run"
+            f"{path} could not be read as weights ({_reason(error)})",
+            fix="give a whole .safetensors, or a .pt of tensors only: nothing else in a file is run",
         ) from error
     state = _state_of(content, set(model.state_dict()))
     if state is None:
-        raise ModelError(f"{path} holds no state_dict of tensors; give the file of torch.save(model.state_dict(), ...)")
+        raise ModelError(
+            f"{path} holds no state_dict of tensors", fix="give the file of torch.save(model.state_dict(), ...)"
+        )
     _check_names(model, state, path)
     _check_kinds(model, state, path)
     model.load_state_dict(state, strict=False)  # what may be missing was checked: tied names, counters
@@ -142,7 +146,7 @@ def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
 
 
 def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Nothing; ModelError that lists what differs between the file and the network, before anything is copied."""
+    """Refuses names or shapes that differ between the file and the network, before anything is copied."""
     own = model.state_dict()
     by_tensor: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -167,7 +171,7 @@ def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
 
 
 def _check_kinds(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Nothing; ModelError where copying a tensor would change it in silence (complex, quantised), or cannot be done."""
+    """Refuses a tensor that copying would change in silence (complex, quantised), or that cannot be copied."""
     own = model.state_dict()
     for name, value in state.items():
         mine = own[name]
@@ -175,8 +179,9 @@ def _check_kinds(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
         if isinstance(mine, Tensor) and (not is_dense or (value.dtype != mine.dtype and not _casts(value, mine))):
             kind = str(value.dtype)[6:] if is_dense else f"{value.layout} {value.dtype}, without plain values"
             raise ModelError(
-                f"{path} does not fit {type(model).__name__}, {name} is {kind} in the file and {str(mine.dtype)[6:]} "
-                "in the network; convert it to plain numbers of the network's type"
+                f"{path} does not fit {type(model).__name__}, {name} is {kind} in the file and "
+                f"{str(mine.dtype)[6:]} in the network",
+                fix="convert it to plain numbers of the network's type",
             )
 
 
@@ -198,5 +203,5 @@ def read_text(path: Path) -> str:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} could not be read ({error}); give a certificate that `sipp certify --out` wrote"
+            f"{path} could not be read ({error})", fix="give a certificate that `sipp certify --out` wrote"
         ) from error

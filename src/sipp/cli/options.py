@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from sipp.cli.errors import Trouble
-from sipp.cli.points import KINDS
+from sipp.cli.errors import Trouble, at
+from sipp.options import Floor, Reduce, check_floor
+
+KINDS = (
+    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors), a folder of images, or noise "
+    "(random:16x3x32x32)"
+)
+REAL_KINDS = KINDS.rpartition(", or")[0]  # of which a certificate can be made
+DEFAULT_ROOT = Path("data")  # where sets lie
+DEFAULT_RUNS = Path("runs")
 
 Model = Annotated[
     str, typer.Option(help="A built-in network (resnet20, ...) or package.module:callable of your own code.")
@@ -34,6 +43,10 @@ Confidence = Annotated[float, typer.Option(help="Confidence of certificates and 
 OutputPart = Annotated[
     str | None, typer.Option(help="Which part of a network's output is compared: a number or a name (logits).")
 ]
+Ledger = Annotated[
+    Path | None, typer.Option(help="File that records every use of a holdout; a check of a certificate only reads it.")
+]
+ReduceOver = Annotated[Reduce, typer.Option(help="Over patches: max (with bounds) or mean (without, T3).")]
 MOST_SEED = 2**63 - 1  # what torch.Generator takes
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MOST_SEED)]
 BatchSize = Annotated[
@@ -57,7 +70,9 @@ def n_points_of(
     if text == "theory":
         return theory()
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise Trouble(f"{text!r} is no number of points", f"--points {text}", "give a number from 1 on, all or theory")
+        raise Trouble(
+            f"{text!r} is no number of points", where=f"--points {text}", fix="give a number from 1 on, all or theory"
+        )
     if int(text) > n_all:
         warnings.warn(f"--points {text}: there are only {n_all:,}, all of them are used", stacklevel=2)
     return int(text)
@@ -66,3 +81,11 @@ def n_points_of(
 def output_of(text: str | None) -> int | str | None:
     """The index or the name that --output gives."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else text
+
+
+def floor_of(text: str) -> Floor:
+    """The floor that --floor names: a share, or a word."""
+    with suppress(ValueError):
+        return check_floor(float(text))
+    with at("--floor", "give off, method, or a share such as 0.1"):
+        return check_floor(text)

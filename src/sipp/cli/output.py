@@ -31,7 +31,7 @@ def only_json(wanted: bool) -> Iterator[None]:
 
 
 def print_json(values: Any) -> None:
-    """Nothing; prints the document. Call it outside of `only_json`."""
+    """Prints the document. Call it outside of `only_json`."""
     typer.echo(json.dumps(plain(values), indent=2, allow_nan=False))
 
 
@@ -75,7 +75,7 @@ def too_wide(table: Table) -> bool:
 
 
 def show(*parts: Table | str) -> None:
-    """Nothing; prints tables and lines on stdout. In a file or a pipe nothing is cut, and lines end where they end."""
+    """Prints tables and lines on stdout. In a file or a pipe nothing is cut, and lines end where they end."""
     for part in parts:
         if isinstance(part, str):
             typer.echo(part)

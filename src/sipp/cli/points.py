@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sipp.certificates.evidence import point_keys
 from sipp.cli.errors import Trouble, at
+from sipp.cli.options import DEFAULT_ROOT, KINDS
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import (
     FolderBatches,
@@ -37,11 +38,6 @@ from sipp.inputs.pointkeys import set_hash
 Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "random"]
 
-KINDS = (
-    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors), a folder of images, or noise "
-    "(random:16x3x32x32)"
-)
-DEFAULT_ROOT = Path("data")
 INPUTS, LABELS = "inputs", "labels"
 N_HOLDOUT = 1000  # points of a built-in set or a folder, unless told otherwise
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
@@ -86,12 +82,12 @@ def open_source(spec: str, role: Role, option: str, *, seed: int = 0) -> Source:
         if name == "digits" and not root:
             return _image_set(spec, load_digits(), role)
         if name == "cifar10":
-            return _image_set(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role)
+            return _image_set(spec, _cifar10(Path(root) if root else DEFAULT_ROOT), role)
         path = Path(spec)
         if path.is_dir():
             return _folder(spec, path, role)
         if not path.is_file():
-            raise DataError(f"{spec} is neither a file, a folder nor the name of a set; give {KINDS}")
+            raise DataError(f"{spec} is neither a file, a folder nor the name of a set", fix=f"give {KINDS}")
         return _file(spec, path)
 
 
@@ -108,7 +104,9 @@ def points_read(option: str, spec: str | None) -> list[tuple[str, Path]]:
 def draw(source: Source, n_points: int | None, *, seed: int, batch_size: int | None, model: nn.Module) -> Points:
     """So many points of the source, drawn without replacement with the seed; None: all, in their order."""
     if n_points is not None and n_points < 1:
-        raise Trouble(f"{n_points} points are none", "--points", "give a whole number of at least 1, all or theory")
+        raise Trouble(
+            f"{n_points} points are none", where="--points", fix="give a whole number of at least 1, all or theory"
+        )
     if n_points is None or n_points >= source.n_points:
         return collect(source, torch.arange(source.n_points), batch_size=batch_size, model=model)
     order = torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
@@ -124,8 +122,8 @@ def split(source: Source, n_points: int | None, n_holdout: int | None, *, seed: 
     if not 1 <= n_theirs < source.n_points:
         raise Trouble(
             f"{source.n_points} points cannot be split into calibration and {n_theirs} holdout points",
-            f"--data {source.spec}",
-            "give more points, a smaller --holdout-points, or a file of its own with --holdout",
+            where=f"--data {source.spec}",
+            fix="give more points, a smaller --holdout-points, or a file of its own with --holdout",
         )
     order = torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
     return order[n_theirs:][:n_points], order[:n_theirs]
@@ -152,7 +150,7 @@ def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.
 
 
 def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -> None:
-    """Nothing; Trouble where the network cannot run on the first point, which is no fault of the package."""
+    """Refuses a network that cannot run on the first point, which is no fault of the package."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with at(f"{option} {points.spec}", f"give {KINDS}"):
         batch = fresh(next(iter(batches_of(points.batches, device=device, n_points=1, refuses_non_finite=False))))
@@ -164,10 +162,18 @@ def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -
     except Exception as error:  # their network, their data: anything may be raised
         raise Trouble(
             f"{model_spec} cannot take this data ({type(error).__name__}: {error})",
-            f"{option} {points.spec}, one point is {shapes}",
-            f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, tensors under "
-            "other names are passed as keywords",
+            where=f"{option} {points.spec}, one point is {shapes}",
+            fix=f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, "
+            "tensors under other names are passed as keywords",
         ) from error
+
+
+def example_of(source: Source, model: nn.Module, model_spec: str, *, seed: int) -> Any:
+    """One point of the source that the network can take, as the example of `sample_size`."""
+    first = draw(source, 1, seed=seed, batch_size=1, model=model)
+    check_fits(model, first, model_spec, "--data")
+    batch = next(iter(batches_of(first.batches)))
+    return batch.kwargs or batch.args, None
 
 
 def summary(points: Points | None) -> dict[str, Any] | None:
@@ -181,6 +187,14 @@ def summary(points: Points | None) -> dict[str, Any] | None:
         "n_points": points.n_points,
         "hash": points.hash,
     }
+
+
+def _cifar10(root: Path) -> ImageSet:
+    if not any((root / folder).is_dir() for folder in (BIN_FOLDER, PY_FOLDER)):
+        raise DataError(
+            f"no CIFAR-10 in {root}", fix=f"fetch it with: sipp data cifar10 {root}, or put {BIN_FOLDER}/ there"
+        )
+    return load_cifar10(root)
 
 
 def _image_set(spec: str, data: ImageSet, role: Role) -> Source:
@@ -206,21 +220,21 @@ def _file(spec: str, path: Path) -> Source:
             raise
         # numpy goes on with advice on how to run a pickle that it finds
         reason = "it is broken, or holds a pickle" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
-        raise DataError(f"{path} could not be read ({reason}); give a whole file of numbers") from error
+        raise DataError(f"{path} could not be read ({reason})", fix="give a whole file of numbers") from error
     if not found:
-        raise DataError(f"{path} holds no arrays; expected {INPUTS}, or the names of the network's arguments")
+        raise DataError(f"{path} holds no arrays", fix=f"expected {INPUTS}, or the names of the network's arguments")
     lengths = {name: len(t) if t.dim() else None for name, t in found.items()}
     if len(set(lengths.values())) != 1 or None in lengths.values():
         raise DataError(
-            f"{path} holds arrays of {lengths} points; give arrays with the points along dimension 0, alike"
+            f"{path} holds arrays of {lengths} points", fix="give arrays with the points along dimension 0, alike"
         )
     if set(found) == {LABELS}:
         raise DataError(
-            f"{path} holds labels and no inputs; expected {INPUTS}, or the names of the network's arguments"
+            f"{path} holds labels and no inputs", fix=f"expected {INPUTS}, or the names of the network's arguments"
         )
     n = next(iter(lengths.values())) or 0
     if n == 0:
-        raise DataError(f"{path} holds no points; give at least one")
+        raise DataError(f"{path} holds no points", fix="give at least one")
     if LABELS in found and not found[LABELS].is_floating_point():
         found[LABELS] = found[LABELS].long()
     return Source(spec, "file", n, f"points of {path.name}", lambda items: {k: t[items] for k, t in found.items()})
@@ -234,13 +248,13 @@ def _read(path: Path) -> dict[str, Tensor]:
         with zipfile.ZipFile(path) as archive:
             total = sum(member.file_size for member in archive.infolist())
         if total > MAX_FILE_BYTES:
-            raise DataError(f"{path} unpacks to {total:,} bytes, more than {MAX_FILE_BYTES:,}; split it")
+            raise DataError(f"{path} unpacks to {total:,} bytes, more than {MAX_FILE_BYTES:,}", fix="split it")
         with np.load(path, allow_pickle=False) as arrays:
             return {name: _tensor(arrays[name], path, name) for name in arrays.files}
     if path.suffix == ".safetensors":
         return dict(load_file(path))
     raise DataError(
-        f"{path}: files of points end in .npy, .npz or .safetensors; convert it, or give a folder of images"
+        "files of points end in .npy, .npz or .safetensors", where=path, fix="convert it, or give a folder of images"
     )
 
 
@@ -248,7 +262,7 @@ def _tensor(array: Any, path: Path, name: str) -> Tensor:
     """The array as a tensor, whatever its byte order; DataError where it holds no numbers."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         kind = getattr(array, "dtype", type(array).__name__)
-        raise DataError(f"{path}: {name} holds {kind}, no numbers; give an array of numbers")
+        raise DataError(f"{name} holds {kind}, no numbers", where=path, fix="give an array of numbers")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape))
 
 
@@ -256,12 +270,16 @@ def _random(spec: str, role: Role, seed: int) -> Source:
     """Normal noise of a shape, for shapes and timings: it is no data, and no claim about data comes of it."""
     match = _RANDOM.fullmatch(spec)
     if match is None:
-        raise OptionError(f"{spec!r} is no shape; give random:POINTSxSHAPE, such as random:16x3x224x224")
+        raise OptionError(f"{spec!r} is no shape", fix="give random:POINTSxSHAPE, such as random:16x3x224x224")
     if role == "holdout":
-        raise OptionError("a certificate on noise says nothing about your inputs; give real points as the holdout")
+        raise OptionError(
+            "a certificate on noise says nothing about your inputs", fix="give real points as the holdout"
+        )
     shape = [int(number) for number in match.group(1).split("x")]
     if not 0 < int(np.prod(shape, dtype=object)) <= MAX_RANDOM:
-        raise OptionError(f"{spec!r} means {int(np.prod(shape, dtype=object)):,} numbers; give 1 to {MAX_RANDOM:,}")
+        raise OptionError(
+            f"{spec!r} means {int(np.prod(shape, dtype=object)):,} numbers", fix=f"give 1 to {MAX_RANDOM:,}"
+        )
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return Source(spec, "random", shape[0], "points of random noise (no data)", lambda items: {INPUTS: noise[items]})
 
@@ -296,8 +314,8 @@ def _index_any(path: Path) -> FolderIndex:
     )
     if not found:
         raise DataError(
-            f"{path} holds no images ({', '.join(sorted(SUFFIXES))}); give {path}/train/CLASS/*.jpg and "
-            f"{path}/val/CLASS/*.jpg, or images anywhere in it"
+            f"{path} holds no images ({', '.join(sorted(SUFFIXES))})",
+            fix=f"give {path}/train/CLASS/*.jpg and {path}/val/CLASS/*.jpg, or images anywhere in it",
         )
     return FolderIndex(path, (), tuple(found), torch.zeros(len(found), dtype=torch.int64), len(found), "")
 

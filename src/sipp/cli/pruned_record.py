@@ -127,6 +127,7 @@ def _conditions(guarantee: Guarantee) -> dict[str, Any]:
     return {
         "met": guarantee.met,
         "verdict": guarantee.verdict,
+        "contradicted": guarantee.contradicted,
         "delta": guarantee.delta,
         "n": guarantee.n,
         "n_needed": guarantee.n_needed,

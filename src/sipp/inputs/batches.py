@@ -61,8 +61,8 @@ def batches_of(
         batch = _as_batch(raw, index, role)
         if is_endless is not None and is_endless(batch):
             raise DataError(
-                f"{role} does not seem to end: {n_seen:,} points so far, and no length is known; give finite data (a "
-                f"list of batches){', or n_points' if role == 'calibration' else ''}"
+                f"{role} does not seem to end: {n_seen:,} points so far, and no length is known",
+                fix=f"give finite data (a list of batches){', or n_points' if role == 'calibration' else ''}",
             )
         if batch.n_points == 0:
             continue
@@ -109,7 +109,8 @@ def _length(data: Any) -> int:
         return len(data)
     except Exception as error:  # their code: anything may be raised
         raise DataError(
-            f"a {type(data).__name__} does not tell its length ({error!r}): give it a __len__ that counts its points"
+            f"a {type(data).__name__} does not tell its length ({error!r})",
+            fix="give it a __len__ that counts its points",
         ) from error
 
 
@@ -118,7 +119,7 @@ def _source(
 ) -> Iterable[Any]:
     if isinstance(data, tuple | Mapping):
         raise DataError(
-            f"{role} is a single {type(data).__name__}, not an iterable of batches: wrap it in a list, [batch]"
+            f"{role} is a single {type(data).__name__}, not an iterable of batches", fix="wrap it in a list, [batch]"
         )
     if isinstance(data, Tensor):
         check_dense(data, role)
@@ -154,7 +155,7 @@ def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
         iterator = iter(source)
     except Exception as error:  # their code: anything may be raised
         raise DataError(
-            f"{role} cannot be gone through, its __iter__ fails ({error!r}): give a list of batches"
+            f"{role} cannot be gone through, its __iter__ fails ({error!r})", fix="give a list of batches"
         ) from error
     for index in itertools.count():
         try:
@@ -206,7 +207,9 @@ def _as_batch(raw: Any, index: int, role: str) -> Batch:
     inputs, labels, is_pair = raw, None, False
     if isinstance(raw, Sequence) and not isinstance(raw, PackedSequence | str):
         if len(raw) not in (1, 2):
-            raise DataError(f"{where} has {len(raw)} parts; give (inputs, labels), several inputs as ((a, b), labels)")
+            raise DataError(
+                f"{where} has {len(raw)} parts", fix="give (inputs, labels), several inputs as ((a, b), labels)"
+            )
         is_pair = len(raw) == 2
         inputs, labels = raw if is_pair else (raw[0], None)
     args: tuple[Any, ...] = (inputs,)
@@ -224,12 +227,14 @@ def _as_batch(raw: Any, index: int, role: str) -> Batch:
     named = [(f"input {i}", value) for i, value in enumerate(args)] + [(str(k), value) for k, value in kwargs.items()]
     sizes = [_n_points(value, f"{where}, {name}") for name, value in named]
     if len(set(sizes)) != 1:
-        raise DataError(f"{where}: its tensors hold {sorted(set(sizes))} points; dimension 0 must be the same for all")
+        raise DataError(
+            f"its tensors hold {sorted(set(sizes))} points; dimension 0 must be the same for all", where=where
+        )
     tensors = [value for _, value in named if isinstance(value, Tensor)]
     if len(tensors) == len(named) and all(t.ndim == 1 for t in tensors) and any(t.is_floating_point() for t in tensors):
         raise DataError(
-            f"{where} is a single vector of {sizes[0]} numbers, a point without a batch axis; stack the points, "
-            "torch.stack(list), or give x[:, None] where each number is a point"
+            f"{where} is a single vector of {sizes[0]} numbers, a point without a batch axis",
+            fix="stack the points, torch.stack(list), or give x[:, None] where each number is a point",
         )
     return Batch(
         index=index,
@@ -246,7 +251,7 @@ def _n_points(value: Any, where: str) -> int:
     tensor = value.data if isinstance(value, PackedSequence) else value
     check_dense(tensor, where)
     if tensor.ndim == 0:
-        raise DataError(f"{where} holds a single number; give tensors with the points along dimension 0")
+        raise DataError(f"{where} holds a single number", fix="give tensors with the points along dimension 0")
     return int(value.batch_sizes[0]) if isinstance(value, PackedSequence) else len(tensor)
 
 
@@ -257,15 +262,15 @@ def check_dense(value: Any, where: str) -> None:
         way_out = WAYS_OUT.get(kind, "convert it")
         raise DataError(f"{where} holds a {kind}; every input is a dense tensor, points along dimension 0: {way_out}")
     if value.layout != torch.strided or value.is_nested:
-        raise DataError(f"{where} is a sparse or nested tensor ({value.layout}); give a dense one, x.to_dense()")
+        raise DataError(f"{where} is a sparse or nested tensor ({value.layout})", fix="give a dense one, x.to_dense()")
     if value.device.type == "meta":
-        raise DataError(f"{where} is on the meta device and holds no values; give real points")
+        raise DataError(f"{where} is on the meta device and holds no values", fix="give real points")
     if value.is_complex():
-        raise DataError(f"{where} holds complex numbers ({value.dtype}); give real ones, torch.view_as_real(x)")
+        raise DataError(f"{where} holds complex numbers ({value.dtype})", fix="give real ones, torch.view_as_real(x)")
     if value.is_floating_point() and value.element_size() < 2:
-        raise DataError(f"{where} holds numbers of 8 bits ({value.dtype}); give wider ones, x.float()")
+        raise DataError(f"{where} holds numbers of 8 bits ({value.dtype})", fix="give wider ones, x.float()")
     if value.is_quantized:
-        raise DataError(f"{where} is a quantised tensor ({value.dtype}); give plain numbers, x.dequantize()")
+        raise DataError(f"{where} is a quantised tensor ({value.dtype})", fix="give plain numbers, x.dequantize()")
 
 
 def is_padding_mask(name: str) -> bool:
@@ -294,8 +299,10 @@ def _real_positions(kwargs: dict[str, Any], where: str) -> Tensor | None:
     empty = (~found[0].any(dim=1)).nonzero()
     if len(empty):
         raise DataError(
-            f"{where}: all positions of point {int(empty[0])} are padding; drop such points (an attention_mask is 1 "
-            "where a position counts, a padding_mask True where it does not)"
+            f"all positions of point {int(empty[0])} are padding",
+            where=where,
+            fix="drop such points (an attention_mask is 1 where a position counts, a padding_mask True where it "
+            "does not)",
         )
     return found[0]
 
@@ -363,6 +370,7 @@ def _refuse_non_finite(batch: Batch) -> None:
         bad = ~torch.isfinite(tensor)
         where = "" if isinstance(value, PackedSequence) else f", first in point {int(bad.nonzero()[0, 0])}"
         raise DataError(
-            f"{batch.where}, {name}: {int(bad.sum())} of {tensor.numel()} values are NaN or infinite{where}; "
-            "clean or drop that batch, it would decide every maximum"
+            f"{int(bad.sum())} of {tensor.numel()} values are NaN or infinite{where}",
+            where=f"{batch.where}, {name}",
+            fix="clean or drop that batch, it would decide every maximum",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -23,12 +24,16 @@ from sipp.inputs.outside_reads import Watch
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was
 from sipp.inputs.uses import fitted, without_padding
 from sipp.numerics import integers, is_out_of_memory
-from sipp.records import Batch, NormStats, Use, Weight
+from sipp.options import NormStats
+from sipp.records import Batch, Use, Weight
 
 OnUse = Callable[[Weight, Use, Batch], None]
 OnOutput = Callable[[Any, Batch], None]
 Group = Callable[[Weight, Use], Use]  # a use with its patches grouped by point, before its padding is taken out
 Forms = dict[tuple[Any, ...], Orders]  # numbers of points, shapes and dtypes of batches, and how their uses are ordered
+
+
+Run = Callable[[Batch, OnUse], Any]  # the output of a batch, its uses handed over on the way
 
 
 def capture(
@@ -39,40 +44,71 @@ def capture(
     on_use: OnUse,
     on_output: OnOutput,
     norm_stats: NormStats = "running",
-    checked: Forms | None = None,
 ) -> None:
-    """Calls `on_use` for every use of a weight, in the order of execution, and `on_output` after each batch.
+    """Calls `on_use` for every use of a weight, in the order of execution, and `on_output` after each batch."""
+    run = runner(model, sites, norm_stats)
+    for batch in batches:
+        on_output(run(batch, on_use), batch)
+
+
+def runner(
+    model: nn.Module, sites: Iterable[Site], norm_stats: NormStats = "running", checked: Forms | None = None
+) -> Run:
+    """A function that runs a batch, with hooks on the sites while it does, and hands over its uses.
 
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
     With `checked`, the forms of the batches looked at so far, a batch of a new form is also checked for what hooks on
-    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere (FAULTS 40),
-    patches that are another point's. Without, uses are grouped by point as their shapes suggest.
+    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere, patches that
+    are another point's. Without, uses are grouped by point as their shapes suggest.
     """
     sites = tuple(sites)
-    with scoring_mode(model, norm_stats):
-        for batch in batches:
-            form = _form(batch)
+    now = _Now()
+
+    def run(batch: Batch, on_use: OnUse) -> Any:
+        form = _form(batch)
+        with scoring_mode(model, norm_stats), _listening(sites, now):
             if checked is None:
-                output = _run_hooked(model, sites, batch, on_use, _as_reported, None)
-            elif form in checked:
-                output = _run_hooked(model, sites, batch, on_use, Grouper(checked[form], None, batch), None)
-            else:
-                orders: Orders = {}
-                group = Grouper(orders, _moved(model, sites, batch, norm_stats), batch)
-                with Watch(sites, batch.where) as watch:
-                    output = _run_hooked(model, sites, batch, on_use, group, watch)
-                checked[form] = orders
-            on_output(output, batch)
+                return _run_hooked(model, now, batch, on_use, _as_reported, None)
+            if form in checked:
+                return _run_hooked(model, now, batch, on_use, Grouper(checked[form], None, batch), None)
+            orders: Orders = {}
+            group = Grouper(orders, _moved(model, now, batch, norm_stats), batch)
+            with Watch(sites, batch.where) as watch:
+                output = _run_hooked(model, now, batch, on_use, group, watch)
+            checked[form] = orders
+            return output
+
+    return run
 
 
-def _moved(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> Recorder:
+@contextmanager
+def _listening(sites: Iterable[Site], now: _Now) -> Iterator[None]:
+    """A context with hooks on the sites. No other thread runs the model in it: `scoring_mode` sees to that."""
+    with ExitStack() as stack:
+        for site in sites:
+            for handle in _hooks(site, now):
+                stack.callback(handle.remove)
+        yield
+
+
+@dataclass
+class _Now:
+    """What the hooks serve at the moment; without a batch they rest."""
+
+    batch: Batch | None = None
+    on_use: OnUse = lambda weight, use, batch: None
+    group: Group = lambda weight, use: use
+    watch: Watch | None = None
+
+
+def _moved(model: nn.Module, now: _Now, batch: Batch, norm_stats: NormStats) -> Recorder:
     """All uses with the points of the batch at other places; none where the model runs on no such batch."""
     for placed_B in placements(batch.n_points) if batch.n_points > 1 else ():
         record = Recorder(placed_B)
         try:
             with scoring_mode(model, norm_stats):  # what this pass changes is not there for the real one
-                _run_hooked(model, sites, points_at(batch, placed_B), lambda weight, use, batch: None, record, None)
+                _run_hooked(model, now, points_at(batch, placed_B), lambda weight, use, batch: None, record, None)
         except (DataError, ModelError):  # what is wrong with the batch itself, its own pass says
             continue
         return record
@@ -113,10 +149,8 @@ def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     return f"{text}; give inputs of the shape and type that the model takes"
 
 
-def _run_hooked(
-    model: nn.Module, sites: tuple[Site, ...], batch: Batch, on_use: OnUse, group: Group, watch: Watch | None
-) -> Any:
-    """The model's output on a batch, with hooks on the sites that hand over uses and, with a watch, check outputs.
+def _run_hooked(model: nn.Module, now: _Now, batch: Batch, on_use: OnUse, group: Group, watch: Watch | None) -> Any:
+    """The model's output on a batch; the hooks hand over its uses and, with a watch, check outputs.
 
     The model is given a copy: a first layer that works in place must not change the caller's data.
     """
@@ -132,39 +166,48 @@ def _run_hooked(
 
         return noted
 
-    with ExitStack() as stack:
-        for site in sites:
-            for handle in _hooks(site, batch, noting(on_use), noting(group), watch):
-                stack.callback(handle.remove)
+    now.batch, now.on_use, now.group, now.watch = batch, noting(on_use), noting(group), watch
+    try:
         return run_batch(model, fresh(batch), ours)
+    finally:
+        now.batch = now.watch = None
 
 
-def _hooks(site: Site, batch: Batch, on_use: OnUse, group: Group, watch: Watch | None) -> Iterator[Any]:
+def _hooks(site: Site, now: _Now) -> Iterator[Any]:
     """Registers the hooks of one site. The user's own run first, so that ours see what the layer sees and gives."""
     module = site.module
-    awaited: list[Expected | None] = []  # one for each call under way
+    awaited: list[Expected | None] = []  # one for each watched call under way
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if now.watch is not None:
+            now.watch.enter(site)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if now.batch is None:
+            return
         with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
             by_use = []
-            for weight, whole, use in _uses(site, args, kwargs, batch, group):
-                if watch is not None:
+            for weight, whole, use in _uses(site, args, kwargs, now.batch, now.group):
+                if now.watch is not None:
                     by_use.append(products(site, weight, whole))
-                on_use(weight, use, batch)
-            if watch is not None:
+                now.on_use(weight, use, now.batch)
+            if now.watch is not None:
                 awaited.append(expected_output(site, args, kwargs, by_use))
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        expected = awaited.pop()
-        if expected is not None:
+        expected = awaited.pop() if now.watch is not None and awaited else None
+        if expected is not None and now.batch is not None:
             with torch._C.DisableTorchFunction():
-                refuse_other_map(site, expected, output, batch)
+                refuse_other_map(site, expected, output, now.batch)
 
-    if watch is not None:
-        # reads by the user's own hooks of the module are the module's
-        yield module.register_forward_pre_hook(lambda module, args: watch.enter(site), prepend=True)
-        yield module.register_forward_hook(after)
-        yield module.register_forward_hook(lambda module, args, output: watch.leave(site), always_call=True)
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if now.watch is not None:
+            now.watch.leave(site)
+
+    # reads by the user's own hooks of the module are the module's
+    yield module.register_forward_pre_hook(enter, prepend=True)
+    yield module.register_forward_hook(after)
+    yield module.register_forward_hook(leave, always_call=True)
     yield module.register_forward_pre_hook(before, with_kwargs=True)
 
 
@@ -183,7 +226,7 @@ def _uses(
                 continue
             fits = fitted(use, weight, site.module.get_parameter(use.parameter).device, batch)
         except (DataError, ModelError) as error:
-            raise type(error)(f"{batch.where}: {site.label} {error}") from None
+            raise type(error)(f"{site.label} {error.what}", where=batch.where, fix=error.fix) from None
         if fits is not None:
             yield weight, use, without_padding(group(weight, use), batch)
 

@@ -88,8 +88,11 @@ class Watch(TorchFunctionMode):
     def _refuse(self, one: _Watched, function: str) -> None:
         module = one.name.rpartition(".")[0] or "the model itself"
         raise ModelError(
-            f"{self.where}: {one.name} is read by {function} while {module} is not running, so the weight has a use "
-            f"that is not scored; call the module itself there, or leave the weight as it is with exclude={one.name!r}"
+            f"{one.name} is read by {function} while {module} is not running, so the weight has a use "
+            "that is not scored",
+            where=self.where,
+            fix=f"call the module itself there, or leave the weight as it is with exclude={one.name!r}",
+            option="exclude",
         )
 
 

@@ -27,8 +27,9 @@ def copy_of(model: nn.Module) -> nn.Module:
             made = copy.deepcopy(model)
     except Exception as error:  # their classes, their __deepcopy__: anything may be raised
         raise ModelError(
-            f"the {type(model).__name__} cannot be copied ({type(error).__name__}: {error}); keep what has no copy "
-            "(locks, files, tensors with a history) out of its attributes, or give it a __deepcopy__"
+            f"the {type(model).__name__} cannot be copied ({type(error).__name__}: {error})",
+            fix="keep what has no copy (locks, files, tensors with a history) out of its attributes, or give it "
+            "a __deepcopy__",
         ) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"the deep copy of the {type(model).__name__} is a {type(made).__name__}, not an nn.Module")

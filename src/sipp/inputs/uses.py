@@ -74,8 +74,9 @@ def _refuse_one_vector(use: Use, weight: Weight, batch: Batch) -> None:
         return
     if any(isinstance(value, Tensor) and value.ndim == 1 for value in (*batch.args, *batch.kwargs.values())):
         raise DataError(
-            f"reads the {batch.n_points} points of the batch as the {weight.fan_in} features of one vector; points run "
-            "along dimension 0: give a batch of one point as x[None]"
+            f"reads the {batch.n_points} points of the batch as the {weight.fan_in} features of one "
+            "vector; points run along dimension 0",
+            fix="give a batch of one point as x[None]",
         )
 
 

@@ -6,33 +6,30 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import get_args
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from sipp.allocation import Posed, allocate_posed, largest, order_of, pose
-from sipp.bounds.assumption import check_assumption
-from sipp.bounds.network import Mode, layer_weights
+from sipp.bounds.assumption import check_assumption_of
+from sipp.bounds.chain import chain_obstacle
+from sipp.bounds.given_weights import judge
 from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.bounds.statements import state
-from sipp.checking import check_choice, check_flag, check_whole
+from sipp.bounds.statements import holdout_norms, state
+from sipp.checking import check_choice, check_flag, check_record, check_seed, check_share, check_whole
 from sipp.errors import OptionError
 from sipp.inputs.batches import Data
-from sipp.inputs.layers import Selector, unwrap
+from sipp.inputs.layers import Selector
 from sipp.inputs.restore import copy_of
+from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import budget_of
-from sipp.pruning.ranking import ROW_METHODS, holdout_norms, take_aside, weights_of
-from sipp.pruning.ranking import rank as rank  # scores without a budget: `cut` them at any
-from sipp.pruning.result import CONFIDENCE, Allocation, Draws, Method, Pruned, PrunedLayer, Ranking
-from sipp.pruning.sparse_rows import SparseRows, det_rows, given_rows, sparsify_layers
-from sipp.records import NormStats, Reduce, from_rows, to_rows
-from sipp.scoring.baselines import Loss
-from sipp.scoring.kernels import Kernel
-from sipp.scoring.sensitivities import ChunkBytes
-from sipp.scoring.theory_points import C_CONSTANT, K_CONSTANT
+from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring, check_floor
+from sipp.pruning.cutting import before_cut, masks_of, sparse_rows, write_rows
+from sipp.pruning.ranking import rank_subject, take_aside
+from sipp.pruning.result import Pruned, PrunedLayer, Ranking
+from sipp.repairing.entry import repair as repair_network
+from sipp.scoring.methods import DEFAULT, Method, MethodRow, method_of
+from sipp.scoring.theory_points import check_delta
 
 
 def prune(
@@ -41,34 +38,32 @@ def prune(
     *,
     keep: float | None = None,
     budget: int | None = None,
-    method: Method = "sipp-hybrid",
-    delta: float = 1e-16,
+    method: Method = DEFAULT,
+    delta: float = DELTA,
     confidence: float = CONFIDENCE,
     seed: int = 0,
     draws: Draws = "until",
-    allocation: Allocation = "rows",
-    reduce: Reduce = "max",
-    norm_stats: NormStats = "running",
-    n_points: int | Literal["theory"] | None = None,
+    reduce: Reduce | None = None,
+    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
-    loss: Loss = F.cross_entropy,
-    c_constant: float = C_CONSTANT,
-    k_constant: float = K_CONSTANT,
-    chunk_bytes: ChunkBytes = "auto",
-    kernel: Kernel = "auto",
     bound: Mode = "paper",
-    looks_at_assumption: bool = False,
     holdout: Data | None = None,
+    looks_at_assumption: bool = False,
+    repair: bool = False,
+    scoring: Scoring = Scoring(),
+    constants: Constants = Constants(),
     progress: bool = False,
 ) -> Pruned:
     """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
-    `allocation="network"` weighs a row's error by what it costs the network (kappa_l Delta_l), `bound` chooses how the
-    network statement is computed: the paper's formula, or operator norms on the graph of the model. What rests on a
-    maximum over points holds for all but a share of inputs, at `confidence` (T18); for the network statement that share
-    is smallest with a `holdout` of points that serve nothing else. `bound="sound"` needs such points: without a holdout
-    the last quarter of `data` is kept aside, not scored. `looks_at_assumption` adds what data and holdout say of T4.
+    `bound` chooses how the network statement is computed: the paper's formula, or operator norms on the graph of the
+    model. What rests on a maximum over points holds for all but a share of inputs, at `confidence` (T18); for the
+    network statement that share is smallest with a `holdout` of points that serve nothing else. `bound="sound"` needs
+    such points: without a holdout the last quarter of `data` is kept aside, not scored. `looks_at_assumption` adds
+    what data and holdout say of T4. With a `floor` every row keeps a weight, and every layer that share of what an even
+    cut would leave it; "method" is the method's own: 0.1 for sipp-blend, none for the others. `repair` refits the kept
+    weights on `data`, without labels (`sipp.repair`); everything that is said then speaks of the repaired network.
 
     Example:
         >>> import sipp, torch
@@ -77,177 +72,139 @@ def prune(
         >>> pruned.kept, pruned.n_weights
         (96, 192)
     """
-    _check_reading(data, holdout, bound, looks_at_assumption)
-    n_weights = sum(weight.n_weights for weight in weights_of(unwrap(model), include, exclude))
-    n_kept = _budget(keep, budget, n_weights)  # before the work: a wrong budget should not cost a pass over the data
+    row = method_of(method)
+    _check_reading(data, holdout, bound, looks_at_assumption, repair)
+    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    n_kept = _budget(keep, budget, sum(weight.n_weights for weight in subject.weights))
     aside = holdout
     if bound == "sound" and data is not None and holdout is None:
-        data, aside = take_aside(
-            model,
-            data,
-            n_points,
-            delta,
-            method=method,
-            k_constant=k_constant,
-            include=include,
-            exclude=exclude,
-            seed=seed,
-        )
-        n_points = None
-    ranking = rank(
-        model,
-        data,
-        method=method,
+        subject, aside = take_aside(subject, delta, row, constants)
+    ranking = _ranked(subject, row, delta, confidence, draws, reduce, floor, constants, progress, statements=True)
+    if bound == "paper" and holdout is not None and ranking.scores is not None:
+        ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
+    pruned = cut(ranking, n_kept, seed=seed)
+    if repair and data is not None:
+        pruned = repaired(ranking, pruned, data, seed=seed, progress=progress)
+    if bound == "sound" and ranking.scores is not None and aside is not None:
+        statement = sound_network_bound(ranking.model, pruned.model, aside, ranking.scores, confidence=confidence)
+        pruned = replace(pruned, bound=statement)
+    if looks_at_assumption and data is not None and ranking.scores is not None:
+        looked_at = replace(subject, scoring=replace(scoring, n_points=ranking.scores.n_points))
+        pruned = replace(pruned, assumption=check_assumption_of(looked_at, holdout, constants))
+    return pruned
+
+
+def rank(
+    model: nn.Module,
+    data: Data | None,
+    *,
+    method: Method = DEFAULT,
+    delta: float = DELTA,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+    draws: Draws = "until",
+    reduce: Reduce | None = None,
+    floor: Floor = "method",
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    scoring: Scoring = Scoring(),
+    constants: Constants = Constants(),
+    progress: bool = False,
+    statements: bool = False,
+) -> Ranking:
+    """The scores of every prunable weight by `method`: all of pruning that does not depend on the budget.
+
+    `statements` asks for what only statements need: sensitivities beside the scores of a baseline (T17), and the
+    constant measured (T19).
+    """
+    row = method_of(method)
+    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    return _ranked(subject, row, delta, confidence, draws, reduce, floor, constants, progress, statements)
+
+
+def _ranked(
+    subject: Subject,
+    row: MethodRow,
+    delta: float,
+    confidence: float,
+    draws: Draws,
+    reduce: Reduce | None,
+    floor: Floor,
+    constants: Constants,
+    progress: bool,
+    statements: bool,
+) -> Ranking:
+    """The ranking of a subject, with the reason why T12 does not bind its model."""
+    check_delta(delta)
+    check_record("constants", constants, Constants)
+    check_share("confidence", confidence)
+    check_choice("draws", draws, get_args(Draws))
+    check_seed(subject.seed)
+    check_flag("progress", progress)
+    if reduce is not None:
+        check_choice("reduce", reduce, get_args(Reduce))
+    ranking = rank_subject(
+        subject,
+        row,
         delta=delta,
         confidence=confidence,
-        seed=seed,
         draws=draws,
-        allocation=allocation,
-        reduce=reduce,
-        norm_stats=norm_stats,
-        n_points=n_points,
-        include=include,
-        exclude=exclude,
-        loss=loss,
-        c_constant=c_constant,
-        k_constant=k_constant,
-        chunk_bytes=chunk_bytes,
-        kernel=kernel,
+        reduce=reduce or row.reduce,
+        floor=_floor(floor, row),
+        constants=constants,
         progress=progress,
-        statements=True,
+        statements=statements,
     )
-    if bound == "paper" and holdout is not None and ranking.scores is not None:
-        ranking = replace(
-            ranking,
-            holdout=holdout_norms(
-                ranking, holdout, include=include, exclude=exclude, chunk_bytes=chunk_bytes, kernel=kernel
-            ),
-        )
-    pruned = cut(ranking, n_kept, seed=seed)
-    if bound == "sound" and ranking.scores is not None and aside is not None:
-        pruned = replace(
-            pruned, bound=sound_network_bound(ranking.model, pruned.model, aside, ranking.scores, confidence=confidence)
-        )
-    if looks_at_assumption and data is not None and ranking.scores is not None:
-        found = check_assumption(
-            ranking.model,
-            data,
-            holdout,
-            c_constant=c_constant,
-            k_constant=k_constant,
-            include=include,
-            exclude=exclude,
-            norm_stats=norm_stats,
-            n_points=ranking.scores.n_points,
-            seed=seed,
-        )
-        pruned = replace(pruned, assumption=found)
-    return pruned
+    if ranking.scores is None:
+        return ranking
+    names = {weight.name for weight in ranking.weights}
+    return replace(ranking, obstacle=chain_obstacle(ranking.model, names, ranking.example))
 
 
 def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
     uncut = before_cut(ranking)
-    dense, rows = uncut.dense, sparse_rows(ranking, uncut, budget, seed=seed)
-    pruned_model = copy_of(ranking.model)
-    write_rows(pruned_model, ranking, rows)
-    masks = {}
-    for weight, row in zip(ranking.weights, rows):
-        parameter = pruned_model.get_parameter(weight.name)
-        masks[weight.name] = from_rows(weight, row.mask_FK, parameter).to(parameter.device)
-    pruned = state(ranking, rows, dense, pruned_model, masks, budget=budget, seed=seed)
+    rows, choice = sparse_rows(ranking, uncut, budget, seed=seed)
+    model = copy_of(ranking.model)
+    write_rows(model, ranking, rows)
+    pruned = state(ranking, rows, uncut.dense, model, masks_of(model, ranking, rows), budget=budget, seed=seed)
     _warn_of_dead(pruned.layers)
-    return pruned
+    return replace(pruned, choice=choice)
 
 
-@dataclass(frozen=True)
-class Uncut:
-    """What all budgets share: the weights before pruning (F x K, on the CPU), and what is worth preparing for many."""
-
-    dense: list[Tensor]
-    order: Tensor | None  # of the scores
-    posed: Posed | None  # OptAlloc without its budget, for the methods that sample
-
-
-def before_cut(ranking: Ranking, *, n_cuts: int = 1) -> Uncut:
-    """The weights of a ranking, ready for this many budgets. Rows do not depend on the number."""
-    dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
-    is_sampled = ranking.scores is not None and ROW_METHODS.get(ranking.method) in ("rand", "hybrid")
-    order = order_of(ranking.ranks) if n_cuts > 1 and not is_sampled else None
-    return Uncut(dense, order, _pose(ranking, dense) if n_cuts > 1 and is_sampled else None)
-
-
-def _pose(ranking: Ranking, dense: list[Tensor]) -> Posed:
-    assert ranking.scores is not None
-    return pose(
-        ranking.ranks,
-        n_outputs=ranking.scores.n_outputs,
-        delta=ranking.delta,
-        c_constant=ranking.c_constant,
-        layer_weights=layer_weights(ranking.scores.layers, dense) if ranking.allocation == "network" else None,
-    )
-
-
-def write_rows(model: nn.Module, ranking: Ranking, rows: list[SparseRows]) -> None:
-    """Nothing; puts the rows' values into the parameters of a copy of the ranked model."""
-    with torch.no_grad():
-        for weight, row in zip(ranking.weights, rows):
-            parameter = model.get_parameter(weight.name)
-            parameter.copy_(from_rows(weight, row.values_FK.to(parameter.dtype), parameter))
-
-
-def sparse_rows(ranking: Ranking, uncut: Uncut, budget: int, *, seed: int) -> list[SparseRows]:
-    """Budget (T10), then rows (T5, T6, T8, T9). Without a method for rows: the largest scores, values unchanged."""
-    generator = torch.Generator().manual_seed(seed)
-    row_method, dense = ROW_METHODS.get(ranking.method), uncut.dense
-    if ranking.scores is None or row_method is None or budget == ranking.n_weights:
-        masks = largest(ranking.ranks, budget, order=uncut.order)
-        return [masked_rows(ranking, i, w, mask) for i, (w, mask) in enumerate(zip(dense, masks))]
-    if row_method == "det" and ranking.allocation == "rows":  # the largest scores of all are the largest of each row
-        masks = largest(ranking.ranks, budget, order=uncut.order)
-        triples = zip(dense, ranking.ranks, masks)
-        return [det_rows(weight, rank, mask, c_constant=ranking.c_constant) for weight, rank, mask in triples]
-    if row_method == "det":
-        weights = layer_weights(ranking.scores.layers, dense)
-        ranks = [rank.double() * w for rank, w in zip(ranking.ranks, weights)]
-        kept = [mask.sum(1) for mask in largest(ranks, budget)]
-    else:
-        posed = uncut.posed if uncut.posed is not None else _pose(ranking, dense)
-        kept = allocate_posed(posed, budget, generator=generator)
-    return sparsify_layers(
-        dense,
-        ranking.ranks,
-        kept,
-        method=row_method,
-        draws=ranking.draws,
-        n_outputs=ranking.scores.n_outputs,
-        delta=ranking.delta,
-        c_constant=ranking.c_constant,
-        generator=generator,
-    )
-
-
-def masked_rows(ranking: Ranking, i: int, weight_FK: Tensor, mask_FK: Tensor) -> SparseRows:
-    """The weights of layer i under a mask, unchanged, with the bound of T17 where there are sensitivities."""
+def repaired(ranking: Ranking, pruned: Pruned, data: Data, *, seed: int = 0, progress: bool = False) -> Pruned:
+    """The pruned network with its kept weights refitted, and what is promised about those (T17)."""
+    fixed = repair_network(ranking.model, pruned, data, seed=seed, progress=progress)
     if ranking.scores is None:
-        values_FK = torch.where(mask_FK, weight_FK, 0.0)
-        return given_rows(weight_FK, values_FK, mask_FK, None, c_constant=ranking.c_constant)
-    sensitivity_FK = ranking.scores.layers[i].sensitivity_FK.cpu()
-    return det_rows(weight_FK, sensitivity_FK, mask_FK, c_constant=ranking.c_constant)
+        return fixed
+    judged = judge(ranking, fixed.model, fixed.masks, seed)
+    return replace(
+        fixed, layers=judged.layers, guarantee=judged.guarantee, bound=judged.bound, measured=judged.measured
+    )
+
+
+def _floor(floor: Floor, row: MethodRow) -> float | None:
+    """The floor under rows and layers: the one that is asked for, or the method's own."""
+    check_floor(floor)
+    return row.floor if floor == "method" else None if isinstance(floor, str) else float(floor)
 
 
 def _warn_of_dead(layers: tuple[PrunedLayer, ...]) -> None:
     for layer in layers:
         if layer.kept == 0:
-            warnings.warn(f"{layer.name}: the whole layer died, none of its weights was kept", stacklevel=4)
+            warnings.warn(
+                f"{layer.name}: the whole layer died, none of its weights was kept; floor=0.1 prevents it", stacklevel=4
+            )
         elif layer.dead_rows:
             n_dead = len(layer.dead_rows)
             warnings.warn(
-                f"{layer.name}: {n_dead} of {layer.n_rows} rows died, no weight of theirs was kept", stacklevel=4
+                f"{layer.name}: {n_dead} of {layer.n_rows} rows died, none of theirs was kept; floor=0.0 keeps one",
+                stacklevel=4,
             )
 
 
 def _budget(keep: float | None, budget: int | None, n_weights: int) -> int:
+    """The number of weights to keep, known before the work: a wrong budget should not cost a pass over the data."""
     if (keep is None) == (budget is None):
         raise OptionError("give exactly one of keep (a share in (0, 1]) and budget (a number of weights)")
     if keep is not None:
@@ -255,15 +212,22 @@ def _budget(keep: float | None, budget: int | None, n_weights: int) -> int:
     return check_whole("budget", budget, least=1, most=n_weights)  # all prunable weights
 
 
-def _check_reading(data: Data | None, holdout: Data | None, bound: str, looks_at_assumption: bool) -> None:
+def _check_reading(
+    data: Data | None, holdout: Data | None, bound: str, looks_at_assumption: bool, repair: bool
+) -> None:
     """Refuses what cannot be read as often as it must be, and a holdout that would serve nothing."""
     check_choice("bound", bound, get_args(Mode))
     check_flag("looks_at_assumption", looks_at_assumption)
+    check_flag("repair", repair)
+    if repair and (data is None or hasattr(data, "__next__")):
+        raise OptionError(
+            "repair=True refits on the data, after it was scored", fix="give a list, a loader or a tensor"
+        )
     if (bound == "sound" or looks_at_assumption) and hasattr(data, "__next__"):
         raise OptionError(
-            "bound='sound' and looks_at_assumption read the data twice: give a list, a loader or a tensor"
+            "bound='sound' and looks_at_assumption read the data twice", fix="give a list, a loader or a tensor"
         )
     if holdout is not None and data is None:
-        raise OptionError("holdout serves statements about points, and there is no data: give both, or neither")
+        raise OptionError("holdout serves statements about points, and there is no data", fix="give both, or neither")
     if looks_at_assumption and hasattr(holdout, "__next__"):
-        raise OptionError("looks_at_assumption reads the holdout again: give a list, a loader or a tensor")
+        raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")

@@ -200,13 +200,15 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
         known.setdefault(_canonical(full), by_param[param])
     for name in names:
         if not isinstance(name, str):
-            raise OptionError(f"{name!r:.60} is no parameter's name: use names from model.named_parameters()")
+            raise OptionError(f"{name!r:.60} is no parameter's name", fix="use names from model.named_parameters()")
     found = {name: known.get(name) or known.get(_canonical(name)) for name in names}
     unknown = [name for name, entry in found.items() if entry is None]
     if unknown:
         near = {name: difflib.get_close_matches(name, known, n=N_NEAREST) for name in unknown}
         lines = (f"{name!r} (nearest: {', '.join(close) or 'none'})" for name, close in near.items())
-        raise OptionError(f"the model has no parameter {'; '.join(lines)}: use names from model.named_parameters()")
+        raise OptionError(
+            f"the model has no parameter {'; '.join(lines)}", fix="use names from model.named_parameters()"
+        )
     return {name: entry for name, entry in found.items() if entry is not None}
 
 
@@ -223,7 +225,9 @@ def _roots(model: nn.Module) -> list[nn.Module]:
 
 def _check_module(model: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module; give an instance")
+        raise ModelError(
+            f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module", fix="give an instance"
+        )
 
 
 def _checked_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[_Held, Tensor]]:
@@ -232,7 +236,7 @@ def _checked_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[
     for given, entry in _resolve(model, masks).items():
         mask = _checked_mask(entry, masks[given])
         if entry.name in found and not torch.equal(found[entry.name][1], mask):
-            raise OptionError(f"{given!r} is tied to {entry.name!r} but has another mask: give one mask for both")
+            raise OptionError(f"{given!r} is tied to {entry.name!r} but has another mask", fix="give one mask for both")
         found[entry.name] = (entry, mask)
     return list(found.values())
 
@@ -241,19 +245,19 @@ def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
     """The mask on the parameter's device; refuses what cannot be held."""
     name, param = entry.name, entry.param
     if is_lazy(param) or param.is_meta:
-        raise ModelError(f"parameter {name!r} has no values yet: run the model, or load weights, before hold()")
+        raise ModelError(f"parameter {name!r} has no values yet", fix="run the model, or load weights, before hold()")
     if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise OptionError(f"the mask of {name!r} is {kind}: give a torch.bool tensor (True = kept)")
+        raise OptionError(f"the mask of {name!r} is {kind}", fix="give a torch.bool tensor (True = kept)")
     if mask.shape != param.shape:
         raise OptionError(f"the mask of {name!r} has shape {tuple(mask.shape)}, the parameter {tuple(param.shape)}")
     if not bool(torch.isfinite(param.detach()).all()):
-        raise ModelError(f"parameter {name!r} holds NaN or infinite values: load a sound checkpoint before hold()")
+        raise ModelError(f"parameter {name!r} holds NaN or infinite values", fix="load a sound checkpoint first")
     _refuse_sparse(param.grad, name)
     for module, local in entry.owners:
         taken = local + MASK_SUFFIX
         if local not in _names(module) and hasattr(module, taken):
-            raise ModelError(f"the owner of {name!r} has its own {taken!r}: rename it, or undo torch's pruning")
+            raise ModelError(f"the owner of {name!r} has its own {taken!r}", fix="rename it, or undo torch's pruning")
     mask = mask.detach().to(param.device)
     old = _mask_of(entry)
     n_revived = 0 if old is None else int((mask & ~old).sum())
@@ -264,19 +268,23 @@ def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
 
 def _refuse_sparse(grad: Tensor | None, name: str) -> None:
     if grad is not None and grad.layout is not torch.strided:
-        raise ModelError(f"the gradient of {name!r} is sparse, a held parameter needs dense ones: set sparse=False")
+        raise ModelError(f"the gradient of {name!r} is sparse, a held one needs dense ones", fix="set sparse=False")
 
 
 def _checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
     if not isinstance(optimizer, Optimizer | list | tuple | None):
-        raise OptionError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer, or a list of them")
+        raise OptionError(
+            f"optimizer is a {type(optimizer).__name__}", fix="give a torch.optim.Optimizer, or a list of them"
+        )
     given = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     own = set(model.parameters())
     for one in given:
         if not isinstance(one, Optimizer):
-            raise OptionError(f"optimizer is a {type(one).__name__}: give the torch.optim.Optimizer inside it")
+            raise OptionError(f"optimizer is a {type(one).__name__}", fix="give the torch.optim.Optimizer inside it")
         if not any(param in own for group in one.param_groups for param in group["params"]):
-            raise OptionError(f"the {type(one).__name__} holds no parameter of the model: make it from this model")
+            raise OptionError(
+                f"the {type(one).__name__} holds no parameter of the model", fix="make it from this model"
+            )
     return given
 
 

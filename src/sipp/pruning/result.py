@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
 from sipp.display import pruned_table
+from sipp.options import Constants, Draws
+from sipp.pruning.blending import Blend, Choice
 from sipp.records import Scores, Weight
+from sipp.scoring.methods import Method
 
 if TYPE_CHECKING:
     from sipp.bounds.assumption import Assumption
     from sipp.bounds.network import Guarantee, Measured, NetworkBound
+    from sipp.repairing.record import Repair
 
-Method = Literal["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "wt", "snip", "random"]
 Origin = Method | Literal["given"]  # "given": the new weights were the caller's own
-Draws = Literal["until", "fixed"]
-Allocation = Literal["rows", "network"]
-CONFIDENCE = 0.95  # of statements about all but a share of inputs (T18, T19)
 
 
 def layer_bound(eps: float | None, sign_complexity: float | None) -> float | None:
@@ -86,7 +86,9 @@ class Pruned:
     seed: int
     draws: Draws = "until"
     measured: Measured | None = None  # the same without T4's assumption (T19); None where nothing was scored
+    choice: Choice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
+    repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
 
     @property
     def n_weights(self) -> int:
@@ -111,13 +113,15 @@ class Ranking:
     scores: Scores | None  # None where nothing was scored: then nothing is promised
     method: Origin
     draws: Draws
-    allocation: Allocation
     delta: float
-    c_constant: float
-    k_constant: float
-    confidence: float = CONFIDENCE
+    confidence: float
+    constants: Constants
     obstacle: str = ""  # why T12 does not bind the model; empty if it does
     unscored: str = ""  # why nothing was scored; empty if it was
+    example: Any = None  # a few of the points, as the model takes them; None where nothing was scored
+    is_thinned: bool = False  # a rank of 0 is a weight that an earlier step pruned, and is not taken back
+    floor: float | None = None  # under rows and layers; None: they may die
+    blend: Blend | None = None  # what a blend is chosen from; None for other methods
     holdout: Scores | None = None  # norms on points that are new to the pruning (T18)
 
     @property

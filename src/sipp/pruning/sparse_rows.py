@@ -28,17 +28,17 @@ from sipp.allocation.row_loops import (
     compiled_rows,
     draws_of_row,
     fill_rates,
-    look,
+    kept_after,
     over_rows,
     smallest_of,
     total_of,
 )
 from sipp.errors import DataError, OptionError
 from sipp.numerics import BOUND_DTYPE
+from sipp.options import Draws
 from sipp.pruning.sampling import Lot, batches, draw_fixed, draw_lots_until
 
 RowMethod = Literal["det", "rand", "hybrid"]
-Draws = Literal["until", "fixed"]
 
 DET = 0  # the most sensitive weights, unchanged (T5)
 RAND = 1  # a re-weighted sample (T6, T8)
@@ -261,7 +261,7 @@ def _settle_rows(
             # eps if N(m) is at least that N, which m >= U(N) tells without N(m)
             enough = scale * total * ((6.0 / eps_F[i] + 2.0) / eps_F[i]) if is_hybrid else 0.0
             enough = math.ceil(enough) if is_whole and enough < MAX_DRAWS else enough
-            if enough < math.inf and (not is_hybrid or m >= look(rates, enough)[0]):
+            if enough < math.inf and (not is_hybrid or m >= kept_after(rates, enough)[0]):
                 strategy_F[i] = RAND
                 expected_F[i] = draws_of_row(rates, np.float64(cap), np.float64(m))
                 continue
@@ -346,7 +346,8 @@ def _in_range(values_FK: np.ndarray, n_draws_F: np.ndarray, dtype: torch.dtype) 
     if np.isnan(n_draws_F).any() or (is_narrowed and not bool(values.isfinite().all())):
         raise DataError(
             f"a re-weighted weight leaves the range of {dtype}: the row's sensitivities differ by too many "
-            'orders of magnitude to sample from; use method "det" or a wider dtype'
+            "orders of magnitude to sample from",
+            fix='use method "det" or a wider dtype',
         )
     return values
 
@@ -358,9 +359,13 @@ def _wide(weight_FK: Tensor) -> Tensor:
 
 def _check(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, method: str, draws: str) -> None:
     if method not in get_args(RowMethod):
-        raise OptionError(f"method={method!r} for rows is unknown; choose one of {', '.join(get_args(RowMethod))}")
+        raise OptionError(
+            f"method={method!r} for rows is unknown",
+            fix=f"choose one of {', '.join(get_args(RowMethod))}",
+            option="method",
+        )
     if draws not in get_args(Draws):
-        raise OptionError(f"draws={draws!r} is unknown; choose one of {', '.join(get_args(Draws))}")
+        raise OptionError(f"draws={draws!r} is unknown", fix=f"choose one of {', '.join(get_args(Draws))}")
     if method == "det":  # else `_settle_rows` looks at each of them, on its way
         check_sensitivity(sensitivity_FK)
     if weight_FK.shape != sensitivity_FK.shape:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,7 +42,7 @@ from sipp.certificates.evidence import (
 )
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate
-from sipp.checking import check_number, check_share
+from sipp.checking import check_flag, check_number, check_share
 from sipp.display import text_of
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import Data
@@ -50,10 +51,13 @@ from sipp.inputs.layers import Selector
 from sipp.inputs.pointkeys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.numerics import budget_of
+from sipp.options import Floor, Reduce, Scoring
 from sipp.progress import progress_bar
-from sipp.pruning.entry import before_cut, cut, rank, sparse_rows, write_rows
-from sipp.pruning.result import Method, Pruned, Ranking
-from sipp.records import Batch, NormStats, Reduce
+from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
+from sipp.pruning.entry import cut, rank, repaired
+from sipp.pruning.result import Pruned, Ranking
+from sipp.records import Batch
+from sipp.scoring.methods import DEFAULT, Method
 
 N_LEVELS = 30
 SPARSEST = 0.02
@@ -61,6 +65,7 @@ DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first le
 # The walk starts this many levels before the sparsest one that passes on the calibration data, where a network looks
 # better than it is: its own points chose its weights.
 START_MARGIN = 3
+REPAIRED_MARGIN = 8  # its weights were fitted to these points, which flatter it more
 
 
 def default_levels() -> tuple[float, ...]:
@@ -119,21 +124,23 @@ def prune_to(
     max_accuracy_drop: float | None = None,
     delta: float = 0.05,
     confidence: float = 0.95,
-    method: Method = "sipp-hybrid",
+    method: Method = DEFAULT,
     levels: Sequence[float] | None = None,
     seed: int = 0,
-    reduce: Reduce = "max",
-    norm_stats: NormStats = "running",
+    reduce: Reduce | None = None,
+    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
     ledger: str | os.PathLike[str] | None = None,
+    repair: bool = False,
+    scoring: Scoring = Scoring(),
     progress: bool = False,
 ) -> PrunedTo:
     """The sparsest network on the grid whose claim is certified on the holdout (T15), or the dense one, clearly said.
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both at the given confidence.
+    `max_accuracy_drop`; both at the given confidence. With `repair` the repaired networks are what is certified.
 
     Example:
         >>> import sipp, torch
@@ -145,58 +152,71 @@ def prune_to(
     """
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
     grid = _checked_levels(levels)
-    _require_reusable(holdout)
-    check_model("dense", model)
-    if ledger is not None:
-        ledger_lines(ledger)
+    _check_inputs(model, holdout, ledger)
     calibration = data if iter_is_new(data) else None
-    seen = None if calibration is None else survey(calibration, "calibration")
-    known = None if seen is None else known_points(batch for batch, _ in read_again(calibration, "calibration", seen))
-    points = survey(holdout, "holdout", known)
-    ranking = rank(
-        model,
-        data,
-        method=method,
-        seed=seed,
-        reduce=reduce,
-        norm_stats=norm_stats,
-        include=include,
-        exclude=exclude,
-        progress=progress,
-    )
-    walker = _Walker(ranking, output, seed, len(grid), claim)
+    seen, points = _surveyed(calibration, holdout)
+    choice: dict[str, Any] = {"include": include, "exclude": exclude, "floor": floor, "scoring": scoring}
+    ranking = rank(model, data, method=method, seed=seed, reduce=reduce, progress=progress, **choice)
+    walker = _Walker(ranking, output, seed, len(grid), claim, _repair_data(repair, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid)
-    if claim.n_needed > len(points.keys):
-        reason = f"refused: needs n >= {claim.n_needed}, the holdout has {len(points.keys)}"
-        return _none(ranking, grid, start, (), reason)
+    if claim.n_needed > (n := len(points.keys)):
+        return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {n}")
     walker.check_independence(holdout)
     use = _recorded(ledger, points, ranking)
+    path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
+    if n_passed == 0:
+        return _none(ranking, grid, start, path, f"not certified: no level passes; {claim.words}")
+    pruned = walker.record(path[n_passed - 1].budget)
+    options = {"confidence": confidence, "output": output, "calibration": calibration}
+    certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, options)
+    if certificate.data_hash != points.facts["data_hash"]:
+        raise changed("holdout")
+    if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
+        return _none(ranking, grid, start, path, f"not certified: the certificate contradicts the walk; {claim.words}")
+    verdict = f"certified at keep {pruned.keep:.2%}: {claim.words}"
+    return PrunedTo(pruned.model, pruned, replace(certificate, **use), path, grid, start, verdict)
+
+
+def _certified(
+    dense: nn.Module, pruned: nn.Module, holdout: Any, epsilon: float | None, delta: float, options: dict[str, Any]
+) -> AnyCertificate:
+    """The certificate of the claim: about the relative error, or about the accuracy."""
+    if epsilon is not None:
+        return certify(dense, pruned, holdout, delta=delta, epsilon=epsilon, **options)
+    return certify_accuracy(dense, pruned, holdout, **options)
+
+
+def _surveyed(calibration: Data | None, holdout: Any) -> tuple[Survey | None, Survey]:
+    """What calibration data (where it can be read again) and holdout hold; they may not share a point."""
+    if calibration is None:
+        return None, survey(holdout, "holdout", None)
+    seen = survey(calibration, "calibration")
+    known = known_points(batch for batch, _ in read_again(calibration, "calibration", seen))
+    return seen, survey(holdout, "holdout", known)
+
+
+def _repair_data(repair: bool, calibration: Data | None) -> Data | None:
+    """The points that levels are repaired on; None where they are not repaired."""
+    if check_flag("repair", repair) and calibration is None:
+        raise OptionError("repair=True reads the data for every level", fix="give a list, a loader or a tensor")
+    return calibration if repair else None
+
+
+def _walk(
+    walker: _Walker, holdout: Any, points: Survey, levels: tuple[float, ...], progress: bool
+) -> tuple[tuple[Level, ...], int]:
+    """The levels that were tested, the first failure last, and how many passed."""
     path: list[Level] = []
-    with progress_bar("walking the levels", len(grid) - start, shown=progress) as advance:
+    with progress_bar("walking the levels", len(levels), shown=progress) as advance:
 
         def tests() -> Iterator[bool]:
-            for keep in grid[start:]:
+            for keep in levels:
                 path.append(walker.test(holdout, "holdout", points, keep))
                 advance(1)
                 yield path[-1].passed
 
         n_passed = first_failure(tests())
-    if n_passed == 0:
-        return _none(ranking, grid, start, tuple(path), f"not certified: no level passes; {claim.words}")
-    pruned = cut(ranking, path[n_passed - 1].budget, seed=seed)
-    options: dict[str, Any] = {"confidence": confidence, "output": output, "calibration": calibration}
-    certificate: AnyCertificate
-    if epsilon is not None:
-        certificate = certify(ranking.model, pruned.model, holdout, delta=delta, epsilon=epsilon, **options)
-    else:
-        certificate = certify_accuracy(ranking.model, pruned.model, holdout, **options)
-    if certificate.data_hash != points.facts["data_hash"]:
-        raise changed("holdout")
-    if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
-        reason = f"not certified: the certificate contradicts the walk; {claim.words}"
-        return _none(ranking, grid, start, tuple(path), reason)
-    verdict = f"certified at keep {pruned.keep:.2%}: {claim.words}"
-    return PrunedTo(pruned.model, pruned, replace(certificate, **use), tuple(path), grid, start, verdict)
+    return tuple(path), n_passed
 
 
 def _recorded(ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking) -> dict[str, Any]:
@@ -244,7 +264,7 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
         lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
         n = len(outcomes)
         if labelled not in (0, n):
-            raise DataError(f"{labelled} of {n} holdout points have labels; give labels throughout, or none")
+            raise DataError(f"{labelled} of {n} holdout points have labels", fix="give labels throughout, or none")
         count = lost if labelled else differ
         limit = drop_limit(lost, gained, n, beta) if labelled else upper_limit(differ, n, beta)
         return count, limit, limit <= most
@@ -260,8 +280,12 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
 class _Walker:
     """One copy of the network whose weights are set level by level; a point's dense output is computed once."""
 
-    def __init__(self, ranking: Ranking, output: Output, seed: int, n_levels: int, claim: _Claim) -> None:
+    def __init__(
+        self, ranking: Ranking, output: Output, seed: int, n_levels: int, claim: _Claim, repair_data: Data | None
+    ) -> None:
         self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
+        self.repair_data = repair_data  # None: levels are not repaired
+        self.repaired: dict[int, Pruned] = {}  # by budget
         self.uncut = before_cut(ranking, n_cuts=n_levels)
         self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
@@ -275,16 +299,34 @@ class _Walker:
             whole = run_model(self.ranking.model, batch, self.output)
             refuse_dependent("dense", self.ranking.model, batch, self.output, whole)
 
+    def record(self, budget: int) -> Pruned:
+        """The network of a level, as `prune` gives it."""
+        if self.repair_data is None:
+            return cut(self.ranking, budget, seed=self.seed)
+        if budget not in self.repaired:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of rows that die on the way
+                pruned = cut(self.ranking, budget, seed=self.seed)
+            self.repaired[budget] = repaired(self.ranking, pruned, self.repair_data, seed=self.seed)
+        return self.repaired[budget]
+
+    def _set(self, budget: int) -> None:
+        """Makes `sparse` the network of a level."""
+        if self.repair_data is None:
+            write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed)[0])
+        else:
+            self.sparse = self.record(budget).model
+
     def test(self, data: Any, role: str, points: Survey, keep: float) -> Level:
         """The verdict on one level; `points`: what the data held in its first pass."""
         budget = budget_of(keep, self.ranking.n_weights)
-        write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed))
+        self._set(budget)
         measured = []
         with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
             for batch, keys in read_again(data, role, points):
                 f, g = self._dense(batch, keys, role), run_model(self.sparse, batch, self.output)
                 if f.shape != g.shape:
-                    raise ModelError(f"{batch.where}: dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}")
+                    raise ModelError(f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}", where=batch.where)
                 if self.has_positions is None:
                     self.has_positions = follows_positions(self.ranking.model, batch, self.output, f)
                 f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
@@ -316,7 +358,8 @@ def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...]) 
         middle = (low + high) // 2
         passed = walker.test(data, "calibration", points, grid[middle]).passed
         low, high = (middle, high) if passed else (low, middle)
-    return max(0, low - START_MARGIN)
+    margin = START_MARGIN if walker.repair_data is None else REPAIRED_MARGIN
+    return max(0, low - margin)
 
 
 def _none(ranking: Ranking, grid: tuple[float, ...], start: int, path: tuple[Level, ...], verdict: str) -> PrunedTo:
@@ -343,8 +386,12 @@ def iter_is_new(data: Any) -> bool:
     return isinstance(data, Tensor) or not hasattr(data, "__next__")
 
 
-def _require_reusable(holdout: Any) -> None:
+def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
+    """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
     if not iter_is_new(holdout):
         raise DataError(
-            "the holdout is an iterator, but is read once for every level: give a list, a loader or a tensor"
+            "the holdout is an iterator, but is read once for every level", fix="give a list, a loader or a tensor"
         )
+    check_model("dense", model)
+    if ledger is not None:
+        ledger_lines(ledger)

@@ -2,6 +2,6 @@
 
 from sipp.report.figures import figure_names, write_figures
 from sipp.report.page import render
-from sipp.report.read import files_read, read_sources, read_whole_sources
+from sipp.report.read import files_read, read_results, read_whole_results
 
-__all__ = ["figure_names", "files_read", "read_sources", "read_whole_sources", "render", "write_figures"]
+__all__ = ["figure_names", "files_read", "read_results", "read_whole_results", "render", "write_figures"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from sipp.errors import DataError
+from sipp.extras import needed_for
 from sipp.report import palette, series
-from sipp.report.read import Run, Source
+from sipp.report.read import Result, Run
 from sipp.report.series import METRICS, Curve
 from sipp.report.words import number
+from sipp.scoring.methods import Style
+from sipp.storage.files import make_folder, write_atomic
 from sipp.storage.marks import FIGURE_MARK
 
 FORMATS = ("pdf", "png")
@@ -24,7 +27,7 @@ NEAR_ZERO = 0.5  # percentage points: linear below, logarithmic above; as on the
 STEEP = 10.0  # percentage points of loss from which on the axis of changes is logarithmic away from zero
 EPSILON_RATIO = 12.0  # from which on an axis of epsilon is logarithmic
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}
-LOOK: dict[Any, Any] = {
+PRINT_STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
     "legend.fontsize": 7,
@@ -44,19 +47,17 @@ LOOK: dict[Any, Any] = {
 Draw = Callable[[Any, Run], bool]
 
 
-def write_figures(sources: Sequence[Source], folder: Path) -> list[Path]:
+def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
     """The files written: for every run, each figure it has numbers for, in each format. Pruned models have none."""
-    import matplotlib
-    from matplotlib.figure import Figure  # without pyplot: no window system, and no choice of backend for the caller
+    with needed_for("drawing figures"):
+        import matplotlib
+        from matplotlib.figure import Figure  # without pyplot: no window system, no choice of backend for the caller
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder}: the folder of the figures could not be made ({error.strerror or error})") from error
+    make_folder(folder)
     written = []
-    for run, stem in _stems(sources):
+    for run, stem in _stems(results):
         for name, (width, draw) in _figures(run).items():
-            with matplotlib.rc_context(LOOK):
+            with matplotlib.rc_context(PRINT_STYLE):
                 figure = Figure(figsize=(width, HEIGHT))
                 if draw(figure.subplots(), run):
                     figure.draw_without_rendering()
@@ -65,19 +66,19 @@ def write_figures(sources: Sequence[Source], folder: Path) -> list[Path]:
     return written
 
 
-def figure_names(sources: Sequence[Source]) -> list[str]:
-    """The names of all files that `write_figures` may write for these sources."""
+def figure_names(results: Sequence[Result]) -> list[str]:
+    """The names of all files that `write_figures` may write for these results."""
     return [
         _file_name(f"{stem}-{name}", kind)
-        for run, stem in _stems(sources)
+        for run, stem in _stems(results)
         for name in _figures(run)
         for kind in FORMATS
     ]
 
 
-def _stems(sources: Sequence[Source]) -> list[tuple[Run, str]]:
+def _stems(results: Sequence[Result]) -> list[tuple[Run, str]]:
     """Each run with the start of its figures' names; runs of one recipe may come from different folders."""
-    runs = [source for source in sources if isinstance(source, Run)]
+    runs = [result for result in results if isinstance(result, Run)]
     before = [sum(one.name == run.name for one in runs[:index]) for index, run in enumerate(runs)]
     return [(run, run.name if not n else f"{run.name}-{n + 1}") for run, n in zip(runs, before)]
 
@@ -96,10 +97,9 @@ def _save(figure: Any, folder: Path, name: str, kind: str) -> Path:
     path = folder / _file_name(name, kind)
     # No date: the same numbers give the same file.
     metadata = {"CreationDate": None, "Creator": FIGURE_MARK} if kind == "pdf" else {"Software": FIGURE_MARK}
-    try:
-        figure.savefig(path, dpi=DPI, metadata=metadata)
-    except OSError as error:
-        raise DataError(f"{path}: could not be written ({error.strerror or error})") from error
+    drawn = BytesIO()
+    figure.savefig(drawn, format=kind, dpi=DPI, metadata=metadata)
+    write_atomic(path, drawn.getvalue())
     return path
 
 
@@ -161,14 +161,14 @@ def _curves(axes: Any, run: Run, curves: tuple[Curve, ...], scale: float) -> boo
     return True
 
 
-def _line(style: palette.Style) -> dict[str, Any]:
+def _line(style: Style) -> dict[str, Any]:
     dash: Any = (0, style.dash) if style.dash else "solid"
-    look = {"color": style.light, "marker": MARKERS[style.marker], "linestyle": dash}
-    return {**look, "linewidth": 1.3, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4}
+    drawn_as = {"color": style.light, "marker": MARKERS[style.marker], "linestyle": dash}
+    return {**drawn_as, "linewidth": 1.3, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4}
 
 
 def _plain_ticks(axis: Any, *, least: float = 0.0) -> None:
-    """Nothing; the axis is labelled at 0 and at 1, 2, 5, 10, ... from `least` on, in plain numbers."""
+    """Labels the axis at 0 and at 1, 2, 5, 10, ... from `least` on, in plain numbers."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
     marks = [0.0, *(sign * mark * 10.0**power for power in range(-3, 3) for mark in (1, 2, 5) for sign in (1, -1))]
@@ -228,9 +228,9 @@ def _scores(axes: Any, run: Run) -> bool:
     left = [10 ** (bins.low + bins.width * i) for i in range(bins.n)]
     widths = [edge * (10**bins.width - 1) for edge in left]
     pruned = [count - kept for count, kept in zip(one.counts, one.kept)]
-    look = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}
-    axes.bar(left, one.kept, widths, label="kept", color=palette.PARTS["kept"][0], **look)
-    axes.bar(left, pruned, widths, bottom=one.kept, label="pruned", color=palette.PARTS["pruned"][0], **look)
+    drawn_as = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}
+    axes.bar(left, one.kept, widths, label="kept", color=palette.PARTS["kept"][0], **drawn_as)
+    axes.bar(left, pruned, widths, bottom=one.kept, label="pruned", color=palette.PARTS["pruned"][0], **drawn_as)
     filled = [i for i, count in enumerate(one.counts) if count] or [0]
     axes.set_xscale("log")
     axes.set_xlim(left[filled[0]], left[filled[-1]] + widths[filled[-1]])

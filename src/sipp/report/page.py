@@ -10,22 +10,21 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
+from sipp.display import percent_up
+from sipp.extras import needed_for
 from sipp.report import palette, series, words
 from sipp.report.plots import Plot, pruned_plots, run_plots
-from sipp.report.read import Broken, PrunedModel, Run, Source
+from sipp.report.read import Broken, PrunedModel, Result, Run
 from sipp.report.words import Finding, number
+from sipp.scoring.methods import Style
 from sipp.storage.marks import PAGE_MARK
+from sipp.storage.network_schemas import PrunedRecord
+from sipp.storage.run_schemas import plain
 
 TEMPLATE = "template.html.j2"
 SHOWN_LENGTH = 500  # of a value in the table of the configuration
 
-PIPELINES = {
-    "iterative": "train, then prune and retrain level by level",
-    "at-init": "prune the initial network to each level, then train",
-}
+SHOWN = {"layers", "bound", "certificate", "kind", "measured"}  # of a pruned model's record, elsewhere on the page
 
 
 @dataclass(frozen=True)
@@ -52,20 +51,24 @@ class Part:
     tables: list[tuple[str, list[tuple[str, str]]]]
 
 
-def render(sources: Sequence[Source], *, version: str, broken: Sequence[Broken] = ()) -> str:
-    """The page of these sources, in their order; it says which others lay beside them and could not be read."""
+def render(results: Sequence[Result], *, version: str, broken: Sequence[Broken] = ()) -> str:
+    """The page of these results, in their order; it says which others lay beside them and could not be read."""
+    with needed_for("drawing the page"):
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+
     parts: list[Part] = []
     plots: dict[str, Plot] = {}
-    for index, source in enumerate(sources):
+    for index, result in enumerate(results):
         ident = f"part{index}"
-        if isinstance(source, Run):
-            found = run_plots(source, ident)
-            parts.append(_run_part(source, ident, found))
+        if isinstance(result, Run):
+            found = run_plots(result, ident)
+            parts.append(_run_part(result, ident, found))
         else:
-            found = pruned_plots(source, ident)
-            parts.append(_pruned_part(source, ident, found))
+            found = pruned_plots(result, ident)
+            parts.append(_pruned_part(result, ident, found))
         plots |= {plot["id"]: plot for plot in found.values()}
-    methods = _methods(sources)
+    methods = _methods(results)
     styles = {
         name: {"cls": f"m{i}", "marker": style.marker, "dash": list(style.dash)}
         for i, (name, style) in enumerate(methods.items())
@@ -77,7 +80,7 @@ def render(sources: Sequence[Source], *, version: str, broken: Sequence[Broken] 
     return environment.from_string(_file(TEMPLATE)).render(
         title=parts[0].title if len(parts) == 1 else f"{len(parts)} pruning results",
         heading="Pruning report" if len(parts) == 1 else f"{len(parts)} pruning results",
-        lede=_lede(sources),
+        lede=_lede(results),
         parts=parts,
         broken=[f"Not shown: {one.folder.name} is broken. {one.reason}" for one in broken],
         version=version,
@@ -112,15 +115,15 @@ def _policy(css: str, script: str) -> str:
     )
 
 
-def _methods(sources: Sequence[Source]) -> dict[str, palette.Style]:
+def _methods(results: Sequence[Result]) -> dict[str, Style]:
     """The look of every method on the page."""
     names: dict[str, None] = {}
-    for source in sources:
-        names |= dict.fromkeys(series.methods_of(source) if isinstance(source, Run) else (source.method,))
+    for result in results:
+        names |= dict.fromkeys(series.methods_of(result) if isinstance(result, Run) else (result.record.method,))
     return {name: palette.style_of(name, tuple(names)) for name in names}
 
 
-def _colours(methods: dict[str, palette.Style]) -> str:
+def _colours(methods: dict[str, Style]) -> str:
     """CSS classes of methods and parts, on light and on dark."""
     pairs = {f"m{i}": (style.light, style.dark) for i, style in enumerate(methods.values())}
     pairs |= {f"p{i}": colours for i, colours in enumerate(palette.PARTS.values())}
@@ -130,8 +133,8 @@ def _colours(methods: dict[str, palette.Style]) -> str:
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 
 
-def _lede(sources: Sequence[Source]) -> str:
-    n_networks = sum(len(source.records) if isinstance(source, Run) else 1 for source in sources)
+def _lede(results: Sequence[Result]) -> str:
+    n_networks = sum(len(result.records) if isinstance(result, Run) else 1 for result in results)
     text = f"What was pruned, what that costs and what is promised about it: {n_networks:,} networks. "
     return text + "Point at a plot, or focus it and use the arrow keys, for exact values; every plot has its table."
 
@@ -154,7 +157,7 @@ def _run_part(run: Run, ident: str, plots: dict[str, Plot]) -> Part:
         )
     return Part(
         ident=ident,
-        kicker=f"{config['pipeline']}: {PIPELINES.get(config['pipeline'], 'another pipeline')}",
+        kicker=f"{config['pipeline']}: {'another pipeline' if run.pipeline is None else run.pipeline.description}",
         title=f"{config['name']}: {config['net']} on {config['data']['name']}",
         state="finished" if run.finished else f"unfinished, {n_done} of {run.n_stages}",
         finished=run.finished,
@@ -215,11 +218,11 @@ def _origin_rows(run: Run) -> list[tuple[str, str]]:
     rows = [("run folder", run.name)]
     for index, origin in enumerate(run.origins):
         prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
-        rows += [(prefix + str(key), _shown(value)) for key, value in origin.items()]
+        rows += [(prefix + str(key), _shown(value)) for key, value in plain(origin).items()]
     hashes = {}
     for record in run.records:
-        if record.certificate is not None and isinstance(record.certificate.values.get("data_hash"), str):
-            hashes["holdout points (SHA-256)"] = str(record.certificate.values["data_hash"])
+        if record.certificate is not None and not record.certificate.is_refusal:
+            hashes["holdout points (SHA-256)"] = str(plain(record.certificate)["data_hash"])
     return rows + list(hashes.items())
 
 
@@ -227,10 +230,11 @@ def _origin_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def _pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part:
-    n_weights = sum(layer.n_weights for layer in pruned.layers)
-    kept = sum(layer.kept for layer in pruned.layers)
-    dead = [layer for layer in pruned.layers if layer.dead_rows]
-    least = min(pruned.layers, key=lambda layer: layer.kept / max(1, layer.n_weights), default=None)
+    record = pruned.record
+    n_weights = sum(layer.n_weights for layer in record.layers)
+    kept = sum(layer.kept for layer in record.layers)
+    dead = [layer for layer in record.layers if layer.dead_rows]
+    least = min(record.layers, key=lambda layer: layer.kept / max(1, layer.n_weights), default=None)
     heading = (
         "No row died" if not dead else f"{sum(layer.dead_rows for layer in dead):,} rows died in {len(dead)} layers"
     )
@@ -238,39 +242,44 @@ def _pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Par
     if least is not None:
         detail = f"{least.name} keeps least: {least.kept:,} of {least.n_weights:,} weights."
     told = "All statements speak of the pruned network as it was saved, against the one it was pruned from."
-    promise = Finding(_promise(pruned), told)
+    promise = Finding(_promise(record), told)
     sections = [Section("Promises", promise, [[plots["statements"]["id"]]])]
     if "layers" in plots:
         sections.append(Section("Layers", Finding(heading, detail), [[plots["layers"]["id"]]]))
     return Part(
         ident=ident,
         kicker="pruned model",
-        title=f"{pruned.name}: {pruned.method} at {number(pruned.keep, 'share')} keep",
+        title=f"{pruned.name}: {record.method} at {number(record.keep, 'share')} keep",
         state="pruned",
         finished=True,
         caveats=list(pruned.marks),
         tiles=[
-            ("keep", number(pruned.keep, "share")),
+            ("keep", number(record.keep, "share")),
             ("kept weights", f"{kept:,}"),
             ("prunable weights", f"{n_weights:,}"),
-            ("layers", f"{len(pruned.layers):,}"),
-            ("dead rows", f"{sum(layer.dead_rows for layer in pruned.layers):,}"),
+            ("layers", f"{len(record.layers):,}"),
+            ("dead rows", f"{sum(layer.dead_rows for layer in record.layers):,}"),
         ],
         sections=sections,
-        tables=[("Everything else in its report", list(flat(pruned.values)))],
+        tables=[
+            (
+                "Everything else in its report",
+                list(flat({key: value for key, value in plain(record).items() if key not in SHOWN})),
+            )
+        ],
     )
 
 
-def _promise(pruned: PrunedModel) -> str:
-    certificate = pruned.certificate
-    if certificate is not None and certificate.verdict == "certified" and certificate.epsilon is not None:
-        limit = words.percent_up(certificate.epsilon)
+def _promise(record: PrunedRecord) -> str:
+    certificate = record.certificate
+    if certificate is not None and certificate.verdict == "certified" and certificate.limit is not None:
+        limit = percent_up(certificate.limit)
         return f"The holdout certifies outputs within {limit} of the dense network's, for all but a share of inputs"
     if certificate is not None:
-        return f"Certificate: {certificate.verdict}"
-    if pruned.bound is not None and pruned.bound.met:
+        return f"Certificate: {certificate.verdict or certificate.mode}"
+    if record.bound is not None and record.bound.holds:
         return "The theory's bound is met, for all but a share of inputs; no holdout was used"
-    if pruned.has_measured:
+    if record.measured is not None and record.measured.c_constant is not None:
         return "Rows and layers have a measured bound; what the network costs is not known: sipp certify measures it"
     return "Nothing is promised: no certificate, no bound"
 

@@ -6,31 +6,9 @@ The colours can be told apart with protanopia, deuteranopia and tritanopia, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from sipp.scoring.methods import METHODS, Style
 
-Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
-
-
-@dataclass(frozen=True)
-class Style:
-    """The look of one method."""
-
-    light: str  # colour on a light background, and in print
-    dark: str
-    marker: Marker
-    dash: tuple[int, ...]  # lengths of line and gap; empty: a solid line
-
-
-STYLES: dict[str, Style] = {
-    "sipp-hybrid": Style("#0b5fb0", "#4eacfc", "circle", ()),
-    "sipp-det": Style("#bc3700", "#ff8a54", "square", ()),
-    "sipp-rand": Style("#00875f", "#2bd19b", "diamond", ()),
-    "sipp-simple": Style("#7e2281", "#cb7cca", "up", (7, 3)),
-    "wt": Style("#b38704", "#f2d04b", "down", (4, 3)),
-    "snip": Style("#389acf", "#b5e3ff", "cross", (2, 3)),
-    "random": Style("#565a5c", "#989a9b", "plus", (8, 3, 2, 3)),
-}
+STYLES: dict[str, Style] = {row.name: row.style for row in METHODS}
 # For methods that are not listed: told apart by marker and dash.
 OTHERS = (
     Style("#7a4a2b", "#c99a7a", "up", (1, 2)),

@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from sipp.report import series
-from sipp.report.read import Bound, Certificate, PrunedModel, Record, Run
+from sipp.report.read import PrunedModel, Run
 from sipp.report.series import METRICS, Curve, Histogram
 from sipp.report.words import number, up
+from sipp.storage.network_schemas import BoundRecord, CertificateRecord, NetworkRecord
+from sipp.storage.run_schemas import plain
 
 MAX_HISTOGRAMS = 15_000  # beyond: only the histogram of all layers together, or the page grows too large
 DIGITS = 10  # significant, of a number in the page: more than any of them was measured with
@@ -110,12 +112,18 @@ def _statements(run: Run) -> Plot:
     return {"kind": "facts", "title": "Statements about one network", "choices": choices, "views": views}
 
 
-def _statement(record: Record) -> list[dict[str, Any]]:
-    return statement_cards(record.certificate, record.bound, record.guarantee)
+def _statement(record: NetworkRecord) -> list[dict[str, Any]]:
+    contradicted = record.bound is not None and record.bound.contradicted
+    return statement_cards(record.certificate, record.bound, record.guarantee, contradicted=contradicted)
 
 
 def statement_cards(
-    certificate: Certificate | None, bound: Bound | None, guarantee: str | None, measured: str | None = None
+    certificate: CertificateRecord | None,
+    bound: BoundRecord | None,
+    guarantee: str | None,
+    *,
+    contradicted: bool,
+    measured: str | None = None,
 ) -> list[dict[str, Any]]:
     """The certificate and, beside it, the theory: a sentence each, and rows of name and value."""
     cards: list[dict[str, Any]] = []
@@ -123,7 +131,8 @@ def statement_cards(
         cards.append({"title": "Certificate (holdout)", "text": "None: there was no holdout.", "rows": []})
     else:
         names = ("verdict", "epsilon", "delta", "confidence", "n", "violations", "k_allowed", "drop_upper")
-        known = {name: certificate.values[name] for name in names if certificate.values.get(name) is not None}
+        values = plain(certificate)
+        known = {name: values[name] for name in names if values.get(name) is not None}
         rows = [[name, up(value) if _is_limit(name, value) else _fact(value)] for name, value in known.items()]
         cards.append({"title": "Certificate (holdout)", "text": certificate.sentence, "rows": rows})
     if measured is not None:
@@ -134,10 +143,10 @@ def statement_cards(
         cards.append({"title": title, "text": f"No bound: {reason}.", "rows": []})
         return cards
     text = f"The conditions are met: {bound.words}." if bound.words else "The conditions of the theorem are met."
-    if not bound.met:
-        word = "Contradicted by the data" if (guarantee or "").startswith("contradicted") else "Not met"
+    if not bound.holds:
+        word = "Contradicted by the data" if contradicted else "Not met"
         text = f"{word}, so this epsilon is a number and not a promise: {bound.reason}."
-    rows = [["epsilon", up(bound.epsilon)], ["met", "yes" if bound.met else "no"]]
+    rows = [["epsilon", up(bound.epsilon)], ["met", "yes" if bound.holds else "no"]]
     if bound.delta is not None:
         rows.insert(1, ["delta", _fact(bound.delta)])
     if guarantee is not None:
@@ -259,24 +268,31 @@ def _times_plot(run: Run) -> Plot:
 
 def pruned_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
     """The layers and statements of one pruned model."""
-    total = sum(layer.kept for layer in pruned.layers) or 1
+    record = pruned.record
+    total = sum(layer.kept for layer in record.layers) or 1
     columns: dict[str, list[float | None]] = {
-        "keep": [layer.kept / layer.n_weights if layer.n_weights else 0.0 for layer in pruned.layers],
-        "eps": [layer.eps for layer in pruned.layers],
-        "dead_rows": [float(layer.dead_rows) for layer in pruned.layers],
-        "share": [layer.kept / total for layer in pruned.layers],
+        "keep": [layer.kept / layer.n_weights if layer.n_weights else 0.0 for layer in record.layers],
+        "eps": [layer.eps for layer in record.layers],
+        "dead_rows": [float(layer.dead_rows) for layer in record.layers],
+        "share": [layer.kept / total for layer in record.layers],
     }
     views, labels = [], []
     for field, (label, unit) in LAYER_VALUES.items():
         points = [[i, _rounded(v, LAYER_DIGITS)] for i, v in enumerate(columns[field]) if v is not None]
         if points:
             y = {"label": label, "unit": unit, "log": field == "eps", "zero": True}
-            views.append({"y": y, "series": [{"name": pruned.method, "points": points}]})
+            views.append({"y": y, "series": [{"name": record.method, "points": points}]})
             labels.append(label)
-    x = {"label": "layer", "kind": "names", "names": [layer.name for layer in pruned.layers]}
+    x = {"label": "layer", "kind": "names", "names": [layer.name for layer in record.layers]}
     choices = [{"label": "Show", "options": labels}]
     layers: Plot = {"kind": "lines", "title": "Layer by layer", "x": x, "choices": choices, "views": views}
-    cards = statement_cards(pruned.certificate, pruned.bound, pruned.guarantee, pruned.measured)
+    cards = statement_cards(
+        record.certificate,
+        record.bound,
+        record.guarantee,
+        contradicted=record.conditions is not None and record.conditions.contradicted,
+        measured=None if record.measured is None else record.measured.words,
+    )
     statements: Plot = {"kind": "facts", "title": "What is promised", "choices": [], "views": cards}
-    found = {"layers": layers if pruned.layers else {}, "statements": statements}
+    found = {"layers": layers if record.layers else {}, "statements": statements}
     return {key: {"id": f"{ident}-{key}", **plot} for key, plot in found.items() if plot}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Literal
 
-from sipp.report.read import Record, Run
+from sipp.report.read import Run
+from sipp.storage.network_schemas import NetworkRecord
 
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 
@@ -40,10 +41,12 @@ class Metric:
 
     label: str
     unit: Unit
-    value: Callable[[Record, Record | None], float | None]  # of a network and the dense one of the same seed
+    value: Callable[
+        [NetworkRecord, NetworkRecord | None], float | None
+    ]  # of a network and the dense one of the same seed
 
 
-def _change(value: Callable[[Record], float]) -> Callable[[Record, Record | None], float | None]:
+def _change(value: Callable[[NetworkRecord], float]) -> Callable[[NetworkRecord, NetworkRecord | None], float | None]:
     # Far below one test point: equal shares differ by nothing, not by rounding.
     return lambda one, dense: None if dense is None else round(value(one) - value(dense), 12)
 
@@ -62,7 +65,7 @@ METRICS: dict[str, Metric] = {
 
 def default_metric(run: Run) -> str:
     """The metric of the paper's figure for this pipeline: the loss against the trained parent, or the accuracy."""
-    return "delta_top1" if run.config["pipeline"] == "iterative" else "top1"
+    return "top1" if run.pipeline is None else run.pipeline.metric
 
 
 def metrics_of(run: Run) -> list[str]:
@@ -92,12 +95,12 @@ def levels_of(run: Run) -> dict[int, float]:
     return {level: _mean(keeps[level]) for level in sorted(keeps)}
 
 
-def dense_of(run: Run) -> dict[int, Record]:
+def dense_of(run: Run) -> dict[int, NetworkRecord]:
     """{seed: its dense network}."""
     return {record.seed: record for record in run.records if record.method is None}
 
 
-def records_at(run: Run, method: str, level: int) -> list[Record]:
+def records_at(run: Run, method: str, level: int) -> list[NetworkRecord]:
     """The networks of one method and level, by seed."""
     found = [record for record in run.records if record.method == method and record.level == level]
     return sorted(found, key=lambda record: record.seed)
@@ -117,7 +120,7 @@ def dense_point(run: Run, metric: str) -> Point | None:
 
 def certified_curves(run: Run) -> tuple[Curve, ...]:
     """Epsilon of the holdout certificates against keep; a level at which one seed has no finite one has no point."""
-    return _curves(run, lambda record: record.certificate.epsilon if record.certificate else None)
+    return _curves(run, lambda record: record.certificate.limit if record.certificate else None)
 
 
 def theory_curves(run: Run) -> tuple[Curve, ...]:
@@ -125,7 +128,7 @@ def theory_curves(run: Run) -> tuple[Curve, ...]:
     return _curves(run, lambda record: record.bound.epsilon if record.bound else None)
 
 
-def _curves(run: Run, value: Callable[[Record], float | None]) -> tuple[Curve, ...]:
+def _curves(run: Run, value: Callable[[NetworkRecord], float | None]) -> tuple[Curve, ...]:
     found = []
     for method in methods_of(run):
         points = []
@@ -227,7 +230,7 @@ def times(run: Run) -> dict[str, Mapping[str, float]]:
         records = [record for record in run.records if record.method == method]
         if not records:
             continue
-        sums = {part: fsum(record.parts.get(part, 0.0) for record in records) for part in PARTS[:-1]}
+        sums = {part: fsum(record.part_seconds.get(part, 0.0) for record in records) for part in PARTS[:-1]}
         rest = fsum(record.seconds for record in records) - fsum(sums.values())
         found[method or DENSE] = {**sums, "other": max(0.0, rest)}
     return found

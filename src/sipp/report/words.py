@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, Context
 
+from sipp.display import percent_up
 from sipp.report.read import Run
 from sipp.report.series import Curve, Unit, certified_curves, curves, layers_of, seconds_of, seeds_of, times
 
@@ -34,11 +35,6 @@ def number(value: float | None, unit: Unit = "number") -> str:
     if unit == "count":
         return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
     return _plain(value)
-
-
-def percent_up(share: float) -> str:
-    """A certified share as a percentage of three digits, rounded up: the words never claim more than the record."""
-    return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(Decimal(repr(share)) * 100):f} %"
 
 
 def up(value: float) -> str:
@@ -137,17 +133,13 @@ def certificate_finding(run: Run) -> Finding:
         heading += f" ({best}) to {percent_up(first[worst].high)} ({worst})"
     elif len(first) > 1:
         heading += " for every method"
-    of = "the initial network, untrained like the pruned one" if _at_init(run) else "the network it was pruned from"
+    of = "the network it was pruned from" if run.pipeline is None else run.pipeline.compared_with
     detail = (
         f"Epsilon is the relative change of the outputs against {of}; it speaks of the moment before retraining, "
         f"never of what training made of it. {n_tried} networks were certified on the same points: each claim holds at "
         "its own confidence, the best of several does not. Heading: the largest over seeds."
     )
     return Finding(heading, detail)
-
-
-def _at_init(run: Run) -> bool:
-    return bool(run.config["pipeline"] == "at-init")
 
 
 def layers_finding(run: Run) -> Finding:
@@ -178,6 +170,5 @@ def time_finding(run: Run) -> Finding:
     spent = math.fsum(parts[part] for parts in sums.values() for part in ("score", "prune", "certify"))
     heading = f"Scoring, pruning and certifying took {100 * spent / whole:.2g} % of {seconds(whole)}"
     detail = "Sums over all levels and seeds, by the clock of the machine that ran them; the rest is training."
-    if _at_init(run):
-        detail += " One scoring pass serves all levels of a method and counts at the first."
-    return Finding(heading, detail)
+    note = "" if run.pipeline is None else run.pipeline.note_on_time
+    return Finding(heading, f"{detail} {note}".rstrip())

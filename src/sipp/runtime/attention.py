@@ -25,7 +25,7 @@ from sipp.runtime.graph import Op
 from sipp.runtime.product import raise_flag
 from sipp.runtime.steps import Job, Step, Values, torch_step
 from sipp.runtime.tiles import MOST_LANES
-from sipp.scoring.kernels.cpu.target import fused
+from sipp.scoring.kernels.cpu.llvm import fused
 
 AT_ONCE = 4  # keys, or features of values, whose sums stay in registers
 MOST_SCORES = 2**16  # floats of one strip, on the stack

@@ -18,7 +18,7 @@ import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from llvmlite import ir
 from numba.core import cgutils, codegen
 
-from sipp.scoring.kernels.cpu.threads import _torch_openmp
+from sipp.scoring.kernels.cpu.host import torch_openmp
 
 F32, I1, I8, I16, I32, I64 = ir.FloatType(), *(ir.IntType(n) for n in (1, 8, 16, 32, 64))
 FLOAT = 4  # bytes
@@ -153,7 +153,7 @@ def _emit_shares(b: Any, function: Any, emit: Callable[[Loop], None]) -> None:
 
 def run(code: Code, job: Any, n_shares: int, n_threads: int) -> None:
     """Runs a generated function on torch's threads; `job` is a ctypes array with a head of HEAD numbers."""
-    library = _torch_openmp()
+    library = torch_openmp()
     job[0], job[1] = 0, n_shares
     if library is None or n_threads == 1:
         code.function(job)

@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 
 from sipp.runtime.code import I32, constant, vector
-from sipp.scoring.kernels.cpu.target import fused
+from sipp.scoring.kernels.cpu.llvm import fused
 
 LARGEST = 88.0  # exp of more is infinite, of less than its negative 0 (float32)
 SHIFTER = 1.5 * 2**23  # added to a float32 it leaves the nearest whole number in the last bits

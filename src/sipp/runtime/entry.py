@@ -158,10 +158,12 @@ def sparse(model: nn.Module, example: Any) -> Sparse:
         torch.Size([32, 10])
     """
     if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module; give an instance")
+        raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give an instance")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type != "cpu":
-            raise ModelError(f"{name} is on {tensor.device}; the runtime is for the CPU: give model.cpu()")
+            raise ModelError(
+                f"is on {tensor.device}, and the runtime is for the CPU", where=name, fix="give model.cpu()"
+            )
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if isinstance(example, Tensor):
@@ -172,6 +174,7 @@ def sparse(model: nn.Module, example: Any) -> Sparse:
         args = example
     else:
         raise DataError(
-            f"the example is a {type(example).__name__}; give a tensor, a tuple of arguments or a dict of named ones"
+            f"the example is a {type(example).__name__}",
+            fix="give a tensor, a tuple of arguments or a dict of named ones",
         )
     return Sparse(model, args, kwargs)

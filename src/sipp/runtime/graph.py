@@ -71,8 +71,9 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gr
             exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
     except Exception as error:
         raise ModelError(
-            f"{type(model).__name__}: torch.export cannot trace it ({type(error).__name__}: {error}); "
-            "make its forward pass independent of the values of its inputs"
+            f"torch.export cannot trace it ({type(error).__name__}: {error})",
+            where=type(model).__name__,
+            fix="make its forward pass independent of the values of its inputs",
         ) from error
     return _fused(_read(exported))
 
@@ -80,7 +81,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gr
 def _read(exported: Any) -> Graph:
     signature = exported.graph_signature
     if any(spec.kind.name != "USER_OUTPUT" for spec in signature.output_specs):
-        raise ModelError("the forward pass changes a buffer or an input; runtime: only passes that change nothing")
+        raise ModelError("the forward pass changes a buffer or an input", fix="make it change nothing")
     state = {**exported.state_dict, **exported.constants}
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     numbers: dict[Any, int] = {}
@@ -109,7 +110,9 @@ def _read(exported: Any) -> Graph:
         elif node.op == "output":
             outputs = [known(arg) for arg in node.args[0]]
         else:
-            raise ModelError(f"the traced graph has a node of kind {node.op!r} ({node.name}); keep to plain operations")
+            raise ModelError(
+                f"the traced graph has a node of kind {node.op!r}", where=node.name, fix="keep to plain operations"
+            )
     return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec)
 
 

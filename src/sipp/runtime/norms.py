@@ -18,7 +18,7 @@ from sipp.runtime.operands import token_input
 from sipp.runtime.product import raise_flag
 from sipp.runtime.steps import Job, Step, Values, torch_step
 from sipp.runtime.tiles import MOST_LANES
-from sipp.scoring.kernels.cpu.target import fused
+from sipp.scoring.kernels.cpu.llvm import fused
 
 NORM = ATEN.layer_norm.default
 

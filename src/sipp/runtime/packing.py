@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sipp.runtime.code import FLOAT
-from sipp.scoring.kernels.cpu.target import WIDE
+from sipp.scoring.kernels.cpu.host import WIDE
 
 LONGEST = 2**16 - 1
 LANES = 16 if WIDE else 8  # rows side by side, and columns of a window, in the product with one vector

@@ -11,7 +11,7 @@ from sipp.runtime.buffers import Arena, Buffer
 from sipp.runtime.code import F32, FLOAT, I32, I64, Code, Loop, constant, generate, vector
 from sipp.runtime.graph import ATEN, Op
 from sipp.runtime.steps import Job, Step, Values, torch_step
-from sipp.scoring.kernels.cpu.target import WIDE
+from sipp.scoring.kernels.cpu.host import WIDE
 
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
 POOLS = (MAX, AVERAGE, ADAPTIVE)

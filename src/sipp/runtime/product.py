@@ -15,7 +15,7 @@ from typing import Any
 
 from sipp.runtime.code import F32, I16, I64, Code, Loop, constant, generate, vector
 from sipp.runtime.tails import emit_tail
-from sipp.scoring.kernels.cpu.target import fused
+from sipp.scoring.kernels.cpu.llvm import fused
 
 # Numbers of the job, after its head
 (

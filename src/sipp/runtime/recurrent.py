@@ -21,7 +21,7 @@ from sipp.runtime.product import raise_flag
 from sipp.runtime.single import MOST_COLUMNS, addresses, group_sums, padded_bias
 from sipp.runtime.steps import Job, Step, Values, best_time, given
 from sipp.runtime.tiles import MOST_LANES
-from sipp.scoring.kernels.cpu.target import fused
+from sipp.scoring.kernels.cpu.llvm import fused
 
 LSTM = ATEN.lstm.input
 N_GATES = 4

@@ -20,7 +20,8 @@ from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
 from sipp.runtime.product import raise_flag
 from sipp.runtime.steps import LEAST_GAIN, Job, Step, Values
 from sipp.runtime.tails import emit_tail
-from sipp.scoring.kernels.cpu.target import _FEATURES, WIDE, fused
+from sipp.scoring.kernels.cpu.host import _FEATURES, WIDE
+from sipp.scoring.kernels.cpu.llvm import fused
 
 MOST_COLUMNS = LANES * 2**16
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if "+avx2" in _FEATURES else None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sipp.runtime import curves
 from sipp.runtime.code import Loop, constant
-from sipp.scoring.kernels.cpu.target import fused
+from sipp.scoring.kernels.cpu.llvm import fused
 
 ATEN = torch.ops.aten
 NONE = "none"

@@ -9,7 +9,7 @@ import numpy as np
 
 from sipp.runtime.code import FLOAT
 from sipp.runtime.product import Tile
-from sipp.scoring.kernels.cpu.target import WIDE
+from sipp.scoring.kernels.cpu.host import WIDE
 
 MOST_LANES = 16 if WIDE else 8
 TARGETS = (16, 8) if WIDE else (10, 5)  # vectors of a tile: sums that stay in registers

@@ -1,8 +1,8 @@
-"""Scores that others prune by, with the signature of `sensitivity`: magnitude (WT), SNIP, random."""
+"""Scores that others prune by: magnitude (WT), SNIP, random."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,68 +11,46 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import Data, batches_of, fresh
+from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.layers import Selector, find_sites, unwrap
-from sipp.numerics import SCORE_DTYPE, device_of
-from sipp.records import Batch, NormStats
+from sipp.inputs.subject import Subject
+from sipp.numerics import SCORE_DTYPE
+from sipp.options import Loss
+from sipp.records import Batch
 
-Loss = Callable[[Any, Any], Tensor]
 
-
-def wt(
-    model: nn.Module, data: Data | None = None, *, include: Selector | None = None, exclude: Selector | None = None
-) -> dict[str, Tensor]:
+def wt(subject: Subject) -> dict[str, Tensor]:
     """The magnitude of every prunable weight, {parameter name: tensor of its shape}; data is not looked at."""
-    return {
-        name: parameter.detach().to(SCORE_DTYPE).abs() for name, parameter in _chosen(model, include, exclude).items()
-    }
+    return {name: parameter.detach().to(SCORE_DTYPE).abs() for name, parameter in subject.parameters().items()}
 
 
-def random(
-    model: nn.Module,
-    data: Data | None = None,
-    *,
-    include: Selector | None = None,
-    exclude: Selector | None = None,
-    seed: int = 0,
-) -> dict[str, Tensor]:
+def random(subject: Subject) -> dict[str, Tensor]:
     """A uniform random score for every prunable weight, {parameter name: tensor of its shape}."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(subject.seed)
     return {
         name: torch.rand(parameter.shape, generator=generator, dtype=SCORE_DTYPE, device="cpu").to(parameter.device)
-        for name, parameter in _chosen(model, include, exclude).items()
+        for name, parameter in subject.parameters().items()
     }
 
 
-def snip(
-    model: nn.Module,
-    data: Data,
-    *,
-    loss: Loss = F.cross_entropy,
-    include: Selector | None = None,
-    exclude: Selector | None = None,
-    norm_stats: NormStats = "running",
-    n_points: int | None = None,
-    seed: int = 0,
-) -> dict[str, Tensor]:
+def snip(subject: Subject) -> dict[str, Tensor]:
     """|w * dL/dw| of every prunable weight, L summed over all batches: {parameter name: tensor of its shape}.
 
     The batches must carry labels. Gradients, flags and buffers of the model are left as they were.
     """
-    model = unwrap(model)
-    chosen = _chosen(model, include, exclude)
+    model, chosen = subject.model, subject.parameters()
     parameters = list(chosen.values())
     frozen = next((name for name, parameter in model.named_parameters() if parameter.is_inference()), None)
     if frozen is not None:
         raise ModelError(
-            f"{frozen} was made under torch.inference_mode and has no gradients; give copy.deepcopy(model)"
+            f"{frozen} was made under torch.inference_mode and has no gradients", fix="give copy.deepcopy(model)"
         )
+    loss, norm_stats = subject.scoring.loss or F.cross_entropy, subject.scoring.norm_stats
     with torch.inference_mode(False), scoring_mode(model, norm_stats), _with_gradients(parameters):
         totals = [torch.zeros_like(parameter, dtype=SCORE_DTYPE) for parameter in parameters]
-        for batch in batches_of(data, device=device_of(model), n_points=n_points, seed=seed):
+        for batch in subject.batches():
             if batch.labels is None:
-                raise DataError(f"batch {batch.index} has no labels, which snip needs: give (inputs, labels)")
+                raise DataError(f"batch {batch.index} has no labels, which snip needs", fix="give (inputs, labels)")
             copied = fresh(batch)  # of what was made under inference_mode, too
             value = _loss_of(loss, run_batch(model, copied), copied) * batch.n_points
             for total, gradient in zip(totals, torch.autograd.grad(value, parameters, allow_unused=True)):
@@ -84,7 +62,7 @@ def snip(
     }
     for name, score in scores.items():
         if not bool(torch.isfinite(score).all()):
-            raise ModelError(f"{name}: the gradients of the loss are NaN or infinite on this data")
+            raise ModelError("the gradients of the loss are NaN or infinite on this data", where=name)
     return scores
 
 
@@ -110,13 +88,8 @@ def _loss_of(loss: Loss, output: Any, batch: Batch) -> Tensor:
         what = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         labels = f"{batch.labels.dtype} {tuple(batch.labels.shape)}" if isinstance(batch.labels, Tensor) else "labels"
         raise DataError(
-            f"{batch.where}: snip's loss cannot be taken of the output ({what}) and the labels ({labels}): "
-            f"{type(error).__name__}, {error}; give labels from 0 to classes - 1, or a loss= that takes both"
+            f"snip's loss cannot be taken of the output ({what}) and the labels ({labels}): "
+            f"{type(error).__name__}, {error}",
+            where=batch.where,
+            fix="give labels from 0 to classes - 1, or a loss= that takes both",
         ) from error
-
-
-def _chosen(model: nn.Module, include: Selector | None, exclude: Selector | None) -> dict[str, nn.Parameter]:
-    model = unwrap(model)
-    sites = find_sites(model, include=include, exclude=exclude)
-    names = {weight.name: None for site in sites for weight in site.weights.values()}
-    return {name: model.get_parameter(name) for name in names}

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from sipp.checking import check_number, check_share, check_whole
-from sipp.errors import DataError, OptionError
-from sipp.inputs.batches import Data, batches_of
+from sipp.checking import check_number, check_record, check_share
+from sipp.errors import DataError
 from sipp.inputs.capture import capture
-from sipp.inputs.layers import Selector, find_sites, unwrap
-from sipp.numerics import device_of
+from sipp.inputs.layers import Selector
+from sipp.inputs.subject import Subject, subject_of
+from sipp.options import DELTA, Constants
 from sipp.records import Batch, Use, Weight
-
-C_CONSTANT = 3.0  # C of the regularity assumption of T4
-K_CONSTANT = 3.0  # K_s of the same
+from sipp.scoring.methods import DEFAULT, Method, method_of
 
 # The factor c of T4: how many events share the failure probability.
 PRUNE_FACTOR = 8
@@ -28,20 +26,18 @@ NETWORK_FACTOR = 6
 
 def factor_of(method: str) -> int:
     """The factor c of T4 for the statement about the rows that a method prunes."""
-    if not isinstance(method, str):
-        raise OptionError(f"method={method!r:.60} must be the name of a method, such as sipp-det")
     return SIMPLE_FACTOR if method == "sipp-simple" else PRUNE_FACTOR
 
 
 def sample_size(
     model: nn.Module,
     example: Any,
-    delta: float = 1e-16,
+    delta: float = DELTA,
     *,
-    method: str = "sipp-hybrid",
-    k_constant: float = K_CONSTANT,
+    method: Method = DEFAULT,
     include: Selector | None = None,
     exclude: Selector | None = None,
+    constants: Constants = Constants(),
 ) -> int:
     """The number of calibration points that pruning needs for its guarantee at failure probability `delta` (T4).
 
@@ -53,8 +49,14 @@ def sample_size(
         >>> sipp.sample_size(torch.nn.Linear(4, 3), torch.rand(1, 4), delta=1e-16)
         125
     """
-    model = unwrap(model)
-    sites = find_sites(model, include=include, exclude=exclude)
+    check_record("constants", constants, Constants)
+    return _points_for(
+        subject_of(model, [example], include=include, exclude=exclude), delta, method_of(method).name, constants
+    )
+
+
+def _points_for(subject: Subject, delta: float, method: Method, constants: Constants) -> int:
+    """n of T4, with eta and rho read off the subject's data, one batch."""
     outputs: dict[str, int] = {}
     fan_ins: list[int] = []
 
@@ -64,11 +66,13 @@ def sample_size(
         outputs[weight.name] = outputs.get(weight.name, 0) + most * (use.n_rows or weight.n_rows - use.row_start)
         fan_ins.append(weight.fan_in)
 
-    batches = batches_of([example], device=device_of(model))
-    capture(model, sites, batches, on_use=on_use, on_output=lambda output, batch: None)
+    capture(subject.model, subject.sites, subject.batches(), on_use=on_use, on_output=lambda output, batch: None)
     if not fan_ins:
-        raise DataError("the example brings no patch to any prunable weight: give a batch of at least one whole point")
-    return points_needed(sum(outputs.values()), max(fan_ins), delta, factor=factor_of(method), k_constant=k_constant)
+        raise DataError(
+            "the example brings no patch to any prunable weight", fix="give a batch of at least one whole point"
+        )
+    factor, n_outputs = factor_of(method), sum(outputs.values())
+    return points_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=constants.k_constant)
 
 
 def points_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
@@ -84,19 +88,12 @@ def check_delta(delta: float) -> None:
 
 
 def resolve_points(
-    model: nn.Module,
-    data: Data,
-    n_points: int | Literal["theory"] | None,
-    delta: float,
-    *,
-    method: str = "sipp-hybrid",
-    k_constant: float = K_CONSTANT,
-    include: Selector | None = None,
-    exclude: Selector | None = None,
-) -> tuple[int | None, Data]:
-    """The number of points to use, and the data, whose first batch "theory" looks at without losing it."""
-    if not isinstance(n_points, str) or n_points != "theory":
-        return None if n_points is None else check_whole("n_points (or 'theory')", n_points, least=1), data
+    subject: Subject, delta: float, *, method: Method = DEFAULT, constants: Constants = Constants()
+) -> Subject:
+    """The subject with "theory" as a number of points, for which its first batch is looked at and not lost."""
+    data = subject.data
+    if subject.scoring.n_points != "theory" or data is None:
+        return subject
     example: Any
     if isinstance(data, Tensor):
         example = data[:1]
@@ -109,5 +106,4 @@ def resolve_points(
             raise DataError("the data holds no batch: at least one batch with one point is needed")
         if hasattr(data, "__next__"):  # anything else begins anew
             data = itertools.chain([example], batches)
-    needed = sample_size(model, example, delta, method=method, k_constant=k_constant, include=include, exclude=exclude)
-    return needed, data
+    return subject.with_points(_points_for(subject.with_points(None, [example]), delta, method, constants), data)

@@ -1,7 +1,7 @@
-"""Files that are whole or not there: atomic writes, checksums, tensors as safetensors and everything else as JSON.
+"""Files that are whole or not there: the one atomic write, the one checksum, values as sealed JSON.
 
-A saved pair is NAME.safetensors and NAME.json. The JSON is written last and holds the SHA-256 of the tensors and of
-itself: a pair without a sound JSON does not exist. Nothing is ever unpickled.
+Nothing here imports torch: whoever only reads records need not wait for it. Tensors are in `tensors.py`, and saved
+with their values in `pairs.py`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
-from torch import Tensor
-
 from sipp.errors import DataError, OptionError
 
-TENSORS = ".safetensors"
-VALUES = ".json"
 TEMPORARY = ".tmp-"  # start of the name of a file that is being written
 FORMAT = 1
 MAX_NAME = 160
+CHUNK = 1 << 20  # bytes of a file that are read at once
 _NAME = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*")
 
 Values = dict[str, Any]
@@ -41,7 +33,7 @@ def check_name(name: str) -> str:
     """The name, if it can be a file's: letters, digits, and single dots or dashes between them."""
     if not is_name(name):
         raise OptionError(
-            f"{name!r} cannot name a run, a stage or a file: use letters, digits, and . or - between them"
+            f"{name!r} cannot name a run, a stage or a file", fix="use letters, digits, and . or - between them"
         )
     return name
 
@@ -50,36 +42,68 @@ def inside(folder: Path, name: str) -> Path:
     """The path of `name` directly in `folder`; a link there is refused, since it leads elsewhere."""
     path = folder / check_name(name)
     if path.is_symlink():
-        raise OptionError(f"{path} is a symbolic link: runs are read and written in place only; remove it")
+        raise OptionError(f"{path} is a symbolic link: runs are read and written in place only", fix="remove it")
     return path
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Nothing; `path` holds the data, and held its old content whole until then, whatever happens on the way.
+def sha256_of(*parts: bytes | memoryview) -> str:
+    """SHA-256 of the parts, one after the other, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, of any size."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def staged(path: Path) -> Path:
+    """Where a file or folder is made before it gets its name."""
+    return path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
+
+
+def write_through(path: Path, data: bytes | memoryview) -> None:
+    """Writes a new file and waits until its content is on the disk; what it is called may still be lost."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def publish(made: Path, path: Path) -> None:
+    """Gives a file or folder whose content is on the disk its name, in one step that also survives a power cut."""
+    os.replace(made, path)
+    sync_folder(path.parent)
+
+
+def write_atomic(path: Path, data: bytes | memoryview) -> None:
+    """Puts the data into the file; until then it holds its old content whole, whatever happens on the way.
 
     Order: temporary file, its fsync, replace, fsync of the folder. Without the last, power loss may undo the replace.
     """
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    made = staged(path)
     try:
         try:
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+            write_through(made, data)
+            publish(made, path)
+        finally:
+            made.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
-            f"{path}: could not be written ({error.strerror or error}); what was there before is whole; "
-            "free space or allow writing, then run again, it goes on from the last checkpoint"
+            f"could not be written ({error.strerror or error}); what was there before is whole",
+            where=path,
+            fix="free space or allow writing and run the same command again, or give another place",
         ) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Nothing; the folder's list of names is on the disk."""
+    """Waits until the folder's list of names is on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -88,23 +112,23 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Nothing; the folder exists, and so does its name in the folder above."""
+    """Makes the folder, and waits until its name is on the disk."""
     if not folder.is_dir():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             sync_folder(folder.parent)
         except OSError as error:
-            raise DataError(f"{folder}: the folder could not be made ({error.strerror or error})") from error
+            raise DataError(f"the folder could not be made ({error.strerror or error})", where=folder) from error
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Nothing; temporary files of processes that were killed are gone. Only the holder of the lock may call this."""
+    """Removes temporary files of processes that were killed. Only the holder of the lock may call this."""
     for path in folder.rglob(f"{TEMPORARY}*"):
         path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, values: Values) -> None:
-    """Nothing; `path` holds the values with a checksum over them."""
+    """Writes the values, with a checksum over them."""
     text = json.dumps(seal({"format": FORMAT, "values": values}), sort_keys=True, allow_nan=False, indent=1)
     write_atomic(path, text.encode())
 
@@ -113,7 +137,7 @@ def read_json(path: Path) -> Values:
     """The values of a file of `write_json`; DataError names the file and what is wrong with it."""
     found = read_sealed(path)
     if found.get("format") != FORMAT or not isinstance(found.get("values"), dict):
-        raise DataError(f"{path}: format {found.get('format')!r} is not {FORMAT}, the one this version reads")
+        raise DataError(f"format {found.get('format')!r} is not {FORMAT}, the one this version reads", where=path)
     values: Values = found["values"]
     return values
 
@@ -125,85 +149,29 @@ def seal(values: Values) -> Values:
 
 def read_sealed(path: Path) -> Values:
     """The values that `seal` was given, from a JSON file; DataError where they were changed since."""
-    found = _parsed(_read(path), path)
+    found = _parsed(read_file(path), path)
     check = found.pop("check", None) if isinstance(found, dict) else None
     if not isinstance(found, dict) or check != _check_of(found):
-        raise DataError(f"{path}: its checksum does not fit its content; it was changed after it was written, or cut")
+        raise DataError(
+            "its checksum does not fit its content; it was changed after it was written, or cut", where=path
+        )
     return found
 
 
-def save_pair(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
-    """Nothing; tensors and values are saved under this name, both or (as far as any reader can tell) neither."""
-    # Copies: safetensors refuses memory that two names share (tied weights).
-    plain = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
-    data = tensors_to_bytes(plain)
-    make_folder(folder)
-    write_atomic(inside(folder, name + TENSORS), data)
-    digest = hashlib.sha256(data).hexdigest()
-    write_json(inside(folder, name + VALUES), {"tensors_sha256": digest, "values": values})
-
-
-def load_pair(folder: Path, name: str) -> tuple[dict[str, Tensor], Values]:
-    """The tensors (on the CPU) and values saved under this name, checked against their checksums."""
-    data, values = _checked_pair(folder, name)
-    try:
-        tensors: dict[str, Tensor] = tensors_from_bytes(data)
-    except (SafetensorError, ValueError, KeyError, torch.cuda.OutOfMemoryError) as error:
-        raise DataError(f"{inside(folder, name + TENSORS)}: not a safetensors file: {error}") from error
-    return tensors, values
-
-
-def load_sound_values(folder: Path, name: str) -> Values:
-    """The values saved under this name, after the same checks as `load_pair`, of the tensors' checksum too."""
-    return _checked_pair(folder, name)[1]
-
-
-def _checked_pair(folder: Path, name: str) -> tuple[bytes, Values]:
-    """The bytes of the tensors, and the values, if neither was changed since they were saved."""
-    outer = read_json(inside(folder, name + VALUES))
-    path = inside(folder, name + TENSORS)
-    data = _read(path)
-    found = hashlib.sha256(data).hexdigest()
-    if found != outer.get("tensors_sha256"):
-        raise DataError(
-            f"{path}: SHA-256 {found[:12]} is not the one it was saved with; it was changed after it was written, or "
-            "cut"
-        )
-    if not isinstance(outer.get("values"), dict):
-        raise DataError(f"{inside(folder, name + VALUES)}: holds no values")
-    return data, outer["values"]
-
-
-def load_values(folder: Path, name: str) -> Values:
-    """The values saved under this name, without reading the tensors."""
-    values: Values = read_json(inside(folder, name + VALUES))["values"]
-    return values
-
-
-def has_pair(folder: Path, name: str) -> bool:
-    """Whether something was saved under this name; whether it is sound shows when it is loaded."""
-    return inside(folder, name + VALUES).is_file()
-
-
-def remove_pair(folder: Path, name: str) -> None:
-    """Nothing; the pair is gone, its JSON first, so that no half of it is ever taken for a pair."""
-    inside(folder, name + VALUES).unlink(missing_ok=True)
-    inside(folder, name + TENSORS).unlink(missing_ok=True)
-
-
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """The bytes of a file; DataError names it where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"cannot be read ({error.strerror or error})", where=path) from error
 
 
 def _parsed(data: bytes, path: Path) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: is not whole JSON ({error}); it was changed or cut") from error
+        raise DataError(f"is not whole JSON ({error}); it was changed or cut", where=path) from error
 
 
 def _check_of(body: Values) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return sha256_of(json.dumps(body, sort_keys=True).encode())

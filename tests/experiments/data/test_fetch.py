@@ -276,11 +276,15 @@ def test_death_before_the_last_step_leaves_no_data_set(
 ) -> None:
     sources = replace(SOURCES, url=server.url)
 
-    def die(*args: object) -> None:
-        raise KeyboardInterrupt
+    real = os.replace
+
+    def die(made: Path, path: Path) -> None:
+        if path.name == BIN_FOLDER:
+            raise KeyboardInterrupt
+        real(made, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "rename", die)
+        patch.setattr(os, "replace", die)
         with pytest.raises(KeyboardInterrupt):
             fetch_cifar10(tmp_path, sources=sources)
     assert not (tmp_path / BIN_FOLDER).exists()
@@ -293,11 +297,11 @@ def test_files_are_synced_before_the_rename_and_the_folder_after(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    real_fsync, real_rename = os.fsync, os.rename
-    monkeypatch.setattr(module.os, "fsync", lambda handle: (order.append("fsync"), real_fsync(handle)))
-    monkeypatch.setattr(module.os, "rename", lambda a, b: (order.append("rename"), real_rename(a, b)))
+    real_fsync, real_replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (order.append("fsync"), real_fsync(handle)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append(b.name), real_replace(a, b)))
     fetch_cifar10(tmp_path, sources=replace(SOURCES, url=server.url))
-    assert order == ["fsync"] * 7 + ["rename", "fsync"]
+    assert order == ["official.tar.gz", "fsync"] + ["fsync"] * 7 + [BIN_FOLDER, "fsync"]
 
 
 def test_two_at_once(tmp_path: Path, server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Several processes: the scores and masks of one, errors in all at once, nothing published by half a team."""
+"""Several processes: the scores and masks of one, errors in all at once, nothing published by half of them."""
 
 import json
 import os
@@ -11,13 +11,13 @@ import pytest
 
 from sipp.experiments.parallel.processes import ALONE, agreed, from_leader, largest_of
 
-TEAM_LOOP = Path(__file__).parent / "team_loop.py"
+PROCESS_LOOP = Path(__file__).parent / "process_loop.py"
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(TEAM_LOOP), str(tmp_path_factory.mktemp("team"))],
+        [sys.executable, str(PROCESS_LOOP), str(tmp_path_factory.mktemp("processes"))],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -36,9 +36,14 @@ def test_masks_are_bitwise_those_of_one_process(found: dict[str, Any]) -> None:
     assert found["n_masks"] == 8 and found["same masks"] and found["same start"]
 
 
-def test_a_team_makes_the_steps_of_one_process(found: dict[str, Any]) -> None:
+def test_several_processes_make_the_steps_of_one(found: dict[str, Any]) -> None:
     assert found["same training"]
     assert found["made"] == [{"value": 3}] * 2 and found["made again"] == [{"value": 0}] * 2
+
+
+def test_masks_that_differ_during_training_stop_all(found: dict[str, Any]) -> None:
+    first, second = (one["error"] for one in found["quarrel"])
+    assert first == second and first.startswith("ModelError: masks after step 2 of process 1 differ")
 
 
 def test_nan_in_one_process_stops_all_with_the_same_words(found: dict[str, Any]) -> None:

@@ -19,11 +19,13 @@ from typer.testing import CliRunner
 from sipp.cli.commands import run_command
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.parallel import on_ray
-from sipp.experiments.parallel.on_ray import Job, Outcome, RayOptions, Worker, next_unit, run_on_ray
-from sipp.experiments.parallel.processes import Team
-from sipp.experiments.pipelines import Unit, needs, plan
+from sipp.experiments.parallel.on_ray import Job, Outcome, RayOptions, Worker, next_stage, run_on_ray
+from sipp.experiments.parallel.processes import Processes
+from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of, load_recipe
-from sipp.experiments.runs.run_recipe import Finished, Progress, list_runs, run
+from sipp.experiments.runs.listing import list_runs
+from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.runs.run_recipe import Finished, Progress, run
 from sipp.experiments.runs.store import Origin, Store, code_version, open_run, without_clock
 from sipp.experiments.training.setup import feed_of
 from sipp.experiments.training.signals import Interrupted
@@ -188,24 +190,24 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="n_at_once=0"):
         run(ITERATIVE, out=tmp_path, engine="ray", ray=RayOptions(n_at_once=0))
     with pytest.raises(OptionError, match="accelerate"):
-        run(ITERATIVE, out=tmp_path, engine="ray", team=Team(0, 2))
+        run(ITERATIVE, out=tmp_path, engine="ray", processes=Processes(0, 2))
     with pytest.raises(OptionError, match="'cluster'"):
         run(ITERATIVE, out=tmp_path, engine="cluster")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
 def began_order(recipe: Recipe, n_workers: int) -> list[list[str]]:
-    """The stages begun together when `n_workers` units at a time end together."""
+    """The stages begun together when `n_workers` stages at a time end together."""
     todo, rounds = plan(recipe), []
     unfinished = set(todo)
     while unfinished:
-        now: list[Unit] = []
-        while len(now) < n_workers and (unit := next_unit(recipe, todo, unfinished)) is not None:
-            assert needs(recipe, unit) not in unfinished
-            todo.remove(unit)
-            now.append(unit)
+        now: list[Stage] = []
+        while len(now) < n_workers and (stage := next_stage(recipe, todo, unfinished)) is not None:
+            assert parent_of(recipe.pipeline, stage) not in unfinished
+            todo.remove(stage)
+            now.append(stage)
         unfinished -= set(now)
-        rounds.append([unit.stage.removeprefix("seed0.") for unit in now])
+        rounds.append([stage.name.removeprefix("seed0.") for stage in now])
     return rounds
 
 
@@ -242,12 +244,12 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def test_a_worker_refuses_another_folder_other_data_and_other_code(job: Job, tmp_path: Path) -> None:
     dense = plan(ITERATIVE)[0]
     elsewhere = Worker(replace(job, folder=tmp_path / "elsewhere")).make(dense)
-    assert (elsewhere.end, elsewhere.kind) == ("error", "DataError") and "share" in elsewhere.message
+    assert elsewhere.end == "error" and isinstance(elsewhere.error, DataError) and "share" in str(elsewhere.error)
     other_run = Worker(replace(job, recipe=AT_INIT)).make(dense)
-    assert (other_run.end, other_run.kind) == ("error", "DataError")
+    assert other_run.end == "error" and isinstance(other_run.error, DataError)
     for changed in ("data", "code"):
         found = Worker(replace(job, origin=replace(job.origin, **{changed: "other"}))).make(dense)
-        assert (found.end, found.kind) == ("error", "OptionError") and "same version" in found.message
+        assert found.end == "error" and isinstance(found.error, OptionError) and "same version" in str(found.error)
     assert not list(job.folder.glob("seed*"))
 
 
@@ -256,7 +258,7 @@ def test_a_worker_stops_at_the_next_step_and_says_what_it_warned_of(job: Job) ->
     worker.stop(signal.SIGINT)
     assert worker.make(dense).end == "stopped" and worker.newest() is None
     assert [path.name for path in job.folder.glob("*/start.json")] == ["start.json"]
-    (job.folder / dense.stage / "start.safetensors").write_bytes(b"damaged")
+    (job.folder / dense.name / "start.safetensors").write_bytes(b"damaged")
     again = Worker(job)
     done = again.make(dense)
     newest = again.newest()
@@ -271,30 +273,30 @@ class FakeCrew:
         self.job, self.script, self.n_at_once, self.resources = job, script, 2, {"num_cpus": 1}
         self.idle: list[int] = []
         self.events: list[str] = []
-        self.queue: list[Unit | None] = []
+        self.queue: list[Stage | None] = []
 
     def hire(self) -> None:
         self.events.append("hire")
         self.queue.append(None)
 
-    def begin(self, unit: Unit) -> None:
+    def begin(self, stage: Stage) -> None:
         self.idle.pop()
-        self.events.append(unit.stage)
-        self.queue.append(unit)
+        self.events.append(stage.name)
+        self.queue.append(stage)
 
-    def ended(self) -> Iterator[tuple[Unit | None, Outcome | None]]:
-        unit = self.queue.pop(0)
-        left = self.script.get("start" if unit is None else unit.stage, [])
+    def ended(self) -> Iterator[tuple[Stage | None, Outcome | None]]:
+        stage = self.queue.pop(0)
+        left = self.script.get("start" if stage is None else stage.name, [])
         outcome = left.pop(0) if left else Outcome("done")
         self.idle += [] if outcome is None else [0]
-        yield unit, outcome
+        yield stage, outcome
 
     def show(self) -> None:
         pass
 
-    def stop(self, number: int) -> Iterator[Unit]:
+    def stop(self, number: int) -> Iterator[Stage]:
         self.events.append(f"stop {number}")
-        yield from [unit for unit in self.queue if unit is not None]
+        yield from [stage for stage in self.queue if stage is not None]
 
 
 def swept(job: Job, script: dict[str, list[Outcome | None]], wish: Any = lambda: None) -> tuple[list[str], list[str]]:
@@ -302,15 +304,15 @@ def swept(job: Job, script: dict[str, list[Outcome | None]], wish: Any = lambda:
     crew, made = FakeCrew(job, script), []
     try:
         store = Store(job.folder, {}, resumed=True)
-        for unit in on_ray._sweep(crew, store, plan(ITERATIVE), wish):  # type: ignore[arg-type]
-            made.append(unit.stage)
+        for stage in on_ray._sweep(crew, store, plan(ITERATIVE), wish):  # type: ignore[arg-type]
+            made.append(stage.name)
     except (DataError, ModelError, OptionError, Interrupted) as error:
         crew.events.append(f"{type(error).__name__}: {error}")
     return made, crew.events
 
 
 def test_deaths_are_forgiven_twice(job: Job) -> None:
-    all_stages = sorted(unit.stage for unit in plan(ITERATIVE))
+    all_stages = sorted(stage.name for stage in plan(ITERATIVE))
     made, events = swept(job, {"seed0.wt.01": [None, None]})
     assert sorted(made) == all_stages and events.count("hire") == 4 and events.count("seed0.wt.01") == 3
     made, events = swept(job, {"seed0.wt.01": [None, None, None]})
@@ -323,7 +325,7 @@ def test_deaths_are_forgiven_twice(job: Job) -> None:
 
 
 def test_an_error_in_one_unit_stops_the_others_and_keeps_its_kind(job: Job) -> None:
-    made, events = swept(job, {"seed0.wt.01": [Outcome("error", "ModelError", "training diverged")]})
+    made, events = swept(job, {"seed0.wt.01": [Outcome("error", ModelError("training diverged"))]})
     assert events[-2:] == ["stop 15", "ModelError: seed0.wt.01: training diverged"]
     assert "seed0.wt.01" not in made and len(set(made)) == len(made)
 

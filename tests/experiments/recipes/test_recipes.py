@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
-from sipp.experiments.recipes import check_recipe, config_hash, config_of, load_recipe, recipe_names
+from sipp.experiments.recipes import check_recipe, config_of, load_recipe, recipe_descriptions, recipe_names
 from sipp.experiments.recipes.yamlfile import read_yaml
 from sipp.experiments.runs.run_recipe import hyper_of
+from sipp.experiments.runs.store import config_hash
 from sipp.experiments.training.schedule import rate
 
 # The two tables of the paper, written down apart from the recipes: epochs, warm-up, batch, rate, decay factor and
@@ -171,3 +172,7 @@ def test_bases_alone_are_not_recipes() -> None:
     for name in ("base", "base-cifar10", "../catalog", "nope"):
         with pytest.raises(OptionError, match="unknown recipe"):
             load_recipe(name)
+
+
+def test_descriptions_are_those_of_the_checked_recipes() -> None:
+    assert recipe_descriptions() == {name: load_recipe(name).description for name in recipe_names()}

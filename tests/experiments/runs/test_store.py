@@ -18,7 +18,8 @@ from sipp.experiments.runs import store
 from sipp.experiments.runs.store import Origin, load_if_sound, newest_checkpoint, open_run, run_name, save_checkpoint
 from sipp.experiments.training.signals import Interrupted, stop_on_signals
 from sipp.storage import files
-from sipp.storage.files import load_pair, read_json, save_pair, write_atomic, write_json
+from sipp.storage.files import read_json, write_atomic, write_json
+from sipp.storage.pairs import load_pair, save_pair
 
 CONFIG: dict[str, Any] = {"name": "toy", "seed": 1}
 ORIGIN = Origin("d", "c", "cpu")

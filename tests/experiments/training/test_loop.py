@@ -57,14 +57,14 @@ def test_the_update_is_the_textbook_one(nesterov: bool) -> None:
     hyper = Hyper(epochs=2, batch_size=8, schedule=HYPER.schedule, momentum=0.9, nesterov=nesterov, weight_decay=1e-3)
     mine = copy.deepcopy(net)
     state = train(new_state(net, hyper), feed, hyper, seed=7)
-    assert isinstance(feed.source, ImageSet)
+    assert isinstance(feed.data, ImageSet)
     velocity = [torch.zeros_like(p) for p in mine.parameters()]
     for epoch in range(2):
         order = epoch_order(feed.splits.train, seed=7, epoch=epoch)
         for step in range(4):
             items = order[8 * step : 8 * step + 8]
             mine.zero_grad()
-            F.cross_entropy(mine(feed.source.images[items]), feed.source.labels[items]).backward()
+            F.cross_entropy(mine(feed.data.images[items]), feed.data.labels[items]).backward()
             lr = rate(hyper.schedule, epoch + step / 4)
             with torch.no_grad():
                 for p, v in zip(mine.parameters(), velocity):
@@ -181,7 +181,7 @@ def test_out_of_memory_names_the_size_to_set(monkeypatch: pytest.MonkeyPatch) ->
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(net, "forward", forward)
-    with pytest.raises(ModelError, match=r"epoch 1, step 1, with batch_size=8: set train.batch_size to 4"):
+    with pytest.raises(ModelError, match=r"epoch 1, step 1, with batch_size=8; set train.batch_size to 4"):
         train(new_state(net, HYPER), feed, HYPER, seed=0)
 
 

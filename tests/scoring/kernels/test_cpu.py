@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sipp
-from sipp.scoring.kernels import ratios, reference
-from sipp.scoring.kernels.cpu import block_loops, compiling
+from sipp.scoring.kernels import chunk_ratios, reference
+from sipp.scoring.kernels.cpu import block_loops, host
 from sipp.scoring.kernels.cpu import kernel as cpu
 
 AGREEMENT = 1e-5
@@ -34,17 +34,17 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=["few", "many"], autouse=True)
+@pytest.fixture(params=["every product", "skipping"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test goes both ways: every product at once, and only those that can count."""
-    monkeypatch.setattr(cpu, "MOST_WEIGHTS", 2**30 if request.param == "few" else 0)
+    monkeypatch.setattr(cpu, "MOST_WEIGHTS", 2**30 if request.param == "every product" else 0)
     return str(request.param)
 
 
 def test_the_way_follows_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert cpu._is_few(torch.empty(64, 1, 9)) and cpu._is_few(torch.empty(1, 16, 27))  # depthwise; a first layer
-    assert not cpu._is_few(torch.empty(1, 16, 144))
+    assert cpu._takes_all(torch.empty(64, 1, 9)) and cpu._takes_all(torch.empty(1, 16, 27))  # depthwise; a first layer
+    assert not cpu._takes_all(torch.empty(1, 16, 144))
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
@@ -83,7 +83,7 @@ def test_long_sums_stay_accurate() -> None:
 def test_columns_without_a_weight_cost_nothing() -> None:
     weight = rand(1, 4, 600) - 0.5
     weight[..., ::3] = 0.0
-    _, _, _, ends = cpu._packed(weight)
+    ends = cpu._packed(weight).ends_GNCQ
     assert ends[0].max(-1).sum(-1).tolist() == [400, 400]  # two panels of two rows, each over all columns
 
 
@@ -163,14 +163,13 @@ def raise_best(understate: float, skip: bool = True, n_blocks: int = 40) -> tupl
     best = torch.zeros(32, 32)
     n_computed = 0
     for start in range(0, a.shape[-1], 64):
-        block, d, _, _, _, *turned, reach = cpu._scratch(positive)
-        block[:] = a[0, :, start : start + 64].numpy()
-        d[0::2], d[1::2] = (inverse[s, 0, :, start : start + 64].numpy() for s in (0, 1))
-        block_loops.turn_lines(d, *turned, reach)
-        reach *= understate
-        n_computed += block_loops.raise_best(
-            block.ctypes.data, *turned, reach, cpu._signs(positive)[0], best.numpy(), skip
-        )
+        scratch = cpu._scratch(positive)
+        scratch.a_KP[:] = a[0, :, start : start + 64].numpy()
+        for s in (0, 1):
+            scratch.d_LP[s::2] = inverse[s, 0, :, start : start + 64].numpy()
+        block_loops.turn_lines(scratch)
+        scratch.reach[:] *= understate
+        n_computed += block_loops.raise_best(scratch, cpu._signs(positive)[0], best.numpy(), skip)
     return best, n_computed
 
 
@@ -225,7 +224,7 @@ class Net(nn.Module):
 
 def scores(reduce: str, batches: list[Tensor], chunk_bytes: int) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    return sipp.sensitivity(Net(), batches, reduce=reduce, chunk_bytes=chunk_bytes)
+    return sipp.sensitivity(Net(), batches, reduce=reduce, scoring=sipp.Scoring(chunk_bytes=chunk_bytes))
 
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])
@@ -293,7 +292,7 @@ def layer(geometry: tuple[int, ...], sign: str, n_points: int) -> Operands:
 
 
 def in_float64(windows: Tensor, weight: Tensor) -> tuple[Tensor, int, Tensor]:
-    """The patches, the number of points and the weights, as `ratios` takes them."""
+    """The patches, the number of points and the weights, as `chunk_ratios` takes them."""
     patches = windows.permute(1, 4, 5, 6, 0, 2, 3).reshape(len(weight), weight.shape[2], -1)
     return patches.double(), len(windows), weight.double()
 
@@ -306,7 +305,7 @@ def test_max_ratios_against_the_definition(geometry: tuple[int, ...], sign: str)
     before[0, 0, 0] = 1e9
     best, squares = cpu.max_ratios(windows, 2, weight, **factors, best_GRK=before)
     given = *in_float64(windows, weight), factors["row_factors_GR"], occurs
-    expected, expected_squares = ratios.max_chunk(reference, *given)
+    expected, expected_squares = chunk_ratios.max_chunk(reference, *given)
     assert agree(best, torch.maximum(expected, before.double()))
     torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
 
@@ -319,7 +318,7 @@ def test_mean_ratios_against_the_definition(geometry: tuple[int, ...], sign: str
     counts = torch.cat((counts, counts[-1:].repeat(11 - len(counts))))
     mean, squares = cpu.mean_ratios(windows, 2, weight, **factors, counts_B=counts)
     given = *in_float64(windows, weight), factors["row_factors_GR"], occurs
-    sums, expected_squares = ratios.sum_chunk(reference, *given)
+    sums, expected_squares = chunk_ratios.sum_chunk(reference, *given)
     assert agree(mean, (sums / counts.view(1, -1, 1, 1, 1)).amax((0, 1)))
     torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
     alone = []
@@ -340,7 +339,7 @@ def test_points_that_are_lines(fan_in: int, n_points: int, gap: int) -> None:
     factors = {"factors_TB": torch.stack((scale, -scale)), "row_factors_GR": torch.ones(1, 5).double()}
     best, squares = cpu.max_ratios(windows, 1, weight, **factors, best_GRK=torch.zeros_like(weight))
     given = x.T[None].double(), n_points, weight.double(), factors["row_factors_GR"], (True, True)
-    expected, expected_squares = ratios.max_chunk(reference, *given)
+    expected, expected_squares = chunk_ratios.max_chunk(reference, *given)
     assert agree(best, expected)
     torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
 
@@ -376,7 +375,7 @@ def test_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
     monkeypatch.setattr(numba, "njit", no_folder)
     with caplog.at_level(logging.INFO, "sipp"):
-        function = compiling.compiled(double)
+        function = host.compiled(double)
     assert function(np.ones(3)) == 6
     assert "cache" in caplog.text and len(caplog.records) == 1
 
@@ -387,6 +386,6 @@ def test_runs_of_patches_of_every_length(stride: int) -> None:
     layer = nn.Conv1d(2, 3, 3, stride=stride)
     for n_patches in (*range(1, 20), 23, 24, 25, 31, 32, 33, 63, 64, 65):
         x = torch.randn(2, 2, (n_patches - 1) * stride + 3)
-        fast = sipp.sensitivity(layer, [x], kernel="cpu")["weight"]
-        slow = sipp.sensitivity(layer, [x], kernel="reference")["weight"]
+        fast = sipp.sensitivity(layer, [x], scoring=sipp.Scoring(kernel="cpu"))["weight"]
+        slow = sipp.sensitivity(layer, [x], scoring=sipp.Scoring(kernel="reference"))["weight"]
         torch.testing.assert_close(fast, slow, rtol=1e-5, atol=0)

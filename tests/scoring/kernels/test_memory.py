@@ -13,7 +13,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import sipp
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.layers import find_sites
+from sipp.inputs.subject import subject_of
+from sipp.options import Scoring
 from sipp.records import LayerScores, Reduce
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
@@ -51,7 +52,7 @@ def limited(kernel: ModuleType, most_patches: int, error: BaseException) -> Simp
 def run(monkeypatch: pytest.MonkeyPatch, kernel: object, reduce: str) -> tuple[LayerScores, ...]:
     monkeypatch.setattr("sipp.scoring.kernels.pick", lambda name, device: kernel)
     model, data = model_and_data()
-    return score(model, find_sites(model), [data], reduce=reduce).layers  # type: ignore[arg-type]
+    return score(subject_of(model, [data]), reduce=reduce).layers  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
@@ -121,4 +122,4 @@ def test_a_chunk_is_chosen_by_device_and_nonsense_is_refused() -> None:
     assert chunk_of(123, torch.device("cuda")) == 123
     for wrong in (0, -1, 1.5, "much"):
         with pytest.raises(OptionError, match="chunk_bytes"):
-            chunk_of(wrong, torch.device("cpu"))  # type: ignore[arg-type]
+            Scoring(chunk_bytes=wrong)  # type: ignore[arg-type]

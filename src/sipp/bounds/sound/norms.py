@@ -2,7 +2,7 @@
 activations.
 
 A bound here is on the linear MAP, not on the kernel tensor: the 3 x 3 all-ones kernel has Frobenius norm 3 but
-stretches some images almost ninefold (erratum 6). Every number comes from a full decomposition or a factorisation that
+stretches some images almost ninefold. Every number comes from a full decomposition or a factorisation that
 went through, and is rounded up; power iteration converges from below and is never a bound.
 
 Axes: G groups, F rows of one group, C input channels of one group, T taps of the kernel, Q frequencies, R aliases.
@@ -133,7 +133,7 @@ def conv_norm(
         best = _zero_padded_norm(weight_GFCT, geometry, input_size)
     elif input_size is None:
         raise OptionError(
-            f"padding_mode={padding_mode!r} repeats inputs: give input_size to bound the convolution's norm"
+            f"padding_mode={padding_mode!r} repeats inputs", fix="give input_size to bound the convolution's norm"
         )
     else:
         best = _repeating_norm(weight_GFCT, geometry, input_size)
@@ -302,7 +302,7 @@ def _normalised(weight: Tensor) -> tuple[Tensor, float]:
     """The weight in float64 divided by its largest magnitude, and that magnitude: no square can over- or underflow."""
     weight = weight.detach().to(torch.float64)
     if not bool(torch.isfinite(weight).all()):
-        raise ModelError("a weight holds NaN or infinity: it has no norm; repair or reload the parameter")
+        raise ModelError("a weight holds NaN or infinity: it has no norm", fix="repair or reload the parameter")
     scale = float(weight.abs().max()) if weight.numel() else 0.0
     return (weight / scale if scale > 0.0 else weight), scale
 

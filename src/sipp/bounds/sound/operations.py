@@ -113,7 +113,9 @@ def _affine_effect(call: Call, weights: tuple[Tensor, Tensor], biases: tuple[Any
     """The effect of a linear map with these (dense, pruned) weights and biases."""
     a = call.flow.value
     if weights[0].shape != weights[1].shape:
-        raise ModelError(f"{call.op}: weight shapes differ, {tuple(weights[0].shape)} and {tuple(weights[1].shape)}")
+        raise ModelError(
+            f"weight shapes differ, {tuple(weights[0].shape)} and {tuple(weights[1].shape)}", where=call.op
+        )
     changed_bias = None if biases[0] is None else biases[1] - biases[0]
     if call.op == "linear":
         if a.dim() < 2:

@@ -1,7 +1,9 @@
 """A certified upper bound on the norm of one zero-padded convolution, from the factorisation of its own Gram matrix.
 
 The transfer form of T13 bounds the circular map, of which a zero-padded map A is only a section: 9 against 8.29 for the
-3 x 3 kernel of ones on 8 x 8. Here the section itself is bounded:
+3 x 3 kernel of ones on 8 x 8. It adds up over layers. With this file `sound_bound` of a trained `digits-cnn` at a keep
+of 0.9 is 1.36, without it 1.73; of a trained CNN of two convolutions on 8 x 8 0.0662 and 0.0678; of ResNet20 1.6e8 and
+2.2e8, where neither says anything. Here the section itself is bounded:
 
  1. Lanczos steps estimate sigma^2, the largest eigenvalue of A'A. Like power iteration they converge from BELOW (T13),
     so the estimate is never a bound; it only says where to look.

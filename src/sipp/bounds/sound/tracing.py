@@ -5,6 +5,7 @@ computes on the batch: what a tracer loses (an `x += y` where x has a second nam
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,9 @@ def _traced(
     """The graphs of these networks, their own outputs, and the arguments they were run on."""
     for side, model in given.items():
         if not isinstance(model, nn.Module):
-            raise ModelError(f"the {side} network is a {type(model).__name__}, not an nn.Module; give an instance")
+            raise ModelError(
+                f"the {side} network is a {type(model).__name__}, not an nn.Module", fix="give an instance"
+            )
     device = next((p.device for model in given.values() for p in model.parameters()), torch.device("cpu"))
     args, kwargs, n_samples = _arguments(inputs, device)
     for side, model in given.items():
@@ -97,14 +100,18 @@ def _arguments(inputs: Inputs, device: torch.device) -> tuple[tuple[Tensor, ...]
         raise DataError(f"inputs is a {type(inputs).__name__}, not a batch: a tensor, or a list or dict of tensors")
     for name, value in named.items():
         if isinstance(value, Tensor) and (value.layout != torch.strided or value.is_meta or value.is_complex()):
-            raise DataError(f"input {name} is sparse, complex or without values; give a dense tensor of real numbers")
+            raise DataError(
+                f"input {name} is sparse, complex or without values", fix="give a dense tensor of real numbers"
+            )
     sizes = {value.shape[0] if isinstance(value, Tensor) and value.dim() else 0 for value in named.values()}
     if len(sizes) != 1 or 0 in sizes:
         raise DataError("inputs must be tensors with the same, non-zero number of samples along the first axis")
     for name, value in named.items():
         bad = (~torch.isfinite(value)).reshape(value.shape[0], -1).any(dim=1).nonzero().flatten().tolist()
         if bad:
-            raise DataError(f"input {name} holds NaN or infinity in sample {bad[0]}: clean or leave out that sample")
+            raise DataError(
+                f"input {name} holds NaN or infinity in sample {bad[0]}", fix="clean or leave out that sample"
+            )
     ready = {
         name: value.detach().to(device, torch.float64 if value.is_floating_point() else value.dtype)
         for name, value in named.items()
@@ -118,7 +125,7 @@ def _check_model(side: str, model: nn.Module) -> None:
     """Refuses weights that are no numbers, and modules that are not what they seem, which no graph shows."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
-            raise ModelError(f"parameter {name} of the {side} model holds NaN or infinity: repair or reload it")
+            raise ModelError(f"parameter {name} of the {side} model holds NaN or infinity", fix="repair or reload it")
     for name, module in model.named_modules():
         if found := disguise(module):
             raise NoBound(f"{found} in module {name or 'the model itself'} of the {side} model")
@@ -130,7 +137,10 @@ def _trace_fx(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.Gr
 
 def _trace_export(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.GraphModule]:
     programs = [torch.export.export(model, _fresh(args), _fresh(kwargs)) for model in models]
-    return [program.module(check_guards=False) for program in programs]
+    # The graph is compared with the model on the batch: guards of its own, which newer torch adds, are not needed.
+    known = inspect.signature(torch.export.ExportedProgram.module).parameters
+    options = {"check_guards": False} if "check_guards" in known else {}
+    return [program.module(**options) for program in programs]
 
 
 def _repeats(graph: fx.GraphModule, args: Any, kwargs: Any, output: Tensor) -> bool:
@@ -155,8 +165,8 @@ def _check_same_operations(dense: fx.GraphModule, pruned: fx.GraphModule) -> Non
             spelled = [(type(m), m.extra_repr()) for m in modules]
         if spelled[0] != spelled[1]:
             raise ModelError(
-                f"the models differ in more than weights: {spelled[0]} and {spelled[1]} at {pair[0].name}; "
-                "compare a model with a pruned copy of itself"
+                f"the models differ in more than weights: {spelled[0]} and {spelled[1]} at {pair[0].name}",
+                fix="compare a model with a pruned copy of itself",
             )
 
 

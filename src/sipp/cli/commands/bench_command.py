@@ -1,36 +1,16 @@
-"""The command `sipp bench`: the kernels of this machine against torch's matmul, scoring against a forward pass.
-
-Ratios of times measured in turns, in one run. What disagrees with the float64 reference is not timed.
-"""
+"""The command `sipp bench`: the kernels of this machine against torch's matmul, scoring against a forward pass."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
-from torch import Tensor, nn
 
 import sipp
-from sipp.cli.errors import UNEXPECTED, Trouble, at
-from sipp.cli.models import find_device, load_model
 from sipp.cli.options import Device, Weights
 from sipp.cli.output import Json, only_json, plain_table, print_json, show
-from sipp.cli.points import check_fits, draw, open_source
-from sipp.experiments.nets import NETS
-from sipp.inputs.batches import batches_of
-from sipp.numerics import inverse_or_zero
-from sipp.scoring import kernels
-from sipp.scoring.kernels import reference
 
-SHAPES = ((64, 576, 8192), (16, 27, 65536))  # rows, fan-in, patches: an inner and the first layer of a small ResNet
-CHECKED_ROWS, CHECKED_PATCHES = 4, 512  # the float64 reference is slow
-CHECKED_POINTS = 2
-AGREEMENT = 1e-5  # relative, of float32 scores
 REPEATS, MOST_REPEATS = 5, 1000
-N_POINTS = 32
 
 
 def bench(
@@ -46,14 +26,10 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Time the kernels and the scoring of a network on this machine, after checking that they are right."""
-    if data is None and model not in NETS:
-        raise Trouble(f"{model} needs points to run on", "sipp bench", "give --data, such as random:32x3x32x32")
+    from sipp.cli.benching import measure
+
     with only_json(as_json):
-        where = find_device(device)
-        lines = [_kernel_line(*shape, where, repeats) for shape in SHAPES]
-        spec = data if data is not None else "random:" + "x".join(map(str, (N_POINTS, *NETS[model].input_shape)))
-        lines.append(_network_line(model, load_model(model, weights, device=device), spec, repeats))
-        machine = f"{where.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        machine, lines = measure(model, weights, data, device, repeats)
         if not as_json:
             table = plain_table("what", "size", "torch ms", "sipp ms", "ratio", "off by")
             for line in lines:
@@ -63,72 +39,3 @@ def bench(
             show("kernel: max-times product over matmul of the same shape; network: scoring over one forward pass")
     if as_json:
         print_json({"kind": "bench", "sipp": sipp.__version__, "machine": machine, "lines": lines})
-
-
-def alternate(first: Callable[[], object], second: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """The best time of each in seconds; they take turns, so that a noisy moment meets both."""
-    best = [float("inf"), float("inf")]
-    for function in (first, second):
-        function()
-    for _ in range(repeats):
-        for i, function in enumerate((first, second)):
-            begun = time.perf_counter()
-            function()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            best[i] = min(best[i], time.perf_counter() - begun)
-    return best[0], best[1]
-
-
-def refuse_wrong(what: str, found: Tensor, expected: Tensor) -> float:
-    """The largest relative difference; refuses to time what is not right."""
-    expected = expected.double().cpu()
-    gap = (found.double().cpu() - expected).abs() / expected.abs().clamp(min=torch.finfo(torch.float32).tiny)
-    worst = float(gap.max())
-    if not worst <= AGREEMENT:
-        raise Trouble(
-            f"{what} differs from the float64 reference by {worst:.1e}, more than {AGREEMENT:.0e}: not timed",
-            "sipp bench",
-            "use kernel='reference' in Python, and report this machine",
-            UNEXPECTED,
-        )
-    return worst
-
-
-def _kernel_line(rows: int, fan_in: int, patches: int, device: torch.device, repeats: int) -> dict[str, Any]:
-    """max_times on one shape against a float32 matmul of that shape."""
-    generator = torch.Generator().manual_seed(0)
-    a = torch.rand(1, fan_in, patches, generator=generator).to(device)
-    weight = torch.randn(1, rows, fan_in, generator=generator).to(device)
-    fast = kernels.pick("auto", device)
-    inverse = inverse_or_zero(fast.quadrant_sums(weight, a)).to(torch.float32)
-    parts = a[..., :CHECKED_PATCHES], inverse[:, :, :CHECKED_ROWS, :CHECKED_PATCHES], (weight > 0)[:, :CHECKED_ROWS]
-    small = [part.contiguous() for part in parts]
-    off_by = refuse_wrong("max_times", fast.max_times(*small), reference.max_times(*small))
-    matmul, ours = alternate(lambda: weight[0] @ a[0], lambda: fast.max_times(a, inverse, weight > 0), repeats)
-    return _line("kernel", f"{rows} x {fan_in} x {patches}", matmul, ours, off_by)
-
-
-def _network_line(model: str, network: nn.Module, spec: str, repeats: int) -> dict[str, Any]:
-    """Scoring a network against its forward pass on the same points."""
-    source = open_source(spec, "calibration", "--data")
-    points = draw(source, N_POINTS, seed=0, batch_size=N_POINTS, model=network)
-    few = draw(source, CHECKED_POINTS, seed=0, batch_size=CHECKED_POINTS, model=network)
-    check_fits(network, points, model, "--data")
-    with at(f"--model {model}, --data {spec}", "see sipp bench --help"):
-        fast, slow = (sipp.sensitivity(network, few.batches, kernel=k) for k in ("auto", "reference"))
-        off_by = max(refuse_wrong(f"the score of {name}", fast[name], slow[name]) for name in fast)
-    device = next(network.parameters()).device
-    batch = next(iter(batches_of(points.batches, device=device)))
-
-    def forward() -> None:
-        with torch.no_grad():
-            network(*batch.args, **batch.kwargs)
-
-    times = alternate(forward, lambda: sipp.sensitivity(network, points.batches), repeats)
-    return _line(f"network {model}", f"{points.n_points} points", *times, off_by)
-
-
-def _line(what: str, size: str, matmul: float, ours: float, off_by: float) -> dict[str, Any]:
-    times = {"torch_ms": 1e3 * matmul, "sipp_ms": 1e3 * ours, "ratio": ours / matmul}
-    return {"what": what, "size": size, **times, "off_by": off_by}

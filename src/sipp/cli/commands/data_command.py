@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -14,11 +14,11 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedCo
 from rich.progress import Progress as Bars
 
 from sipp.cli.errors import at
+from sipp.cli.options import DEFAULT_ROOT
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, shows_progress
-from sipp.cli.points import DEFAULT_ROOT
-from sipp.experiments.data import fetch_cifar10, index_folders, load_digits
-from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
-from sipp.experiments.data.fetch import Progress
+
+if TYPE_CHECKING:
+    from sipp.experiments.data.fetch import Progress
 
 IMAGENET = "imagenet"
 PLAIN_STEP_S = 5.0  # between two lines of progress where no bar can be drawn
@@ -51,6 +51,8 @@ def data(
 
 
 def _digits() -> dict[str, Any]:
+    from sipp.experiments.data import load_digits
+
     images = load_digits()
     what = f"{images.n_train:,} training and {images.n_test:,} test images, 1 x 8 x 8, part of scikit-learn"
     return {"name": "digits", "here": True, "folder": None, "what": what}
@@ -58,6 +60,8 @@ def _digits() -> dict[str, Any]:
 
 def _cifar10(folder: Path) -> dict[str, Any]:
     """Whether a folder of CIFAR-10 is there; its bytes are checked where it is read or fetched."""
+    from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
+
     here = next((folder / name for name in (BIN_FOLDER, PY_FOLDER) if (folder / name).is_dir()), None)
     what = "50,000 training and 10,000 test images, 3 x 32 x 32"
     what += f", in {here}" if here else f"; fetch it (170 MB) with: sipp data cifar10 {folder}"
@@ -73,6 +77,8 @@ def _imagenet(folder: Path) -> dict[str, Any]:
 
 def _checked_imagenet(folder: Path) -> dict[str, Any]:
     """The index of the folder, or what to put where: its licence forbids to fetch it for you."""
+    from sipp.experiments.data import index_folders
+
     root = folder / IMAGENET if (folder / IMAGENET).is_dir() else folder
     with at(f"sipp data {IMAGENET} {folder}", f"put images at {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"):
         index = index_folders(root)
@@ -83,6 +89,9 @@ def _checked_imagenet(folder: Path) -> dict[str, Any]:
 
 def _fetched(folder: Path, bar: bool) -> dict[str, Any]:
     """CIFAR-10, from wherever it can be had; what failed on the way goes to stderr."""
+    from sipp.experiments.data import fetch_cifar10
+    from sipp.experiments.data.cifar10 import BIN_FOLDER
+
     with at(f"sipp data cifar10 {folder}", f"put the official {BIN_FOLDER} into {folder}"), _told(bar) as told:
         done = fetch_cifar10(folder, progress=told)
     for reason in done.passed_over:

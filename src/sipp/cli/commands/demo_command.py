@@ -1,169 +1,33 @@
-"""The main job on embedded data: train a small network on digits, prune it by every method, show what it costs."""
+"""The command `sipp demo`: the main job on embedded data, in under a minute."""
 
 from __future__ import annotations
 
-import os
-import tempfile
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated
 
-from rich import box
-from rich.table import Table
+import typer
 
-from sipp import __version__
-from sipp.cli.files import FIGURE as FIGURE_KIND
-from sipp.cli.files import PAGE as PAGE_KIND
-from sipp.cli.files import check_file, write_file
-from sipp.errors import OptionError
-from sipp.experiments.recipes import Recipe, load_recipe
-from sipp.experiments.runs.run_recipe import run
-from sipp.experiments.training.signals import Interrupted
-from sipp.progress import progress_bar
-from sipp.pruning.result import Method
-from sipp.report import read_sources, render
-from sipp.report.palette import STYLES
-from sipp.storage.marks import FIGURE_MARK
-
-RECIPE = "digits-iterative"
-METHODS = tuple(method for method in get_args(Method) if method != "sipp-simple")  # the same rule as sipp-det (T10)
-SETTINGS = (  # more methods, fewer levels and epochs: the whole demo stays under a minute on two cores
-    f"prune.methods=[{', '.join(METHODS)}]",
-    "prune.alpha=0.4",
-    "prune.levels=4",
-    "train.epochs=6",
-    "train.eval_every=6",
-    "train.decay.milestones=[4]",
-)
-FIGURE, PAGE = "accuracy.png", "page.html"
-MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}
+from sipp.cli.options import Force
+from sipp.cli.output import Json, only_json, print_json, show, shows_progress
 
 
-@dataclass(frozen=True)
-class DemoResult:
-    """Test accuracies of the demo: dense, and by (method, keep) before and after retraining; the page of its run."""
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page and the figure.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the whole run: the same seed prints the same numbers.")] = 0,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small network on embedded digits, prune it by every method, print and draw what that costs."""
+    from sipp.cli.demo import FIGURE, demo_table, run_demo
 
-    dense: float
-    before: dict[tuple[str, float], float]
-    after: dict[tuple[str, float], float]
-    page: Path | None = None
-
-
-def run_demo(
-    folder: Path,
-    *,
-    seed: int = 0,
-    progress: bool = True,
-    settings: tuple[str, ...] = SETTINGS,
-    force: bool = False,
-) -> DemoResult:
-    """The accuracies; trains, prunes and retrains on the digits, and writes a figure and a page into the folder.
-
-    The run is that of the recipe `digits-iterative` with these settings, made anew each time. Those of an earlier demo
-    are replaced with `force` only, and files of others never.
-    """
-    recipe = load_recipe(RECIPE, settings=(*settings, f"seed={seed}"))
-    with _made(folder, force):
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".run-") as runs:
-            try:
-                records = _records(recipe, Path(runs), progress)
-            except Interrupted as stop:
-                raise SystemExit(stop.exit_status) from None
-            page = render(read_sources([Path(runs)]), version=f"sipp {__version__}")
-        write_file(folder / PAGE, page.encode(), PAGE_KIND, force=force)
-        result = _result(recipe, records, folder / PAGE)
-        _draw(result, folder / FIGURE)
-    return result
-
-
-@contextmanager
-def _made(folder: Path, force: bool) -> Iterator[None]:
-    """A context in which the folder exists; what was made of it goes again if the work stops before it holds a file."""
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise OptionError(f"{folder} is no folder; give a folder")
-    for name, kind in ((PAGE, PAGE_KIND), (FIGURE, FIGURE_KIND)):
-        check_file(folder / name, kind, force=force, makes_folder=True)
-    new = [one for one in (folder, *folder.parents) if not one.exists()]  # innermost first
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException:
-        with suppress(OSError):  # rmdir refuses a folder that holds anything
-            for one in new:
-                one.rmdir()
-        raise
-
-
-def _records(recipe: Recipe, out: Path, progress: bool) -> list[dict[str, Any]]:
-    """One record per network of the run."""
-    n_networks = recipe.repetitions * (1 + len(recipe.prune.methods) * recipe.prune.levels)
-    with (
-        progress_bar("train, prune, retrain: networks", n_networks, shown=progress) as advance,
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")  # rows die at the sparsest levels: the table shows what that costs
-        return run(
-            recipe, out=out, device="cpu", on_progress=lambda now: advance(1) if now.epoch is None else None
-        ).records
-
-
-def _result(recipe: Recipe, records: list[dict[str, Any]], page: Path) -> DemoResult:
-    """The accuracies of the records; a level is named by the keep that was asked for."""
-    before: dict[tuple[str, float], float] = {}
-    after: dict[tuple[str, float], float] = {}
-    dense = 0.0
-    for record in records:
-        if record["method"] is None:
-            dense = record["after"]["top1"]
-            continue
-        key = record["method"], recipe.prune.alpha ** record["level"]
-        before[key], after[key] = record["before"]["top1"], record["after"]["top1"]
-    return DemoResult(dense, before, after, page)
-
-
-def demo_table(result: DemoResult) -> Table:
-    """Accuracy by method (down) and keep (across), before and after retraining; fits 80 columns."""
-    title = f"digits: test accuracy, %, pruned→retrained (dense {100 * result.dense:.1f})"
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("method", no_wrap=True)
-    for keep in _keeps(result):
-        table.add_column(f"{100 * keep:.3g}%", justify="right", no_wrap=True)
-    for method in _methods(result):
-        cells = (f"{100 * result.before[method, k]:.1f}→{100 * result.after[method, k]:.1f}" for k in _keeps(result))
-        table.add_row(method, *cells)
-    return table
-
-
-def _methods(result: DemoResult) -> list[str]:
-    return list(dict.fromkeys(method for method, _ in result.after))
-
-
-def _keeps(result: DemoResult) -> list[float]:
-    return sorted({keep for _, keep in result.after}, reverse=True)
-
-
-def _draw(result: DemoResult, path: Path) -> None:
-    """Writes accuracy against keep, one line a method, before and after retraining side by side."""
-    from matplotlib.figure import Figure  # without pyplot: no window system, and no choice of backend for the caller
-
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for axis, (title, values) in zip(axes, (("just pruned", result.before), ("retrained", result.after))):
-        axis.axhline(100 * result.dense, color="grey", linestyle=":", label="dense")
-        for method in _methods(result):
-            style = STYLES[method]
-            look: dict[str, Any] = {"color": style.light, "marker": MARKERS[style.marker], "markersize": 5}
-            dash: Any = (0, style.dash) if style.dash else "solid"
-            shares = [100 * values[method, keep] for keep in _keeps(result)]
-            axis.plot([100 * keep for keep in _keeps(result)], shares, label=method, linestyle=dash, **look)
-        axis.set(xscale="log", xlabel="keep (% of prunable weights)", title=title)
-        axis.set_xticks([100 * keep for keep in _keeps(result)], [f"{100 * keep:.3g}" for keep in _keeps(result)])
-        axis.minorticks_off()
-        axis.invert_xaxis()
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("test accuracy, %")
-    axes[1].legend(fontsize="small")
-    figure.savefig(path, dpi=100, metadata={"Software": FIGURE_MARK})
+    with only_json(as_json):
+        result = run_demo(out, seed=seed, progress=shows_progress(as_json), force=force)
+    if not as_json:
+        show(demo_table(result), f"page: {result.page}, figure: {out / FIGURE}")
+        return
+    rows = [
+        {"method": method, "keep": keep, "pruned": share, "retrained": result.after[method, keep]}
+        for (method, keep), share in result.before.items()
+    ]
+    files = {"page": result.page, "figure": out / FIGURE}
+    print_json({"kind": "demo", "dense": result.dense, "accuracies": rows, **files})

@@ -14,9 +14,10 @@ from sipp.cli.errors import REPAIR, Trouble, at
 from sipp.cli.files import FIGURE, PAGE, Inputs, check_file, check_place, write_file
 from sipp.cli.options import Force
 from sipp.errors import DataError, OptionError
+from sipp.extras import needed_for
 
 if TYPE_CHECKING:
-    from sipp.report.read import Source
+    from sipp.report.read import Result
 
 
 def report(
@@ -32,19 +33,19 @@ def report(
 
     What was changed after it was written is refused, as `sipp run` refuses it; what cannot be checked is marked.
     """
-    from sipp.report import files_read, read_whole_sources, render, write_figures
+    from sipp.report import files_read, read_whole_results, render, write_figures
 
     _check_places(out, figures)
     _check_page(out, force, [("the page", path) for path in files_read(runs)])
-    sources, broken = read_whole_sources(runs)
-    if not sources:
-        raise Trouble(broken[0].reason, f"sipp report {broken[0].folder}", REPAIR)
+    results, broken = read_whole_results(runs)
+    if not results:
+        raise Trouble(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
     if figures is not None:
-        _check_figures(figures, sources, force)
-    _write(out, render(sources, version=f"sipp {sipp.__version__}", broken=broken), force)
-    drawn = [] if figures is None else write_figures(sources, figures)
-    names = [source.name for source in sources]
-    marked = [{"name": source.name, "what": mark} for source in sources for mark in source.marks]
+        _check_figures(figures, results, force)
+    _write(out, render(results, version=f"sipp {sipp.__version__}", broken=broken), force)
+    drawn = [] if figures is None else write_figures(results, figures)
+    names = [result.name for result in results]
+    marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
     if as_json:
         values = {"page": str(out), "bytes": out.stat().st_size, "figures": [str(path) for path in drawn], "of": names}
         values["marked"] = marked
@@ -67,15 +68,15 @@ def _check_places(out: Path, figures: Path | None) -> None:
     with at(f"--out {out}", "give another page"):
         check_place(out)
         if out.is_dir():
-            raise OptionError(f"{out} is a folder; give the name of a page, such as page.html")
+            raise OptionError(f"{out} is a folder", fix="give the name of a page, such as page.html")
     if figures is None:
         return
     with at(f"--figures {figures}", "give another folder"):
         if os.path.lexists(figures) and not figures.is_dir():
-            raise OptionError(f"{figures} is no folder; give another folder")
+            raise OptionError(f"{figures} is no folder", fix="give another folder")
         check_place(figures / out.name)
         if os.path.realpath(out) in (os.path.realpath(one) for one in (figures, *figures.parents)):
-            raise OptionError(f"{figures} would be a folder, and {out} a page; give another folder")
+            raise OptionError(f"{figures} would be a folder, and {out} a page", fix="give another folder")
 
 
 def _check_page(out: Path, force: bool, inputs: Inputs) -> None:
@@ -84,12 +85,14 @@ def _check_page(out: Path, force: bool, inputs: Inputs) -> None:
         check_file(out, PAGE, force=force, inputs=inputs, makes_folder=True)
 
 
-def _check_figures(folder: Path, sources: list[Source], force: bool) -> None:
+def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
     """Refuses figures one of which would be written over anything but a figure."""
     from sipp.report import figure_names
 
+    with needed_for("drawing figures"):
+        import matplotlib  # noqa: F401  before the page is written
     with at(f"--figures {folder}", "give another folder"):
-        for name in figure_names(sources):
+        for name in figure_names(results):
             check_file(folder / name, FIGURE, force=force, makes_folder=True)
 
 
@@ -99,6 +102,6 @@ def _write(path: Path, text: str, force: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"{path}: the page could not be written ({error.strerror or error}); free space or allow writing"
+            f"the page could not be written ({error.strerror or error})", where=path, fix="free space or allow writing"
         ) from error
     write_file(path, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text

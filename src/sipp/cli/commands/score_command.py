@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from torch import Tensor
 
 import sipp
 from sipp.cli.errors import Trouble, at
-from sipp.cli.files import SCORES, check_file, tensor_bytes, write_file
-from sipp.cli.models import load_model, weights_read
-from sipp.cli.options import BatchSize, Device, Exclude, Force, Include, Model, PointsOption, Seed, Weights, n_points_of
+from sipp.cli.options import (
+    KINDS,
+    BatchSize,
+    Device,
+    Exclude,
+    Force,
+    Include,
+    Model,
+    PointsOption,
+    ReduceOver,
+    Seed,
+    Weights,
+    n_points_of,
+)
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
-from sipp.cli.points import KINDS, check_fits, default_points, draw, open_source, points_read, summary
 from sipp.display import number
-from sipp.inputs.batches import batches_of
-from sipp.records import Reduce
-from sipp.scoring.theory_points import sample_size
 from sipp.storage.marks import SCORES_MARK
+from sipp.storage.tensors import tensors_to_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def score(
@@ -31,7 +41,7 @@ def score(
     exclude: Exclude = None,
     points: PointsOption = None,
     delta: Annotated[float, typer.Option(help="Only for --points theory: failure probability (T4).")] = 1e-16,
-    reduce: Annotated[Reduce, typer.Option(help="Over patches: max (with bounds) or mean (T3).")] = "max",
+    reduce: ReduceOver = "max",
     seed: Seed = 0,
     batch_size: BatchSize = None,
     device: Device = "auto",
@@ -40,6 +50,11 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score every prunable weight: the largest share it ever contributes to an output of its row (T3)."""
+    from sipp.cli.files import SCORES, check_file, write_file
+    from sipp.cli.models import load_model, weights_read
+    from sipp.cli.points import check_fits, default_points, draw, example_of, open_source, points_read, summary
+    from sipp.scoring.theory_points import sample_size
+
     with only_json(as_json):
         if out is not None:
             with at(f"--out {out}", "give another file"):
@@ -47,16 +62,16 @@ def score(
                 check_file(out, SCORES, force=force, inputs=reads)
             if out.suffix != ".safetensors":
                 raise Trouble(
-                    f"{out.name} is no name of scores", f"--out {out}", "give a name that ends in .safetensors"
+                    f"{out.name} is no name of scores",
+                    where=f"--out {out}",
+                    fix="give a name that ends in .safetensors",
                 )
         network = load_model(model, weights, seed=seed, device=device)
         source = open_source(data, "calibration", "--data", seed=seed)
 
         def needed() -> int:
-            first = draw(source, 1, seed=seed, batch_size=1, model=network)
-            check_fits(network, first, model, "--data")
-            batch = next(iter(batches_of(first.batches)))
-            return sample_size(network, (batch.kwargs or batch.args, None), delta, include=include, exclude=exclude)
+            example = example_of(source, network, model, seed=seed)
+            return sample_size(network, example, delta, include=include, exclude=exclude)
 
         with at(f"--model {model}, --data {data}", "see sipp score --help"):
             n = n_points_of(points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
@@ -66,7 +81,7 @@ def score(
             scores = sipp.sensitivity(network, chosen.batches, reduce=reduce, include=include, exclude=exclude)
             seconds = time.perf_counter() - begun
         layers = [_layer(name, scores_of) for name, scores_of in scores.items()]
-        content = tensor_bytes(scores, SCORES_MARK) if out is not None else b""
+        content = tensors_to_bytes(scores, SCORES_MARK) if out is not None else b""
         if out is not None:
             with at(f"--out {out}", "give another file"):
                 write_file(out, content, SCORES, force=force)

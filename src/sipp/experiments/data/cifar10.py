@@ -1,6 +1,5 @@
 """CIFAR-10 from its official folders as one tensor, and the batch operations that training needs."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.errors import DataError, OptionError
+from sipp.checking import check_choice
+from sipp.errors import DataError
 from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.data.safepickle import load_pickle
+from sipp.storage.files import sha256_of
 
 N_CLASSES = 10
 N_PER_FILE = 10_000
@@ -38,15 +39,15 @@ def load_cifar10(folder: Path | str, *, n_per_file: int = N_PER_FILE, checksum: 
 
     `checksum="official"` refuses anything but the published bytes; "skip" is for other data in the same layout.
     """
-    if checksum not in ("official", "skip"):
-        raise OptionError(f"checksum must be 'official' or 'skip', not {checksum!r}")
+    check_choice("checksum", checksum, ("official", "skip"))
     records = np.concatenate(_read_all(Path(folder), n_per_file))  # N x 3073
     if checksum == "official":
-        found = hashlib.sha256(records.data).hexdigest()
+        found = sha256_of(records.data)
         if found != SHA256:
             raise DataError(
-                f"{folder}: this is not CIFAR-10 as published (sha256 {found[:12]} instead of {SHA256[:12]}); "
-                "fetch it again, or pass checksum='skip' if other data in this layout is meant"
+                f"this is not CIFAR-10 as published (sha256 {found[:12]} instead of {SHA256[:12]})",
+                where=folder,
+                fix="fetch it again, or pass checksum='skip' if other data in this layout is meant",
             )
     labels = torch.from_numpy(records[:, 0].astype(np.int64))
     images = torch.from_numpy(np.ascontiguousarray(records[:, 1:])).view(-1, *SHAPE)
@@ -61,9 +62,10 @@ def _read_all(folder: Path, n_per_file: int) -> list[np.ndarray]:
         if (candidate / FILES[0]).is_file():
             return [_read_py(candidate / name, n_per_file) for name in FILES]
     raise DataError(
-        f"no CIFAR-10 in {folder}: put the official {BIN_FOLDER}/ (data_batch_1.bin .. test_batch.bin) or "
-        f"{PY_FOLDER}/ (data_batch_1 .. test_batch) there, or fetch it with "
-        f"sipp.experiments.data.fetch_cifar10({str(folder)!r})"
+        f"no CIFAR-10 in {folder}",
+        fix=f"put the official {BIN_FOLDER}/ (data_batch_1.bin .. test_batch.bin) or {PY_FOLDER}/ "
+        "(data_batch_1 .. test_batch) there, or fetch it with sipp.experiments.data.fetch_cifar10("
+        f"{str(folder)!r})",
     )
 
 
@@ -77,7 +79,9 @@ def _read_bin(path: Path, n_records: int) -> np.ndarray:
     _require(path)
     expected, found = n_records * RECORD_BYTES, path.stat().st_size
     if found != expected:
-        raise DataError(f"{path}: {found} bytes instead of {expected} ({n_records} records); it is cut or not CIFAR-10")
+        raise DataError(
+            f"{found} bytes instead of {expected} ({n_records} records); it is cut or not CIFAR-10", where=path
+        )
     records = np.fromfile(path, np.uint8).reshape(n_records, RECORD_BYTES)
     _check_labels(path, records[:, 0])
     return records
@@ -91,9 +95,9 @@ def _read_py(path: Path, n_records: int) -> np.ndarray:
     n_pixels = RECORD_BYTES - 1
     if not isinstance(pixels, np.ndarray) or pixels.shape != (n_records, n_pixels):
         shape = getattr(pixels, "shape", type(pixels).__name__)
-        raise DataError(f"{path}: 'data' must be a uint8 array {n_records} x {n_pixels}, found {shape}")
+        raise DataError(f"'data' must be a uint8 array {n_records} x {n_pixels}, found {shape}", where=path)
     if not isinstance(labels, list) or len(labels) != n_records or not all(type(n) is int for n in labels):
-        raise DataError(f"{path}: 'labels' must be a list of {n_records} class numbers")
+        raise DataError(f"'labels' must be a list of {n_records} class numbers", where=path)
     _check_labels(path, np.asarray(labels, object))  # any size of number: narrowed only once it is known to fit
     return np.concatenate([np.asarray(labels, np.uint8)[:, None], pixels], axis=1)
 
@@ -101,7 +105,9 @@ def _read_py(path: Path, n_records: int) -> np.ndarray:
 def _check_labels(path: Path, labels: np.ndarray) -> None:
     wrong = np.flatnonzero((labels < 0) | (labels >= N_CLASSES))
     if wrong.size:
-        raise DataError(f"{path}: record {wrong[0]} has label {labels[wrong[0]]}, but classes are 0 .. {N_CLASSES - 1}")
+        raise DataError(
+            f"record {wrong[0]} has label {labels[wrong[0]]}, but classes are 0 .. {N_CLASSES - 1}", where=path
+        )
 
 
 def normalise(batch: Tensor, *, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 
 from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.data.splits import Splits, split_images
+from sipp.extras import needed_for
 
 MAX_GREY = 16.0  # the source counts dark pixels of 4 x 4 blocks: 0 .. 16
 N_CLASSES = 10
@@ -15,7 +16,8 @@ N_HOLDOUT = 400
 
 def load_digits() -> ImageSet:
     """All digits as float32 in [0, 1], N x 1 x 8 x 8; the source names no test set, so a fixed draw of 360 is it."""
-    from sklearn.datasets import load_digits as embedded  # here, since importing it takes a second
+    with needed_for("the digits data set"):
+        from sklearn.datasets import load_digits as embedded  # here, since importing it takes a second
 
     source = embedded()
     images = torch.from_numpy(source.images / MAX_GREY).to(torch.float32).unsqueeze(1)

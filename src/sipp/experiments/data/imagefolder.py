@@ -3,21 +3,27 @@
 What happens to an item depends on (seed, epoch, item number) alone, not on the number of workers or on the order.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sipp.errors import DataError, OptionError
+from sipp.extras import needed_for
+from sipp.storage.files import sha256_of
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
 FORMATS = ("JPEG", "PNG", "BMP")  # the only decoders that a file is shown to, whatever its name says
@@ -50,11 +56,14 @@ class FolderIndex:
 
 def index_folders(root: Path | str) -> FolderIndex:
     """The index of a folder that holds `train/` and `val/`, each with one folder per class, in sorted order."""
+    with needed_for("reading images"):
+        import PIL  # noqa: F401  before any work, and not in each worker
+
     root = Path(root)
     for part in PARTS:
         if not (root / part).is_dir():
             raise DataError(
-                f"{root / part} is not a folder: expected {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
+                f"{root / part} is not a folder", fix=f"expected {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
             )
     classes = tuple(sorted(entry.name for entry in os.scandir(root / PARTS[0]) if entry.is_dir()))
     extra = sorted({entry.name for entry in os.scandir(root / PARTS[1]) if entry.is_dir()} - set(classes))
@@ -65,15 +74,15 @@ def index_folders(root: Path | str) -> FolderIndex:
     paths: list[str] = []
     labels: list[int] = []
     counts: list[int] = []
-    digest = hashlib.sha256()
+    listed: list[bytes] = []
     for part in PARTS:
         for label, name in enumerate(classes):
             for file_name, size in _images_in(root / part / name):
                 paths.append(f"{part}/{name}/{file_name}")
                 labels.append(label)
-                digest.update(f"{paths[-1]}\0{size}\n".encode())
+                listed.append(f"{paths[-1]}\0{size}\n".encode())
         counts.append(len(paths))
-    return FolderIndex(root, classes, tuple(paths), torch.tensor(labels), counts[0], digest.hexdigest())
+    return FolderIndex(root, classes, tuple(paths), torch.tensor(labels), counts[0], sha256_of(*listed))
 
 
 def _images_in(folder: Path) -> list[tuple[str, int]]:
@@ -170,13 +179,16 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
 
 def _decode(path: Path, item: int) -> Image.Image:
     """The whole image in RGB; anything a broken file can raise becomes a DataError that names file and item."""
+    from PIL import Image
+
     try:
         with Image.open(path, formats=FORMATS) as image:
             return image.convert("RGB")
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, bomb errors, ...
         raise DataError(
-            f"item {item}, {path}: cannot be decoded ({type(error).__name__}: {error}); replace the file, "
-            "or take it out of the folder and index again"
+            f"cannot be decoded ({type(error).__name__}: {error})",
+            where=f"item {item}, {path}",
+            fix="replace the file, or take it out of the folder and index again",
         ) from error
 
 
@@ -216,6 +228,8 @@ def draw_window(width: int, height: int, generator: torch.Generator) -> Window:
 
 def see(image: Image.Image, window: Window) -> Image.Image:
     """The part of the image in the window, at 224 x 224."""
+    from PIL import Image
+
     box = (window.left, window.top, window.left + window.width, window.top + window.height)
     out = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box)
     return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if window.mirrored else out
@@ -223,6 +237,8 @@ def see(image: Image.Image, window: Window) -> Image.Image:
 
 def centre_crop(image: Image.Image) -> Image.Image:
     """The central 224 x 224 pixels of the image with its shorter side brought to 256."""
+    from PIL import Image
+
     width, height = image.size
     short = min(width, height)
     size = (width * VAL_SHORT_SIDE // short, height * VAL_SHORT_SIDE // short)  # whole numbers: exactly 256, never 255

@@ -1,12 +1,12 @@
 """A whole labelled image set in two tensors: training part first, test part behind it."""
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sipp.errors import DataError
+from sipp.storage.files import sha256_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,11 +23,12 @@ class ImageSet:
         n_items = len(self.images)
         if self.images.dim() != 4 or self.labels.shape != (n_items,) or self.labels.dtype != torch.int64:
             raise DataError(
-                f"{self.name}: images must be N x C x H x W with N int64 labels, "
-                f"got {tuple(self.images.shape)} and {tuple(self.labels.shape)} {self.labels.dtype}"
+                f"images must be N x C x H x W with N int64 labels, got {tuple(self.images.shape)} and "
+                f"{tuple(self.labels.shape)} {self.labels.dtype}",
+                where=self.name,
             )
         if not 0 < self.n_train <= n_items:
-            raise DataError(f"{self.name}: n_train = {self.n_train} is not within 1 .. {n_items}")
+            raise DataError(f"n_train = {self.n_train} is not within 1 .. {n_items}", where=self.name)
 
     @property
     def n_test(self) -> int:
@@ -40,8 +41,8 @@ class ImageSet:
 
 def content_hash(data: ImageSet) -> str:
     """SHA-256 over shapes, element types and all bytes of images and labels: the same on every device."""
-    digest = hashlib.sha256(f"{data.name} {data.n_train} {data.n_classes}".encode())
+    parts: list[bytes | memoryview] = [f"{data.name} {data.n_train} {data.n_classes}".encode()]
     for tensor in (data.images, data.labels):
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+        parts.append(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        parts.append(tensor.detach().cpu().contiguous().numpy().data)
+    return sha256_of(*parts)

@@ -1,5 +1,9 @@
 """Plain Python values and uint8 arrays out of a pickle file, with no code of the file's choosing ever run.
 
+Why it is here: the Python version of CIFAR-10, which torchvision downloads and many machines hold already, is a set of
+pickles. `torch.load(weights_only=True)` does not read them, and `pickle.load` would run whatever is in the file
+before its checksum can be compared. Without this reader such users would have to download the binary version again.
+
 A pickle is a program. This reader first walks over the program without running it (only known instructions, lengths
 that fit into the file, memo numbers that cannot blow up memory), then runs it with a table of names that holds a few
 inert stand-ins and nothing else: numpy itself is not reachable from inside the file.
@@ -108,7 +112,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _scan(raw: bytes) -> None:
-    """Nothing, or UnpicklingError where the program holds an instruction, a length or a number that has no business."""
+    """Raises UnpicklingError where the program holds an instruction, a length or a number that has no business."""
     for n_seen, (opcode, arg, _) in enumerate(pickletools.genops(raw)):
         if opcode.name not in OPCODES:
             raise pickle.UnpicklingError(f"the instruction {opcode.name}")
@@ -120,17 +124,19 @@ def load_pickle(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle file: values are numbers, text, bytes, lists, dictionaries and uint8 arrays only."""
     size = path.stat().st_size
     if size > MAX_BYTES:
-        raise DataError(f"{path}: {size} bytes are too many for a batch file; it was not opened")
+        raise DataError(f"{size} bytes are too many for a batch file; it was not opened", where=path)
     raw = path.read_bytes()
     try:
         _scan(raw)
         value = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
     except Exception as error:  # a malformed pickle can raise nearly anything; none of it is a claim about the data
         raise DataError(
-            f"{path}: refused as a data file because of {str(error)[:MESSAGE_LENGTH]} (only numbers, text, lists and "
-            "uint8 arrays are read, and nothing in it was run); take the file from the official archive again"
+            f"refused as a data file because of {str(error)[:MESSAGE_LENGTH]} (only numbers, text, lists "
+            "and uint8 arrays are read, and nothing in it was run)",
+            where=path,
+            fix="take the file from the official archive again",
         ) from error
     if not isinstance(value, dict):
-        raise DataError(f"{path}: holds a {type(value).__name__}, not the dictionary of a batch file")
+        raise DataError(f"holds a {type(value).__name__}, not the dictionary of a batch file", where=path)
     plain = {key.decode("latin-1") if isinstance(key, bytes) else key: item for key, item in value.items()}
     return {key: item.value if isinstance(item, _Array) else item for key, item in plain.items()}

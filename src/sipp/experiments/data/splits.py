@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data.imageset import ImageSet, content_hash
+from sipp.storage.files import sha256_of
 
 PARTS = ("train", "calibration", "holdout", "test")
 
@@ -49,12 +50,12 @@ class Splits:
     @property
     def digest(self) -> str:
         """SHA-256 of the data's hash, the seed and all four parts: equal digests mean equal experiments."""
-        digest = hashlib.sha256(f"{self.content} {self.seed} {self.n_train_part}".encode())
+        parts: list[bytes | memoryview] = [f"{self.content} {self.seed} {self.n_train_part}".encode()]
         for name in PARTS:
             items = getattr(self, name)
-            digest.update(f"{name} {items.numel()}".encode())
-            digest.update(items.cpu().contiguous().numpy().data)
-        return digest.hexdigest()
+            parts.append(f"{name} {items.numel()}".encode())
+            parts.append(items.cpu().contiguous().numpy().data)
+        return sha256_of(*parts)
 
 
 def _check_disjoint(splits: Splits) -> None:
@@ -106,11 +107,12 @@ def split_images(data: ImageSet, *, n_calibration: int, n_holdout: int, seed: in
 
 
 def check_content(splits: Splits, content: str) -> None:
-    """Nothing, or DataError where `splits` were made for other data than the data with hash `content`."""
+    """Refuses `splits` that were made for other data than the data with hash `content`."""
     if splits.content != content:
         raise DataError(
-            f"these splits number the items of other data: they were made for {splits.content[:12]}, "
-            f"the data at hand has hash {content[:12]}; make the splits again for this data"
+            f"these splits number the items of other data: they were made for {splits.content[:12]}, the "
+            f"data at hand has hash {content[:12]}",
+            fix="make the splits again for this data",
         )
 
 

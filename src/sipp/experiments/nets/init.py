@@ -4,7 +4,7 @@ from torch import nn
 
 
 def he_init_(net: nn.Module) -> None:
-    """Nothing; every convolution and linear weight of `net` is redrawn from N(0, 2 / fan_in), biases are 0.
+    """Redraws every convolution and linear weight of `net` from N(0, 2 / fan_in), and sets biases to 0.
 
     Draws come from torch's global generator, as in every torch constructor: `torch.manual_seed` fixes them.
     Normalisation layers keep torch's own start (scale 1, shift 0).

@@ -64,7 +64,7 @@ def net_spec(name: str) -> NetSpec:
         return NETS[name]
     near = difflib.get_close_matches(name.lower(), NETS, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise OptionError(f"unknown network {name!r}{hint}; known: {', '.join(NETS)}")
+    raise OptionError(f"unknown network {name!r}{hint}", fix=f"known: {', '.join(NETS)}")
 
 
 def build(name: str, *, n_classes: int | None = None) -> nn.Module:

@@ -1,12 +1,12 @@
-"""The units of a run on Ray, several at once, with the records and weights that one process gives.
+"""The stages of a run on Ray, several at once, with the records and weights that one process gives.
 
-    driver (holds the lock)        workers, one unit at a time each
-      begins what is ready    ->   run_stage in the run folder: start.*, step-*.*, final.*
+    driver (holds the lock)        workers, one stage at a time each
+      begins what is ready    ->   make_network in the run folder: start.*, step-*.*, final.*
       passes a signal on      ->   checkpoint after the step under way, then stop
 
 Units hand on to each other only what is in the run folder: on several machines it must lie on a disk that all of them
 share, and the data at the same path everywhere. A worker checks first that it sees this run, this data and this code.
-What a unit gives follows from the configuration and the unit it needs, so neither order nor place can change it; and a
+What a stage gives follows from the configuration and its parent, so neither order nor place can change it; and a
 worker that outlives its driver for a moment writes whole files with the bits that any other would write.
 """
 
@@ -27,30 +27,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.parallel.processes import ALONE
-from sipp.experiments.pipelines import MakeUnit, Unit, needs, plan, unit_maker
+from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of
 from sipp.experiments.runs import store as runs
-from sipp.experiments.runs.stages import Work, finished
-from sipp.experiments.training.loop import EpochRow
+from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.runs.walk import finished, make_network
+from sipp.experiments.runs.work import Work
 from sipp.experiments.training.setup import device_of, feed_of, hyper_of, threads
 from sipp.experiments.training.signals import Interrupted, Wish
+from sipp.extras import needed_for
 from sipp.storage.files import read_json, remove_leftovers
+from sipp.storage.run_schemas import EpochRow
 
 LOCAL = "local"  # Ray's own word for: start it here, whatever else may run
 POLL_SECONDS = 0.25
 START_SECONDS = 60.0  # after which a worker that has not started is worth a word
-N_TRIES = 3  # of one unit, before a worker that dies in it is no accident
-OBJECT_STORE_BYTES = 100 * 2**20  # only units and epochs travel through Ray; its own choice is a third of the memory
-_ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (DataError, ModelError, OptionError)}
+N_TRIES = 3  # of one stage, before a worker that dies in it is no accident
+OBJECT_STORE_BYTES = 100 * 2**20  # only stages and epochs travel through Ray; its own choice is a third of the memory
 
 OnEpoch = Callable[[str, EpochRow], None]
 
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Which Ray to use ("local" starts one, "auto" or HOST:PORT joins one), and how many units it makes at once."""
+    """Which Ray to use ("local" starts one, "auto" or HOST:PORT joins one), and how many stages it makes at once."""
 
     address: str = LOCAL
     n_at_once: int | None = None  # None: as many as CPUs (of recipe.n_threads each) or GPUs there are
@@ -58,7 +60,7 @@ class RayOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is told: enough to make any unit of the run."""
+    """What a worker is told: enough to make any stage of the run."""
 
     recipe: Recipe
     folder: Path
@@ -72,20 +74,23 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a unit ended: done, stopped by a signal, or with an error of this kind; and the warnings on the way."""
+    """How a stage ended: done, stopped by a signal, or with this error; and the warnings on the way.
+
+    `parents`: the stages before it that were damaged, and are made anew now.
+    """
 
     end: Literal["done", "stopped", "error"]
-    kind: str = ""
-    message: str = ""
+    error: SippError | None = None
     warned: tuple[str, ...] = ()
+    parents: tuple[Stage, ...] = ()
 
 
 class Worker:
-    """A process that makes units; while it makes one, a second thread of it answers `newest` and hears `stop`."""
+    """A process that makes stages; while it makes one, a second thread of it answers `newest` and hears `stop`."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._make: MakeUnit | None = None  # made with the first unit, and kept with its data and scores
+        self._work: Work | None = None  # made with the first stage, and kept with its data and scores
         self._newest: tuple[str, EpochRow] | None = None
         self._asked: int | None = None
 
@@ -98,61 +103,63 @@ class Worker:
         return self._newest
 
     def stop(self, number: int) -> None:
-        """Nothing; the step under way is the last."""
+        """Makes the step under way the last one."""
         self._asked = number
 
-    def make(self, unit: Unit) -> Outcome:
-        """How making the unit ended; its result is in the run folder."""
+    def make(self, stage: Stage) -> Outcome:
+        """How making the stage ended; its result is in the run folder."""
         outcome = Outcome("done")
         with warnings.catch_warnings(record=True) as caught, threads(self.job.n_threads):
             try:
-                if self._make is None:
-                    self._make = unit_maker(self.job.recipe, *self._opened())
-                self._make(unit)
+                if self._work is None:
+                    self._work = self._opened()
+                made = tuple(make_network(self._work, stage))
+                outcome = Outcome("done", parents=tuple(one for one in made if one != stage))
             except Interrupted:
                 outcome = Outcome("stopped")
-            except tuple(_ERRORS.values()) as error:
-                outcome = Outcome("error", type(error).__name__, str(error))
+            except SippError as error:
+                outcome = Outcome("error", error)
         return replace(outcome, warned=tuple(str(one.message) for one in caught))
 
-    def _opened(self) -> tuple[runs.Store, Work]:
-        """The run folder (whose lock the driver holds) and the work, if they are those of the driver."""
+    def _opened(self) -> Work:
+        """The work in the run folder (whose lock the driver holds), if data and code are those of the driver."""
         job, here = self.job, socket.gethostname()
         manifest = job.folder / runs.MANIFEST
         if not manifest.is_file() or read_json(manifest)["config"] != config_of(job.recipe):
             raise DataError(
-                f"{here} does not see this run in {job.folder}: choose an --out on a disk that all machines share"
+                f"{here} does not see this run in {job.folder}", fix="choose an --out on a disk that all machines share"
             )
         device = device_of(job.device)
         feed = feed_of(job.recipe, data_root=job.data_root, device=device, n_workers=job.n_workers)
         found = runs.Origin(feed.splits.digest, runs.code_version(), device.type)
         if found != job.origin:
             raise OptionError(
-                f"{here} has other data or code than the machine that began the sweep ({found}, not {job.origin}): "
-                "install the same version and put the same data everywhere"
+                f"{here} has other data or code than the machine that began the sweep ({found}, not {job.origin})",
+                fix="install the same version and put the same data everywhere",
             )
 
         def keep(stage: str, row: EpochRow) -> None:
             self._newest = (stage, row)
 
-        work = Work(job.recipe.net, feed, hyper_of(job.recipe), lambda: self._asked, job.checkpoint_seconds, keep)
-        return runs.Store(job.folder, config_of(job.recipe), resumed=True), work
+        store = runs.Store(job.folder, config_of(job.recipe), resumed=True)
+        return Work(job.recipe, store, feed, hyper_of(job.recipe), lambda: self._asked, job.checkpoint_seconds, keep)
 
 
-def next_unit(recipe: Recipe, todo: Sequence[Unit], unfinished: set[Unit]) -> Unit | None:
-    """The unit to begin now, None if all wait for others.
+def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) -> Stage | None:
+    """The stage to begin now, None if all wait for others.
 
     Of a chain, lower levels come first: many chains then end together. Without chains (at-init), the order of the plan,
     in which a worker's scores serve all levels of a method.
     """
-    ready = [unit for unit in todo if needs(recipe, unit) not in unfinished]
-    if recipe.pipeline == "iterative":
-        ready.sort(key=lambda unit: unit.level)
+    parents = {stage: parent_of(recipe.pipeline, stage) for stage in todo}
+    ready = [stage for stage in todo if parents[stage] not in unfinished]
+    if any(parent is not None for parent in parents.values()):
+        ready.sort(key=lambda stage: stage.level)
     return ready[0] if ready else None
 
 
 def check_ray(options: RayOptions) -> None:
-    """Nothing, or an error before any work where Ray is missing or its options make no sense."""
+    """Refuses, before any work, options that make no sense, and any where Ray is missing."""
     if options.n_at_once is not None and options.n_at_once < 1:
         raise OptionError(f"n_at_once={options.n_at_once} must be at least 1")
     _ray()
@@ -160,107 +167,107 @@ def check_ray(options: RayOptions) -> None:
 
 def run_on_ray(
     job: Job, store: runs.Store, options: RayOptions, wish: Wish, on_epoch: OnEpoch
-) -> Generator[Unit, None, None]:
-    """Each unit that had to be made, once it is done. Ray is not started where there is none.
+) -> Generator[Stage, None, None]:
+    """Each stage that had to be made, once it is done. Ray is not started where there is none.
 
-    A unit whose worker died is begun again by another, from its last checkpoint. A signal, or an error in one unit,
+    A stage whose worker died is begun again by another, from its last checkpoint. A signal, or an error in one stage,
     stops all others after a checkpoint.
     """
-    units = [unit for unit in plan(job.recipe) if finished(ALONE, store.stage(unit.stage)) is None]
-    if not units:
+    stages = [stage for stage in plan(job.recipe) if finished(ALONE, store.stage(stage.name)) is None]
+    if not stages:
         return
     with _cluster(options.address) as ray:
         crew = _Crew(ray, job, *_shares(ray.nodes(), job, options.n_at_once), on_epoch)
         try:
-            yield from _sweep(crew, store, units, wish)
+            yield from _sweep(crew, store, stages, wish)
         finally:
             crew.dismiss()
 
 
 @dataclass
 class _Crew:
-    """The workers, and what is awaited of each: a unit, or (None) that it has started."""
+    """The workers, and what is awaited of each: a stage, or (None) that it has started."""
 
     ray: Any
     job: Job
     n_at_once: int
     resources: Mapping[str, float]
     on_epoch: OnEpoch
-    awaited: dict[Any, tuple[Any, Unit | None]] = field(default_factory=dict)
+    awaited: dict[Any, tuple[Any, Stage | None]] = field(default_factory=dict)
     idle: list[Any] = field(default_factory=list)
     shown: dict[str, int] = field(default_factory=dict)
 
     def hire(self) -> None:
-        """Nothing; one more worker is starting."""
+        """Starts one more worker."""
         actor = self.ray.remote(Worker).options(max_concurrency=2, **self.resources).remote(self.job)
         self.awaited[actor.ready.remote()] = (actor, None)
 
-    def begin(self, unit: Unit) -> None:
-        """Nothing; an idle worker is at the unit."""
+    def begin(self, stage: Stage) -> None:
+        """Sets an idle worker to the stage."""
         actor = self.idle.pop()
-        self.awaited[actor.make.remote(unit)] = (actor, unit)
+        self.awaited[actor.make.remote(stage)] = (actor, stage)
 
-    def ended(self) -> Iterator[tuple[Unit | None, Outcome | None]]:
-        """The (unit, outcome) of workers that are done, after at most a moment; the outcome is None of a dead one."""
+    def ended(self) -> Iterator[tuple[Stage | None, Outcome | None]]:
+        """The (stage, outcome) of workers that are done, after at most a moment; the outcome is None of a dead one."""
         arrived, _ = self.ray.wait(list(self.awaited), num_returns=1, timeout=POLL_SECONDS)
         for ref in arrived:
-            actor, unit = self.awaited.pop(ref)
+            actor, stage = self.awaited.pop(ref)
             try:
                 outcome: Outcome | None = self.ray.get(ref)
                 self.idle.append(actor)
             except self.ray.exceptions.RayActorError:
                 outcome = None
             for text in () if outcome is None else outcome.warned:
-                warnings.warn(f"{_name(unit)}: {text}", stacklevel=2)
-            yield unit, outcome
+                warnings.warn(f"{_name(stage)}: {text}", stacklevel=2)
+            yield stage, outcome
 
     def show(self) -> None:
-        """Nothing; epochs trained since the last call are shown."""
-        asked = {actor.newest.remote(): unit for actor, unit in self.awaited.values() if unit is not None}
+        """Shows the epochs trained since the last call."""
+        asked = {actor.newest.remote(): stage for actor, stage in self.awaited.values() if stage is not None}
         answered = self.ray.wait(list(asked), num_returns=len(asked), timeout=POLL_SECONDS)[0] if asked else []
         for ref in answered:
             try:
                 found = self.ray.get(ref)
             except self.ray.exceptions.RayActorError:  # heard of by `ended` too
                 continue
-            if found is None or found[0] != asked[ref].stage or self.shown.get(found[0]) == found[1].epoch:
+            if found is None or found[0] != asked[ref].name or self.shown.get(found[0]) == found[1].epoch:
                 continue
             self.shown[found[0]] = found[1].epoch
             self.on_epoch(*found)
 
-    def stop(self, number: int) -> Iterator[Unit]:
-        """The units that came to their end while all workers were asked to stop."""
+    def stop(self, number: int) -> Iterator[Stage]:
+        """The stages that came to their end while all workers were asked to stop."""
         self.awaited = {ref: pair for ref, pair in self.awaited.items() if pair[1] is not None}
         for actor, _ in self.awaited.values():
             actor.stop.remote(number)
         while self.awaited:
-            for unit, outcome in self.ended():
-                if unit is not None and outcome is not None and outcome.end == "done":
-                    yield unit
+            for stage, outcome in self.ended():
+                if stage is not None and outcome is not None and outcome.end == "done":
+                    yield from (*outcome.parents, stage)
 
     def dismiss(self) -> None:
-        """Nothing; no worker is left. Files are whole at any moment, so this needs no word from them."""
+        """Ends all workers. Files are whole at any moment, so this needs no word from them."""
         for actor in {*(actor for actor, _ in self.awaited.values()), *self.idle}:
             self.ray.kill(actor)
 
 
-def _sweep(crew: _Crew, store: runs.Store, units: list[Unit], wish: Wish) -> Iterator[Unit]:
-    todo, unfinished, deaths = list(units), set(units), Counter[Unit | None]()
+def _sweep(crew: _Crew, store: runs.Store, stages: list[Stage], wish: Wish) -> Iterator[Stage]:
+    todo, unfinished, deaths = list(stages), set(stages), Counter[Stage | None]()
     began: float | None = time.monotonic()  # None once a worker has started
-    for _ in range(min(crew.n_at_once, len(units))):
+    for _ in range(min(crew.n_at_once, len(stages))):
         crew.hire()
     while unfinished:
-        for unit, outcome in crew.ended():
+        for stage, outcome in crew.ended():
             if outcome is None:
-                deaths[unit] += 1
+                deaths[stage] += 1
                 crew.hire()
-                if unit is not None:
-                    remove_leftovers(store.stage(unit.stage))
-                    todo.insert(0, unit)
-            elif unit is not None and outcome.end == "done":
-                unfinished.remove(unit)
-                yield unit
-            error = _error_of(unit, outcome, deaths[unit])
+                if stage is not None:
+                    remove_leftovers(store.stage(stage.name))
+                    todo.insert(0, stage)
+            elif stage is not None and outcome.end == "done":
+                unfinished.remove(stage)
+                yield from (*outcome.parents, stage)
+            error = _error_of(stage, outcome, deaths[stage])
             if error is not None and wish() is None:  # a signal that reaches all processes kills workers too
                 yield from crew.stop(signal.SIGTERM)
                 raise error
@@ -268,7 +275,7 @@ def _sweep(crew: _Crew, store: runs.Store, units: list[Unit], wish: Wish) -> Ite
         if number is not None:
             yield from crew.stop(number)
             raise Interrupted(number)
-        while crew.idle and (ready := next_unit(crew.job.recipe, todo, unfinished)) is not None:
+        while crew.idle and (ready := next_stage(crew.job.recipe, todo, unfinished)) is not None:
             began = None
             todo.remove(ready)
             crew.begin(ready)
@@ -278,20 +285,21 @@ def _sweep(crew: _Crew, store: runs.Store, units: list[Unit], wish: Wish) -> Ite
         crew.show()
 
 
-def _error_of(unit: Unit | None, outcome: Outcome | None, n_deaths: int) -> Exception | None:
-    """What ends the sweep: an error in a unit, or one death too many; None if it goes on."""
+def _error_of(stage: Stage | None, outcome: Outcome | None, n_deaths: int) -> Exception | None:
+    """What ends the sweep: an error in a stage, or one death too many; None if it goes on."""
     if outcome is None and n_deaths >= N_TRIES:
         return DataError(
-            f"{_name(unit)}: the worker process died {n_deaths} times: is there too little memory? Make fewer networks "
-            "at once (--at-once); the same command goes on from the last checkpoints"
+            f"the worker process died {n_deaths} times: is there too little memory? Make fewer networks at "
+            "once (--at-once); the same command goes on from the last checkpoints",
+            where=_name(stage),
         )
-    if outcome is not None and outcome.end == "error":
-        return _ERRORS[outcome.kind](f"{_name(unit)}: {outcome.message}")
+    if outcome is not None and outcome.error is not None:
+        return outcome.error.inside(_name(stage))
     return None
 
 
-def _name(unit: Unit | None) -> str:
-    return "starting" if unit is None else unit.stage
+def _name(stage: Stage | None) -> str:
+    return "starting" if stage is None else stage.name
 
 
 def _shares(nodes: Sequence[Mapping[str, Any]], job: Job, n_at_once: int | None) -> tuple[int, dict[str, float]]:
@@ -301,7 +309,7 @@ def _shares(nodes: Sequence[Mapping[str, Any]], job: Job, n_at_once: int | None)
     if job.device == "cuda":
         n_gpus = int(sum(node.get("GPU", 0) for node in alive))
         if not n_gpus:
-            raise OptionError("device 'cuda' was asked for, but Ray knows of no GPU; use --device cpu")
+            raise OptionError("device 'cuda' was asked for, but Ray knows of no GPU", fix="use --device cpu")
         return min(n_at_once or n_gpus, n_gpus), {"num_cpus": min(1, max(cpus)), "num_gpus": 1}
     if n_at_once is None:
         share = max(1, min(job.n_threads, max(cpus)))
@@ -313,11 +321,9 @@ def _shares(nodes: Sequence[Mapping[str, Any]], job: Job, n_at_once: int | None)
 
 def _ray() -> Any:
     """Ray itself, which is an optional part of the installation."""
-    try:
+    with needed_for("engine 'ray'"):
         import ray
         import ray.exceptions
-    except ImportError as error:
-        raise OptionError("engine 'ray' needs Ray, which is not installed: pip install 'sipp[ray]'") from error
     return ray
 
 
@@ -341,7 +347,7 @@ def _cluster(address: str) -> Iterator[Any]:
             thread.submit(lambda: ray.init(address=address, **options)).result()
         except ConnectionError as error:
             raise OptionError(
-                f"no Ray answers at {address!r}: start one with `ray start --head`, or leave it out"
+                f"no Ray answers at {address!r}", fix="start one with `ray start --head`, or leave it out"
             ) from error
         try:
             if threading.current_thread() is threading.main_thread():

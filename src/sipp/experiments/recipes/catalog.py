@@ -11,7 +11,6 @@ from typing import Any
 
 from sipp.errors import OptionError
 from sipp.experiments.recipes.schema import NAME_PATTERN, Recipe, check_recipe
-from sipp.experiments.recipes.yamlfile import read_yaml
 
 BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
 SUFFIX = ".yaml"
@@ -24,6 +23,11 @@ def recipe_names() -> list[str]:
     return [name for name in _file_names() if not name.startswith(BASE_PREFIX)]
 
 
+def recipe_descriptions() -> dict[str, str]:
+    """What each recipe of the package says of itself; it is not checked for that, which would need torch."""
+    return {name: str(_packaged(name, ()).get("description", "")) for name in recipe_names()}
+
+
 def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
     """The recipe of this name, or in this .yaml file, with `key=value` settings put in (dotted keys, YAML values)."""
     if name_or_path.endswith(SUFFIX):
@@ -33,7 +37,7 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
                 raise OSError(f"it is no plain file of at most {MAX_BYTES:,} bytes")
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"{path}: cannot be read as a recipe: {error}") from error
+            raise OptionError(f"cannot be read as a recipe: {error}", where=path) from error
         values, where = _derived(text, str(path), ()), str(path)
         values.setdefault("name", path.name.removesuffix(SUFFIX))
     else:
@@ -61,16 +65,18 @@ def _packaged(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
 
 def _derived(text: str, where: str, chain: tuple[str, ...]) -> dict[str, Any]:
     """The values of this text over those of its base."""
+    from sipp.experiments.recipes.yamlfile import read_yaml  # here, since listing runs needs no YAML
+
     values = read_yaml(text, where=where)
     if not isinstance(values, dict):
-        raise OptionError(f"{where}: a recipe is a mapping of keys to values, not a {type(values).__name__}")
+        raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
     base = values.pop("base", None)
     if base is None:
         return values
     if not isinstance(base, str):
-        raise OptionError(f"{where}: 'base' must be the name of one recipe, not {base!r}")
+        raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
     if base in chain or len(chain) >= MAX_CHAIN:
-        raise OptionError(f"{where}: 'base' leads in a circle or too far: {' -> '.join((*chain, base))}")
+        raise OptionError(f"'base' leads in a circle or too far: {' -> '.join((*chain, base))}", where=where)
     return _merged(_packaged(base, chain or (where,)), values)
 
 
@@ -84,13 +90,15 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _put(values: dict[str, Any], setting: str) -> None:
-    """Nothing; puts one `a.b=value` into the values, to be checked with all others."""
+    """Puts one `a.b=value` into the values, to be checked with all others."""
+    from sipp.experiments.recipes.yamlfile import read_yaml
+
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise OptionError(f"--set {setting!r}: write key=value, such as train.epochs=10")
+        raise OptionError("write key=value, such as train.epochs=10", where=f"--set {setting!r}")
     if parts == ["name"] or parts == ["base"]:
-        raise OptionError(f"--set {setting!r}: {parts[0]!r} cannot be set; write a recipe file for that")
+        raise OptionError(f"{parts[0]!r} cannot be set", where=f"--set {setting!r}", fix="write a recipe file for that")
     place = values
     for part in parts[:-1]:
         inner = place.get(part)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import itertools
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sipp.checking import check_choice, problem_words
 from sipp.errors import OptionError
-from sipp.experiments.nets import net_spec
-from sipp.pruning.result import Draws, Method
-from sipp.records import Reduce
+from sipp.experiments.pipelines import pipeline_names
+from sipp.options import Draws, Reduce
+from sipp.scoring.methods import Method, method_of
 
-Pipeline = Literal["iterative", "at-init"]
+PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
 DataName = Literal["digits", "cifar10", "imagenet"]
 
 NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # a name becomes part of a folder's name: no slash, no "..", no blank
@@ -24,6 +24,10 @@ N_CLASSES = {"digits": 10, "cifar10": 10, "imagenet": 1000}
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _known(method: Method) -> Method:
+    return method_of(method).name
 
 
 class _Part(BaseModel):
@@ -89,9 +93,9 @@ class Training(_Part):
 
 
 class Pruning(_Part):
-    """Methods, and the ladder of budgets: each level keeps `alpha` of what the level before kept (errata 4)."""
+    """Methods, and the ladder of budgets: each level keeps `alpha` of what the level before kept."""
 
-    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    methods: Annotated[tuple[Annotated[Method, AfterValidator(_known)], ...], Field(min_length=1)]
     delta: Share
     alpha: Share
     levels: Count
@@ -111,7 +115,7 @@ class Recipe(_Part):
 
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
     description: str = ""
-    pipeline: Pipeline
+    pipeline: PipelineName
     net: str
     data: DataSpec
     train: Training
@@ -122,6 +126,8 @@ class Recipe(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
+        from sipp.experiments.nets import net_spec  # the networks themselves, which need torch
+
         spec = net_spec(self.net)
         if spec.input_shape != INPUT_SHAPES[self.data.name]:
             raise ValueError(
@@ -139,23 +145,18 @@ class Recipe(_Part):
 def check_recipe(values: Any, *, where: str) -> Recipe:
     """The recipe with these values; every problem is listed with its key, and an unknown key with the nearest."""
     if not isinstance(values, dict):
-        raise OptionError(f"{where}: a recipe is a mapping of keys to values, not a {type(values).__name__}")
+        raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
     try:
         # By way of JSON: there, strict typing tells numbers from text and still takes a list for a tuple.
         return Recipe.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        problems = [_problem(dict(one)) for one in error.errors(include_url=False, include_context=False)]
+        problems = [_problem(dict(one)) for one in error.errors(include_url=False)]
         raise OptionError(f"{where}: " + "; ".join(problems)) from error
 
 
 def config_of(recipe: Recipe) -> dict[str, Any]:
     """Everything that decides a run's numbers, as plain values; the description does not."""
     return recipe.model_dump(mode="json", exclude={"description"})
-
-
-def config_hash(config: dict[str, Any]) -> str:
-    """SHA-256 of the configuration, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def known_keys(path: tuple[str, ...]) -> list[str]:
@@ -178,11 +179,7 @@ def _problem(error: dict[str, Any]) -> str:
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)
         hint = f"did you mean {'.'.join((*path[:-1], near[0]))!r}? " if near else ""
         return f"unknown key {key!r}; {hint}known: {', '.join(known)}"
-    if error["type"] == "missing":
-        return f"{key!r} is missing"
-    given = error["input"]
     hint = ""
-    if isinstance(given, str) and error["type"] in ("float_type", "int_type"):
+    if isinstance(error["input"], str) and error["type"] in ("float_type", "int_type"):
         hint = " (this is text to YAML: no quotes, and 1e-3 is written 1.0e-3)"
-    shown = f" (given: {given!r})" if not isinstance(given, dict) else ""
-    return f"{key!r}: {error['msg'].removeprefix('Value error, ')}{shown}{hint}"
+    return problem_words({**error, "loc": (key,)}) + hint

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from sipp.errors import OptionError
+from sipp.extras import needed_for
+
+with needed_for("reading a recipe"):
+    import yaml  # type: ignore[import-untyped]
 
 MAX_CHARACTERS = 65_536
 MAX_DEPTH = 16
@@ -21,7 +23,7 @@ _PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool"
 def read_yaml(text: str, *, where: str) -> Any:
     """The value of one YAML document; `where` names it in errors."""
     if len(text) > MAX_CHARACTERS:
-        raise OptionError(f"{where}: {len(text)} characters are too many for a recipe (at most {MAX_CHARACTERS})")
+        raise OptionError(f"{len(text)} characters are too many for a recipe (at most {MAX_CHARACTERS})", where=where)
     try:
         _refuse_features(text, where)
         loader = yaml.SafeLoader(text)
@@ -31,26 +33,26 @@ def read_yaml(text: str, *, where: str) -> Any:
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
-        raise OptionError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise OptionError(f"not valid YAML: {' '.join(str(error).split())}", where=where) from error
     except (ValueError, OverflowError) as error:
         if isinstance(error, OptionError):
             raise
-        raise OptionError(f"{where}: a value cannot be read: {error}") from error
+        raise OptionError(f"a value cannot be read: {error}", where=where) from error
 
 
 def _refuse_features(text: str, where: str) -> None:
-    """Nothing, or an error, from the stream of events alone: nothing has been built yet, so nothing can grow."""
+    """Refuses them by the stream of events alone: nothing has been built yet, so nothing can grow."""
     depth = n_nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         at = f"{where}, line {event.start_mark.line + 1}"
         if getattr(event, "anchor", None) is not None:  # aliases have one too
-            raise OptionError(f"{at}: anchors and aliases are not allowed; derive recipes with 'base:'")
+            raise OptionError("anchors and aliases are not allowed", where=at, fix="derive recipes with 'base:'")
         if getattr(event, "tag", None) is not None:
-            raise OptionError(f"{at}: the tag {event.tag!r} is not allowed; give plain values")
+            raise OptionError(f"the tag {event.tag!r} is not allowed", where=at, fix="give plain values")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         n_nodes += isinstance(event, yaml.NodeEvent)
         if depth > MAX_DEPTH or n_nodes > MAX_NODES:
-            raise OptionError(f"{at}: nested too deeply or too long for a recipe")
+            raise OptionError("nested too deeply or too long for a recipe", where=at)
 
 
 def _value(loader: Any, node: Any, where: str) -> Any:
@@ -62,11 +64,13 @@ def _value(loader: Any, node: Any, where: str) -> Any:
         for key_node, value_node in node.value:
             key = key_node.value
             if not isinstance(key, str) or key_node.tag != "tag:yaml.org,2002:str":
-                raise OptionError(f"{at}: the key {key!r} is not plain text")
+                raise OptionError(f"the key {key!r} is not plain text", where=at)
             if key in found:
-                raise OptionError(f"{where}, line {key_node.start_mark.line + 1}: the key {key!r} is given twice")
+                raise OptionError(
+                    f"the key {key!r} is given twice", where=f"{where}, line {key_node.start_mark.line + 1}"
+                )
             found[key] = _value(loader, value_node, where)
         return found
     if node.tag not in _PLAIN:
-        raise OptionError(f"{at}: {node.value!r} is not a number, text, true, false or null")
+        raise OptionError(f"{node.value!r} is not a number, text, true, false or null", where=at)
     return loader.construct_object(node)

@@ -7,23 +7,22 @@ What `sipp run` would refuse to go on with, or make anew, is refused here by the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load as tensors_from_bytes
-from torch import Tensor, count_nonzero
-
-from sipp.certificates.evidence import state_hash
+from sipp.certificates.identity import entries_hash
 from sipp.errors import DataError
-from sipp.experiments.pipelines import Unit, units_of
-from sipp.experiments.recipes import config_hash
 from sipp.experiments.runs import store
+from sipp.experiments.runs.listing import planned
+from sipp.experiments.runs.plan import Stage
 from sipp.storage import files
 from sipp.storage.files import Values
 from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND, RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.network_schemas import NetworkRecord, PrunedRecord
+from sipp.storage.run_schemas import Manifest, OriginRecord, checked, plain
+from sipp.storage.tensors import raw_tensors
 
 CHANGED = "it was changed after it was written"
 
@@ -32,10 +31,10 @@ CHANGED = "it was changed after it was written"
 class RunFiles:
     """A run's configuration, its origins and the records of its networks; `marks` say what was not as it should be."""
 
-    config: dict[str, Any]
-    origins: tuple[dict[str, str], ...]
+    config: Values
+    origins: tuple[OriginRecord, ...]
     n_stages: int
-    records: tuple[tuple[str, Values], ...]  # where a record was read, and the record
+    records: tuple[tuple[str, NetworkRecord], ...]  # where a record was read, and the record
     marks: tuple[str, ...]
 
 
@@ -44,42 +43,39 @@ def read_run(folder: Path) -> RunFiles:
 
     A record stands in `records.jsonl`, and with a checksum beside its network. Both are the same, or one was changed.
     """
-    manifest = store.read_manifest(folder)
-    config = store.check_plan(manifest.config, folder / store.MANIFEST)
-    seeds = range(config["seed"], config["seed"] + config["repetitions"])
-    units = units_of(seeds, config["prune"]["methods"], config["prune"]["levels"])
+    manifest, stages = planned(folder)
     path = folder / store.RECORDS
     records, not_checked, seen = [], 0, set[str]()
     for number, record in enumerate(store.read_records(folder), start=1):
         where = f"{path} line {number}"
-        stage = _stage_of(record, units, where)
+        stage = _stage_of(record, stages, where)
         if stage in seen:
-            raise DataError(f"{where}: {stage} stands there twice; {CHANGED}")
+            raise DataError(f"{stage} stands there twice; {CHANGED}", where=where)
         seen.add(stage)
         own = store.stage_record(folder, stage)
         if own is None:
             not_checked += 1
         elif own != record:
-            raise DataError(f"{where}: not the record that lies beside its network in {folder / stage}; {CHANGED}")
-        records.append((where, record))
+            raise DataError(f"not the record that lies beside its network in {folder / stage}; {CHANGED}", where=where)
+        records.append((where, checked(NetworkRecord, record, where)))
     marks = _run_marks(folder, manifest, not_checked, len(records))
-    return RunFiles(config, tuple(manifest.origins), len(units), tuple(records), marks)
+    return RunFiles(manifest.config, manifest.origins, len(stages), tuple(records), marks)
 
 
-def _stage_of(record: Any, units: list[Unit], where: str) -> str:
+def _stage_of(record: Any, stages: list[Stage], where: str) -> str:
     """The name of the stage that a record speaks of."""
     keys = ("seed", "method", "level")
     found = tuple(record.get(key) for key in keys) if isinstance(record, dict) else ()
-    unit = next((one for one in units if (one.seed, one.method, one.level) == found), None)
-    if unit is None:
-        raise DataError(f"{where}: its {', '.join(keys)} are those of no network of this run; {CHANGED}")
-    return unit.stage
+    stage = next((one for one in stages if (one.seed, one.method, one.level) == found), None)
+    if stage is None:
+        raise DataError(f"its {', '.join(keys)} are those of no network of this run; {CHANGED}", where=where)
+    return stage.name
 
 
-def _run_marks(folder: Path, manifest: store.Manifest, not_checked: int, n_records: int) -> tuple[str, ...]:
+def _run_marks(folder: Path, manifest: Manifest, not_checked: int, n_records: int) -> tuple[str, ...]:
     """What a reader must be told: a name that is not the configuration's, records without networks, other code."""
     marks = []
-    name = f"{manifest.config['name']}-{config_hash(manifest.config)[: store.HASH_LENGTH]}"
+    name = f"{manifest.config['name']}-{store.config_hash(manifest.config)[: store.HASH_LENGTH]}"
     if folder.resolve().name != name:
         marks.append(
             f"This folder is not called {name}: it was renamed, or its configuration was changed after it was written."
@@ -89,12 +85,12 @@ def _run_marks(folder: Path, manifest: store.Manifest, not_checked: int, n_recor
             f"The networks of {not_checked} of {n_records} records are not here, so that these records were not "
             "checked against them."
         )
-    if manifest.origins[-1]["code"] != store.code_version():
+    if manifest.origins[-1].code != store.code_version():
         marks.append("Its numbers come from other code than the one that shows them.")
     return tuple(marks)
 
 
-def read_pruned(folder: Path) -> tuple[Values, tuple[str, ...]]:
+def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
     """The record of the network that `sipp prune` wrote into this folder, and marks; DataError if either was changed.
 
     The record is checked by its checksum, and against the network: the same weights, and no more of them than it says.
@@ -103,19 +99,22 @@ def read_pruned(folder: Path) -> tuple[Values, tuple[str, ...]]:
     values = files.read_sealed(path) if _has_check(path) else {}
     if values.get("kind") != RECORD_KIND or values.get("format") != RECORD_FORMAT:
         raise DataError(
-            f"{path}: is no record of `sipp prune` with a checksum (format {RECORD_FORMAT}); {CHANGED}, or is older"
+            f"is no record of `sipp prune` with a checksum (format {RECORD_FORMAT}); {CHANGED}, or is older", where=path
         )
-    _check_sums(values, path)
-    if not (folder / WEIGHTS_NAME).exists():
-        return values, ("Its network is not here, so that its record was not checked against it.",)
-    try:
-        tensors = tensors_from_bytes((folder / WEIGHTS_NAME).read_bytes())
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder / WEIGHTS_NAME}: cannot be read ({error}); {CHANGED}, or cut") from error
-    if state_hash(tensors) != values.get("pruned_hash"):
-        raise DataError(f"{folder / WEIGHTS_NAME}: is not the network that {RECORD_NAME} speaks of; {CHANGED}")
-    _check_weights(values, tensors, path)
-    return values, ()
+    record = checked(PrunedRecord, values, path)
+    _check_sums(record, path)
+    weights = folder / WEIGHTS_NAME
+    if not weights.exists():
+        return record, ("Its network is not here, so that its record was not checked against it.",)
+    tensors = raw_tensors(files.read_file(weights), weights)
+    found = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
+    if found != record.pruned_hash:
+        raise DataError(f"is not the network that {RECORD_NAME} speaks of; {CHANGED}", where=weights)
+    for layer in record.layers:
+        weight = tensors.get(layer.name)  # of which one that is kept may be zero
+        if weight is None or math.prod(weight.shape) != layer.n_weights or weight.n_nonzero() > layer.kept:
+            raise DataError(f"layer {layer.name!r:.60} does not fit its weights; {CHANGED}", where=path)
+    return record, ()
 
 
 def _has_check(path: Path) -> bool:
@@ -127,30 +126,17 @@ def _has_check(path: Path) -> bool:
     return isinstance(found, dict) and "check" in found
 
 
-def _check_sums(values: Values, path: Path) -> None:
+def _check_sums(record: PrunedRecord, path: Path) -> None:
     """Refuses a record whose totals are not those of its layers, or whose certificate speaks of other networks."""
-    layers = values.get("layers")
-    if not isinstance(layers, list) or not layers or not all(isinstance(layer, dict) for layer in layers):
-        raise DataError(f"{path}: 'layers' must be a list of objects")
-    try:
-        totals = {key: sum(layer[key] for layer in layers) for key in ("kept", "n_weights", "dead_rows")}
-        totals["keep"] = totals["kept"] / max(1, totals["n_weights"])
-        shapes = all(layer["n_rows"] * layer["fan_in"] == layer["n_weights"] >= layer["kept"] for layer in layers)
-        shares = all(layer["keep"] == layer["kept"] / max(1, layer["n_weights"]) for layer in layers)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path}: a layer lacks a count ({error})") from error
-    wrong = [key for key, total in totals.items() if values.get(key) != total]
+    layers = record.layers
+    totals = {key: sum(getattr(layer, key) for layer in layers) for key in ("kept", "n_weights", "dead_rows")}
+    totals["keep"] = totals["kept"] / max(1, totals["n_weights"])
+    wrong = [key for key, total in totals.items() if getattr(record, key) != total]
+    shapes = all(layer.n_rows * layer.fan_in == layer.n_weights >= layer.kept for layer in layers)
+    shares = all(layer.keep == layer.kept / max(1, layer.n_weights) for layer in layers)
     if wrong or not shapes or not shares:
-        raise DataError(f"{path}: {', '.join(wrong) or 'a layer'} does not fit the counts of its layers; {CHANGED}")
-    certificate = values.get("certificate") or {}
-    hashes = [key for key in ("dense_hash", "pruned_hash") if certificate and certificate.get(key) != values.get(key)]
+        raise DataError(f"{', '.join(wrong) or 'a layer'} does not fit the counts of its layers; {CHANGED}", where=path)
+    certified = {} if record.certificate is None else plain(record.certificate)
+    hashes = [key for key in ("dense_hash", "pruned_hash") if certified and certified.get(key) != getattr(record, key)]
     if hashes:
-        raise DataError(f"{path}: the certificate's {hashes[0]} is not the record's; {CHANGED}")
-
-
-def _check_weights(values: Values, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuses a record that says of a layer what its weights do not show; a weight that is kept may be zero."""
-    for layer in values["layers"]:
-        weight = tensors.get(str(layer.get("name")))
-        if weight is None or weight.numel() != layer["n_weights"] or int(count_nonzero(weight)) > layer["kept"]:
-            raise DataError(f"{path}: layer {layer.get('name')!r:.60} does not fit its weights; {CHANGED}")
+        raise DataError(f"the certificate's {hashes[0]} is not the record's; {CHANGED}", where=path)

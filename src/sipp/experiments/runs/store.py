@@ -10,24 +10,24 @@ ROOT/RECIPE-HASH/
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.experiments.recipes import config_hash
-from sipp.storage import files
+from sipp.storage import files, pairs
 from sipp.storage.files import Values
+from sipp.storage.run_schemas import Manifest, checked, plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HASH_LENGTH = 12
 MANIFEST = "manifest.json"
@@ -62,36 +62,22 @@ class Store:
         return files.inside(self.folder, name)
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What a run's manifest holds, checked as far as it can be without the run's data."""
-
-    config: dict[str, Any]
-    origins: list[dict[str, str]]  # more than one: it was resumed with other data, code or device
-
-
-@dataclass(frozen=True)
-class Begun:
-    """What a run's manifest says of it."""
-
-    recipe: str
-    pipeline: str
-    n_stages: int
-    n_origins: int  # above 1: it was resumed with other data, code or device
-
-
 def code_version() -> str:
     """The version of the package and of torch, and a digest of the package's own source."""
-    digest = hashlib.sha256()
     root = Path(sipp.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return f"sipp {sipp.__version__}, torch {torch.__version__}, source {digest.hexdigest()[:HASH_LENGTH]}"
+    sources = (f"{path.relative_to(root)}\0".encode() + path.read_bytes() for path in sorted(root.rglob("*.py")))
+    digest = files.sha256_of(*sources)
+    return f"sipp {sipp.__version__}, torch {version('torch')}, source {digest[:HASH_LENGTH]}"  # without importing it
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """SHA-256 of the configuration, whatever the order of its keys."""
+    return files.sha256_of(json.dumps(config, sort_keys=True, allow_nan=False).encode())
 
 
 def run_name(config: Mapping[str, Any]) -> str:
     """The name of a run's folder."""
-    return files.check_name(f"{config['name']}-{config_hash(dict(config))[:HASH_LENGTH]}")
+    return files.check_name(f"{config['name']}-{config_hash(config)[:HASH_LENGTH]}")
 
 
 @contextmanager
@@ -117,7 +103,9 @@ def _refuse_foreign(folder: Path) -> None:
     ours = (MANIFEST, LOCK)  # a run that was killed at its first step has a lock and a temporary file
     foreign = [name for name in names if name not in ours and not name.startswith(files.TEMPORARY)]
     if foreign and MANIFEST not in names:
-        raise OptionError(f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is no run; choose another --out")
+        raise OptionError(
+            f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is no run", fix="choose another --out"
+        )
 
 
 @contextmanager
@@ -126,14 +114,15 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise DataError(f"{path}: the lock could not be opened ({error.strerror})") from error
+        raise DataError(f"the lock could not be opened ({error.strerror})", where=path) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
             raise OptionError(
-                f"{folder} is in use by process {holder}: wait for it, stop it, or choose another folder with --out"
+                f"{folder} is in use by process {holder}",
+                fix="wait for it, stop it, or choose another folder with --out",
             ) from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
@@ -158,47 +147,10 @@ def is_locked(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def read_begun(folder: Path) -> Begun:
-    """What the manifest in this folder says; DataError names what is wrong with it."""
-    found = read_manifest(folder)
-    config = check_plan(found.config, files.inside(folder, MANIFEST))
-    n_stages = config["repetitions"] * (1 + len(config["prune"]["methods"]) * config["prune"]["levels"])
-    return Begun(config["name"], config["pipeline"], n_stages, len(found.origins))
-
-
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest in this folder, as `sipp run` and all who show a run read it: its checksum fits, origins are there.
-
-    Raises DataError that names what is wrong.
-    """
+    """The manifest in this folder, as `sipp run` and all who show a run read it; DataError names what is wrong."""
     path = files.inside(folder, MANIFEST)
-    values = files.read_json(path)
-    config, origins = _part(values, "config", dict, path), _part(values, "origins", list, path)
-    if not origins:
-        raise DataError(f"{path}: 'origins' must hold at least one")
-    for origin in origins:
-        for field in fields(Origin):
-            _part(origin if isinstance(origin, dict) else {}, field.name, str, path)
-    return Manifest(config, origins)
-
-
-def check_plan(config: Values, path: Path) -> Values:
-    """The configuration, if the plan of a run can be made of it: what a reader needs who has no recipe."""
-    prune, data = _part(config, "prune", dict, path), _part(config, "data", dict, path)
-    texts, counts = ("name", "pipeline", "net"), ("repetitions", "seed")
-    wanted = [(config, key, str) for key in texts] + [(config, key, int) for key in counts]
-    for part, key, kind in (*wanted, (prune, "levels", int), (data, "name", str)):
-        _part(part, key, kind, path)
-    if not all(isinstance(method, str) for method in _part(prune, "methods", list, path)):
-        raise DataError(f"{path}: 'methods' must be a list of names")
-    return config
-
-
-def _part(values: Values, key: str, kind: type, path: Path) -> Any:
-    if not isinstance(values.get(key), kind):
-        found = f"is a {type(values[key]).__name__}" if key in values else "is missing"
-        raise DataError(f"{path}: {key!r} must be a {kind.__name__}, but {found}")
-    return values[key]
+    return checked(Manifest, files.read_json(path), path)
 
 
 def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool) -> bool:
@@ -210,8 +162,8 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, acc
         return False
     known = read_manifest(folder)
     if known.config != config:
-        raise OptionError(f"{path}: this folder was made with another configuration; choose another --out")
-    origins = known.origins
+        raise OptionError("this folder was made with another configuration", where=path, fix="choose another --out")
+    origins = [plain(one) for one in known.origins]
     last = origins[-1]
     changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
     if not changed:
@@ -235,14 +187,14 @@ def step_name(epoch: int, step: int) -> str:
 
 def checkpoints(stage: Path) -> list[str]:
     """The names of a stage's checkpoints, newest first."""
-    return sorted((path.stem for path in stage.glob(f"{STEP}-*{files.VALUES}")), reverse=True)
+    return sorted((path.stem for path in stage.glob(f"{STEP}-*{pairs.VALUES}")), reverse=True)
 
 
 def save_checkpoint(stage: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
-    """Nothing; the checkpoint is saved, and those older than the one before it are removed."""
-    files.save_pair(stage, name, tensors, values)
+    """Saves the checkpoint, and removes those older than the one before it."""
+    pairs.save_pair(stage, name, tensors, values)
     for old in checkpoints(stage)[N_CHECKPOINTS:]:
-        files.remove_pair(stage, old)
+        pairs.remove_pair(stage, old)
 
 
 def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
@@ -256,48 +208,53 @@ def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
 
 def load_if_sound(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | None:
     """What was saved under this name; None if nothing was, or (with a warning) if it is damaged."""
-    if not files.has_pair(stage, name):
+    if not pairs.has_pair(stage, name):
         return None
     try:
-        return files.load_pair(stage, name)
+        return pairs.load_pair(stage, name)
     except DataError as error:
         warnings.warn(f"{error}; going on from what was saved before it", stacklevel=2)
         return None
 
 
 def finish_stage(stage: Path, tensors: Mapping[str, Tensor], values: Values) -> None:
-    """Nothing; the stage's result is saved and its checkpoints are gone."""
-    files.save_pair(stage, FINAL, tensors, values)
+    """Saves the stage's result and removes its checkpoints."""
+    pairs.save_pair(stage, FINAL, tensors, values)
     drop_checkpoints(stage)
 
 
 def drop_checkpoints(stage: Path) -> None:
-    """Nothing; what was saved on the way to the stage's result is gone."""
+    """Removes what was saved on the way to the stage's result."""
     for name in (*checkpoints(stage), START):
-        files.remove_pair(stage, name)
+        pairs.remove_pair(stage, name)
 
 
 # --- records --------------------------------------------------------------------------------------------------------
 
 
-def write_records(store: Store, plan: Sequence[str]) -> list[Values]:
-    """The records of the finished stages in the order of the plan, also written to `records.jsonl` as a whole.
-
-    They are always made anew from the stages, so that no stop at any moment can lose or double one.
-    """
-    records = []
-    for name in plan:
+def stage_records(store: Store, names: Iterable[str]) -> dict[str, Values]:
+    """The record of each of these stages that is done, from its own folder."""
+    found = {}
+    for name in names:
         stage = store.stage(name)
-        if files.has_pair(stage, FINAL):
+        if pairs.has_pair(stage, FINAL):
             try:
-                records.append(files.load_values(stage, FINAL)["record"])
+                found[name] = pairs.load_values(stage, FINAL)["record"]
             except DataError:  # damaged: its stage says so in its turn, and is done again
                 continue
-    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    return found
+
+
+def write_records(store: Store, names: Iterable[str], records: Mapping[str, Values]) -> None:
+    """Writes `records.jsonl` as a whole, in the order of the names.
+
+    A run begins by reading all records from their stages, so that no stop at any moment can lose or double one.
+    """
+    found = (records[name] for name in names if name in records)
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in found)
     path = files.inside(store.folder, RECORDS)
     if not path.is_file() or path.read_bytes() != text.encode():
         files.write_atomic(path, text.encode())
-    return records
 
 
 def read_records(folder: Path) -> list[Values]:
@@ -312,8 +269,9 @@ def read_records(folder: Path) -> list[Values]:
         return records
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
         raise DataError(
-            f"{path}: is not whole (line {len(records) + 1}: {error}); run the recipe again with the same --out, "
-            "records are made anew from the stages"
+            f"is not whole (line {len(records) + 1}: {error})",
+            where=path,
+            fix="run the recipe again with the same --out, records are made anew from the stages",
         ) from error
 
 
@@ -326,10 +284,12 @@ def stage_record(folder: Path, name: str) -> Values | None:
 
     The checks are those that a run makes before it goes on from a network.
     """
-    if not files.is_name(name) or not files.has_pair(files.inside(folder, name), FINAL):
+    if not files.is_name(name) or not pairs.has_pair(files.inside(folder, name), FINAL):
         return None
-    values = files.load_sound_values(files.inside(folder, name), FINAL)
-    return dict(_part(values, "record", dict, folder / name / f"{FINAL}{files.VALUES}"))
+    values = pairs.load_sound_values(files.inside(folder, name), FINAL)
+    if not isinstance(values.get("record"), dict):
+        raise DataError("holds no record", where=f"{folder / name / FINAL}{pairs.VALUES}", fix="run the recipe again")
+    return dict(values["record"])
 
 
 def without_clock(record: Values) -> Values:

@@ -6,7 +6,6 @@ a generator made for that one step. So nothing random has to be saved for a resu
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from sipp.experiments.data import (
     normalise,
     shift,
 )
+from sipp.experiments.seeds import step_seed
 
 Batch = tuple[Tensor, Tensor]
 Share = tuple[int, int]  # number of a process, number of processes
@@ -41,17 +41,12 @@ NO_LABEL = -100  # torch's own ignore_index
 class Feed:
     """A data set with its splits, where its batches go to, and how many processes decode image files."""
 
-    source: ImageSet | FolderIndex
+    data: ImageSet | FolderIndex
     splits: Splits
     n_classes: int
     device: torch.device
     n_workers: int = 0
     channels_last: bool = False
-
-
-def step_seed(seed: int, epoch: int, step: int) -> int:
-    """The seed of everything random in one training step."""
-    return int.from_bytes(hashlib.sha256(f"step {seed} {epoch} {step}".encode()).digest()[:8], "big") >> 1
 
 
 def n_steps(feed: Feed, batch_size: int) -> int:
@@ -70,10 +65,10 @@ def train_batches(
     if not len(feed.splits.train):
         raise DataError("there is nothing to train on: the training split is empty")
     order = epoch_order(feed.splits.train, seed=seed, epoch=epoch)[start * batch_size :]
-    if isinstance(feed.source, FolderIndex):
-        yield from _folder_batches(feed, feed.source, order, seed, epoch, batch_size, start, augmented, share)
+    if isinstance(feed.data, FolderIndex):
+        yield from _folder_batches(feed, feed.data, order, seed, epoch, batch_size, start, augmented, share)
         return
-    yield from _memory_batches(feed, feed.source, order, seed, epoch, batch_size, start, augmented, share)
+    yield from _memory_batches(feed, feed.data, order, seed, epoch, batch_size, start, augmented, share)
 
 
 def _memory_batches(
@@ -134,13 +129,13 @@ def _folder_batches(
 
 def plain_batches(feed: Feed, items: Tensor, *, batch_size: int | None = None) -> Iterator[Batch]:
     """The given items in their order, without augmentation: for evaluation and calibration."""
-    if isinstance(feed.source, FolderIndex):
+    if isinstance(feed.data, FolderIndex):
         size = batch_size or FOLDER_EVAL_BATCH
-        for images, labels in FolderBatches(feed.source, items, "val", size, feed.n_workers, 0, 0):
+        for images, labels in FolderBatches(feed.data, items, "val", size, feed.n_workers, 0, 0):
             yield _ready(feed, images, labels)
         return
-    for chosen in items.to(feed.source.images.device).split(batch_size or EVAL_BATCH):
-        yield _ready(feed, feed.source.images[chosen], feed.source.labels[chosen])
+    for chosen in items.to(feed.data.images.device).split(batch_size or EVAL_BATCH):
+        yield _ready(feed, feed.data.images[chosen], feed.data.labels[chosen])
 
 
 def _ready(feed: Feed, images: Tensor, labels: Tensor) -> Batch:

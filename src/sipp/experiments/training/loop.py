@@ -1,27 +1,30 @@
 """A network, data and hyperparameters in; a trained network and one row per epoch out.
 
-All of training's state is in `TrainState`: weights, optimizer, how far it is, the sums of the epoch under way. Batches
-and every other draw follow from (seed, epoch, step), so a state saved after any step continues to the same bits.
+All of training's state is in `TrainState`: weights, masks, optimizer, how far it is, the sums of the epoch under way.
+Batches and all other draws follow from (seed, epoch, step), so a state saved after any step continues to the same bits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sipp.checking import check_choice
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.data import ImageSet
-from sipp.experiments.parallel.processes import ALONE, Team, add_up, share_buffers
-from sipp.experiments.training.feed import Feed, n_steps, plain_batches, step_seed, train_batches
+from sipp.experiments.parallel.processes import ALONE, Processes, add_up, check_same, share_buffers
+from sipp.experiments.seeds import step_seed
+from sipp.experiments.training.feed import Feed, n_steps, plain_batches, train_batches
 from sipp.experiments.training.schedule import Schedule, rate
 from sipp.experiments.training.step import Precision, Step, StepKind, Trained, logits_of, make_step, resolve_step
 from sipp.pruning.masking import hold
+from sipp.storage.run_schemas import Accuracy, EpochRow
 
 OptimizerName = Literal["sgd", "adam"]
 
@@ -49,46 +52,13 @@ class Hyper:
             raise OptionError(
                 f"epochs={self.epochs}, batch_size={self.batch_size}, eval_every={self.eval_every} must be at least 1"
             )
-        if self.optimizer not in get_args(OptimizerName) or self.precision not in get_args(Precision):
-            raise OptionError(
-                f"optimizer={self.optimizer!r} must be one of {', '.join(get_args(OptimizerName))} and "
-                f"precision={self.precision!r} one of {', '.join(get_args(Precision))}"
-            )
-        if self.step not in get_args(StepKind):
-            raise OptionError(f"step={self.step!r} must be one of {', '.join(get_args(StepKind))}")
+        check_choice("optimizer", self.optimizer, get_args(OptimizerName))
+        check_choice("precision", self.precision, get_args(Precision))
+        check_choice("step", self.step, get_args(StepKind))
         if self.nesterov and (self.optimizer != "sgd" or self.momentum <= 0):
             raise OptionError("nesterov=True needs optimizer='sgd' and a momentum above 0")
         if not self.momentum >= 0 or not self.weight_decay >= 0:
             raise OptionError(f"momentum={self.momentum} and weight_decay={self.weight_decay} must not be negative")
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How a network does on a split: exact counts, and the mean cross-entropy."""
-
-    n: int
-    n_top1: int
-    n_top5: int
-    loss: float
-
-    @property
-    def top1(self) -> float:
-        return self.n_top1 / self.n
-
-    @property
-    def top5(self) -> float:
-        return self.n_top5 / self.n
-
-
-@dataclass(frozen=True)
-class EpochRow:
-    """One epoch of training: its number from 1, the rate it ended with, loss and top-1 in training, test accuracy."""
-
-    epoch: int
-    rate: float
-    train_loss: float
-    train_top1: float
-    test: Accuracy | None  # None in epochs without an evaluation
 
 
 @dataclass
@@ -101,6 +71,21 @@ class TrainState:
     rows: tuple[EpochRow, ...] = ()
     epoch: int = 0
     step: int = 0
+    masks: dict[str, Tensor] = field(default_factory=dict)  # of the weights that are held, on the CPU
+    facts: dict[str, Any] = field(default_factory=dict)  # what is known of the network since its masks last changed
+
+
+@dataclass(frozen=True)
+class MaskChanges:
+    """Masks that shrink during training.
+
+    `after`: the steps after which they do, counted from 1 over all epochs; they are known before, so that several
+    processes agree on them. `masks` then gives the new ones (a weight that is gone stays gone, a parameter that is not
+    named keeps its mask) and what there is to say of the network now; all processes call it with the same state.
+    """
+
+    after: frozenset[int]
+    masks: Callable[[int, TrainState], tuple[Mapping[str, Tensor], dict[str, Any]]]
 
 
 OnStep = Callable[[TrainState], None]
@@ -108,11 +93,25 @@ OnStep = Callable[[TrainState], None]
 
 def new_state(model: nn.Module, hyper: Hyper, *, masks: Mapping[str, Tensor] | None = None) -> TrainState:
     """The state before the first step; with masks, pruned weights are held at zero from now on."""
-    optimizer = make_optimizer(model, hyper)
-    if masks is not None:
-        hold(model, masks, optimizer=optimizer)
     device = next(model.parameters()).device
-    return TrainState(model, optimizer, torch.zeros(3, dtype=torch.float64, device=device))
+    state = TrainState(model, make_optimizer(model, hyper), torch.zeros(3, dtype=torch.float64, device=device))
+    if masks is not None:
+        set_masks(state, masks)
+    return state
+
+
+def set_masks(state: TrainState, masks: Mapping[str, Tensor]) -> None:
+    """Holds the weights outside of these masks at zero from now on; what the optimizer remembers of them is gone.
+
+    A mask may only shrink: one that would bring a weight back is refused.
+    """
+    hold(state.model, masks, optimizer=state.optimizer)
+    for name, mask in masks.items():
+        parameter = state.model.get_parameter(name)
+        for value in state.optimizer.state.get(parameter, {}).values():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                value.masked_fill_(~mask.to(value.device), 0)
+    state.masks = {**state.masks, **{name: mask.detach().cpu() for name, mask in masks.items()}}
 
 
 def make_optimizer(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
@@ -137,34 +136,60 @@ def make_optimizer(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
     )
 
 
+@dataclass
+class _Course:
+    """What the epochs of one training share; `step` is made anew after a change of masks."""
+
+    feed: Feed
+    hyper: Hyper
+    seed: int
+    on_step: OnStep | None
+    changes: MaskChanges | None
+    processes: Processes
+    make: Callable[[], Step]
+    step: Step
+
+
 def train(
-    state: TrainState, feed: Feed, hyper: Hyper, *, seed: int, on_step: OnStep | None = None, team: Team = ALONE
+    state: TrainState,
+    feed: Feed,
+    hyper: Hyper,
+    *,
+    seed: int,
+    on_step: OnStep | None = None,
+    changes: MaskChanges | None = None,
+    processes: Processes = ALONE,
 ) -> TrainState:
     """The state after the last epoch; `on_step` sees it after every step and may stop training by raising.
 
-    A team shares out every batch and adds up its gradients: the same step as one process makes, but for rounding and
-    for BatchNorm, which sees a process's own share (the leader's statistics are kept). torch's global generator
-    (dropout) is seeded for every step and given back as it was.
+    Masks change right after a step (`changes`), before `on_step` and before an epoch is evaluated, so that a state
+    saved by `on_step` has its new masks already. Several processes share out every batch and add up their gradients:
+    the same step as one process makes, but for rounding and for BatchNorm, which sees a process's own share (the
+    leader's statistics are kept). torch's global generator (dropout) is seeded for every step and given back as it was.
     """
+    in_memory = isinstance(feed.data, ImageSet)
+    kind = resolve_step(hyper.step, feed.device, in_memory=in_memory, n_processes=processes.count)
+    trained = Trained(state.model, state.optimizer, state.sums)
+
+    def make() -> Step:
+        return make_step(trained, kind, batch_size=hyper.batch_size, precision=hyper.precision, processes=processes)
+
+    course = _Course(feed, hyper, seed, on_step, changes, processes, make, make())
     try:
-        in_memory = isinstance(feed.source, ImageSet)
-        kind = resolve_step(hyper.step, feed.device, in_memory=in_memory, n_processes=team.count)
-        trained = Trained(state.model, state.optimizer, state.sums)
-        step = make_step(trained, kind, batch_size=hyper.batch_size, precision=hyper.precision, team=team)
         with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
             while state.epoch < hyper.epochs:
-                _train_epoch(state, feed, hyper, step, seed=seed, on_step=on_step, team=team)
+                _train_epoch(state, course)
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"out of memory in epoch {state.epoch + 1}, step {state.step + 1}, with batch_size={hyper.batch_size}: set "
-            f"train.batch_size to {max(1, hyper.batch_size // 2)} (and the rate with it), or use more processes"
+            f"out of memory in epoch {state.epoch + 1}, step {state.step + 1}, with batch_size={hyper.batch_size}",
+            fix=f"set train.batch_size to {max(1, hyper.batch_size // 2)} (and the rate with it), or use more "
+            "processes",
         ) from error
     return state
 
 
-def _train_epoch(
-    state: TrainState, feed: Feed, hyper: Hyper, make: Step, *, seed: int, on_step: OnStep | None, team: Team
-) -> None:
+def _train_epoch(state: TrainState, course: _Course) -> None:
+    feed, hyper, seed, processes = course.feed, course.hyper, course.seed, course.processes
     n_all = n_steps(feed, hyper.batch_size)
     if state.step < n_all:
         state.model.train()
@@ -175,29 +200,42 @@ def _train_epoch(
             batch_size=hyper.batch_size,
             start=state.step,
             augmented=hyper.augment,
-            share=(team.index, team.count),
+            share=(processes.index, processes.count),
         )
         for step, (images, labels) in batches:
             lr = rate(hyper.schedule, state.epoch + step / n_all)
             torch.manual_seed(step_seed(seed, state.epoch, step))
             n_items = min(hyper.batch_size, len(feed.splits.train) - step * hyper.batch_size)
-            make(images, labels, lr, n_items)
+            course.step(images, labels, lr, n_items)
             state.step = step + 1
-            if state.step < n_all and on_step is not None:
-                on_step(state)
-    _end_epoch(state, feed, hyper, n_all, team)
-    if on_step is not None:
-        on_step(state)
+            _change_masks(state, course, state.epoch * n_all + state.step)
+            if state.step < n_all and course.on_step is not None:
+                course.on_step(state)
+    _end_epoch(state, feed, hyper, n_all, processes)
+    if course.on_step is not None:
+        course.on_step(state)
 
 
-def _end_epoch(state: TrainState, feed: Feed, hyper: Hyper, n_all: int, team: Team) -> None:
-    """Nothing; appends the epoch's row and starts the next one."""
-    share_buffers(team, state.model)
-    loss, n_right, n_items = add_up(team, state.sums).tolist()
+def _change_masks(state: TrainState, course: _Course, n_done: int) -> None:
+    """Sets new masks where they are due after this many steps."""
+    if course.changes is None or n_done not in course.changes.after:
+        return
+    masks, facts = course.changes.masks(n_done, state)
+    check_same(course.processes, masks, what=f"masks after step {n_done}")
+    set_masks(state, masks)
+    state.facts = {**state.facts, **facts}
+    course.step = course.make()  # a recorded graph has the old masks
+
+
+def _end_epoch(state: TrainState, feed: Feed, hyper: Hyper, n_all: int, processes: Processes) -> None:
+    """Appends the epoch's row and starts the next one."""
+    share_buffers(processes, state.model)
+    loss, n_right, n_items = add_up(processes, state.sums).tolist()
     number = state.epoch + 1
     if not math.isfinite(loss):
         raise ModelError(
-            f"training diverged: the loss of epoch {number} is {loss}; use a lower learning rate or a longer warm-up"
+            f"training diverged: the loss of epoch {number} is {loss}",
+            fix="use a lower learning rate or a longer warm-up",
         )
     is_tested = number % hyper.eval_every == 0 or number == hyper.epochs
     row = EpochRow(
@@ -231,4 +269,4 @@ def evaluate(model: nn.Module, feed: Feed, items: Tensor, *, precision: Precisio
         for module, was_training in modes:
             module.training = was_training
     n_top1, n_top5, loss_sum = totals.tolist()
-    return Accuracy(len(items), int(n_top1), int(n_top5), loss_sum / len(items))
+    return Accuracy(n=len(items), n_top1=int(n_top1), n_top5=int(n_top5), loss=loss_sum / len(items))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.experiments.parallel.processes import ALONE, Team, add_gradients
+from sipp.experiments.parallel.processes import ALONE, Processes, add_gradients
 from sipp.experiments.training.feed import NO_LABEL
 
 StepKind = Literal["auto", "eager", "graph", "compiled"]
@@ -51,8 +51,9 @@ def resolve_step(kind: StepKind, device: torch.device, *, in_memory: bool, n_pro
         return "graph" if recordable else "eager"
     if kind == "graph" and not recordable:
         raise OptionError(
-            f"train.step=graph needs one process, a GPU and images in memory; here: {n_processes} processes, "
-            f"{device.type}, images {'in memory' if in_memory else 'in files'}; use train.step=auto"
+            f"train.step=graph needs one process, a GPU and images in memory; here: {n_processes} "
+            f"processes, {device.type}, images {'in memory' if in_memory else 'in files'}",
+            fix="use train.step=auto",
         )
     return kind
 
@@ -75,14 +76,14 @@ def training_stream(device: torch.device) -> Iterator[None]:
         before.wait_stream(stream)
 
 
-def make_step(trained: Trained, kind: StepKind, *, batch_size: int, precision: Precision, team: Team) -> Step:
+def make_step(trained: Trained, kind: StepKind, *, batch_size: int, precision: Precision, processes: Processes) -> Step:
     """The function that makes one step; a short last batch is always a plain step on the network as it is."""
     forward: Callable[[Tensor], Tensor] = trained.model
     if kind == "compiled":
         forward = torch.compile(trained.model)
-    if kind == "eager" or not (trained.sums.is_cuda and team.count == 1):
+    if kind == "eager" or not (trained.sums.is_cuda and processes.count == 1):
         return lambda images, labels, lr, n_items: _plain(
-            trained, forward, images, labels, lr, n_items, precision, team
+            trained, forward, images, labels, lr, n_items, precision, processes
         )
     recorded: Recorded | None = None
     n_warm = 0
@@ -90,10 +91,10 @@ def make_step(trained: Trained, kind: StepKind, *, batch_size: int, precision: P
     def step(images: Tensor, labels: Tensor, lr: float, n_items: int) -> None:
         nonlocal recorded, n_warm
         if len(labels) < batch_size:
-            _plain(trained, trained.model, images, labels, lr, n_items, precision, team)
+            _plain(trained, trained.model, images, labels, lr, n_items, precision, processes)
         elif n_warm < WARM_UP_STEPS:
             n_warm += 1
-            _plain(trained, forward, images, labels, lr, n_items, precision, team)
+            _plain(trained, forward, images, labels, lr, n_items, precision, processes)
         else:
             if recorded is None:
                 recorded = _record(trained, forward, images, labels, precision)
@@ -106,7 +107,7 @@ def make_step(trained: Trained, kind: StepKind, *, batch_size: int, precision: P
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Nothing; sets the learning rate, in place where it is a tensor that a graph reads."""
+    """Sets the learning rate, in place where it is a tensor that a graph reads."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
@@ -122,11 +123,11 @@ def _plain(
     lr: float,
     n_items: int,
     precision: Precision,
-    team: Team,
+    processes: Processes,
 ) -> None:
-    """Nothing; one step on a batch of `n_items`, of which `images` are this process's share."""
+    """Makes one step on a batch of `n_items`, of which `images` are this process's share."""
     set_rate(trained.optimizer, lr)
-    _compute(trained, forward, images, labels, n_items, precision, team)
+    _compute(trained, forward, images, labels, n_items, precision, processes)
 
 
 def _record(
@@ -147,17 +148,17 @@ def _compute(
     labels: Tensor,
     n_items: int,
     precision: Precision,
-    team: Team,
+    processes: Processes,
 ) -> None:
-    """Nothing; the step itself, at the rate that is set, without waiting for the device anywhere."""
+    """Makes the step itself, at the rate that is set, without waiting for the device anywhere."""
     trained.optimizer.zero_grad(set_to_none=True)
     logits = logits_of(forward, images, precision)
-    if team.count == 1:
+    if processes.count == 1:
         loss = F.cross_entropy(logits, labels)
     else:
         loss = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum") / n_items
     loss.backward()
-    add_gradients(team, trained.model)
+    add_gradients(processes, trained.model)
     trained.optimizer.step()
     with torch.no_grad():
         n_right = (logits.argmax(1) == labels).sum()

@@ -22,8 +22,8 @@ def conv_uses(module: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], n_poi
     if inputs.ndim == n_axes + 1:  # an unbatched image
         if n_points == inputs.shape[0] > 1:
             raise DataError(
-                f"is given one image without a dimension of points, whose {n_points} channels would count as points; "
-                "stack the images: torch.stack(list)"
+                f"is given one image without a dimension of points, whose {n_points} channels would count as points",
+                fix="stack the images: torch.stack(list)",
             )
         inputs = inputs.unsqueeze(0)
     _check(module, inputs)

@@ -97,11 +97,13 @@ def unwrap(model: nn.Module) -> nn.Module:
     """The model inside DataParallel, DistributedDataParallel and torch.compile wrappers: its names are canonical."""
     while True:
         if not isinstance(model, nn.Module):
-            raise ModelError(f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module; give an instance")
+            raise ModelError(
+                f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module", fix="give an instance"
+            )
         if isinstance(model, torch.jit.ScriptModule):
             raise ModelError(
-                f"{type(model).__name__} is a TorchScript module, whose layers cannot be seen; give the nn.Module that "
-                "it was made from, and script the pruned one"
+                f"{type(model).__name__} is a TorchScript module, whose layers cannot be seen",
+                fix="give the nn.Module that it was made from, and script the pruned one",
             )
         inner = model._modules.get("_orig_mod")
         if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -109,6 +111,15 @@ def unwrap(model: nn.Module) -> nn.Module:
         if inner is None:
             return model
         model = inner
+
+
+def _cannot_be_scored(name: str, module: nn.Module) -> ModelError:
+    return ModelError(
+        "this layer type cannot be scored",
+        where=_where(name, module),
+        fix=f"leave it as it is with exclude={name!r}, or teach it with sipp.inputs.layers.register",
+        option="exclude",
+    )
 
 
 def find_sites(
@@ -132,10 +143,7 @@ def find_sites(
         is_chosen = chosen(name, module)
         if adapter is None:
             if is_chosen:
-                raise ModelError(
-                    f"{_where(name, module)}: this layer type cannot be scored; leave it as it is with "
-                    f"exclude={name!r}, or teach it with sipp.inputs.layers.register"
-                )
+                raise _cannot_be_scored(name, module)
             continue
         candidates.append((name, module, adapter))
         for local in adapter.weights(module):
@@ -198,7 +206,7 @@ def _remember(
     earlier = known.get(id(parameter))
     if earlier is not None:
         if earlier.rows_last != adapter.rows_last:
-            raise ModelError(f"{name} is tied to {earlier.name}, which stores it transposed: exclude both")
+            raise ModelError(f"{name} is tied to {earlier.name}, which stores it transposed", fix="exclude both")
         known[id(parameter)] = Weight(**{**earlier.__dict__, "aliases": (*earlier.aliases, name)})
         return
     n_rows = parameter.shape[-1] if adapter.rows_last else parameter.shape[0]
@@ -241,28 +249,37 @@ def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
     parameter = owner._parameters.get(attribute)
     full = _join(name, local)
     if isinstance(parameter, UninitializedParameter):
-        raise ModelError(f"{full} has no shape yet ({type(module).__name__}): run the model once on a batch first")
+        raise ModelError(
+            f"{full} has no shape yet ({type(module).__name__})", fix="run the model once on a batch first"
+        )
     if parametrize.is_parametrized(owner, attribute):
         raise ModelError(
-            f"{_where(name, module)}: its {attribute} is parametrised; call "
-            f"torch.nn.utils.parametrize.remove_parametrizations(module, {attribute!r}) first, or exclude={name!r}"
+            f"its {attribute} is parametrised",
+            where=_where(name, module),
+            fix=f"call torch.nn.utils.parametrize.remove_parametrizations(module, {attribute!r}) first, or "
+            f"exclude={name!r}",
+            option="exclude",
         )
     if f"{attribute}_orig" in owner._parameters:
         raise ModelError(
-            f"{_where(name, module)}: its {attribute} is masked by torch.nn.utils.prune; call "
-            f"torch.nn.utils.prune.remove(module, {attribute!r}) first, or exclude={name!r}"
+            f"its {attribute} is masked by torch.nn.utils.prune",
+            where=_where(name, module),
+            fix=f"call torch.nn.utils.prune.remove(module, {attribute!r}) first, or exclude={name!r}",
+            option="exclude",
         )
     if parameter is None or parameter.layout != torch.strided or not parameter.is_floating_point():
         raise ModelError(
-            f"{_where(name, module)}: its {attribute} is not a plain dense floating-point parameter (quantised, "
-            f"weight-normed or complex); convert the module back, or exclude={name!r}"
+            f"its {attribute} is not a plain dense floating-point parameter (quantised, weight-normed or complex)",
+            where=_where(name, module),
+            fix=f"convert the module back, or exclude={name!r}",
+            option="exclude",
         )
     if parameter.is_meta:
-        raise ModelError(f"{full} is on the meta device, it has a shape and no values; load the weights first")
+        raise ModelError(f"{full} is on the meta device, it has a shape and no values", fix="load the weights first")
     n_bad = int((~torch.isfinite(parameter.detach())).sum())
     if n_bad:
         raise ModelError(
-            f"{full}: {n_bad} of {parameter.numel()} weights are NaN or infinite; repair or retrain the model"
+            f"{n_bad} of {parameter.numel()} weights are NaN or infinite", where=full, fix="repair or retrain the model"
         )
     return parameter
 
@@ -276,7 +293,7 @@ def _selection(
         for pattern in patterns:
             if not any(_matches(pattern, name, module) for name, module in named):
                 names = ", ".join(name for name, _ in named[:8]) + (", ..." if len(named) > 8 else "")
-                raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {names}")
+                raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {names}", option=option)
     wanted, unwanted = _patterns(include), _patterns(exclude)
 
     def chosen(name: str, module: nn.Module) -> bool:

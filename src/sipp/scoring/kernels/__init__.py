@@ -5,38 +5,41 @@ from __future__ import annotations
 import functools
 import logging
 from types import ModuleType
-from typing import Literal
+from typing import get_args
 
-import numba
 import torch
 
 from sipp.checking import check_choice
 from sipp.errors import OptionError
+from sipp.options import Kernel
 from sipp.scoring.kernels import reference
-
-Kernel = Literal["auto", "reference", "cpu", "gpu"]
-KERNELS: tuple[Kernel, ...] = ("auto", "reference", "cpu", "gpu")
 
 _log = logging.getLogger("sipp")
 
 
 def pick(kernel: Kernel, device: torch.device) -> ModuleType:
     """The module whose functions run on `device`; an impossible choice raises."""
-    check_choice("kernel", kernel, KERNELS)
+    check_choice("kernel", kernel, get_args(Kernel))
     if kernel == "reference":
         return reference
     if kernel == "auto":
         return _automatic(device.type)
     if kernel == "cpu":
         if device.type != "cpu":
-            raise OptionError(f"kernel='cpu' cannot run on {device}: move the model to the CPU or use kernel='auto'")
+            raise OptionError(
+                f"kernel='cpu' cannot run on {device}", fix="move the model to the CPU or use kernel='auto'"
+            )
         return _automatic("cpu")
     if device.type != "cuda":
-        raise OptionError(f"kernel='gpu' cannot run on {device}: move the model to a CUDA device or use kernel='auto'")
+        raise OptionError(
+            f"kernel='gpu' cannot run on {device}", fix="move the model to a CUDA device or use kernel='auto'"
+        )
     try:
         from sipp.scoring.kernels import gpu
     except ImportError as error:
-        raise OptionError(f"kernel='gpu' needs Triton, which cannot be imported ({error}); use kernel='auto'") from None
+        raise OptionError(
+            f"kernel='gpu' needs Triton, which cannot be imported ({error})", fix="use kernel='auto'"
+        ) from None
     return gpu
 
 
@@ -48,13 +51,8 @@ def in_float64(kernel: ModuleType) -> ModuleType:
 @functools.cache
 def _automatic(device_type: str) -> ModuleType:
     """The fastest module for a type of device; a slower substitute is announced once."""
-    if device_type == "cpu" and numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-        _log.warning("NUMBA_DISABLE_JIT is set: nothing is compiled, the float64 reference runs, slower")
-        return reference
     if device_type == "cpu":
-        from sipp.scoring.kernels.cpu import kernel as cpu
-
-        return cpu
+        return _for_processor()
     if device_type == "cuda":
         try:
             from sipp.scoring.kernels import gpu
@@ -65,3 +63,20 @@ def _automatic(device_type: str) -> ModuleType:
             return reference
     _log.warning("no kernel is written for %s devices: the float64 reference runs there, slower", device_type)
     return reference
+
+
+def _for_processor() -> ModuleType:
+    """The fastest module for this machine's processor."""
+    from sipp.scoring.kernels.cpu import host
+
+    if not host.IS_COMPILED:
+        _log.warning("NUMBA_DISABLE_JIT is set: nothing is compiled, the float64 reference runs, slower")
+        return reference
+    if not host.HAS_VECTOR_CODE:
+        from sipp.scoring.kernels.cpu import plain_loops
+
+        _log.warning("no vector code is written for %s processors: plain float64 loops run, slower", host.PROCESSOR)
+        return plain_loops
+    from sipp.scoring.kernels.cpu import kernel
+
+    return kernel

@@ -1,16 +1,33 @@
-"""Compiled loops of the CPU kernels over blocks of patches, laid out as in `vector_code.py`; without a Python lock."""
+"""Compiled loops over one block of patches, laid out as in `layout.py`: denominators, reciprocals, maxima.
+
+No loop holds the Python lock.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from sipp.scoring.kernels.cpu.compiling import compiled
-from sipp.scoring.kernels.cpu.skipping import (
+from sipp.scoring.kernels.cpu.block_code import copy_line, panel_1, panel_2, panel_3
+from sipp.scoring.kernels.cpu.host import compiled
+from sipp.scoring.kernels.cpu.layout import (
+    BLOCK,
+    FLOAT,
+    INDEX,
+    LINE,
+    MOST_RANKS,
+    PATCH_BYTES,
+    RANK,
+    RANK_BYTES,
+    RANK_VECTOR,
+    SIGN_BYTES,
+    STRIP,
+    SUM_BLOCK,
+    PackedWeights,
+    Scratch,
+)
+from sipp.scoring.kernels.cpu.skip_code import (
     LARGEST_BAR,
     LEAST_BAR,
-    PATCH_BYTES,
-    RANK_BYTES,
-    SIGN_BYTES,
     above,
     above_zero,
     bar_1,
@@ -24,41 +41,23 @@ from sipp.scoring.kernels.cpu.skipping import (
     reaches,
     turn,
 )
-from sipp.scoring.kernels.cpu.vector_code import (
-    BLOCK,
-    FLOAT,
-    INDEX,
-    LINE,
-    MOST_RANKS,
-    RANK,
-    STRIP,
-    copy_line,
-    panel_1,
-    panel_2,
-    panel_3,
-)
 
-SUM_BLOCK = 512  # terms summed before they join the total: bounds the rounding error of long sums (fixed: same bits)
 NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
 LARGEST_SCALE = 2.0**100  # of a line: any number serves, if its products stay finite
 
 
-Packed = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # see `packing.pack`
-
-
 @compiled
-def denominators(a: int, packed: Packed, group: int, d: np.ndarray) -> None:
-    """Nothing; fills d[2 r + s, p] with sum over k of w_k^s a_k (T2), always in the same order of terms."""
-    panels, magnitudes_GX, places_GNK, ends_GNCQ = packed
-    fan_in = places_GNK.shape[2]
+def denominators(a: int, weights: PackedWeights, group: int, d: np.ndarray) -> None:
+    """Fills d[2 r + s, p] with sum over k of w_k^s a_k (T2), always in the same order of terms."""
+    panels, fan_in = weights.panels, weights.places_GNK.shape[2]
     d[:] = 0.0
-    for chunk in range(ends_GNCQ.shape[2]):
+    for chunk in range(weights.ends_GNCQ.shape[2]):
         start = chunk * SUM_BLOCK
         for panel in range(len(panels) - 1):
             first, n_rows = panels[panel], panels[panel + 1] - panels[panel]
-            magnitudes = magnitudes_GX[group].ctypes.data + (first * fan_in + start * n_rows) * FLOAT
-            places = places_GNK[group, panel].ctypes.data + start * INDEX
-            ends = ends_GNCQ[group, panel, chunk].ctypes.data
+            magnitudes = weights.magnitudes_GX[group].ctypes.data + (first * fan_in + start * n_rows) * FLOAT
+            places = weights.places_GNK[group, panel].ctypes.data + start * INDEX
+            ends = weights.ends_GNCQ[group, panel, chunk].ctypes.data
             for strip in range(0, BLOCK, STRIP):
                 source, target = a + strip * FLOAT, d[2 * first].ctypes.data + strip * FLOAT
                 if n_rows == 3:
@@ -78,7 +77,7 @@ def band_ranks(first: int, n_ranks: int) -> int:
 
 @compiled
 def turn_rows(d: np.ndarray, turned: np.ndarray, totals: np.ndarray) -> None:
-    """Nothing; lays the reciprocals of a block out rows side by side, and fills totals[rank, s, r] with their sums."""
+    """Lays the reciprocals of a block out rows side by side, and fills totals[rank, s, r] with their sums."""
     totals[:] = 0.0
     for rank in range(len(turned)):
         for s in range(2):
@@ -87,13 +86,14 @@ def turn_rows(d: np.ndarray, turned: np.ndarray, totals: np.ndarray) -> None:
 
 
 @compiled
-def turn_lines(d: np.ndarray, turned: np.ndarray, scales: np.ndarray, floors: np.ndarray, reach: np.ndarray) -> None:
-    """Nothing; lays the reciprocals of a block out rows side by side, scales their lines, notes the patches' reach.
+def turn_lines(scratch: Scratch) -> None:
+    """Lays the reciprocals of a block out rows side by side, scales their lines, notes the patches' reach.
 
     A line is divided by its mean. One that is 0 in the whole block can raise nothing: its floor keeps it out of bars.
     """
+    turned, scales, floors = scratch.turned, scratch.scales, scratch.floors
     n_ranks = len(turned)
-    turn_rows(d, turned, scales)
+    turn_rows(scratch.d_LP, turned, scales)
     flat_scales, flat_floors = scales.reshape(-1), floors.reshape(-1)
     for i in range(len(flat_scales)):
         total = flat_scales[i]
@@ -102,36 +102,28 @@ def turn_lines(d: np.ndarray, turned: np.ndarray, scales: np.ndarray, floors: np
     rank, band = 0, 0
     while rank < n_ranks:
         n = band_ranks(rank, n_ranks)
-        reaches(turned[rank].ctypes.data, scales[rank].ctypes.data, n, reach[band].ctypes.data)
+        reaches(turned[rank].ctypes.data, scales[rank].ctypes.data, n, scratch.reach[band].ctypes.data)
         rank, band = rank + n, band + 1
 
 
 @compiled
-def raise_best(
-    a: int,
-    turned: np.ndarray,
-    scales: np.ndarray,
-    floors: np.ndarray,
-    reach: np.ndarray,
-    signs: np.ndarray,
-    best: np.ndarray,
-    skip: bool,
-) -> int:
-    """The number of (row, column, patch) triples computed; raises best[k, r] to the largest product of the block.
+def raise_best(scratch: Scratch, signs: np.ndarray, best: np.ndarray, skip: bool) -> int:
+    """Raises best[k, r] to the largest product of the block; gives the number of (row, column, patch) triples computed.
 
-    `a` is the address of the block's patches. Skipping is exact: line k, patch p is left out of a band where
+    Skipping is exact: line k, patch p is left out of a band where
     a_kp * max_r (u_rp * scale_r) <= min_r (best_kr * scale_r) less the rounding of these products (BAR_SLACK); then
     a_kp * u_rp <= best_kr for every row r of the band. (Inputs are finite; bars that are not normal are not trusted.)
     """
     fan_in, n_ranks = signs.shape
+    a, turned, scales, floors = scratch.a_KP.ctypes.data, scratch.turned, scratch.scales, scratch.floors
     n_computed = 0
     bars, masks = np.empty(fan_in, np.float32), np.full(fan_in, np.int64(-1))
     rank, band = 0, 0
     while rank < n_ranks:
         n = band_ranks(rank, n_ranks)
-        rows, reach_at = turned.ctypes.data + rank * RANK_BYTES, reach[band].ctypes.data
+        rows, reach_at = turned.ctypes.data + rank * RANK_BYTES, scratch.reach[band].ctypes.data
         scale, floor = scales.ctypes.data + rank * PATCH_BYTES, floors.ctypes.data + rank * PATCH_BYTES
-        best_at, best_step = best.ctypes.data + rank * RANK * FLOAT, n_ranks * RANK * FLOAT
+        best_at, best_step = best.ctypes.data + rank * RANK_VECTOR, n_ranks * RANK_VECTOR
         signs_at, signs_step = signs.ctypes.data + rank * SIGN_BYTES, n_ranks * SIGN_BYTES
         if skip:  # three loops: what the first two find is there before the third has to branch on it
             for k in range(fan_in):
@@ -175,15 +167,9 @@ def _raise(n_ranks: int, mask: int, line: int, turned: int, best: int, signs: in
         raise_1(mask, line, turned, best, signs)
 
 
-# a, d, z, sums, squares, turned, scales, floors, reach
-Scratch = tuple[
-    np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray
-]
-
-
 @compiled
 def copy_lines(source: np.ndarray, start: int, last: int, block: np.ndarray, first_line: int, step: int) -> None:
-    """Nothing; copies patches start.. of every line of `source` into every `step`-th line of the block, zeros after."""
+    """Copies patches start.. of every line of `source` into every `step`-th line of the block, zeros after."""
     n_patches = min(BLOCK, last - start)
     for k in range(len(source)):
         line = first_line + k * step
@@ -203,36 +189,33 @@ def product(
     scratch: Scratch,
     best_GKR: np.ndarray,
     skip: bool,
-) -> int:
-    """The number of triples `raise_best` computed; takes a stretch of patches into the maxima of their products."""
-    a, d, _, _, _, turned, scales, floors, reach = scratch
+) -> None:
+    """Takes a stretch of patches into the maxima of their products."""
     first, last = stretch
-    n_computed = 0
     for g in range(len(patches_GKP)):
         for start in range(first, last, BLOCK):
-            copy_lines(patches_GKP[g], start, last, a, 0, 1)
+            copy_lines(patches_GKP[g], start, last, scratch.a_KP, 0, 1)
             for s in range(2):
-                copy_lines(inverse_SGRP[s, g], start, last, d, s, 2)
-            turn_lines(d, turned, scales, floors, reach)
-            n_computed += raise_best(a.ctypes.data, turned, scales, floors, reach, signs_GKR[g], best_GKR[g], skip)
-    return n_computed
+                copy_lines(inverse_SGRP[s, g], start, last, scratch.d_LP, s, 2)
+            turn_lines(scratch)
+            raise_best(scratch, signs_GKR[g], best_GKR[g], skip)
 
 
 @compiled
 def sums(
     patches_GKP: np.ndarray,
-    packed: Packed,
+    weights: PackedWeights,
     stretch: tuple[int, int],
     a: np.ndarray,
     d: np.ndarray,
     sums_SGRP: np.ndarray,
 ) -> None:
-    """Nothing; fills a stretch of the denominators."""
+    """Fills a stretch of the denominators."""
     first, last = stretch
     for start in range(first, last, BLOCK):
         n_patches = min(BLOCK, last - start)
         for g in range(len(patches_GKP)):
             copy_lines(patches_GKP[g], start, last, a, 0, 1)
-            denominators(a.ctypes.data, packed, g, d)
+            denominators(a.ctypes.data, weights, g, d)
             for line in range(len(d)):
                 sums_SGRP[line & 1, g, line >> 1, start : start + n_patches] = d[line, :n_patches]

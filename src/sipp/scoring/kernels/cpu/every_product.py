@@ -1,7 +1,7 @@
 """Vector code for the maxima where rows and columns are few: every product, patches side by side.
 
-There, finding out what can be left out (`skipping.py`) costs more than it spares. Nothing is laid out anew and
-nothing is tested: each weight has LANES maxima, one for each lane of a vector, joined when all patches are through.
+There, finding out what can be left out (`skip_code.py`) costs more than it spares. Reciprocals stay as they are and no
+product is tested: each weight has LANES maxima, one for each lane of a vector, joined when all patches are through.
 They have to fit the first cache.
 """
 
@@ -17,41 +17,28 @@ from numba.core import cgutils, types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from sipp.scoring.kernels import door
-from sipp.scoring.kernels.cpu.block_loops import copy_lines
-from sipp.scoring.kernels.cpu.compiling import compiled, entry
-from sipp.scoring.kernels.cpu.packing import pack_signs
-from sipp.scoring.kernels.cpu.skipping import SIGN_BYTES, across
-from sipp.scoring.kernels.cpu.threads import run_job
-from sipp.scoring.kernels.cpu.vector_code import (
-    BLOCK,
-    FLOAT,
-    I1,
-    I64,
-    LANES,
-    LINE,
-    RANK,
-    VECTOR,
+from sipp.scoring.kernels import boundary
+from sipp.scoring.kernels.cpu.block_code import (
+    VECTOR_TYPE,
     bytes_at,
     copy_line,
     floats_at,
-    larger,
-    load,
     prefetch_line,
-    primitive,
-    store,
     take_number,
-    tree,
 )
+from sipp.scoring.kernels.cpu.block_loops import copy_lines
+from sipp.scoring.kernels.cpu.host import compiled, entry, run_job
+from sipp.scoring.kernels.cpu.layout import BLOCK, FLOAT, LANES, LINE, RANK, SIGN_BYTES, VECTOR
+from sipp.scoring.kernels.cpu.llvm import I1, I64, across, larger, load, primitive, store, tree
+from sipp.scoring.kernels.cpu.packing import pack_signs
 
-MOST_WEIGHTS = 512  # of a group, rows times fan-in: their maxima take 32 KiB
 AHEAD = 2  # lines asked for before they are read: the maxima leave the first cache little room
 
 _bits = ir.IntType(RANK)
 
 
 def _line_and_bits(b: Any, line: Any, signs: Any) -> tuple[list[Any], Any]:
-    vectors = [load(b, line, offset) for offset in range(0, LINE, VECTOR)]
+    vectors = [load(b, line, offset, VECTOR_TYPE) for offset in range(0, LINE, VECTOR)]
     return vectors, b.zext(b.load(b.inttoptr(signs, _bits.as_pointer()), align=SIGN_BYTES, typ=_bits), I64)
 
 
@@ -59,8 +46,8 @@ def _raise_row(b: Any, vectors: list[Any], row: Any, is_positive: Any, d: Any, b
     at = b.add(d, b.mul(row, I64(2 * LINE)))
     at = b.select(is_positive, at, b.add(at, I64(LINE)))
     out = b.add(best, b.mul(row, I64(LANES * FLOAT)))
-    products = [b.fmul(x, load(b, at, i * VECTOR)) for i, x in enumerate(vectors)]
-    store(b, tree(b, larger, [*products, load(b, out)]), out)
+    products = [b.fmul(x, load(b, at, i * VECTOR, VECTOR_TYPE)) for i, x in enumerate(vectors)]
+    store(b, tree(b, larger, [*products, load(b, out, 0, VECTOR_TYPE)]), out)
 
 
 @primitive(types.none, *[types.int64] * 5)
@@ -85,12 +72,12 @@ def raise_rank(b: Any, line: Any, d: Any, best: Any, signs: Any) -> None:
 @primitive(types.float32, types.int64)
 def joined(b: Any, lanes: Any) -> Any:
     """The largest of LANES maxima."""
-    return across(b, larger, load(b, lanes))
+    return across(b, larger, load(b, lanes, 0, VECTOR_TYPE))
 
 
 @compiled
-def raise_few(a: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.ndarray) -> int:
-    """The number of triples computed: all; raises best[k, r * LANES + lane] to the largest product of the lane.
+def raise_by_all(a: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.ndarray) -> None:
+    """Raises best[k, r * LANES + lane] to the largest product of the lane.
 
     `a` is the address of the block's patches; d holds the reciprocals.
     """
@@ -98,7 +85,6 @@ def raise_few(a: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.nd
     for k in range(fan_in):
         bits, maxima = signs.ctypes.data + k * n_ranks * SIGN_BYTES, best.ctypes.data + k * n_rows * LANES * FLOAT
         _raise_column(a + k * LINE, d.ctypes.data, n_rows, bits, maxima)
-    return n_rows * fan_in * BLOCK
 
 
 @compiled
@@ -122,7 +108,7 @@ def product(
     lanes: np.ndarray,
     best_GRK: np.ndarray,
 ) -> None:
-    """Nothing; fills best with the maxima of a stretch of patches.
+    """Fills `best` with the maxima of a stretch of patches.
 
     Each line of the patches is read once, where it is. The reciprocals of a block are read for every column: they are
     copied to d[i % 2], those of the next block while this one is worked on, a few lines for each column.
@@ -186,7 +172,7 @@ def _do_parts(raw: Any) -> None:
     n_parts, n_blocks = job[N_PARTS], -(-n_patches // BLOCK)
     best = carray(floats_at(job[BEST]), (n_parts, n_groups, n_rows, fan_in))
     n_a, n_d, n_lanes = _scratch_floats(n_rows, fan_in)
-    part = take_number(job.ctypes.data)
+    part = take_number(job[NEXT:].ctypes.data)
     while part < n_parts:
         scratch = job[SCRATCH] + part * (n_a + n_d + n_lanes) * FLOAT
         a = carray(floats_at(scratch), (fan_in, BLOCK))
@@ -194,7 +180,7 @@ def _do_parts(raw: Any) -> None:
         lanes = carray(floats_at(scratch + (n_a + n_d) * FLOAT), (fan_in, n_rows, LANES))
         stretch = n_blocks * part // n_parts * BLOCK, min(n_blocks * (part + 1) // n_parts * BLOCK, n_patches)
         product(patches, inverse, positive, stretch, a, d, lanes, best[part])
-        part = take_number(job.ctypes.data)
+        part = take_number(job[NEXT:].ctypes.data)
 
 
 @cache
@@ -207,9 +193,9 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
     """`cpu.max_times` of float32 without gaps: so little work for a patch that calls from Python would count."""
     n_groups, n_rows, fan_in = positive_GRK.shape
     n_parts = torch.get_num_threads()
-    best = door.blank(n_parts, n_groups, n_rows, fan_in)
-    scratch = door.blank(n_parts * sum(_scratch_floats(n_rows, fan_in)))
-    given = door.address(patches_GKP), door.address(inverse_SGRP), door.address(positive_GRK, torch.bool)
+    best = boundary.blank(n_parts, n_groups, n_rows, fan_in)
+    scratch = boundary.blank(n_parts * sum(_scratch_floats(n_rows, fan_in)))
+    given = boundary.address(patches_GKP), boundary.address(inverse_SGRP), boundary.address(positive_GRK, torch.bool)
     sizes = n_groups, n_rows, fan_in, patches_GKP.shape[-1]
-    run_job(_entry(), [0, n_parts, *given, *sizes, door.address(scratch), door.address(best)], n_parts)
+    run_job(_entry(), [0, n_parts, *given, *sizes, boundary.address(scratch), boundary.address(best)], n_parts)
     return reduce(torch.maximum, best.unbind())

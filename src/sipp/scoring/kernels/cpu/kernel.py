@@ -1,11 +1,11 @@
-"""The kernels on the CPU: float32, in loops compiled by Numba (`block_loops.py`), on as many threads as torch uses.
+"""The kernels on the CPU: float32, compiled loops over vector code, on as many threads as torch uses (README.md).
 
 `max_ratios` goes over the windows of a layer block by block: a block of patches is unfolded in the cache, its
 denominators, their reciprocals, the norms and the maxima follow at once, and nothing of the unfolded size ever
 reaches memory. A patch's ratios do not change when the patch is scaled (T2), so each is divided by its sum. Few
-products of an activation and a reciprocal can raise a maximum, and most are never computed (`skipping.py`).
+products of an activation and a reciprocal can raise a maximum, and most are never computed (`skip_code.py`).
 
-Threads are torch's own (`threads.py`) over compiled code that holds no lock, each with a fixed stretch of patches and
+Threads are torch's own (`host.py`) over compiled code that holds no lock, each with a fixed stretch of patches and
 maxima of its own, so results are the same bits in every run. Numba's own thread pool, not safe to share, is not
 used.
 """
@@ -22,14 +22,23 @@ import torch
 from torch import Tensor
 
 from sipp.numerics import integers
-from sipp.scoring.kernels import door, reference
-from sipp.scoring.kernels.cpu import block_loops, double_precision, every_product, layer_loops, packing
-from sipp.scoring.kernels.cpu.every_product import MOST_WEIGHTS
-from sipp.scoring.kernels.cpu.threads import run_parallel
-from sipp.scoring.kernels.cpu.vector_code import BLOCK, LANES, PANEL, RANK
+from sipp.scoring.kernels import boundary, reference
+from sipp.scoring.kernels.cpu import block_loops, every_product, layer_loops, packing, plain_loops
+from sipp.scoring.kernels.cpu.host import run_parallel
+from sipp.scoring.kernels.cpu.layout import (
+    BLOCK,
+    LANES,
+    MOST_WEIGHTS,
+    PANEL,
+    RANK,
+    SUM_BLOCK,
+    Layer,
+    PackedWeights,
+    Scratch,
+)
 
 FUSED = True  # has `max_ratios` and `mean_ratios`
-IN_FLOAT64 = double_precision
+IN_FLOAT64 = plain_loops
 SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 
@@ -42,19 +51,19 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
 
     Each is summed in the same order whatever stands beside it: the same bits for any chunk and any batch.
     """
-    door.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
+    boundary.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
     _announce()
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_patches = patches_GKP.shape[-1]
     weights, patches = _packed(weight_GRK), _array(patches_GKP)
-    result = door.blank(2, n_groups, n_rows, n_patches)
+    result = boundary.blank(2, n_groups, n_rows, n_patches)
 
     stretches = _stretches(n_patches)
-    scratches = [(door.zeros(fan_in, BLOCK), door.zeros(2 * n_rows, BLOCK)) for _ in stretches]
+    scratches = [(boundary.zeros(fan_in, BLOCK), boundary.zeros(2 * n_rows, BLOCK)) for _ in stretches]
 
     def work(i: int) -> None:
         a, d = scratches[i]
-        block_loops.sums(patches, weights, stretches[i], door.array(a), door.array(d), door.array(result))
+        block_loops.sums(patches, weights, stretches[i], boundary.array(a), boundary.array(d), boundary.array(result))
 
     run_parallel(work, len(stretches))
     return result
@@ -65,19 +74,19 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
 
     With `skip=False` every product is computed; the result is the same, bit for bit.
     """
-    door.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
+    boundary.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
     _announce()
-    if _is_few(positive_GRK):
+    if _takes_all(positive_GRK):
         return every_product.max_times(_plain(patches_GKP), _plain(inverse_SGRP), positive_GRK.contiguous())
     patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
-    none = door.zeros().expand_as(positive_GRK)
+    none = boundary.zeros().expand_as(positive_GRK)
 
     stretches = _stretches(patches.shape[-1])
     bests = [_maxima(none) for _ in stretches]
     scratches = [_scratch(positive_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        block_loops.product(patches, inverse, signs, stretches[i], scratches[i], door.array(bests[i]), skip)
+        block_loops.product(patches, inverse, signs, stretches[i], scratches[i], boundary.array(bests[i]), skip)
 
     run_parallel(work, len(stretches))
     return _joined(bests, positive_GRK)
@@ -85,7 +94,7 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
     """sum over the N patches of each point of the same products: B x G x R x K (T3), in the same order in any batch."""
-    return double_precision.sum_in_order(patches_GKBN, inverse_SGRBN, positive_GRK, torch.float32)
+    return plain_loops.sum_in_order(patches_GKBN, inverse_SGRBN, positive_GRK, torch.float32)
 
 
 def max_ratios(
@@ -103,19 +112,17 @@ def max_ratios(
     peak near 1, with the sign of t, or 0 where the point has no activation of that sign; row_factors_GR take the
     scale of the weights out of the norms again; best_GRK holds the maxima so far: the better, the more is skipped.
     """
-    best = door.Given("best_GRK", best_GRK, tuple(weight_GRK.shape))
-    layer, signs, squares_QP = _layer(
-        "max_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, best
-    )
-    is_few = _is_few(weight_GRK)
+    best = boundary.Given("best_GRK", best_GRK, tuple(weight_GRK.shape))
+    layer, squares_QP = _layer("max_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, best)
+    takes_all = _takes_all(weight_GRK)
 
     stretches = _stretches(squares_QP.shape[1])
     bests = [_maxima(best_GRK) for _ in stretches]
     scratches = [_scratch(weight_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        squares = door.array(squares_QP, torch.float64)
-        layer_loops.scan(layer, signs, stretches[i], scratches[i], door.array(bests[i]), is_few, squares)
+        squares = boundary.array(squares_QP, torch.float64)
+        layer_loops.scan(layer, stretches[i], scratches[i], boundary.array(bests[i]), takes_all, squares)
 
     run_parallel(work, len(stretches))
     return _joined(bests, weight_GRK), _by_point(squares_QP, factors_TB)
@@ -135,10 +142,8 @@ def mean_ratios(
     Point b has counts_B[b] of them; others that its windows show are 0. They are summed in the same order whatever
     stands beside them.
     """
-    counts = door.Given("counts_B", counts_B, tuple(windows.shape[:1]), door.INTEGERS)
-    layer, signs, squares_QP = _layer(
-        "mean_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, counts
-    )
+    counts = boundary.Given("counts_B", counts_B, tuple(windows.shape[:1]), boundary.INTEGERS)
+    layer, squares_QP = _layer("mean_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, counts)
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_points = len(windows)
     n_positions = squares_QP.shape[1] // n_points
@@ -146,14 +151,14 @@ def mean_ratios(
 
     stretches = [_starts(first, last, n_positions) for first, last in _cuts(n_points, torch.get_num_threads())]
     shape = (n_groups, fan_in, _padded(n_rows))
-    bests = [door.zeros(*shape) for _ in stretches]
-    totals = [door.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
+    bests = [boundary.zeros(*shape) for _ in stretches]
+    totals = [boundary.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
     scratches = [_scratch(weight_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        given = (layer, signs, door.array(stretches[i], torch.int64), door.array(shares_B), scratches[i])
-        squares = door.array(squares_QP, torch.float64)
-        layer_loops.scan_means(*given, door.array(totals[i]), door.array(bests[i]), squares)
+        given = (layer, boundary.array(stretches[i], torch.int64), boundary.array(shares_B), scratches[i])
+        squares = boundary.array(squares_QP, torch.float64)
+        layer_loops.scan_means(*given, boundary.array(totals[i]), boundary.array(bests[i]), squares)
 
     run_parallel(work, len(stretches))
     mean_GRK = reduce(torch.maximum, bests)[..., :n_rows].transpose(1, 2).contiguous()
@@ -167,19 +172,24 @@ def _layer(
     weight_GRK: Tensor,
     factors_TB: Tensor,
     row_factors_GR: Tensor,
-    beside: door.Given,
-) -> tuple[layer_loops.Layer, np.ndarray, Tensor]:
-    """(What `layer_loops` reads, the signs, the squares of each patch to add to), once it and `beside` are checked."""
+    beside: boundary.Given,
+) -> tuple[Layer, Tensor]:
+    """(What `layer_loops` reads, the squares of each patch to add to), once it and `beside` are checked."""
     factors = {"factors_TB": factors_TB, "row_factors_GR": row_factors_GR}
-    door.check_ratios(where, windows, n_position_dims, weight_GRK, **factors, beside=beside)
+    boundary.check_ratios(where, windows, n_position_dims, weight_GRK, **factors, beside=beside)
     _announce()
-    positions = _offsets(windows, range(2, 2 + n_position_dims))
-    fan = _offsets(windows, range(2 + n_position_dims, windows.ndim))
-    strides = (windows.stride(0), windows.stride(1))
-    rows = door.array(row_factors_GR.detach().contiguous(), torch.float64)
-    operands = _array(factors_TB), _packed(weight_GRK), rows
-    squares_QP = door.zeros(N_SQUARES, len(windows) * len(positions), dtype=torch.float64)
-    return (_flat(windows), strides, positions, fan, *operands), _signs(weight_GRK > 0), squares_QP
+    layer = Layer(
+        source=_flat(windows),
+        point_stride=windows.stride(0),
+        group_stride=windows.stride(1),
+        positions=_offsets(windows, range(2, 2 + n_position_dims)),
+        fan=_offsets(windows, range(2 + n_position_dims, windows.ndim)),
+        factors_TB=_array(factors_TB),
+        weights=_packed(weight_GRK),
+        row_factors_GR=boundary.array(row_factors_GR.detach().contiguous(), torch.float64),
+        signs_GKR=_signs(weight_GRK > 0),
+    )
+    return layer, boundary.zeros(N_SQUARES, len(windows) * len(layer.positions), dtype=torch.float64)
 
 
 def _by_point(squares_QP: Tensor, factors_TB: Tensor) -> Tensor:
@@ -203,18 +213,18 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     A NaN makes the highest (or, with its sign bit set, the lowest) NaN. Other dtypes than float32 go the slow way.
     """
-    door.check_lines("extremes", values_BN, device="cpu")
+    boundary.check_lines("extremes", values_BN, device="cpu")
     if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
         return reference.extremes(values_BN)
     _announce()
-    found = door.zeros(len(values_BN), 3, dtype=torch.int64)
+    found = boundary.zeros(len(values_BN), 3, dtype=torch.int64)
 
     stretches = _cuts(len(values_BN), _n_threads(values_BN))
 
     def work(i: int) -> None:
         lines = slice(*stretches[i])
         bits = values_BN[lines].detach().numpy().view(np.int32)
-        packing.extremes(bits, door.array(found[lines], torch.int64))
+        packing.extremes(bits, boundary.array(found[lines], torch.int64))
 
     run_parallel(work, len(stretches))
     signed, unsigned, below = found.unbind(1)
@@ -252,13 +262,13 @@ def _padded(n_rows: int) -> int:
 
 
 def _by_ranks(work: Callable[[tuple[int, int]], None], weight_GRK: Tensor) -> None:
-    """Nothing; calls work(stretch) for stretches of whole ranks of rows, on threads where there is enough to do."""
+    """Calls work(stretch) for stretches of whole ranks of rows, on threads where there is enough to do."""
     n_rows = weight_GRK.shape[1]
     cuts = _cuts(_padded(n_rows) // RANK, _n_threads(weight_GRK))
     run_parallel(lambda i: work((cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows))), len(cuts))
 
 
-def _is_few(weight_GRK: Tensor) -> bool:
+def _takes_all(weight_GRK: Tensor) -> bool:
     """Whether all products of a group are computed (`every_product.py`): to look for what can be skipped costs more."""
     return weight_GRK.shape[1] * weight_GRK.shape[2] <= MOST_WEIGHTS
 
@@ -266,11 +276,11 @@ def _is_few(weight_GRK: Tensor) -> bool:
 def _maxima(best_GRK: Tensor) -> Tensor:
     """The maxima so far as the loops of `block_loops` keep them: G x K x rows, in whole ranks or LANES of each."""
     n_groups, n_rows, fan_in = best_GRK.shape
-    if _is_few(best_GRK):
-        lanes = door.zeros(n_groups, fan_in, n_rows, LANES)
+    if _takes_all(best_GRK):
+        lanes = boundary.zeros(n_groups, fan_in, n_rows, LANES)
         lanes[..., 0] = best_GRK.transpose(1, 2)
         return lanes.flatten(2)
-    ranks = door.zeros(n_groups, fan_in, _padded(n_rows))
+    ranks = boundary.zeros(n_groups, fan_in, _padded(n_rows))
     ranks[..., :n_rows] = best_GRK.transpose(1, 2)
     return ranks
 
@@ -278,25 +288,32 @@ def _maxima(best_GRK: Tensor) -> Tensor:
 def _joined(bests: list[Tensor], weight_GRK: Tensor) -> Tensor:
     """The largest of all threads' maxima, G x R x K."""
     best, n_rows = reduce(torch.maximum, bests), weight_GRK.shape[1]
-    best_GKR = best.unflatten(2, (n_rows, LANES)).amax(-1) if _is_few(weight_GRK) else best[..., :n_rows]
+    best_GKR = best.unflatten(2, (n_rows, LANES)).amax(-1) if _takes_all(weight_GRK) else best[..., :n_rows]
     return best_GKR.transpose(1, 2).contiguous()
 
 
-def _scratch(weight_GRK: Tensor) -> tuple[np.ndarray, ...]:
-    """a, d, z, sums, squares, turned, scales, floors, reach of `block_loops`: torch's memory, whose lines are aligned.
+def _scratch(weight_GRK: Tensor) -> Scratch:
+    """What a thread works in: torch's memory, whose lines are aligned.
 
     Only what no patch and no row will be written to is set to zero: the lines of padding.
     """
     _, n_rows, fan_in = weight_GRK.shape
     n_ranks = _padded(n_rows) // RANK
-    a, d = door.blank(fan_in, BLOCK), door.blank(2 * RANK * n_ranks, BLOCK)
+    d = boundary.blank(2 * RANK * n_ranks, BLOCK)
     d[2 * n_rows :].zero_()
-    wide = door.blank(n_rows + 3, BLOCK, dtype=torch.float64)
-    z, squares = (door.array(part, torch.float64) for part in wide.split((n_rows, 3)))
-    turned, reach = door.blank(n_ranks, BLOCK, 2, RANK), door.blank(n_ranks, BLOCK)
-    scales, floors = door.blank(2, n_ranks, 2, RANK).unbind()
-    sums, rest = door.array(door.blank(BLOCK)), map(door.array, (turned, scales, floors, reach))
-    return door.array(a), door.array(d), z, sums, squares, *rest
+    outputs, squares = boundary.blank(n_rows + 3, BLOCK, dtype=torch.float64).split((n_rows, 3))
+    scales, floors = boundary.blank(2, n_ranks, 2, RANK).unbind()
+    return Scratch(
+        a_KP=boundary.array(boundary.blank(fan_in, BLOCK)),
+        d_LP=boundary.array(d),
+        outputs_RP=boundary.array(outputs, torch.float64),
+        sums_P=boundary.array(boundary.blank(BLOCK)),
+        squares_XP=boundary.array(squares, torch.float64),
+        turned=boundary.array(boundary.blank(n_ranks, BLOCK, 2, RANK)),
+        scales=boundary.array(scales),
+        floors=boundary.array(floors),
+        reach=boundary.array(boundary.blank(n_ranks, BLOCK)),
+    )
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -304,44 +321,48 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return door.array(_plain(tensor))
+    return boundary.array(_plain(tensor))
 
 
 def _flat(windows: Tensor) -> np.ndarray:
     """The memory that the windows view, as one line."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
-    return door.array(windows.detach().as_strided((span,), (1,)))
+    return boundary.array(windows.detach().as_strided((span,), (1,)))
 
 
 def _offsets(windows: Tensor, dims: range) -> np.ndarray:
     """Where the elements along these dimensions lie, in memory, after the first; the last dimension runs fastest."""
-    total = door.zeros(dtype=torch.int64)
+    total = boundary.zeros(dtype=torch.int64)
     for dim in dims:
         total = total[..., None] + integers(0, windows.shape[dim]) * windows.stride(dim)
-    return door.array(total.flatten(), torch.int64)
+    return boundary.array(total.flatten(), torch.int64)
 
 
 def _signs(positive_GRK: Tensor) -> np.ndarray:
     """RANK bits for every column and rank of rows, set where the weight is positive: G x K x ranks."""
     n_groups, n_rows, fan_in = positive_GRK.shape
-    signs = door.array(door.blank(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16), torch.int16)
-    positive = door.array(positive_GRK.contiguous().view(torch.uint8), torch.uint8)
+    signs = boundary.array(boundary.blank(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16), torch.int16)
+    positive = boundary.array(positive_GRK.contiguous().view(torch.uint8), torch.uint8)
     _by_ranks(lambda ranks: packing.pack_signs(positive, signs, ranks), positive_GRK)
     return signs
 
 
-def _packed(weight_GRK: Tensor) -> block_loops.Packed:
+def _packed(weight_GRK: Tensor) -> PackedWeights:
     """The weights as `block_loops.denominators` reads them."""
     n_groups, n_rows, fan_in = weight_GRK.shape
     panels = np.array(_panels(n_rows), np.int64)
-    n_panels = len(panels) - 1
-    magnitudes = door.array(door.blank(n_groups, n_rows * fan_in))
-    places = door.array(door.blank(n_groups, n_panels, fan_in, dtype=torch.int32), torch.int32)
-    n_chunks = -(-fan_in // block_loops.SUM_BLOCK)
-    ends = door.array(door.blank(n_groups, n_panels, n_chunks, 2**PANEL, dtype=torch.int32), torch.int32)
+    n_panels, n_chunks = len(panels) - 1, -(-fan_in // SUM_BLOCK)
+    places = boundary.blank(n_groups, n_panels, fan_in, dtype=torch.int32)
+    ends = boundary.blank(n_groups, n_panels, n_chunks, 2**PANEL, dtype=torch.int32)
+    packed = PackedWeights(
+        panels=panels,
+        magnitudes_GX=boundary.array(boundary.blank(n_groups, n_rows * fan_in)),
+        places_GNK=boundary.array(places, torch.int32),
+        ends_GNCQ=boundary.array(ends, torch.int32),
+    )
     weight, cuts = _array(weight_GRK), _cuts(n_panels, _n_threads(weight_GRK))
-    run_parallel(lambda i: packing.pack(weight, panels, magnitudes, places, ends, cuts[i]), len(cuts))
-    return panels, magnitudes, places, ends
+    run_parallel(lambda i: packing.pack(weight, packed, cuts[i]), len(cuts))
+    return packed
 
 
 def _panels(n_rows: int) -> list[int]:

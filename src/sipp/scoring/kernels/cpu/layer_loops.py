@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sipp.scoring.kernels.cpu.block_loops import Packed, Scratch, denominators, raise_best, turn_lines, turn_rows
-from sipp.scoring.kernels.cpu.compiling import compiled
-from sipp.scoring.kernels.cpu.every_product import raise_few
-from sipp.scoring.kernels.cpu.mean_code import COLUMNS, mean_column, mean_columns, sum_column, sum_columns
-from sipp.scoring.kernels.cpu.skipping import PATCH_BYTES, RANK_BYTES, SIGN_BYTES
-from sipp.scoring.kernels.cpu.target import product_and_sum
-from sipp.scoring.kernels.cpu.vector_code import (
-    BLOCK,
-    FLOAT,
-    LINE,
-    RANK,
+from sipp.scoring.kernels.cpu.block_code import (
     gather_1,
     gather_4,
     gather_4_even,
@@ -26,17 +16,31 @@ from sipp.scoring.kernels.cpu.vector_code import (
     invert_line,
     scale_line,
 )
+from sipp.scoring.kernels.cpu.block_loops import denominators, raise_best, turn_lines, turn_rows
+from sipp.scoring.kernels.cpu.every_product import raise_by_all
+from sipp.scoring.kernels.cpu.host import compiled
+from sipp.scoring.kernels.cpu.layout import (
+    BLOCK,
+    FLOAT,
+    LINE,
+    MEAN_COLUMNS,
+    PATCH_BYTES,
+    RANK,
+    RANK_BYTES,
+    RANK_VECTOR,
+    SIGN_BYTES,
+    Layer,
+    Scratch,
+)
+from sipp.scoring.kernels.cpu.llvm import product_and_sum
+from sipp.scoring.kernels.cpu.mean_code import mean_column, mean_columns, sum_column, sum_columns
 
-# source, strides, positions, fan, factors_TB, packed, row_factors_GR. Patch p is position p % n of point p / n,
-# n = len(positions); value k of group g of it lies in `source` at
-# point * strides[0] + g * strides[1] + positions[p % n] + fan[k].
-# factors_TB[t, b] scales the activations of point b that have sign t; it is 0 where there are none.
-Layer = tuple[np.ndarray, tuple[int, int], np.ndarray, np.ndarray, np.ndarray, Packed, np.ndarray]
+ONLY_SIGN, FIRST_SIGN, SECOND_SIGN = 0, 1, 2  # of a block's activations
 
 
 @compiled
 def _gather(source: int, offsets: np.ndarray, fan: np.ndarray, factors: int, block: int, sums: int) -> None:
-    """Nothing; block[k, p] = max(0, source[offsets[p] + fan[k]] * factors[p]) and sums[p], in runs of equal stride.
+    """Fills block[k, p] = max(0, source[offsets[p] + fan[k]] * factors[p]) and its sums[p], in runs of equal stride.
 
     `source`, `factors`, `block` and `sums` are addresses. Where pieces overlap, the same values are written again.
     """
@@ -90,7 +94,7 @@ def _gather(source: int, offsets: np.ndarray, fan: np.ndarray, factors: int, blo
 
 @compiled
 def _normalise(block: np.ndarray, sums: np.ndarray) -> None:
-    """Nothing; divides every patch of the block by its sum (0 stays 0)."""
+    """Divides every patch of the block by its sum (0 stays 0)."""
     factors = np.empty(BLOCK, np.float32)
     for p in range(BLOCK):
         factors[p] = np.float32(1.0) / sums[p] if sums[p] > 0.0 else np.float32(0.0)
@@ -99,13 +103,12 @@ def _normalise(block: np.ndarray, sums: np.ndarray) -> None:
 
 
 @compiled
-def _add_squares(
-    d: np.ndarray, row_factors: np.ndarray, sums: np.ndarray, z: np.ndarray, turn: int, squares: np.ndarray
-) -> None:
-    """Nothing; adds a block's squared denominators, and squared outputs once they are complete, to squares[q, p].
+def _add_squares(row_factors: np.ndarray, turn: int, scratch: Scratch) -> None:
+    """Adds a block's squared denominators, and squared outputs once they are complete, to `squares_XP`.
 
-    `turn`: 0 the only sign of the activations, 1 the first of two (their outputs wait in z), 2 the second.
+    `turn`: ONLY_SIGN of the activations, FIRST_SIGN of two (their outputs wait), or SECOND_SIGN.
     """
+    d, sums, waiting, squares = scratch.d_LP, scratch.sums_P, scratch.outputs_RP, scratch.squares_XP
     outputs = np.empty(BLOCK)
     for r in range(len(row_factors)):
         for p in range(BLOCK):  # loops without a branch, which a compiler turns into vectors
@@ -114,34 +117,25 @@ def _add_squares(
             squares[0, p] = product_and_sum(positive, positive, squares[0, p])
             squares[1, p] = product_and_sum(negative, negative, squares[1, p])
             outputs[p] = positive - negative
-        if turn == 1:
-            z[r] = outputs
+        if turn == FIRST_SIGN:
+            waiting[r] = outputs
             continue
-        if turn == 2:
+        if turn == SECOND_SIGN:
             for p in range(BLOCK):
-                outputs[p] -= z[r, p]
+                outputs[p] -= waiting[r, p]
         for p in range(BLOCK):
             squares[2, p] = product_and_sum(outputs[p], outputs[p], squares[2, p])
 
 
 @compiled
-def _prepare(
-    source: np.ndarray,
-    at: int,
-    place: tuple[int, int, int],
-    positions: np.ndarray,
-    fan: np.ndarray,
-    factors_B: np.ndarray,
-    a: np.ndarray,
-    sums: np.ndarray,
-) -> None:
-    """Nothing; lays one block of patches out, scaled to sum 1 each, from patch place[0] up to (not with) place[1]."""
+def _prepare(layer: Layer, start: int, stop: int, g: int, t: int, scratch: Scratch) -> None:
+    """Lays the patches start..stop of group g and sign t out in `a_KP`, scaled to sum 1 each; zeros after them."""
+    a, sums, positions, factors_B = scratch.a_KP, scratch.sums_P, layer.positions, layer.factors_TB[t]
     offsets, factors = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.float32)
-    first, last, point_stride = place
-    n_patches = min(BLOCK, last - first)
-    point, position = divmod(first, len(positions))
+    n_patches = min(BLOCK, stop - start)
+    point, position = divmod(start, len(positions))
     for p in range(n_patches):
-        offsets[p] = at + point * point_stride + positions[position]
+        offsets[p] = g * layer.group_stride + point * layer.point_stride + positions[position]
         factors[p] = factors_B[point]
         position += 1
         if position == len(positions):
@@ -149,7 +143,8 @@ def _prepare(
     if n_patches < BLOCK:
         a[:, n_patches:] = 0.0
         sums[n_patches:] = 0.0
-    _gather(source.ctypes.data, offsets[:n_patches], fan, factors.ctypes.data, a.ctypes.data, sums.ctypes.data)
+    source, to, totals = layer.source.ctypes.data, a.ctypes.data, sums.ctypes.data
+    _gather(source, offsets[:n_patches], layer.fan, factors.ctypes.data, to, totals)
     _normalise(a, sums)
 
 
@@ -161,17 +156,15 @@ def _occurring(factors_TB: np.ndarray) -> tuple[bool, bool]:
 
 @compiled
 def _reciprocals(
-    layer: Layer, patches: tuple[int, int], g: int, t: int, both: bool, scratch: Scratch, squares_QP: np.ndarray
+    layer: Layer, start: int, stop: int, g: int, t: int, turn: int, scratch: Scratch, squares_QP: np.ndarray
 ) -> None:
-    """Nothing; lays one block of patches of group g and sign t out in a, 1/D in d, and adds their squares."""
-    source, strides, positions, fan, factors_TB, packed, row_factors_GR = layer
-    a, d, z, sums, squares = scratch[:5]
-    start, stop = patches
+    """Lays one block of patches of group g and sign t out in `a_KP`, 1/D in `d_LP`, and adds their squares."""
+    row_factors, squares = layer.row_factors_GR[g], scratch.squares_XP
     squares[:] = 0.0
-    _prepare(source, g * strides[1], (start, stop, strides[0]), positions, fan, factors_TB[t], a, sums)
-    lines = d[: 2 * row_factors_GR.shape[1]]
-    denominators(a.ctypes.data, packed, g, lines)
-    _add_squares(lines, row_factors_GR[g], sums, z, (1 + t) if both else 0, squares)
+    _prepare(layer, start, stop, g, t, scratch)
+    lines = scratch.d_LP[: 2 * len(row_factors)]
+    denominators(scratch.a_KP.ctypes.data, layer.weights, g, lines)
+    _add_squares(row_factors, turn, scratch)
     for p in range(stop - start):
         squares_QP[2 * t, start + p] += squares[0, p]
         squares_QP[2 * t + 1, start + p] += squares[1, p]
@@ -183,37 +176,35 @@ def _reciprocals(
 @compiled
 def scan(
     layer: Layer,
-    signs_GKR: np.ndarray,
     stretch: tuple[int, int],
     scratch: Scratch,
     best_GKX: np.ndarray,
-    is_few: bool,
+    every_product: bool,
     squares_QP: np.ndarray,
-) -> int:
-    """The number of triples computed; takes a stretch of patches into the maxima and the squares."""
-    a, d, _, _, _, turned, scales, floors, reach = scratch
-    n_groups, n_rows = layer[6].shape
-    occurs = _occurring(layer[4])
-    n_computed = 0
-    for start in range(stretch[0], stretch[1], BLOCK):
-        patches = (start, min(start + BLOCK, stretch[1]))
+) -> None:
+    """Takes a stretch of patches into the maxima and the squares."""
+    n_groups, n_rows = layer.row_factors_GR.shape
+    occurs = _occurring(layer.factors_TB)
+    first, last = stretch
+    for start in range(first, last, BLOCK):
+        stop = min(start + BLOCK, last)
         for g in range(n_groups):
             for t in range(2):
                 if not occurs[t]:
                     continue
-                _reciprocals(layer, patches, g, t, occurs[0] and occurs[1], scratch, squares_QP)
-                if is_few:
-                    n_computed += raise_few(a.ctypes.data, d, n_rows, signs_GKR[g], best_GKX[g])
-                    continue
-                turn_lines(d, turned, scales, floors, reach)
-                n_computed += raise_best(a.ctypes.data, turned, scales, floors, reach, signs_GKR[g], best_GKX[g], True)
-    return n_computed
+                turn = (FIRST_SIGN + t) if occurs[0] and occurs[1] else ONLY_SIGN
+                _reciprocals(layer, start, stop, g, t, turn, scratch, squares_QP)
+                if every_product:
+                    a = scratch.a_KP.ctypes.data
+                    raise_by_all(a, scratch.d_LP, n_rows, layer.signs_GKR[g], best_GKX[g])
+                else:
+                    turn_lines(scratch)
+                    raise_best(scratch, layer.signs_GKR[g], best_GKX[g], True)
 
 
 @compiled
 def scan_means(
     layer: Layer,
-    signs_GKR: np.ndarray,
     starts: np.ndarray,
     shares_B: np.ndarray,
     scratch: Scratch,
@@ -221,42 +212,49 @@ def scan_means(
     best_GKR: np.ndarray,
     squares_QP: np.ndarray,
 ) -> None:
-    """Nothing; takes the blocks from starts[i] to starts[i + 1] into the largest means of a point, and the squares.
+    """Takes the blocks from starts[i] to starts[i + 1] into the largest means of a point, and the squares.
 
     shares_B[b] is what a patch of point b counts. A block holds whole points, or a part of one: then its sums wait in
     `totals`, which are 0 before and after.
     """
-    a, d, _, _, _, turned, scales, _, _ = scratch
-    n_each, occurs = len(layer[2]), _occurring(layer[4])
+    n_each, occurs = len(layer.positions), _occurring(layer.factors_TB)
+    is_whole = n_each <= BLOCK
     for i in range(len(starts) - 1):
         start, stop = starts[i], starts[i + 1]
-        is_whole = n_each <= BLOCK
-        for g in range(len(signs_GKR)):
+        for g in range(len(layer.signs_GKR)):
             for t in range(2):
                 if not occurs[t]:
                     continue
-                _reciprocals(layer, (start, stop), g, t, occurs[0] and occurs[1], scratch, squares_QP)
-                turn_rows(d, turned, scales)
-                sizes, shares = (stop - start, n_each if is_whole else stop - start), shares_B[start // n_each :]
+                turn = (FIRST_SIGN + t) if occurs[0] and occurs[1] else ONLY_SIGN
+                _reciprocals(layer, start, stop, g, t, turn, scratch, squares_QP)
+                turn_rows(scratch.d_LP, scratch.turned, scratch.scales)
+                n_patches, shares = stop - start, shares_B[start // n_each :]
                 out = best_GKR[g] if is_whole else totals_TGKR[t, g]
-                _add_means(a.ctypes.data, turned.ctypes.data, sizes, signs_GKR[g], shares, out, is_whole)
+                n_summed = n_each if is_whole else n_patches
+                _add_means(scratch, n_patches, n_summed, layer.signs_GKR[g], shares, out, is_whole)
                 if not is_whole and stop % n_each == 0:
                     _settle(totals_TGKR[t, g].reshape(-1), shares[0], best_GKR[g].reshape(-1))
 
 
 @compiled
 def _add_means(
-    a: int, turned: int, sizes: tuple[int, int], signs: np.ndarray, shares: np.ndarray, out: np.ndarray, is_whole: bool
+    scratch: Scratch,
+    n_patches: int,
+    n_each: int,
+    signs: np.ndarray,
+    shares: np.ndarray,
+    out: np.ndarray,
+    is_whole: bool,
 ) -> None:
-    """Nothing; takes the sums over patches, sizes[0] in all and sizes[1] at a time, into out[k, r]."""
+    """Takes the sums over patches, n_each of n_patches at a time, into out[k, r]."""
+    a, turned = scratch.a_KP.ctypes.data, scratch.turned.ctypes.data
     fan_in, n_ranks = signs.shape
-    n_patches, n_each = sizes
-    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK * FLOAT
+    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
     for rank in range(n_ranks):
         k = 0
         while k < fan_in:
-            is_wide = fan_in - k >= COLUMNS
-            at, to = signs.ctypes.data + k * signs_step + rank * SIGN_BYTES, out[k].ctypes.data + rank * RANK * FLOAT
+            is_wide = fan_in - k >= MEAN_COLUMNS
+            at, to = signs.ctypes.data + k * signs_step + rank * SIGN_BYTES, out[k].ctypes.data + rank * RANK_VECTOR
             for p in range(0, n_patches, n_each):  # here, so that what is raised stays in the cache
                 share = shares[p // n_each]
                 line, rows = a + k * LINE + p * FLOAT, turned + rank * RANK_BYTES + p * PATCH_BYTES
@@ -268,12 +266,12 @@ def _add_means(
                     mean_column(n_each, line, rows, at, signs_step, to, out_step, share)
                 else:
                     sum_column(n_each, line, rows, at, signs_step, to, out_step, share)
-            k += COLUMNS if is_wide else 1
+            k += MEAN_COLUMNS if is_wide else 1
 
 
 @compiled
 def _settle(totals: np.ndarray, share: np.float32, best: np.ndarray) -> None:
-    """Nothing; takes the means of a point into the largest ones, and sets its sums to 0."""
+    """Takes the means of a point into the largest ones, and sets its sums to 0."""
     for i in range(len(totals)):
         best[i] = max(best[i], totals[i] * share)
         totals[i] = 0.0

@@ -11,11 +11,9 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 
-from sipp.scoring.kernels.cpu.skipping import PATCH_BYTES, sign_flags
-from sipp.scoring.kernels.cpu.target import WIDE, fused
-from sipp.scoring.kernels.cpu.vector_code import F32, FLOAT, I64, LINE, RANK, larger, load, primitive, splat, store
-
-COLUMNS = 8 if WIDE else 2  # 2 x COLUMNS sums stay in registers
+from sipp.scoring.kernels.cpu.layout import FLOAT, LINE, MEAN_COLUMNS, PATCH_BYTES, RANK, RANK_VECTOR
+from sipp.scoring.kernels.cpu.llvm import F32, I64, fused, larger, load, primitive, splat, store
+from sipp.scoring.kernels.cpu.skip_code import sign_flags
 
 _rank = ir.VectorType(F32, RANK)
 _ZERO = ir.Constant(_rank, [0.0] * RANK)
@@ -36,7 +34,7 @@ def _mean(n_columns: int, is_whole: bool) -> Any:
             b.store(_ZERO, cell)
         with cgutils.for_range(b, n) as patch:
             at = b.add(rows, b.mul(patch.index, I64(PATCH_BYTES)))
-            inverse = [load(b, at, s * RANK * FLOAT, _rank) for s in range(2)]
+            inverse = [load(b, at, s * RANK_VECTOR, _rank) for s in range(2)]
             value_at = b.add(line, b.mul(patch.index, I64(FLOAT)))
             for k, pair in enumerate(sums):
                 value = splat(b, load(b, value_at, k * LINE, F32), _rank)
@@ -54,5 +52,5 @@ def _mean(n_columns: int, is_whole: bool) -> Any:
     return mean
 
 
-mean_columns, mean_column = _mean(COLUMNS, True), _mean(1, True)
-sum_columns, sum_column = _mean(COLUMNS, False), _mean(1, False)
+mean_columns, mean_column = _mean(MEAN_COLUMNS, True), _mean(1, True)
+sum_columns, sum_column = _mean(MEAN_COLUMNS, False), _mean(1, False)

@@ -1,18 +1,19 @@
-"""Compiled loops over weights and activations: their layout for `block_loops.py`, their range of values."""
+"""Compiled loops that read all weights or activations once: the layout for `block_loops.py`, the range of values."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from sipp.scoring.kernels.cpu.block_loops import SUM_BLOCK
-from sipp.scoring.kernels.cpu.compiling import compiled
-from sipp.scoring.kernels.cpu.vector_code import RANK
+from sipp.scoring.kernels.cpu.host import compiled
+from sipp.scoring.kernels.cpu.layout import RANK, SUM_BLOCK, PackedWeights
 
 
 @compiled
 def extremes(bits_BN: np.ndarray, found_BX: np.ndarray) -> None:
-    """Nothing; for each line of float32 bit patterns (int32): largest as int32, largest as uint32, and the smallest
-    magnitude above 0 less one (uint32), so that 0 wraps around to the largest. Integers, because NaN has an order too.
+    """Fills found[b] with three numbers of each line of float32 bit patterns (int32).
+
+    They are the largest as int32, the largest as uint32, and the smallest magnitude above 0 less one (uint32), so that
+    0 wraps around to the largest. Integers, because NaN has an order too.
     """
     for b in range(len(bits_BN)):
         line = bits_BN[b]
@@ -26,25 +27,15 @@ def extremes(bits_BN: np.ndarray, found_BX: np.ndarray) -> None:
 
 
 @compiled
-def pack(
-    weight_GRK: np.ndarray,
-    panels: np.ndarray,
-    magnitudes_GX: np.ndarray,
-    places_GNK: np.ndarray,
-    ends_GNCQ: np.ndarray,
-    stretch: tuple[int, int],
-) -> None:
-    """Nothing; lays a stretch of panels, of the rows from panels[n] to panels[n + 1], out as `denominators` reads them.
-
-    In every SUM_BLOCK of columns they are sorted by the signs of the panel's weights: places[n] says which column is
-    where, ends[n, c, q] where those of pattern q end, magnitudes has the panel's |w| in that order. Columns without a
-    weight come last, after all ends.
-    """
+def pack(weight_GRK: np.ndarray, packed: PackedWeights, stretch: tuple[int, int]) -> None:
+    """Lays a stretch of panels out as `denominators` reads them (`PackedWeights`)."""
+    panels, magnitudes_GX, places_GNK, ends_GNCQ = packed
     n_groups, _, fan_in = weight_GRK.shape
     n_chunks, n_patterns = ends_GNCQ.shape[2:]
     pattern_K = np.empty(fan_in, np.int64)
+    first_panel, last_panel = stretch
     for g in range(n_groups):
-        for panel in range(stretch[0], stretch[1]):
+        for panel in range(first_panel, last_panel):
             first, n_rows = panels[panel], panels[panel + 1] - panels[panel]
             pattern_K[:] = 0
             for k in range(fan_in):
@@ -73,11 +64,12 @@ def pack(
 
 @compiled
 def pack_signs(positive_GRK: np.ndarray, signs_GKR: np.ndarray, stretch: tuple[int, int]) -> None:
-    """Nothing; for a stretch of whole ranks, sets bit r % RANK of signs[g, k, r / RANK] where a byte is not 0."""
+    """Sets, for a stretch of whole ranks, bit r % RANK of signs[g, k, r / RANK] where a byte is not 0."""
     n_groups, n_rows, fan_in = positive_GRK.shape
     bits_K = np.empty(fan_in, np.int16)
+    first, last = stretch
     for g in range(n_groups):
-        for start in range(stretch[0], stretch[1], RANK):
+        for start in range(first, last, RANK):
             bits_K[:] = 0
             for i in range(min(RANK, n_rows - start)):
                 for k in range(fan_in):

@@ -1,0 +1,150 @@
+"""Prints how small the file of a pruned network is, how long it takes, and what rounding its values costs.
+
+    python benchmarks/bench_file.py                                # sizes of all built-in networks; minutes
+    python benchmarks/bench_file.py --nets resnet20 vgg16
+    python benchmarks/bench_file.py --times resnet101
+    python benchmarks/bench_file.py --weights resnet20-cifar10.safetensors --data data/     # the accuracy of each
+
+The networks are untrained, with random numbers in norms and biases (constants would be cheaper). Masks: `wt` cuts the
+whole network at one magnitude, so that layers differ; `even` draws the same share of every layer, the hardest case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from common import table
+from safetensors.torch import load_file
+from safetensors.torch import save as dense_file
+from torch import Tensor, nn
+
+import sipp
+from sipp.experiments.data import load_cifar10, normalise
+from sipp.experiments.nets import build
+from sipp.experiments.nets.registry import NETS
+from sipp.storage.artifact_index import Precision
+from sipp.storage.contents import Contents, entropy_bytes
+
+KEEPS = (0.5, 0.3, 0.1, 0.05, 0.02)
+VALUES: tuple[Precision, ...] = ("fp32", "lossless", "fp16", "bf16", "int8")
+FACTOR, ADDED = 1.03, 16 * 1024  # what a file may take above values and entropy
+ACCURACY_KEEPS = (1.0, 0.5, 0.3)
+BATCH = 500
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", nargs="*", default=[*NETS], choices=[*NETS])
+    parser.add_argument("--times", choices=[*NETS], help="only how long saving and loading takes")
+    parser.add_argument("--weights", type=Path, help="of a CIFAR-10 ResNet20: only the accuracy")
+    parser.add_argument("--data", type=Path, help="folder of CIFAR-10")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.sipp.safetensors"
+        if args.weights:
+            accuracies(args.weights, args.data, path)
+        elif args.times:
+            times(args.times, path)
+        else:
+            sizes(args.nets, path)
+
+
+def network(name: str) -> nn.Module:
+    """A network with random numbers everywhere."""
+    torch.manual_seed(0)
+    net = build(name).eval()
+    with torch.no_grad():
+        for value in net.state_dict().values():
+            if value.dim() == 1:
+                value.copy_(torch.rand(value.shape) + 0.5)
+    return net
+
+
+def even(net: nn.Module, names: list[str], keep: float) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The network with the same share kept in every layer, at random."""
+    masks = {}
+    with torch.no_grad():
+        for name in names:
+            weight = net.get_parameter(name)
+            masks[name] = torch.rand(weight.shape) < keep
+            weight.copy_(torch.where(masks[name], weight, 0.0))
+    return net, masks
+
+
+def sizes(names: list[str], path: Path) -> None:
+    """How many times smaller than the dense fp32 file, and the share of the bytes allowed that is used."""
+    rows, worst = [], 0.0
+    for name in names:
+        dense = len(dense_file(network(name).state_dict()))
+        for keep in KEEPS:
+            pruned = sipp.prune(network(name), None, keep=keep, method="wt")
+            uniform, masks = even(network(name), [*pruned.masks], keep)
+            for kind in ("wt", "even"):
+                files = []
+                for values in VALUES:
+                    thing = {"pruned": pruned} if kind == "wt" else {"pruned": uniform, "masks": masks}
+                    files.append(sipp.save(path=path, values=values, **thing))  # type: ignore[arg-type]
+                shares = [one.n_bytes / allowed(one) for one in files]
+                worst = max(worst, *shares)
+                smaller = [f"{dense / one.n_bytes:.2f}" for one in files]
+                rows.append((name, keep, kind, f"{dense:,}", *smaller, *(f"{share:.3f}" for share in shares)))
+                print(*rows[-1], flush=True)
+    header = ("network", "keep", "masks", "dense bytes", *(f"{v} x" for v in VALUES), *(f"{v} used" for v in VALUES))
+    table("Times smaller than the dense fp32 file; share of the allowed bytes that is used", header, rows)
+    print(f"\nallowed: {FACTOR} x (values + n H(keep) / 8) + {ADDED:,} bytes; most used: {worst:.3f}")
+
+
+def allowed(contents: Contents) -> float:
+    """1.03 (values + n H(keep) / 8) + 16 KiB, with the keep of the whole network."""
+    masked = [one for one in contents.tensors if one.has_mask]
+    entropy = entropy_bytes(sum(one.n_weights for one in masked), sum(one.kept for one in masked))
+    return FACTOR * (sum(one.value_bytes for one in contents.tensors) + entropy) + ADDED
+
+
+def times(name: str, path: Path) -> None:
+    """Seconds by the clock and of the processor, to save and to load into a model."""
+    pruned = sipp.prune(network(name), None, keep=0.1, method="wt")
+    other, rows = network(name), []
+    for values in VALUES:
+        wall, busy = time.perf_counter(), time.process_time()
+        sipp.save(pruned, path, values=values)
+        saved = (time.perf_counter() - wall, time.process_time() - busy)
+        wall, busy = time.perf_counter(), time.process_time()
+        sipp.load(path, into=other)
+        rows.append((values, *saved, time.perf_counter() - wall, time.process_time() - busy))
+    cells = [(row[0], *(f"{value:.2f}" for value in row[1:])) for row in rows]
+    table(f"{name}, keep 0.1: seconds", ("values", "save", "(processor)", "load", "(processor)"), cells)
+
+
+def accuracies(weights: Path, data: Path, path: Path) -> None:
+    """CIFAR-10 test accuracy of the network as the file gives it back."""
+    images = load_cifar10(data)
+    points = normalise(images.images[images.n_train :])
+    labels = images.labels[images.n_train :]
+    net, other = build("resnet20").eval(), build("resnet20").eval()
+    net.load_state_dict(load_file(weights))
+    dense, rows = len(dense_file(net.state_dict())), []
+    for keep in ACCURACY_KEEPS:
+        pruned = sipp.prune(net, None, keep=keep, method="wt")
+        for values in VALUES:
+            contents = sipp.save(pruned, path, values=values)
+            sipp.load(path, into=other)
+            with torch.inference_mode():
+                n_right = sum(
+                    int((other(x).argmax(1) == y).sum()) for x, y in zip(points.split(BATCH), labels.split(BATCH))
+                )
+            largest = max(one.largest_change for one in contents.tensors)
+            norm = max(one.norm_change for one in contents.tensors)
+            ratio, share = dense / contents.n_bytes, n_right / len(points)
+            cells = (f"{contents.n_bytes:,}", f"{ratio:.2f}", f"{share:.2%}", f"{largest:.2g}", f"{norm:.2g}")
+            rows.append((keep, values, *cells))
+    header = ("keep", "values", "bytes", "smaller x", "accuracy", "largest change", "norm change")
+    table(f"ResNet20, {len(points):,} test images, wt, not retrained", header, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The work of `sipp prune`: points read, the network pruned or walked to a tolerance, files written, words said."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+import sipp
+from sipp.certificates.evidence import model_hash
+from sipp.certificates.record import AnyCertificate, Certificate
+from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
+from sipp.cli.files import write_folder
+from sipp.cli.models import load_model, weights_file
+from sipp.cli.options import output_of
+from sipp.cli.output import plain, show, size, too_wide
+from sipp.cli.points import Points, check_fits, summary
+from sipp.cli.prune_request import PruneRequest, check_enough, points_for
+from sipp.cli.pruned_record import certificate_record, layer_table, path_record, pruned_record, statements
+from sipp.pruning.result import Pruned
+from sipp.pruning.tolerance import PrunedTo
+from sipp.scoring.methods import method_of
+from sipp.storage.files import file_hash, seal
+from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.tensors import tensors_to_bytes
+
+LOOKED = "; the holdout was looked at: a claim on the same points is no longer a first look"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it; `pruned` is None where no level was certified."""
+
+    dense: nn.Module
+    pruned: Pruned | None
+    walk: PrunedTo | None
+    certificate: AnyCertificate | None
+    calibration: Points | None
+    holdout: Points | None
+    seconds: dict[str, float]
+
+    @property
+    def certified(self) -> bool:
+        """Whether what was asked for was reached; a walk that ends where it began has pruned nothing (T15)."""
+        if self.pruned is None or (self.walk is not None and self.pruned.kept == self.pruned.n_weights):
+            return False
+        return getattr(self.certificate, "verdict", "certified") == "certified"
+
+
+def not_certified(request: PruneRequest, outcome: Outcome) -> Trouble:
+    """The end with exit code 3: nothing below the dense network passed, and nothing was written."""
+    verdict = getattr(outcome.certificate, "verdict", "")
+    if outcome.walk is not None:
+        verdict = "not certified: no level below the dense network passes"
+    loosened = "--max-accuracy-drop" if request.max_accuracy_drop is not None else "--epsilon, --holdout-delta"
+    spec = outcome.holdout.spec if outcome.holdout is not None else request.data
+    return Trouble(
+        f"{verdict}; nothing was written",
+        where=f"--holdout {spec}" if request.holdout else f"--data {spec}, the holdout taken from it",
+        fix=f"allow more ({loosened}), or give more holdout points",
+        code=NOT_CERTIFIED,
+    )
+
+
+def work(request: PruneRequest) -> Outcome:
+    """The pruned network with everything it was made from."""
+    begun = time.perf_counter()
+    model = load_model(request.model, request.weights, seed=request.seed, device=request.device)
+    calibration, holdout = points_for(request, model)
+    if calibration is not None:
+        check_fits(model, calibration, request.model, "--data")
+    if holdout is not None:
+        check_fits(model, holdout, request.model, "--holdout" if request.holdout else "--data")
+        check_enough(request, holdout)
+    loaded = time.perf_counter()
+    where = f"--model {request.model}" + (f", --data {calibration.spec}" if calibration is not None else "")
+    where += f", --holdout {request.holdout}" if request.holdout else ""
+    with at(where, "see sipp prune --help"):
+        if request.has_tolerance:
+            assert calibration is not None and holdout is not None
+            pruned, walk, certificate = _prune_to(request, model, calibration, holdout)
+        else:
+            walk = None
+            pruned, certificate = _prune(request, model, calibration, holdout)
+    ended = time.perf_counter()
+    seconds = {"load": loaded - begun, "prune": ended - loaded}
+    return Outcome(model, pruned, walk, certificate, calibration, holdout, seconds)
+
+
+def _prune(
+    request: PruneRequest, model: nn.Module, calibration: Points | None, holdout: Points | None
+) -> tuple[Pruned, Certificate | None]:
+    pruned = sipp.prune(
+        model,
+        None if calibration is None else calibration.batches,
+        keep=request.keep,
+        budget=request.budget,
+        method=request.method,
+        delta=request.delta,
+        confidence=request.confidence,
+        seed=request.seed,
+        draws=request.draws,
+        reduce=request.reduce,
+        floor=request.floor,
+        repair=request.repair,
+        include=request.include,
+        exclude=request.exclude,
+        bound=request.bound,
+        progress=request.progress,
+    )
+    if holdout is None:
+        return pruned, None
+    certificate = sipp.certify(
+        model,
+        pruned.model,
+        holdout.batches,
+        delta=request.holdout_delta,
+        confidence=request.confidence,
+        output=output_of(request.output),
+        calibration=None if calibration is None else calibration.batches,
+        ledger=request.ledger,
+    )
+    return pruned, certificate
+
+
+def _prune_to(
+    request: PruneRequest, model: nn.Module, calibration: Points, holdout: Points
+) -> tuple[Pruned | None, PrunedTo, AnyCertificate | None]:
+    walk = sipp.prune_to(
+        model,
+        calibration.batches,
+        holdout.batches,
+        epsilon=request.epsilon,
+        max_accuracy_drop=request.max_accuracy_drop,
+        delta=request.holdout_delta,
+        confidence=request.confidence,
+        method=request.method,
+        seed=request.seed,
+        reduce=request.reduce,
+        floor=request.floor,
+        repair=request.repair,
+        include=request.include,
+        exclude=request.exclude,
+        output=output_of(request.output),
+        ledger=request.ledger,
+        progress=request.progress,
+    )
+    return walk.pruned, walk, walk.certificate
+
+
+def record_of(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
+    """What report.json and --json hold."""
+    if outcome.pruned is not None:
+        record = pruned_record(outcome.pruned)
+    else:
+        record = {
+            "kind": "not certified",
+            "sipp": sipp.__version__,
+            "method": request.method,
+            "seed": request.seed,
+            "keep": 1.0,
+        }
+    return record | {
+        "model": request.model,
+        "weights": None if request.weights is None else str(request.weights),
+        "weights_sha256": None if request.weights is None else file_hash(weights_file(request.weights)),
+        "dense_hash": model_hash(outcome.dense),
+        "pruned_hash": None if outcome.pruned is None else model_hash(outcome.pruned.model),
+        "data": summary(outcome.calibration),
+        "holdout": summary(outcome.holdout),
+        "keep_asked": request.keep,
+        "epsilon_asked": request.epsilon,
+        "max_accuracy_drop_asked": request.max_accuracy_drop,
+        "include": request.include,
+        "exclude": request.exclude,
+        "delta": request.delta,
+        "holdout_delta": request.holdout_delta,
+        "confidence": request.confidence,
+        "draws": request.draws,
+        "reduce": request.reduce or method_of(request.method).reduce,
+        "floor": request.floor,
+        "repair": request.repair,
+        "verdict": None if outcome.walk is None else outcome.walk.verdict,
+        "path": [] if outcome.walk is None else path_record(outcome.walk.path),
+        "certificate": certificate_record(outcome.certificate),
+        "dry_run": request.dry_run,
+        "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
+    }
+
+
+def write(request: PruneRequest, outcome: Outcome, record: dict[str, Any]) -> dict[str, int]:
+    """The files written, {path: bytes}; none in a dry run, and none where nothing is certified."""
+    if request.out is None or request.dry_run or outcome.pruned is None or not outcome.certified:
+        return {}
+    with at(f"--out {request.out}", "give another folder"):
+        tensors = tensors_to_bytes(outcome.pruned.model.state_dict())
+        report = json.dumps(seal(plain(record)), indent=1, allow_nan=False).encode()
+        write_folder(request.out, {WEIGHTS_NAME: tensors, RECORD_NAME: report}, force=request.force)
+    return {str(request.out / WEIGHTS_NAME): len(tensors), str(request.out / RECORD_NAME): len(report)}
+
+
+def tell(request: PruneRequest, outcome: Outcome, written: dict[str, int]) -> None:
+    """Prints what was done."""
+    origin = (
+        f"weights {request.weights}" if request.weights is not None else f"freshly initialised (seed {request.seed})"
+    )
+    calibration = "not used" if outcome.calibration is None else outcome.calibration.words
+    show(f"network: {request.model}, {origin}", f"data:    {calibration}")
+    if outcome.holdout is not None:
+        show(f"holdout: {outcome.holdout.words}")
+    if outcome.pruned is not None:
+        table = layer_table(outcome.pruned)
+        show(layer_table(outcome.pruned, compact=True) if too_wide(table) else table, *statements(outcome.pruned))
+    if outcome.calibration is not None and outcome.calibration.kind == "random":
+        show("noise:           the scores and bounds above are about random inputs, not about yours")
+    if outcome.walk is not None:
+        show(str(outcome.walk))
+    elif outcome.certificate is not None:
+        show(f"certificate:     {outcome.certificate.sentence}")
+    for path, n_bytes in written.items():
+        show(f"written:         {path} ({size(n_bytes)})")
+    if written:
+        show("                 zeros are stored in place: the file is as large as before pruning")
+    if request.dry_run:
+        show("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))
+    show(f"time:            {outcome.seconds['load']:.1f} s loading, {outcome.seconds['prune']:.1f} s pruning")

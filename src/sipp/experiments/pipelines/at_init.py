@@ -1,0 +1,53 @@
+"""Initialise; for each level of the same ladder: prune the initial network once, train.
+
+All methods of one seed share its initial network.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sipp.experiments.pipelines import Pipeline, no_parent
+from sipp.experiments.runs.plan import Stage
+
+if TYPE_CHECKING:
+    from sipp.experiments.runs.work import Network, Prepared, Work
+    from sipp.pruning.result import Ranking
+
+
+def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
+    """The initial network, cut to the weights of this level of the ladder."""
+    from sipp.experiments.pipelines.shared import cut_to, next_budget
+
+    began = time.monotonic()
+    ranking = _ranking(work, stage)
+    scored_in = time.monotonic() - began
+    budget = ranking.n_weights
+    for _ in range(stage.level):
+        budget = next_budget(budget, work.recipe.prune.alpha)
+    return cut_to(work, stage, ranking, {}, budget, scored_in)
+
+
+def _ranking(work: Work, stage: Stage) -> Ranking:
+    """The scores of the initial network: the first level of a method scores for all of them."""
+    from sipp.experiments.pipelines.shared import rank_for
+    from sipp.experiments.runs.work import initial_network
+
+    first = Stage(stage.seed, stage.method, 0)
+    if first not in work.memory:
+        work.memory.clear()  # one ranking holds all scores of a network
+        # An untrained network has no running statistics worth the name.
+        work.memory[first] = rank_for(work, first, initial_network(work, stage.seed), norm_stats="batch")
+    found: Ranking = work.memory[first]
+    return found
+
+
+PIPELINE = Pipeline(
+    description="prune the initial network to each level, then train",
+    compared_with="the initial network, untrained like the pruned one",
+    metric="top1",
+    parent=no_parent,
+    prepare=prepare,
+    note_on_time="One scoring pass serves all levels of a method and counts at the first.",
+)

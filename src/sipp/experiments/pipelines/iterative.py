@@ -1,0 +1,41 @@
+"""Train once; then, level by level: keep alpha of what is left, retrain with the whole schedule.
+
+All methods of one seed share its trained parent.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sipp.experiments.pipelines import Pipeline
+from sipp.experiments.runs.plan import Stage
+
+if TYPE_CHECKING:
+    from sipp.experiments.runs.work import Network, Prepared, Work
+
+
+def parent(stage: Stage) -> Stage:
+    """The stage of the level above; that of the first level is the dense one."""
+    return Stage(stage.seed, stage.method if stage.level > 1 else None, stage.level - 1)
+
+
+def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
+    """The trained network of the level above, cut to alpha of the weights it has left."""
+    from sipp.experiments.pipelines.shared import cut_to, next_budget, rank_for
+
+    assert above is not None
+    began = time.monotonic()
+    ranking = rank_for(work, stage, above, norm_stats="running")
+    scored_in = time.monotonic() - began
+    left = sum(int(mask.sum()) for mask in above.masks.values()) if above.masks else ranking.n_weights
+    return cut_to(work, stage, ranking, above.masks, next_budget(left, work.recipe.prune.alpha), scored_in)
+
+
+PIPELINE = Pipeline(
+    description="train, then prune and retrain level by level",
+    compared_with="the network it was pruned from",
+    metric="delta_top1",
+    parent=parent,
+    prepare=prepare,
+)

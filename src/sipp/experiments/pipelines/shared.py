@@ -1,0 +1,208 @@
+"""What pipelines share: scores of a network, the network cut to a budget, and all that is known of it then.
+
+A record speaks of one network: the bound in it is about the moment before retraining, against the network that was
+pruned, since retraining starts after it and is covered by no statement.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sipp.certificates.claims import certify, to_json
+from sipp.errors import DataError, ModelError
+from sipp.experiments.parallel.processes import from_leader, rank_together
+from sipp.experiments.runs.plan import Stage
+from sipp.experiments.runs.work import Network, Prepared, Work, module_of
+from sipp.experiments.seeds import prune_seed
+from sipp.experiments.training.feed import plain_batches
+from sipp.experiments.training.loop import evaluate
+from sipp.options import NormStats, Scoring
+from sipp.pruning.entry import cut, rank
+from sipp.pruning.result import Pruned, Ranking
+from sipp.records import to_rows
+from sipp.scoring.methods import method_of
+from sipp.storage.files import Values
+from sipp.storage.run_schemas import Accuracy
+
+# Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
+CERTIFICATE_DELTA = 0.05
+CERTIFICATE_CONFIDENCE = 0.95
+
+# Scores are counted in half decades from 1e-9 to 1e3; what lies outside counts in the first or last bin.
+SCORE_BINS = {"low": -9.0, "width": 0.5, "n": 24}
+
+
+def next_budget(left: int, alpha: float) -> int:
+    """The number of weights of the next level: alpha of what is left, at least one; alpha is the share that is kept."""
+    return max(1, round(alpha * left))
+
+
+def rank_for(work: Work, stage: Stage, network: Network, *, norm_stats: NormStats) -> Ranking:
+    """The scores of all weights of a network by the stage's method, on all calibration points."""
+    feed, spec, method = work.feed, work.recipe.prune, stage.method
+    assert method is not None
+    model = module_of(work, network)
+
+    def rank_batches(batches: list[Any]) -> Ranking:
+        return rank(
+            model,
+            batches,
+            method=method,
+            delta=spec.delta,
+            seed=prune_seed(stage.seed, method, stage.level),
+            draws=spec.draws,
+            reduce=spec.reduce,
+            scoring=Scoring(norm_stats=norm_stats),
+        )
+
+    batches = list(plain_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
+    return rank_together(work.processes, rank_batches, batches)
+
+
+def cut_to(
+    work: Work, stage: Stage, ranking: Ranking, alive: Mapping[str, Tensor], budget: int, scored_in: float
+) -> Prepared:
+    """The network cut to `budget` weights out of those alive (all, if no masks are given), the same in all processes.
+
+    With it comes all that is known of it before it is trained; `scored_in` are the seconds that its scores took.
+    """
+    return from_leader(work.processes, lambda: _cut(work, stage, ranking, alive, budget, scored_in))
+
+
+def _cut(
+    work: Work, stage: Stage, ranking: Ranking, alive: Mapping[str, Tensor], budget: int, scored_in: float
+) -> Prepared:
+    assert stage.method is not None
+    began = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*died, n")  # dead rows are in the record
+        pruned = cut(only_alive(ranking, alive), budget, seed=prune_seed(stage.seed, stage.method, stage.level))
+    masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
+    # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
+    masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
+    state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
+    before = evaluate(pruned.model, work.feed, work.feed.splits.test, precision=work.hyper.precision)
+    facts = _facts(ranking, pruned, masks, before)
+    for weight, scores_FK, layer in zip(ranking.weights, ranking.ranks, facts["layers"]):
+        layer["scores"] = _score_counts(scores_FK, to_rows(weight, masks[weight.name]))
+    pruned_in = time.monotonic() - began
+    facts["certificate"] = _certificate(work, ranking, pruned)
+    certified_in = time.monotonic() - began - pruned_in
+    facts["part_seconds"] = {"score": scored_in, "prune": pruned_in, "certify": certified_in}
+    return Prepared(Network(state, masks), facts)
+
+
+def _score_counts(scores_FK: Tensor, mask_FK: Tensor) -> Values:
+    """How many of a weight's scores, and of those it keeps, fall into each of `SCORE_BINS`; zeros are apart."""
+    low, width, n = SCORE_BINS["low"], SCORE_BINS["width"], int(SCORE_BINS["n"])
+    scores = scores_FK.double().flatten()
+    kept = mask_FK.to(scores.device).flatten()
+    positive = scores > 0
+    # A bin holds its upper edge, so that a sensitivity of 1 counts below 1.
+    bins = (((scores[positive].log10() - low) / width).ceil() - 1).clamp(0, n - 1).long()
+    return {
+        "zero": int((~positive).sum()),
+        "counts": torch.bincount(bins, minlength=n).tolist(),
+        "kept": torch.bincount(bins[kept[positive]], minlength=n).tolist(),
+    }
+
+
+def _certificate(work: Work, ranking: Ranking, pruned: Pruned) -> Values | None:
+    """What the holdout says of the pruned network before retraining (T14), or why nothing; None without a holdout.
+
+    No ledger: every network of a run is certified on the same points, and each claim stands for itself alone.
+    """
+    splits = work.feed.splits
+    if not len(splits.holdout):
+        return None
+    try:
+        found = certify(
+            ranking.model,
+            pruned.model,
+            plain_batches(work.feed, splits.holdout),
+            delta=CERTIFICATE_DELTA,
+            confidence=CERTIFICATE_CONFIDENCE,
+            calibration=plain_batches(work.feed, splits.calibration),
+        )
+    except (DataError, ModelError) as error:  # such as copies of one image in both parts: no claim, but no stop either
+        return {"verdict": f"refused: {error}"}
+    values: Values = json.loads(to_json(found))
+    return values
+
+
+def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
+    """The ranking with the scores of pruned weights at 0 and, where scores alone decide, all others above 0.
+
+    Without this, a budget above the number of positive scores would be filled up with pruned weights, in their order;
+    and `random` would rank them like any other.
+    """
+    if not alive:
+        return ranking
+    ranks = []
+    for weight, scores_FK in zip(ranking.weights, ranking.ranks):
+        alive_FK = to_rows(weight, alive[weight.name]).to(scores_FK.device)
+        # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
+        least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.method).is_sampled else 0.0
+        ranks.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
+    return replace(ranking, ranks=tuple(ranks), is_thinned=True)
+
+
+def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before: Accuracy) -> Values:
+    """All that is known of a pruned network before it is retrained."""
+    layers: list[dict[str, Any]] = []
+    for weight, layer in zip(ranking.weights, pruned.layers):
+        mask_FK = to_rows(weight, masks[weight.name])
+        layers.append(
+            {
+                "name": weight.name,
+                "n_weights": weight.n_weights,
+                "kept": int(mask_FK.sum()),
+                "dead_rows": int((~mask_FK.any(1)).sum()),
+                "strategies": layer.strategies,
+                "eps": _finite(layer.eps),
+            }
+        )
+    kept = sum(layer["kept"] for layer in layers)
+    return {
+        "n_weights": ranking.n_weights,
+        "budget": pruned.budget,
+        "kept": kept,
+        "keep": kept / ranking.n_weights,
+        "before": accuracy_values(before),
+        "bound": {
+            "epsilon": _finite(pruned.bound.epsilon),
+            "delta": pruned.bound.delta,
+            "met": pruned.bound.met,
+            "contradicted": pruned.guarantee is not None and pruned.guarantee.contradicted,
+            "reason": pruned.bound.reason or ("epsilon is infinite" if _finite(pruned.bound.epsilon) is None else ""),
+            "speaks_of": "the network before retraining, against the network it was pruned from",
+        },
+        "guarantee": None if pruned.guarantee is None else str(pruned.guarantee),
+        "dead_rows": sum(layer["dead_rows"] for layer in layers),
+        "score_bins": dict(SCORE_BINS),
+        "layers": layers,
+    }
+
+
+def accuracy_values(accuracy: Accuracy) -> Values:
+    """The accuracy as it stands in a record."""
+    return {
+        "n": accuracy.n,
+        "top1": accuracy.top1,
+        "top5": accuracy.top5,
+        "loss": _finite(accuracy.loss),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """The number, or None where JSON has no word for it."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,222 @@
+"""The walk of a run: its plan, and for each stage that is not done yet: prepare a network, train it, record it.
+
+In a stage's folder:  prepare -> start.* -> train (step-*.*) -> final.*, each of which is not made twice. What a network
+is prepared from, and whether its masks change while it is trained, says the recipe's pipeline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sipp.errors import DataError
+from sipp.experiments.parallel.processes import Processes, add_up, check_same, from_leader, largest_of, share_buffers
+from sipp.experiments.pipelines import Pipeline, parent_of, pipeline_of
+from sipp.experiments.pipelines.shared import accuracy_values
+from sipp.experiments.runs import store as runs
+from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.runs.work import Network, Prepared, Work, below, initial_network, module_of, network_of
+from sipp.experiments.training.feed import n_steps
+from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, set_masks, train
+from sipp.experiments.training.signals import Interrupted
+from sipp.experiments.training.step import training_stream
+from sipp.pruning.masking import release
+from sipp.storage.files import Values
+from sipp.storage.network_schemas import NetworkRecord
+from sipp.storage.pairs import save_pair
+from sipp.storage.run_schemas import EpochRow, checked, plain
+
+OPTIMIZER = "optimizer."
+SUMS = "sums"
+
+
+def make_networks(work: Work) -> Generator[Stage, None, None]:
+    """Each stage that had to be made, once it is done; those done before are only looked at."""
+    for stage in plan(work.recipe):
+        if finished(work.processes, work.store.stage(stage.name)) is None:
+            yield from make_network(work, stage)
+
+
+def make_network(work: Work, stage: Stage) -> Iterator[Stage]:
+    """The stages made on the way to this one, which is the last: itself, and its parents if they were damaged."""
+    if finished(work.processes, work.store.stage(stage.name)) is not None:
+        return
+    pipeline, parent = pipeline_of(work.recipe.pipeline), parent_of(work.recipe.pipeline, stage)
+    if parent is not None:
+        yield from make_network(work, parent)  # at once if it is done, as it is in the order of the plan
+    prepared = _prepared(work, stage, pipeline, parent)
+    _stop_if_asked(work)
+    with training_stream(work.feed.device):
+        state, facts, seconds, parts = _trained(work, stage, pipeline, prepared)
+        _record(work, stage, state, facts, seconds, parts)
+    yield stage
+
+
+def finished(processes: Processes, folder: Path) -> Network | None:
+    """A stage's result if it was done before and is sound; checkpoints that a kill left beside it are dropped."""
+    found = from_leader(processes, lambda: runs.load_if_sound(folder, runs.FINAL))
+    if found is None:
+        return None
+    from_leader(processes, lambda: runs.drop_checkpoints(folder))
+    return network_of(found[0])
+
+
+def _prepared(work: Work, stage: Stage, pipeline: Pipeline, parent: Stage | None) -> Prepared:
+    """The network that training starts from: as it was saved, or made now and saved."""
+    folder, clock = work.store.stage(stage.name), time.monotonic()
+    saved = from_leader(work.processes, lambda: runs.load_if_sound(folder, runs.START))
+    if saved is not None:
+        return Prepared(network_of(saved[0]), dict(saved[1]))
+    if stage.method is None:
+        made = Prepared(initial_network(work, stage.seed), {})
+    else:
+        above = None if parent is None else finished(work.processes, work.store.stage(parent.name))
+        made = pipeline.prepare(work, stage, above)
+    tensors, facts = made.network.tensors(), {**made.facts, "seconds": time.monotonic() - clock}
+    check_same(work.processes, tensors, what="weights and masks")
+    from_leader(work.processes, lambda: save_pair(folder, runs.START, tensors, facts))
+    return Prepared(made.network, facts)
+
+
+def _trained(
+    work: Work, stage: Stage, pipeline: Pipeline, prepared: Prepared
+) -> tuple[TrainState, Values, float, dict[str, float]]:
+    """The trained state, what is known of the network, the seconds spent on the stage, and on each part of it."""
+    folder, facts = work.store.stage(stage.name), dict(prepared.facts)
+    state = new_state(module_of(work, prepared.network), work.hyper, masks=prepared.network.masks or None)
+    spent = prepared_in = float(facts.pop("seconds"))
+    parts = facts.pop("part_seconds", {})
+    newest = from_leader(work.processes, lambda: runs.newest_checkpoint(folder))
+    if newest is not None:
+        spent = _restore(state, *newest, leads=work.processes.leads)
+    changes = None
+    if pipeline.mask_changes is not None and stage.method is not None:
+        n_all = work.hyper.epochs * n_steps(work.feed, work.hyper.batch_size)
+        changes = pipeline.mask_changes(work, stage, n_all)
+    spent = _train(work, stage, state, changes, spent)
+    return state, {**facts, **state.facts}, spent, {**parts, "train": spent - prepared_in}
+
+
+def _record(
+    work: Work, stage: Stage, state: TrainState, facts: Values, seconds: float, parts: Mapping[str, float]
+) -> None:
+    """Saves the trained network and its record, which ends the stage."""
+    release(state.model)
+    tensors = {key: tensor.detach().cpu() for key, tensor in state.model.state_dict().items()}
+    result = Network(tensors, state.masks)
+    recipe, final = work.recipe, state.rows[-1].test
+    assert final is not None
+    values = {
+        "kind": "dense" if stage.method is None else "level",
+        "recipe": recipe.name,
+        "pipeline": recipe.pipeline,
+        "net": recipe.net,
+        "data": recipe.data.name,
+        "seed": stage.seed,
+        "method": stage.method,
+        "level": stage.level,
+        **facts,
+        "after": accuracy_values(final),
+        "train_loss": state.rows[-1].train_loss,
+        "seconds": round(seconds, 3),
+        "part_seconds": {name: round(part, 3) for name, part in parts.items()},
+    }
+    for layer in values.get("layers", []):
+        layer["nnz"] = int(torch.count_nonzero(tensors[layer["name"]]))
+    record = plain(checked(NetworkRecord, values, f"the record of {stage.name}"))
+    saved = {"record": record, "epochs": [plain(row) for row in state.rows]}
+    check_same(work.processes, result.tensors(), what="trained weights")
+    folder = work.store.stage(stage.name)
+    from_leader(work.processes, lambda: runs.finish_stage(folder, result.tensors(), saved))
+
+
+# --- training that can be stopped at any moment -----------------------------------------------------------------------
+
+
+def _train(work: Work, stage: Stage, state: TrainState, changes: MaskChanges | None, spent: float) -> float:
+    """The seconds spent on this stage by all processes that worked on it, once its network is trained."""
+    began = last_saved = time.monotonic()
+    folder = work.store.stage(stage.name)
+
+    def save(state: TrainState) -> None:
+        nonlocal last_saved
+        tensors, values = _captured(work.processes, state)
+        values["seconds"] = spent + time.monotonic() - began
+        name = runs.step_name(state.epoch, state.step)
+        from_leader(work.processes, lambda: runs.save_checkpoint(folder, name, tensors, values))
+        last_saved = time.monotonic()
+
+    def on_step(state: TrainState) -> None:
+        if state.step == 0:
+            work.on_epoch(stage.name, state.rows[-1])
+        is_due = time.monotonic() - last_saved >= work.checkpoint_seconds and state.epoch < work.hyper.epochs
+        asked, due = largest_of(work.processes, (work.wish() or 0, is_due and work.processes.leads))
+        if asked or due:
+            save(state)
+        if asked:
+            raise Interrupted(asked)
+
+    try:
+        train(
+            state,
+            work.feed,
+            work.hyper,
+            seed=stage.seed,
+            on_step=on_step,
+            changes=changes,
+            processes=work.processes,
+        )
+    except DataError:
+        # Ctrl-C reaches the processes that decode images too: their death is no fault then. Only fetching a batch
+        # raises DataError, so the state is that after a whole step.
+        asked = work.wish()
+        if asked is None or work.processes.count > 1:
+            raise
+        save(state)
+        raise Interrupted(asked) from None
+    return spent + time.monotonic() - began
+
+
+def _stop_if_asked(work: Work) -> None:
+    (asked,) = largest_of(work.processes, (work.wish() or 0,))
+    if asked:
+        raise Interrupted(asked)
+
+
+def _captured(processes: Processes, state: TrainState) -> tuple[dict[str, Tensor], Values]:
+    """All that training needs to go on, as tensors and as plain values; nothing random is part of it."""
+    share_buffers(processes, state.model)
+    tensors = Network(dict(state.model.state_dict()), state.masks).tensors()
+    tensors[SUMS] = add_up(processes, state.sums)
+    for index, entries in state.optimizer.state_dict()["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{OPTIMIZER}{index}.{key}"] = value
+            elif value is not None:
+                raise DataError(f"the optimizer's {key!r} is a {type(value).__name__}: only tensors can be saved")
+    values = {"epoch": state.epoch, "step": state.step, "rows": [plain(row) for row in state.rows]}
+    return tensors, {**values, "facts": state.facts}
+
+
+def _restore(state: TrainState, tensors: Mapping[str, Tensor], values: Values, *, leads: bool) -> float:
+    """The seconds spent before; the state is the saved one. The sums of all processes go to the leader."""
+    saved = network_of(tensors)
+    if saved.masks:
+        set_masks(state, saved.masks)
+    state.model.load_state_dict(saved.state)
+    entries: dict[int, dict[str, Any]] = {}
+    for key, tensor in below(tensors, OPTIMIZER).items():
+        index, _, name = key.partition(".")
+        entries.setdefault(int(index), {})[name] = tensor
+    state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
+    if leads:
+        state.sums.copy_(tensors[SUMS])
+    state.epoch, state.step = values["epoch"], values["step"]
+    state.rows = tuple(checked(EpochRow, row, "a checkpoint's row") for row in values["rows"])
+    state.facts = values.get("facts", {})  # a checkpoint of a version whose masks never changed has none
+    return float(values["seconds"])

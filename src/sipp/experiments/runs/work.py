@@ -1,0 +1,87 @@
+"""What all stages of a run share, and the networks that they hand on to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sipp.experiments.nets import build
+from sipp.experiments.parallel.processes import ALONE, Processes
+from sipp.experiments.recipes import Recipe
+from sipp.experiments.runs.store import Store
+from sipp.experiments.training.feed import Feed
+from sipp.experiments.training.loop import Hyper
+from sipp.experiments.training.signals import Wish
+from sipp.storage.files import Values
+from sipp.storage.run_schemas import EpochRow
+
+MODEL = "model."
+MASK = "mask."
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network's tensors on the CPU: its state_dict, and the masks of its prunable weights (empty if dense)."""
+
+    state: dict[str, Tensor]
+    masks: dict[str, Tensor]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Both in one dictionary, as they are saved."""
+        states = {MODEL + key: tensor for key, tensor in self.state.items()}
+        return {**states, **{MASK + key: tensor for key, tensor in self.masks.items()}}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What training starts from, and what is known before it."""
+
+    network: Network
+    facts: Values
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all stages of a run share."""
+
+    recipe: Recipe
+    store: Store
+    feed: Feed
+    hyper: Hyper
+    wish: Wish
+    checkpoint_seconds: float
+    on_epoch: Callable[[str, EpochRow], None]
+    processes: Processes = ALONE
+    memory: dict[Any, Any] = field(default_factory=dict)  # what a pipeline keeps from one stage to the next
+
+
+def network_of(tensors: Mapping[str, Tensor]) -> Network:
+    """The network saved in these tensors."""
+    return Network(below(tensors, MODEL), below(tensors, MASK))
+
+
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with this prefix, without it."""
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+
+def module_of(work: Work, network: Network) -> nn.Module:
+    """The network as a module on the device; torch's global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        model = build(work.recipe.net, n_classes=work.feed.n_classes)
+    model.load_state_dict(network.state)
+    if work.feed.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.to(work.feed.device)
+
+
+def initial_network(work: Work, seed: int) -> Network:
+    """The initial network of a seed, the same for every method and level."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(work.recipe.net, n_classes=work.feed.n_classes)
+    return Network({key: tensor.detach().clone() for key, tensor in model.state_dict().items()}, {})

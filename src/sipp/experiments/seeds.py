@@ -1,0 +1,19 @@
+"""Seeds that follow from what they are for: nothing random has to be saved for a resumed run to draw the same."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def step_seed(seed: int, epoch: int, step: int) -> int:
+    """The seed of everything random in one training step."""
+    return _seed_of(f"step {seed} {epoch} {step}")
+
+
+def prune_seed(seed: int, method: str, level: int) -> int:
+    """The seed of one pruning step."""
+    return _seed_of(f"prune {seed} {method} {level}")
+
+
+def _seed_of(purpose: str) -> int:
+    return int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big") >> 1

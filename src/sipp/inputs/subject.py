@@ -1,0 +1,69 @@
+"""A model and data as scores look at them: the prunable weights found once, the points and how to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import nn
+
+from sipp.checking import check_record
+from sipp.errors import DataError
+from sipp.inputs.batches import Data, batches_of
+from sipp.inputs.layers import Selector, Site, find_sites, unwrap
+from sipp.numerics import device_of
+from sipp.options import Scoring
+from sipp.records import Batch, Weight
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What every score is a function of."""
+
+    model: nn.Module  # without wrappers
+    sites: tuple[Site, ...]  # the modules that hold the chosen weights
+    data: Data | None
+    scoring: Scoring = Scoring()
+    seed: int = 0
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """The chosen weights, in the order of the model's parameters."""
+        return tuple({weight.name: weight for site in self.sites for weight in site.weights.values()}.values())
+
+    @property
+    def n_points(self) -> int | None:
+        """How many points to take; None: all. What "theory" means is known once `resolve_points` was asked."""
+        assert self.scoring.n_points != "theory"
+        return self.scoring.n_points
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The chosen weights by name."""
+        return {weight.name: self.model.get_parameter(weight.name) for weight in self.weights}
+
+    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
+        if self.data is None:
+            raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
+        device, n_points = device_of(self.model), self.n_points
+        return batches_of(self.data, device=device, n_points=n_points, seed=self.seed, batch_size=batch_size)
+
+    def with_points(self, n_points: int | None, data: Data | None) -> Subject:
+        """The same with other data, and this many points of it."""
+        return replace(self, data=data, scoring=replace(self.scoring, n_points=n_points))
+
+
+def subject_of(
+    model: nn.Module,
+    data: Data | None = None,
+    *,
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    scoring: Scoring = Scoring(),
+    seed: int = 0,
+) -> Subject:
+    """A model without its wrappers, with the weights that are chosen by `include` and `exclude`."""
+    check_record("scoring", scoring, Scoring)
+    model = unwrap(model)
+    return Subject(model, find_sites(model, include=include, exclude=exclude), data, scoring, seed)

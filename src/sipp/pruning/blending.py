@@ -1,0 +1,138 @@
+"""Sensitivities and magnitudes in, the blend of both that moves the network's output least out (T20).
+
+score_j = s_j^p |w_j|^(1-p) over the whole network, s the largest or the mean over patches: p = 0 is magnitude, p = 1 is
+sipp-det. No p is right everywhere, so every candidate is cut and tried on calibration points kept aside from scoring.
+A certificate's holdout is not touched by the choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sipp.inputs.batches import batches_of, fresh
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.independence import tensors_in
+from sipp.inputs.restore import copy_of
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of
+from sipp.options import NormStats, Reduce
+from sipp.records import Weight, from_rows
+
+POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the sensitivity, besides 0: there the reduction makes no difference
+NOISE = 0.05  # relative: errors that are closer are the same
+LOST = 0.9  # an error at which next to nothing of the output is left: those above are equal
+REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
+
+Cut = Callable[[Sequence[Tensor]], list[Tensor]]  # scores of all layers to masks, for one budget
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One blend, and how far the network's output moves with its mask."""
+
+    p: float
+    reduce: Reduce
+    error: float  # ||f^ - f|| / ||f|| over all points kept aside; infinite where an output is not finite
+
+    @property
+    def name(self) -> str:
+        if self.p == 0:
+            return "magnitude"
+        return f"{self.reduce} sensitivity" if self.p == 1 else f"{self.reduce} sensitivity^{self.p:g}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The blend that was taken, and the whole curve it was chosen from."""
+
+    taken: Candidate
+    tried: tuple[Candidate, ...]
+    n_points: int  # kept aside
+
+    def __str__(self) -> str:
+        others = {"magnitude": 0.0, "max sensitivity": 1.0}
+        known = {one.name: one.error for one in self.tried if one.name in others and one is not self.taken}
+        beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
+        text = f"{self.taken.name}, output error {self.taken.error:.3g} on {self.n_points} points kept aside"
+        return text + (f" ({beside})" if beside else "")
+
+
+@dataclass(frozen=True)
+class Blend:
+    """What the choice is made from, whatever the budget."""
+
+    sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart
+    aside: list[Any]  # batches of calibration points that were not scored
+    norm_stats: NormStats
+
+
+def blended(blend: Blend, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
+    """s^p |w|^(1-p) of every weight, F x K a layer; a weight of 0 has the score 0."""
+    scores = []
+    for weight_FK, sensitivity_FK in zip(dense, blend.sensitivities[reduce]):
+        magnitude_FK = weight_FK.to(SCORE_DTYPE).abs()
+        if p == 0:
+            scores.append(magnitude_FK)
+        else:
+            scores.append(sensitivity_FK.to(SCORE_DTYPE).pow(p) * magnitude_FK.pow(1 - p))
+    return scores
+
+
+def choose(
+    model: nn.Module, weights: Sequence[Weight], dense: Sequence[Tensor], blend: Blend, cut: Cut
+) -> tuple[list[Tensor], Choice]:
+    """The masks of the candidate that moves the output least on the points kept aside, and how all of them did."""
+    tried: list[tuple[Candidate, list[Tensor]]] = []
+    sparse = copy_of(model)
+    outputs, n_points = _outputs(model, blend), _count(blend)
+    for p, reduce in _candidates(blend):
+        masks = cut(blended(blend, dense, p, reduce))
+        with torch.no_grad():
+            for weight, dense_FK, mask_FK in zip(weights, dense, masks):
+                parameter = sparse.get_parameter(weight.name)
+                kept_FK = torch.where(mask_FK, dense_FK, 0.0)
+                parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
+        tried.append((Candidate(p, reduce, _distance(outputs, _outputs(sparse, blend))), masks))
+    candidates = [candidate for candidate, _ in tried]
+    best = best_of(candidates)
+    return tried[candidates.index(best)][1], Choice(best, tuple(candidates), n_points)
+
+
+def best_of(candidates: Sequence[Candidate]) -> Candidate:
+    """The candidate of the least error; of those as good as that, the first, which has the smallest p.
+
+    A difference of `NOISE` on a few points decides nothing, and neither does one among outputs that are all lost.
+    """
+    limit = (1 + NOISE) * min(min(one.error, LOST) for one in candidates)
+    return next(one for one in candidates if min(one.error, LOST) <= limit)
+
+
+def _candidates(blend: Blend) -> list[tuple[float, Reduce]]:
+    return [(0.0, "max"), *((p, reduce) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities)]
+
+
+def _outputs(model: nn.Module, blend: Blend) -> list[Tensor]:
+    """All floating-point tensors of the model's output on the points kept aside."""
+    found: list[Tensor] = []
+    with scoring_mode(model, blend.norm_stats):
+        for batch in batches_of(blend.aside, device=device_of(model), role="calibration"):
+            found += [tensor.detach() for tensor in tensors_in(run_batch(model, fresh(batch)))]
+    return found
+
+
+def _count(blend: Blend) -> int:
+    return sum(batch.n_points for batch in batches_of(blend.aside, role="calibration"))
+
+
+def _distance(dense: Sequence[Tensor], sparse: Sequence[Tensor]) -> float:
+    """||f^ - f|| / ||f|| over all points together: one point of a small output does not decide."""
+    moved = sum(float((g.to(BOUND_DTYPE) - f.to(BOUND_DTYPE)).square().sum()) for f, g in zip(dense, sparse))
+    length = sum(float(f.to(BOUND_DTYPE).square().sum()) for f in dense)
+    if not math.isfinite(moved) or not math.isfinite(length):
+        return math.inf
+    return math.sqrt(moved / length) if length > 0 else (0.0 if moved == 0 else math.inf)

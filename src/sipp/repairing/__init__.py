@@ -1,0 +1,1 @@
+"""Repair without training or labels: refit of the kept weights layer by layer, then a polish of the whole network."""

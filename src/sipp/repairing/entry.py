@@ -1,0 +1,231 @@
+"""The dense network, a pruned one and unlabelled points in; the pruned network with better kept weights out."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from sipp.checking import check_flag, check_number, check_seed, check_whole
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.batches import Data, batches_of, fresh, points_at
+from sipp.inputs.capture import Forms
+from sipp.inputs.layers import Site, find_sites, unwrap
+from sipp.inputs.restore import copy_of
+from sipp.numerics import device_of, integers
+from sipp.options import ChunkBytes, Scoring
+from sipp.progress import Advance, progress_bar
+from sipp.pruning.result import Pruned, PrunedLayer
+from sipp.records import Batch
+from sipp.repairing.gathering import Gatherer, stretches, take_census
+from sipp.repairing.intercepts import find_places
+from sipp.repairing.polishing import output_error, polish
+from sipp.repairing.record import LayerRepair, Polish, Repair
+from sipp.repairing.refitting import refit
+from sipp.scoring.sensitivities import chunk_of
+
+ASIDE_OF = 5  # one point in so many is kept aside: it chooses the ridges, judges the layers and stops the polish
+FEWEST_POINTS = 10
+LEARNING_RATE = 1e-3
+MOST_STEPS = 10_000_000
+UNSTATED = (
+    "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) states what holds for them (T17)"
+)
+
+
+def repair(
+    model: nn.Module,
+    pruned: Pruned,
+    data: Data,
+    *,
+    steps: int = 0,
+    learning_rate: float = LEARNING_RATE,
+    n_points: int | None = None,
+    seed: int = 0,
+    chunk_bytes: ChunkBytes = "auto",
+    progress: bool = False,
+) -> Pruned:
+    """The pruned network with its kept weights refitted to the dense `model`, without labels; masks stay as they are.
+
+    Layer by layer in the order of execution, each row's kept weights and its intercept get the least-squares fit of the
+    dense layer's outputs, on the inputs that the repaired network itself meets. Then `steps` of Adam bring the outputs
+    of the whole network nearer to the dense ones. One point in five of `data` is kept aside: a layer that is not better
+    there is left alone, and the polish stops where it no longer gains. `repair` of the record says what was done.
+    All points are used unless `n_points` says how many; all of them are held in memory. Neither model is changed.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> points = torch.rand(200, 8)
+        >>> fixed = sipp.repair(net, sipp.prune(net, points, keep=0.5, method="wt"), points)
+        >>> fixed.repair.output_after < fixed.repair.output_before
+        True
+    """
+    steps = check_whole("steps", steps, least=0, most=MOST_STEPS)
+    check_number("learning_rate", learning_rate, above=0)
+    check_seed(seed)
+    check_flag("progress", progress)
+    _check_record(pruned)
+    dense, given = unwrap(model), unwrap(pruned.model)
+    _check_twins(dense, given, pruned.masks)
+    parts = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
+    repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
+    before = output_error(dense, given, parts.aside)
+    with progress_bar("repairing", len(pruned.masks) + steps, shown=progress) as advance:
+        layers = _refit_all(dense, repaired, pruned.masks, parts, n_bytes, advance)
+        refitted = after = output_error(dense, repaired, parts.aside)
+        polished = None
+        if steps > 0:
+            polished, after = polish(
+                dense,
+                repaired,
+                pruned.masks,
+                parts.fitted,
+                parts.aside,
+                steps=steps,
+                learning_rate=learning_rate,
+                seed=seed,
+                advance=advance,
+            )
+    done = _judged(parts, layers, polished, (before, refitted, after))
+    return _restated(pruned, copy_of(given) if done.undone else repaired, done)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The calibration points, batch by batch, and which batches are kept aside."""
+
+    batches: tuple[Batch, ...]
+    is_aside: tuple[bool, ...]
+
+    @property
+    def fitted(self) -> list[Batch]:
+        return [batch for batch, is_one in zip(self.batches, self.is_aside) if not is_one]
+
+    @property
+    def aside(self) -> list[Batch]:
+        return [batch for batch, is_one in zip(self.batches, self.is_aside) if is_one]
+
+
+def _refit_all(
+    dense: nn.Module,
+    repaired: nn.Module,
+    masks: Mapping[str, Tensor],
+    parts: Parts,
+    chunk_bytes: int,
+    advance: Advance,
+) -> tuple[LayerRepair, ...]:
+    """Refits all weights of `repaired` in place, in the order of execution."""
+    sites, forms = _sites(dense, masks), Forms()
+    weights = {weight.name: weight for site in sites for weight in site.weights.values()}
+    census = take_census(dense, sites, parts.batches, forms)
+    gatherer = Gatherer(
+        dense, repaired, sites, _sites(repaired, masks), parts.batches, parts.is_aside, census, forms, chunk_bytes
+    )
+    places = find_places(dense, sites, parts.batches[0])
+    done = []
+    for stretch, fits in stretches(census):
+        all_names = [name for group in stretch for name in group]
+        known = [gatherer.targets(all_names, i) for i in range(len(parts.batches))] if fits else None
+        for group in stretch:
+            sums = gatherer.gather(group, known)
+            for name in group:
+                done.append(refit(repaired, weights[name], masks[name], sums[name], places[name]))
+                advance(1)
+    met = {layer.name for layer in done}
+    unmet = [LayerRepair(name, None, None, None, "none", "it meets no patches") for name in weights if name not in met]
+    return (*done, *unmet)
+
+
+def _sites(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Site, ...]:
+    """The modules that hold masked weights, with those weights alone."""
+    found = find_sites(model, include=[glob.escape(name) for name in masks])
+    chosen = (replace(site, weights={l: w for l, w in site.weights.items() if w.name in masks}) for site in found)
+    return tuple(site for site in chosen if site.weights)
+
+
+def _check_record(pruned: object) -> None:
+    """Raises unless it is the record of a pruning."""
+    if not isinstance(pruned, Pruned):
+        raise OptionError(
+            f"pruned is a {type(pruned).__name__}, not the record of a pruning",
+            fix="give what sipp.prune or sipp.assess gives",
+        )
+
+
+def _check_twins(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Raises unless both models hold the same tensors by name and shape, and the masks are those of the zeros."""
+    ours, theirs = dense.state_dict(), given.state_dict()
+    odd = ours.keys() ^ theirs.keys() or {name for name in ours if ours[name].shape != theirs[name].shape}
+    if odd:
+        raise ModelError(
+            f"{min(odd)} is not the same tensor in the dense and the pruned model", fix="give the model that was pruned"
+        )
+    if device_of(dense) != device_of(given):
+        raise ModelError(
+            f"the dense model lies on {device_of(dense)}, the pruned one on {device_of(given)}", fix="move one of them"
+        )
+    parameters = dict(given.named_parameters(remove_duplicate=False))
+    for name, mask in masks.items():
+        parameter = parameters.get(name)
+        if parameter is None or parameter.shape != mask.shape:
+            raise ModelError(
+                f"the mask of {name} fits no parameter of the pruned model", fix="give the record as it was"
+            )
+        if bool((parameter.detach()[~mask.to(parameter.device)] != 0).any()):
+            raise ModelError(
+                f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again"
+            )
+
+
+def _divided(batches: Iterable[Batch]) -> Parts:
+    """Each batch cut in two: points to fit, and points kept aside."""
+    found: list[Batch] = []
+    is_aside: list[bool] = []
+    n_seen = 0
+    for batch in batches:
+        where = integers(n_seen, n_seen + batch.n_points) % ASIDE_OF == ASIDE_OF - 1
+        n_seen += batch.n_points
+        for flag in (False, True):
+            at = (where == flag).nonzero().flatten()
+            if len(at):
+                found.append(fresh(points_at(batch, at)))
+                is_aside.append(flag)
+    if n_seen < FEWEST_POINTS:
+        raise DataError(f"calibration holds {n_seen} points", fix=f"give a repair at least {FEWEST_POINTS}")
+    return Parts(tuple(found), tuple(is_aside))
+
+
+def _judged(
+    parts: Parts,
+    layers: tuple[LayerRepair, ...],
+    polished: Polish | None,
+    errors: tuple[float | None, float | None, float | None],
+) -> Repair:
+    """The record of a repair from the output's errors before, after the refit and at the end; undone if it is worse."""
+    before, refitted, after = errors
+    is_worse = before is not None and after is not None and not after <= before
+    return Repair(
+        layers=layers,
+        n_points=sum(batch.n_points for batch in parts.fitted),
+        n_aside=sum(batch.n_points for batch in parts.aside),
+        output_before=before,
+        output_refit=refitted,
+        output_after=before if is_worse else after,
+        polish=polished,
+        undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
+    )
+
+
+def _restated(pruned: Pruned, model: nn.Module, done: Repair) -> Pruned:
+    """The record of the repaired network: what was promised spoke of the old values, so nothing of it is left."""
+    bound = replace(pruned.bound, epsilon=None, guarantee=None, reason=UNSTATED, kappas={}, coverage=None)
+    layers = tuple(_unstated(layer) for layer in pruned.layers)
+    return replace(pruned, model=model, layers=layers, guarantee=None, bound=bound, measured=None, repair=done)
+
+
+def _unstated(layer: PrunedLayer) -> PrunedLayer:
+    return replace(layer, eps_F=None, eps=None, bound=None, kappa=None, eps_measured=None)

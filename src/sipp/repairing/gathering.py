@@ -1,0 +1,246 @@
+"""Runs both networks over the points and gathers, for a few weights at a time, the moments that a refit needs.
+
+The dense network's outputs of a layer are compared with the pruned network's at the same patches of the same points,
+each on its own inputs: what the layers before have lost is made up for as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from sipp.inputs.capture import Forms, runner
+from sipp.inputs.layers import Site
+from sipp.inputs.patches import patches_of, split_windows
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
+from sipp.records import Batch, Use, Weight, to_rows
+from sipp.repairing.moments import Moments
+
+TARGET_BYTES = 512 << 20  # of dense outputs that are kept, so that one pass of the dense network serves many layers
+PATCHES_PER_FEATURE = 128  # neighbouring windows of an image are much alike: of more than that, some are left out
+FEWEST_POSITIONS = 4  # along an axis that is thinned out
+
+Rows = tuple[int, int, int]  # first row, number of rows and of groups of a use: each such block has sums of its own
+Targets = dict[str, list[Tensor]]  # by weight: the dense outputs of its chunks of patches, G x R x P
+
+
+class _EnoughError(BaseException):
+    """Ends a forward pass behind the last use that is wanted. No Exception, so that no model catches it."""
+
+
+@dataclass(frozen=True)
+class Census:
+    """Which weights meet patches, in the order of execution, and how often in each batch."""
+
+    order: tuple[tuple[str, ...], ...]  # weights that meet the same patches (query, key, value) stand together
+    n_uses: list[Counter[str]]  # by batch
+    target_bytes: dict[str, int]
+    strides: dict[str, tuple[int, ...]]  # of the positions of convolutions that are looked at
+
+
+@dataclass
+class Sums:
+    """The moments of one weight, on points to fit and on points kept aside, block of rows by block of rows."""
+
+    fit: dict[Rows, Moments] = field(default_factory=dict)
+    aside: dict[Rows, Moments] = field(default_factory=dict)
+    obstacle: str = ""  # why the sums mean nothing
+
+
+def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch], forms: Forms) -> Census:
+    """One pass of the dense network, in which every batch of a new form is checked (see `runner`)."""
+    order: list[list[str]] = []
+    windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
+    positions: dict[str, tuple[int, ...]] = {}
+    n_uses: list[Counter[str]] = []
+    n_bytes: Counter[str] = Counter()
+    n_patches: Counter[str] = Counter()
+    fan_in = {weight.name: weight.fan_in for site in sites for weight in site.weights.values()}
+
+    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+        name = weight.name
+        n_uses[-1][name] += 1
+        n_here = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
+        n_rows = weight.n_rows if use.n_rows is None else use.n_rows
+        n_bytes[name] += max(SCORE_DTYPE.itemsize, use.windows.element_size()) * n_rows * n_here
+        n_patches[name] += n_here
+        if name in windows:
+            windows[name].append(use.windows)
+        elif name not in positions:
+            if not any(len(shown) == 1 and _same(shown[0], use.windows) for shown in windows.values()):
+                order.append([])
+                windows.clear()
+            order[-1].append(name)
+            windows[name] = [use.windows]
+            positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
+
+    run = runner(model, sites, checked=forms)
+    for batch in batches:
+        n_uses.append(Counter())
+        run(batch, on_use)
+        windows.clear()
+    strides = {
+        name: _strides(sizes, n_patches[name] // (PATCHES_PER_FEATURE * fan_in[name]))
+        for name, sizes in positions.items()
+    }
+    target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
+    return Census(tuple(map(tuple, order)), n_uses, target_bytes, strides)
+
+
+def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
+    """Powers of two along the position axes that thin out up to so many times too many patches; 1 for sequences."""
+    strides = [1] * len(sizes)
+    while len(sizes) > 1 and 2 * math.prod(strides) <= too_many:
+        axis = max(range(len(sizes)), key=lambda a: sizes[a] // strides[a])
+        if sizes[axis] // strides[axis] < 2 * FEWEST_POSITIONS:
+            break
+        strides[axis] *= 2
+    return tuple(strides)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def stretches(census: Census) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
+    """Groups of weights whose dense outputs are gathered in one pass, and whether they fit the memory for all batches.
+
+    A group that is too large by itself stands alone, and its dense outputs are made anew batch by batch.
+    """
+    waiting: list[tuple[str, ...]] = []
+    n_bytes = 0
+    for group in census.order:
+        size = sum(census.target_bytes[name] for name in group)
+        if waiting and n_bytes + size > TARGET_BYTES:
+            yield tuple(waiting), n_bytes <= TARGET_BYTES
+            waiting, n_bytes = [], 0
+        waiting.append(group)
+        n_bytes += size
+    if waiting:
+        yield tuple(waiting), n_bytes <= TARGET_BYTES
+
+
+@dataclass(frozen=True)
+class Gatherer:
+    """The two networks, the points, and what was found out about them."""
+
+    dense: nn.Module
+    repaired: nn.Module  # its weights change between calls
+    dense_sites: tuple[Site, ...]
+    repaired_sites: tuple[Site, ...]
+    batches: tuple[Batch, ...]
+    is_aside: tuple[bool, ...]  # by batch: only for choosing and judging
+    census: Census
+    forms: Forms
+    chunk_bytes: int
+
+    def targets(self, names: Sequence[str], i: int) -> Targets:
+        """The outputs, without bias, of these weights of the dense network on batch i."""
+        found: Targets = {name: [] for name in names}
+
+        def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+            dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE
+            rows_GRK = _rows(self.dense, weight, use).to(dtype)
+            for windows in self._chunks(weight, use):
+                found[weight.name].append(rows_GRK @ _patches(windows, use, dtype))
+
+        self._run(self.dense, self.dense_sites, names, i, on_use)
+        return found
+
+    def gather(self, names: Sequence[str], known: list[Targets] | None) -> dict[str, Sums]:
+        """The moments of these weights, with the repaired network as it is now; `known`: the targets of each batch."""
+        sums = {name: Sums() for name in names}
+        for i, is_aside in enumerate(self.is_aside):
+            targets = self.targets(names, i) if known is None else known[i]
+            left = {name: list(reversed(targets[name])) for name in names}
+
+            def on_use(weight: Weight, use: Use, batch: Batch, left: Targets = left, is_aside: bool = is_aside) -> None:
+                one = sums[weight.name]
+                self._add(one, one.aside if is_aside else one.fit, weight, use, left[weight.name])
+
+            self._run(self.repaired, self.repaired_sites, names, i, on_use)
+            for name in names:
+                if left[name]:
+                    sums[name].obstacle = _NOT_ALIGNED
+        return sums
+
+    def _add(self, sums: Sums, into: dict[Rows, Moments], weight: Weight, use: Use, left: list[Tensor]) -> None:
+        """Adds one use of the pruned network to the moments; `left` are the dense outputs, the next one last."""
+        rows_GRK = _rows(self.repaired, weight, use).to(BOUND_DTYPE)
+        n_groups, n_rows, _ = rows_GRK.shape
+        key = (use.row_start, n_groups * n_rows, n_groups)
+        if key not in into:
+            into[key] = Moments.zeros(n_groups, n_rows, weight.fan_in, rows_GRK.device)
+        for windows in self._chunks(weight, use):
+            n_patches = windows.shape[: 2 + use.n_position_dims].numel() // n_groups
+            if not left or left[-1].shape != (n_groups, n_rows, n_patches):
+                sums.obstacle = _NOT_ALIGNED
+                return
+            dense_GRP = left.pop().to(BOUND_DTYPE)
+            patches_GKP = _patches(windows, use, BOUND_DTYPE)
+            into[key].add(patches_GKP, dense_GRP - rows_GRK @ patches_GKP, dense_GRP)
+        n_all = use.windows.shape[: 2 + use.n_position_dims].numel() // n_groups
+        into[key].n += float(n_all if use.counts_B is None else use.counts_B.sum())
+
+    def _run(
+        self,
+        model: nn.Module,
+        sites: tuple[Site, ...],
+        names: Sequence[str],
+        i: int,
+        on_use: Callable[[Weight, Use, Batch], None],
+    ) -> None:
+        """Hands over the uses of these weights on batch i, and stops behind the last of them."""
+        n_left = sum(self.census.n_uses[i][name] for name in names)
+        if n_left == 0:
+            return
+
+        def counted(weight: Weight, use: Use, batch: Batch) -> None:
+            nonlocal n_left
+            if weight.name in names:
+                on_use(weight, _thinned(use, self.census.strides[weight.name], i), batch)
+                n_left -= 1
+                if n_left == 0:
+                    raise _EnoughError
+
+        wanted = [site for site in sites if any(weight.name in names for weight in site.weights.values())]
+        try:
+            with exact_matmul():
+                runner(model, wanted, checked=self.forms)(self.batches[i], counted)
+        except _EnoughError:
+            pass
+
+    def _chunks(self, weight: Weight, use: Use) -> Iterator[Tensor]:
+        """The windows of a use in pieces that fit the memory, the same ones for both networks."""
+        n_rows = weight.n_rows if use.n_rows is None else use.n_rows
+        per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
+        for _, windows in split_windows(use, bytes_per_patch=per_patch, chunk_bytes=self.chunk_bytes):
+            yield windows
+
+
+def _thinned(use: Use, strides: tuple[int, ...], phase: int) -> Use:
+    """The use with some of its positions, others in the next batch; of a use with padding, or in other axes, all."""
+    if math.prod(strides) == 1 or use.counts_B is not None or use.n_position_dims != len(strides):
+        return use
+    taken = (slice(phase % stride, None, stride) for stride in strides)
+    return replace(use, windows=use.windows[(slice(None), slice(None), *taken)])
+
+
+_NOT_ALIGNED = "the pruned network does not meet the same patches (tokens routed otherwise?)"
+
+
+def _rows(model: nn.Module, weight: Weight, use: Use) -> Tensor:
+    """The rows of the use's groups (G x R x K) in the model as it is."""
+    rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
+    stop = weight.n_rows if use.n_rows is None else use.row_start + use.n_rows
+    return rows_FK[use.row_start : stop].unflatten(0, (use.windows.shape[1], -1))
+
+
+def _patches(windows: Tensor, use: Use, dtype: torch.dtype) -> Tensor:
+    ones_B = torch.ones(len(windows), dtype=BOUND_DTYPE, device=windows.device)
+    return patches_of(windows, use.n_position_dims, ones_B, dtype)

@@ -1,0 +1,159 @@
+"""Where the intercept of a refitted weight can go: the layer's own bias, or the running mean of the norm behind it.
+
+A BatchNorm subtracts its running mean, so a layer without a bias gets an intercept b by a mean that is less by b. That
+is the same thing only where the norm reads the layer's output and nothing else does; one pass under watch tells.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from sipp.inputs.batches import fresh
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.independence import tensors_in
+from sipp.inputs.layers import Site
+from sipp.records import Batch
+from sipp.repairing.record import Intercept
+
+_OWN_KINDS = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # their biases are known though not their "products"
+_PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: their biases lie in one, in this order
+_SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}  # a norm asks these before it reads
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of the model that takes intercepts, from entry `start` on, added or subtracted."""
+
+    kind: Intercept
+    name: str
+    start: int
+    sign: int
+
+
+NOWHERE = Place("none", "", 0, 0)
+
+
+def find_places(model: nn.Module, sites: Sequence[Site], batch: Batch) -> dict[str, Place]:
+    """Where the intercepts of each weight go; a weight that several modules hold has none."""
+    holders = Counter(weight.name for site in sites for weight in site.weights.values())
+    norms = _norms_behind(model, sites, batch)
+    found = {}
+    for site in sites:
+        for local, weight in site.weights.items():
+            place = _bias(model, site, local, weight.n_rows) or norms.get(weight.name, NOWHERE)
+            found[weight.name] = place if holders[weight.name] == 1 else NOWHERE
+    return found
+
+
+def _bias(model: nn.Module, site: Site, local: str, n_rows: int) -> Place | None:
+    """The module's own bias of this weight, if it has one that no other module shares."""
+    if site.adapter.output != "products" and not isinstance(site.module, _OWN_KINDS):
+        return None
+    names = dict(site.module.named_parameters())
+    bias_name = "in_proj_bias" if local in _PACKED else local.replace("weight", "bias")
+    bias = names.get(bias_name)
+    start = _PACKED.index(local) * n_rows if local in _PACKED else 0
+    if bias is None or bias.ndim != 1 or len(bias) < start + n_rows or (local not in _PACKED and len(bias) != n_rows):
+        return None
+    if sum(own is bias for module in model.modules() for own in module._parameters.values()) != 1:
+        return None
+    prefix = f"{site.module_name}." if site.module_name else ""
+    return Place("bias", prefix + bias_name, start, 1)
+
+
+def _norms_behind(model: nn.Module, sites: Sequence[Site], batch: Batch) -> dict[str, Place]:
+    """The running mean behind each weight without a bias whose layer is read by that norm and by nothing else."""
+    bare = {
+        id(site.module.get_parameter(local)): weight.name
+        for site in sites
+        for local, weight in site.weights.items()
+        if site.adapter.output == "products" and getattr(site.module, "bias", None) is None
+    }
+    means = {
+        id(module.running_mean): (name, len(module.running_mean))
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None
+    }
+    with scoring_mode(model, "running"), _Readers(bare) as readers:
+        output = run_batch(model, fresh(batch))
+    shown = {id(tensor) for tensor in tensors_in(output)}
+    n_rows = {weight.name: weight.n_rows for site in sites for weight in site.weights.values()}
+    n_reads = Counter(mean for reads in readers.reads.values() for mean in reads)
+    found = {}
+    for weight, made in readers.made.items():
+        reads = readers.reads[weight]
+        if len(made) != 1 or len(reads) != 1 or id(made[0]) in shown or reads[0] not in means:
+            continue
+        norm, n_features = means[reads[0]]
+        if n_features == n_rows[weight] and n_reads[reads[0]] == readers.norm_calls[reads[0]] == 1:
+            found[weight] = Place("norm", f"{norm}.running_mean" if norm else "running_mean", 0, -1)
+    return found
+
+
+class _Readers(TorchFunctionMode):
+    """Notes which functions read the outputs of the watched weights: a batch_norm by its running mean, others as 0."""
+
+    def __init__(self, watched: dict[int, str]) -> None:
+        super().__init__()
+        self.watched = watched
+        self.made: dict[str, list[Tensor]] = {}  # kept alive, so that an id stands for one tensor
+        self.reads: dict[str, list[int]] = {}
+        self.norm_calls: Counter[int] = Counter()
+        self._of: dict[int, str] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        mean = 0
+        if func is F.batch_norm:
+            given = args[1] if len(args) > 1 else kwargs.get("running_mean")
+            mean = id(given)
+            self.norm_calls[mean] += 1
+        name = getattr(func, "__name__", "")
+        for tensor in _tensors((args, kwargs)):
+            weight = self._of.get(id(tensor))
+            is_blind = name in _SHAPE_ONLY or (name == "__get__" and not isinstance(result, Tensor))
+            if weight is not None and not is_blind:
+                self.reads[weight].append(mean)
+            used = self.watched.get(id(tensor))
+            if used is not None and isinstance(result, Tensor) and result is not tensor and name != "__get__":
+                self.made.setdefault(used, []).append(result)
+                self.reads.setdefault(used, [])
+                self._of[id(result)] = used
+        return result
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
+
+
+def shift(model: nn.Module, place: Place, shift_F: Tensor) -> Tensor:
+    """The intercepts as the tensor's dtype can take them: what `apply_shift` with them really adds (float64)."""
+    current = _target(model, place, len(shift_F))
+    moved = (current.to(shift_F) + place.sign * shift_F).to(current.dtype)
+    return place.sign * (moved.to(shift_F) - current.to(shift_F))
+
+
+def apply_shift(model: nn.Module, place: Place, shift_F: Tensor) -> None:
+    """Adds the intercepts to the tensor in place."""
+    current = _target(model, place, len(shift_F))
+    with torch.no_grad():
+        current.copy_(current.to(shift_F) + place.sign * shift_F)
+
+
+def _target(model: nn.Module, place: Place, n_rows: int) -> Tensor:
+    owner, _, local = place.name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(owner), local)
+    return tensor.detach()[place.start : place.start + n_rows]

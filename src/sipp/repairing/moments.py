@@ -1,0 +1,69 @@
+"""Sums over patches that hold all that least squares needs of a layer, and the error of any correction by them.
+
+For one row: patches x_p of the pruned network, gaps d_p = (dense output) - (pruned output), and a correction (c, b) of
+its kept weights and its intercept. The squared error over n patches is
+    sum_p (d_p - c x_p - b)^2 = dd - 2 c.dx - 2 b d + c xx c + 2 b c.x + n b^2,
+with dd, dx, d, xx, x the sums of products. The sums are float64, so pieces of any size may be added up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sipp.numerics import BOUND_DTYPE
+
+
+@dataclass
+class Moments:
+    """The sums for R rows of each of G groups; they grow with `add`."""
+
+    xx_GKK: Tensor
+    dx_GRK: Tensor
+    x_GK: Tensor
+    d_GR: Tensor
+    dd_GR: Tensor
+    yy_GR: Tensor  # squares of the dense output without its bias: what errors are a share of
+    n: float  # patches that are real
+
+    @staticmethod
+    def zeros(n_groups: int, n_rows: int, fan_in: int, device: torch.device) -> Moments:
+        """No patches yet; `n_rows` of each group."""
+
+        def empty(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=BOUND_DTYPE, device=device)
+
+        g, r, k = n_groups, n_rows, fan_in
+        return Moments(empty(g, k, k), empty(g, r, k), empty(g, k), empty(g, r), empty(g, r), empty(g, r), 0.0)
+
+    def add(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor) -> None:
+        """Adds a chunk of patches, the gaps there and the dense outputs. Padding is zero in all three."""
+        self.xx_GKK += patches_GKP @ patches_GKP.mT
+        self.dx_GRK += gap_GRP @ patches_GKP.mT
+        self.x_GK += patches_GKP.sum(-1)
+        self.d_GR += gap_GRP.sum(-1)
+        self.dd_GR += gap_GRP.square().sum(-1)
+        self.yy_GR += dense_GRP.square().sum(-1)
+
+    @property
+    def is_finite(self) -> bool:
+        sums = (self.xx_GKK, self.dx_GRK, self.d_GR, self.dd_GR, self.yy_GR)
+        return all(bool(torch.isfinite(one).all()) for one in sums)
+
+    def centred(self) -> tuple[Tensor, Tensor]:
+        """xx and dx about the means: least squares with a free intercept."""
+        xx_GKK = self.xx_GKK - self.x_GK[:, :, None] * self.x_GK[:, None, :] / self.n
+        return xx_GKK, self.dx_GRK - self.d_GR[..., None] * self.x_GK[:, None, :] / self.n
+
+    def intercept(self, change_GRK: Tensor) -> Tensor:
+        """The best intercept (G x R) beside a change of weights: the mean of what is left."""
+        return (self.d_GR - (change_GRK @ self.x_GK[..., None])[..., 0]) / self.n
+
+    def error(self, change_GRK: Tensor, shift_GR: Tensor) -> Tensor:
+        """The squared error (G x R) of the rows with these changes of weights and intercepts."""
+        by_x_GR = (change_GRK @ self.x_GK[..., None])[..., 0]
+        quadratic_GR = ((change_GRK @ self.xx_GKK - 2 * self.dx_GRK) * change_GRK).sum(-1)
+        found_GR = self.dd_GR + quadratic_GR + shift_GR * (2 * by_x_GR - 2 * self.d_GR + self.n * shift_GR)
+        return found_GR.clamp(min=0)

@@ -1,0 +1,74 @@
+"""What a repair did: layer by layer, and to the output of the network. `print` it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rich import box
+from rich.table import Table
+
+from sipp.display import number, text_of
+
+Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
+
+
+@dataclass(frozen=True)
+class LayerRepair:
+    """What became of one weight. Errors are on points kept aside: the gap to the dense layer's output, by its norm."""
+
+    name: str
+    error_before: float | None  # None where the layer could not be compared
+    error_after: float | None  # the same as before where it was left alone
+    ridge: float | None  # None where it was left alone
+    intercept: Intercept
+    left_alone: str  # why the weights are as they were; empty where they were refitted
+
+
+@dataclass(frozen=True)
+class Polish:
+    """What the steps of gradient descent did."""
+
+    asked: int
+    taken: int  # until it stopped
+    best: int  # the step whose weights were kept; 0: the refit's own
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What a repair did. The output errors are on points kept aside: of the root of the sum of squares, a share."""
+
+    layers: tuple[LayerRepair, ...]  # in the order of execution
+    n_points: int  # that the weights were fitted on
+    n_aside: int  # that chose the ridges and judged the layers
+    output_before: float | None  # None where the output holds no real numbers
+    output_refit: float | None
+    output_after: float | None
+    polish: Polish | None
+    undone: str  # why all weights are as they were; empty where they are not
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        table.add_column("weight", overflow="fold")
+        for column in ("error before", "after", "ridge"):
+            table.add_column(column, justify="right")
+        table.add_column("intercept")
+        table.add_column("left alone", overflow="fold")
+        for layer in self.layers:
+            errors = number(layer.error_before), number(layer.error_after)
+            table.add_row(layer.name, *errors, number(layer.ridge), layer.intercept, layer.left_alone)
+        return "\n".join([self.sentence, text_of(table)])
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one sentence."""
+        n_refitted = sum(not layer.left_alone for layer in self.layers)
+        text = f"{n_refitted} of {len(self.layers)} weights refitted on {self.n_points} points"
+        if self.polish is not None:
+            text += f", then polished for {self.polish.taken} steps"
+        if self.output_before is not None:
+            text += (
+                f"; the output's error on {self.n_aside} points kept aside was {number(self.output_before)} and is "
+                f"{number(self.output_after)}"
+            )
+        return f"{text}; undone: {self.undone}" if self.undone else text

@@ -1,0 +1,175 @@
+"""The boundary to compiled code: every size, dtype, device and stride is checked here, before an address leaves Python.
+
+Compiled code trusts what it is given: a column too many would be memory that belongs to something else. A check costs
+microseconds and does not depend on how large the tensors are. The memory that compiled code works in is made here as
+well, and everything it is given leaves as an `array` or an `address` of the dtype that it reads: torch's default dtype
+and device, which the caller may have set to anything, decide nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sipp.errors import DataError
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+N_SIGNS = 2
+
+
+@dataclass(frozen=True)
+class Given:
+    """One tensor that a kernel is given, and what it has to be."""
+
+    name: str
+    tensor: Tensor
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+
+
+def check_sums(where: str, weight_GRK: Tensor, patches_GKP: Tensor, *, device: str | None = None) -> None:
+    """Raises DataError unless these are the operands of `quadrant_sums`, all on one device (of this type)."""
+    n_groups, _, fan_in = _sizes(where, "weight_GRK", weight_GRK, 3)
+    n_patches = _sizes(where, "patches_GKP", patches_GKP, 3)[2]
+    weight = Given("weight_GRK", weight_GRK, tuple(weight_GRK.shape))
+    _check(where, [weight, Given("patches_GKP", patches_GKP, (n_groups, fan_in, n_patches))], device)
+
+
+def check_products(
+    where: str, patches: Tensor, inverse: Tensor, positive_GRK: Tensor, *, n_dims: int = 1, device: str | None = None
+) -> None:
+    """Raises DataError unless these are operands of `max_times` or, with points apart, of `sum_times`."""
+    n_groups, n_rows, fan_in = _sizes(where, "positive_GRK", positive_GRK, 3)
+    each = _sizes(where, "patches", patches, 2 + n_dims)[2:]
+    positive = Given("positive_GRK", positive_GRK, (n_groups, n_rows, fan_in), (torch.bool,))
+    a = Given("patches", patches, (n_groups, fan_in, *each))
+    u = Given("inverse", inverse, (N_SIGNS, n_groups, n_rows, *each))
+    _check(where, [positive, a, u], device)
+
+
+def check_ratios(
+    where: str,
+    windows: Tensor,
+    n_position_dims: int,
+    weight_GRK: Tensor,
+    *,
+    factors_TB: Tensor,
+    row_factors_GR: Tensor,
+    beside: Given,
+) -> None:
+    """Raises DataError unless these are operands of `max_ratios` or `mean_ratios`, float32 windows on a CPU."""
+    n_groups, n_rows, fan_in = _sizes(where, "weight_GRK", weight_GRK, 3)
+    sizes = _sizes(where, "windows", windows, None)
+    check_windows(where, windows, n_position_dims, n_rows=n_groups * n_rows, fan_in=fan_in)
+    if sizes[1] != n_groups:
+        raise DataError(f"windows of shape {sizes} have {sizes[1]} groups, the weight {n_groups}", where=where)
+    given = [
+        Given("windows", windows, sizes, (torch.float32,)),
+        Given("weight_GRK", weight_GRK, (n_groups, n_rows, fan_in)),
+        Given("factors_TB", factors_TB, (N_SIGNS, sizes[0]), (torch.float32,)),
+        Given("row_factors_GR", row_factors_GR, (n_groups, n_rows), (torch.float64,)),
+        beside,
+    ]
+    _check(where, given, "cpu")
+
+
+def check_windows(where: str, windows: Tensor, n_position_dims: int, *, n_rows: int, fan_in: int) -> None:
+    """Raises DataError unless windows (B, G, *positions, *fan_in) meet `n_rows` rows (of all groups) of this fan-in."""
+    sizes = _sizes(where, "windows", windows, None)
+    if not (isinstance(n_position_dims, int) and 0 <= n_position_dims <= len(sizes) - 2):
+        raise DataError(
+            f"windows of shape {sizes} do not have {n_position_dims!r} dimensions of positions", where=where
+        )
+    shown = windows.shape[2 + n_position_dims :].numel()
+    if n_rows % sizes[1] != 0 or shown != fan_in:
+        raise DataError(
+            f"windows of shape {sizes} show {sizes[1]} groups of {shown} values for each patch; the "
+            f"weight has {n_rows} rows of fan-in {fan_in}",
+            where=where,
+            fix="give inputs of the size that the layer takes",
+        )
+
+
+def check_lines(where: str, values_BN: Tensor, *, device: str | None = None) -> None:
+    """Raises DataError unless these are lines of real numbers, at least one of at least one number."""
+    _check(where, [Given("values_BN", values_BN, _sizes(where, "values_BN", values_BN, 2))], device)
+
+
+def blank(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory on the CPU for compiled code to write to; what it holds before is anything."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory on the CPU for compiled code, set to 0."""
+    return torch.zeros(shape, dtype=dtype, device="cpu")
+
+
+def array(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """The memory of a tensor as compiled code takes it; a DataError unless of this dtype, on the CPU, without gaps."""
+    _check_plain(tensor, dtype)
+    return tensor.numpy()
+
+
+def address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
+    """Where such a tensor begins, for compiled code that is given numbers alone."""
+    _check_plain(tensor, dtype)
+    return tensor.data_ptr()
+
+
+def _check_plain(tensor: Tensor, dtype: torch.dtype) -> None:
+    """Raises DataError unless compiled code for this dtype can go through the memory from its first byte on."""
+    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        gaps = "without" if tensor.is_contiguous() else "with"
+        raise DataError(
+            f"compiled code was to be given {tensor.dtype} on {tensor.device} {gaps} gaps; it takes "
+            f"{dtype} on the CPU without gaps: this is a fault of sipp",
+            fix="please report it",
+        )
+
+
+def _sizes(where: str, name: str, tensor: Tensor, n_dims: int | None) -> tuple[int, ...]:
+    """The shape of a tensor, refused where it has another number of dimensions (None: at least two) or no elements."""
+    if not isinstance(tensor, Tensor):
+        raise DataError(f"{name} is a {type(tensor).__name__}, it must be a tensor", where=where)
+    sizes = tuple(tensor.shape)
+    if (len(sizes) < 2 if n_dims is None else len(sizes) != n_dims) or 0 in sizes:
+        wanted = "at least two" if n_dims is None else n_dims
+        raise DataError(f"{name} has shape {sizes}; it must have {wanted} dimensions, none of them 0", where=where)
+    return sizes
+
+
+def _check(where: str, given: list[Given], device: str | None) -> None:
+    """Raises DataError unless each is what it has to be, and all lie on one device (of this type)."""
+    place = given[0].tensor.device
+    for one in given:
+        tensor = one.tensor
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != one.shape:
+            found = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            first = f"{given[0].name} of shape {given[0].shape}"
+            raise DataError(f"{one.name} has shape {found}; beside {first} it must have {one.shape}", where=where)
+        if tensor.dtype not in one.dtypes:
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in one.dtypes)
+            raise DataError(f"{one.name} is {tensor.dtype}; it must be {wanted}", where=where)
+        if tensor.device != place or (device is not None and place.type != device):
+            raise DataError(f"{one.name} lies on {tensor.device}; all must lie on {device or place}", where=where)
+        if tensor.layout != torch.strided or tensor.is_neg():
+            raise DataError(
+                f"{one.name} is not an ordinary dense tensor ({tensor.layout})", where=where, fix="make it one"
+            )
+        _check_memory(where, one)
+
+
+def _check_memory(where: str, one: Given) -> None:
+    """Raises DataError unless every element of the tensor lies within the memory that it views."""
+    tensor, strides = one.tensor, one.tensor.stride()
+    last = sum((size - 1) * stride for size, stride in zip(one.shape, strides))
+    n_bytes = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    if min(strides, default=0) < 0 or n_bytes > tensor.untyped_storage().nbytes():
+        raise DataError(
+            f"{one.name} of shape {one.shape} and strides {strides} views memory it does not have", where=where
+        )

@@ -1,0 +1,28 @@
+"""LAMP (Lee et al. 2021): magnitudes to compare across layers, each relative to the larger ones of its own layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sipp.inputs.subject import Subject
+from sipp.numerics import BOUND_DTYPE
+
+
+def lamp(subject: Subject) -> dict[str, Tensor]:
+    """w_j^2 / sum of w_k^2 over the k of its layer with |w_k| >= |w_j|, {parameter name: tensor of its shape}.
+
+    The largest weight of a layer has the score 1, so no layer dies while another has weights to give. Equal magnitudes
+    are ordered by position, the first counts as the larger. Zeros score 0.
+    """
+    return {name: _of_layer(parameter.detach()) for name, parameter in subject.parameters().items()}
+
+
+def _of_layer(weight: Tensor) -> Tensor:
+    magnitude = weight.to(BOUND_DTYPE).abs().flatten()
+    largest = magnitude.amax()
+    squares = (magnitude / largest).square() if bool(largest > 0) else magnitude  # no overflow, no underflow of all
+    order = torch.argsort(squares, descending=True, stable=True)
+    falling = squares[order]
+    shares = torch.where(falling > 0, falling / falling.cumsum(0), 0.0)
+    return torch.empty_like(shares).scatter_(0, order, shares).view(weight.shape)

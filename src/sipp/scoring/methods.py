@@ -1,0 +1,140 @@
+"""THE list of methods: one row each. `prune`, recipes, the command line, the page and the docs read it.
+
+To add a method: write its score in a file of this folder, add a row here. Importing this file loads no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+from sipp.errors import OptionError
+from sipp.options import Reduce
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sipp.inputs.subject import Subject
+
+Method = str  # the name of a row
+Need = Literal["data", "labels"]
+Cut = Literal["global", "layer", "row", "sampled", "hybrid"]
+Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
+Score = Callable[["Subject"], "dict[str, Tensor]"]
+
+SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
+BLEND = "blend"  # as a score: sensitivities and magnitudes blended, how is chosen on points kept aside (T20)
+
+
+@dataclass(frozen=True)
+class Style:
+    """The look of one method on the page and in figures."""
+
+    light: str  # colour on a light background, and in print
+    dark: str
+    marker: Marker
+    dash: tuple[int, ...] = ()  # lengths of line and gap; empty: a solid line
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One method: what it scores by, what it needs, how rows are cut, what is promised, how it looks."""
+
+    name: str
+    label: str  # on plots
+    about: str  # one line for tables and help
+    score: str  # "file:function" of this folder, {parameter name: tensor} of a Subject; or SENSITIVITY
+    needs: frozenset[Need]
+    cut: Cut  # which weights go: the smallest of all, of each layer, of each row, or by sampling
+    promise: str  # the statement about a row it keeps
+    style: Style
+    reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
+    floor: float | None = None  # under rows and layers, where nothing else is asked for; None: rows may die
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the method ranks by sensitivities, alone or blended."""
+        return self.score in (SENSITIVITY, BLEND)
+
+    @property
+    def is_blend(self) -> bool:
+        return self.score == BLEND
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.cut in ("sampled", "hybrid")
+
+    @property
+    def needs_data(self) -> bool:
+        return bool(self.needs)
+
+
+NOTHING: frozenset[Need] = frozenset()
+POINTS: frozenset[Need] = frozenset({"data"})
+LABELS: frozenset[Need] = frozenset({"data", "labels"})
+
+METHODS: tuple[MethodRow, ...] = (
+    MethodRow(
+        "sipp-blend", "SiPP-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on points kept aside",
+        BLEND, POINTS, "global", "T17", Style("#090416", "#f6ffac", "circle", (9, 3)), floor=0.1,
+    ),
+    MethodRow(
+        "sipp-hybrid", "SiPP-hybrid", "per row the better of keeping the most sensitive weights and sampling",
+        SENSITIVITY, POINTS, "hybrid", "T9", Style("#0b5fb0", "#4eacfc", "circle"),
+    ),
+    MethodRow(
+        "sipp-det", "SiPP-det", "keeps the most sensitive weights",
+        SENSITIVITY, POINTS, "global", "T5", Style("#bc3700", "#ff8a54", "square"),
+    ),
+    MethodRow(
+        "sipp-rand", "SiPP-rand", "samples weights by sensitivity and re-weights them",
+        SENSITIVITY, POINTS, "sampled", "T6", Style("#00875f", "#2bd19b", "diamond"),
+    ),
+    MethodRow(
+        "sipp-simple", "SiPP-simple", "keeps the most sensitive weights, with the simple bound's constants",
+        SENSITIVITY, POINTS, "global", "T5", Style("#7e2281", "#cb7cca", "up", (7, 3)),
+    ),
+    MethodRow(
+        "wt", "WT", "keeps the largest magnitudes (weight thresholding)",
+        "baselines:wt", NOTHING, "global", "T17 with data", Style("#b38704", "#f2d04b", "down", (4, 3)),
+    ),
+    MethodRow(
+        "snip", "SNIP", "keeps the largest |weight x gradient of the loss|",
+        "baselines:snip", LABELS, "global", "T17", Style("#389acf", "#b5e3ff", "cross", (2, 3)),
+    ),
+    MethodRow(
+        "random", "random", "keeps weights at random",
+        "baselines:random", NOTHING, "global", "T17 with data", Style("#565a5c", "#989a9b", "plus", (8, 3, 2, 3)),
+    ),
+    MethodRow(
+        "lamp", "LAMP", "magnitudes, each relative to the larger ones of its layer",
+        "lamp:lamp", NOTHING, "global", "T17 with data", Style("#700407", "#c7273e", "up", (1, 2)),
+    ),
+    MethodRow(
+        "wanda", "Wanda", "magnitude times the length of its input, compared within each row",
+        "wanda:wanda", POINTS, "row", "T17", Style("#9621fb", "#534bff", "square", (5, 2, 1, 2)),
+    ),
+)  # fmt: skip
+
+DEFAULT: Method = "sipp-blend"
+NAMES: tuple[str, ...] = tuple(row.name for row in METHODS)
+_ROWS = {row.name: row for row in METHODS}
+
+
+def method_of(name: Any) -> MethodRow:
+    """The row of a method; an OptionError names the nearest and all of them."""
+    if isinstance(name, str) and name in _ROWS:
+        return _ROWS[name]
+    near = difflib.get_close_matches(name, NAMES, n=1) if isinstance(name, str) else []
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise OptionError(f"method={name!r:.60} is not one of {', '.join(NAMES)}" + (f"; {hint}".rstrip() if hint else ""))
+
+
+def score_of(row: MethodRow) -> Score:
+    """The function that scores for a method that has one of its own."""
+    file, _, function = row.score.partition(":")
+    found: Score = getattr(import_module(f"sipp.scoring.{file}"), function)
+    return found

@@ -1,0 +1,366 @@
+"""The sensitivities of one weight, gathered over all of its uses and batches (T2, T3).
+
+A kernel turns windows into the largest ratios of each weight, and the norms that `running_norms.py` gathers. Here it is
+given the windows in pieces that fit the memory, in the precision they need.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from sipp.errors import DataError, ModelError
+from sipp.inputs.patches import Values, patches_of, split_windows, to_score_dtype, values_of
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory, row_scales
+from sipp.options import Reduce
+from sipp.records import Batch, LayerScores, Use, Weight, to_rows
+from sipp.scoring.kernels import boundary, in_float64
+from sipp.scoring.kernels.chunk_ratios import TOTAL, max_chunk, sum_chunk
+from sipp.scoring.running_norms import RunningNorms, unscaled
+
+FLOAT_BYTES = 4
+SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has fewer digits, and soon none
+
+_log = logging.getLogger("sipp")
+
+
+class RunningSensitivities:
+    """What one weight has seen so far: `add` every use, `close_batch` after every batch, then take the `result`.
+
+    The weight is used scaled by powers of two, each row's largest magnitude near 1, and so is each point: ratios do
+    not notice, and a point's ratios do not depend on the points beside it.
+    """
+
+    def __init__(self, weight: Weight, model: nn.Module, kernel: ModuleType, reduce: Reduce, chunk_bytes: int) -> None:
+        self.weight, self.kernel, self.reduce, self.chunk_bytes = weight, kernel, reduce, chunk_bytes
+        self.rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
+        lowest_F, highest_F, smallest_F = kernel.extremes(self.rows_FK)
+        self.scale_F = row_scales(torch.maximum(highest_F, -lowest_F)[:, None])[:, 0]
+        self.smallest_weight = float((smallest_F.to(BOUND_DTYPE) * self.scale_F).amin())
+        self.scaled_FK = _times_powers_of_two(self.rows_FK, self.scale_F)
+        self.sensitivity_FK = torch.zeros_like(self.scaled_FK)
+        self.best_FK = torch.zeros_like(self.scaled_FK)  # largest a / D so far, for a kernel that skips by it
+        self.order: int | None = None
+        self.n_outputs = 0
+        self.norms = RunningNorms()
+        self.tells_apart = True  # points of S1 and S2, where S is split
+        self.apart: tuple[Tensor, Tensor] | None = None  # sensitivity and best of the points of S2, if S is split (T19)
+        self.counts_BF: Tensor | None = None  # of this batch: patches of each point, for each row
+        self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
+
+    def add(self, use: Use, batch: Batch, n_uses: int, n_first: int | None = None) -> None:
+        """Takes one use into account. `n_uses` is how many this batch makes of the weight (for `mean`).
+
+        The points from `n_first` on belong to S2 and are kept apart from the others (T19).
+        """
+        n_rows = use.n_rows or self.weight.n_rows - use.row_start
+        rows = slice(use.row_start, use.row_start + n_rows)
+        sizes = {"n_rows": n_rows, "fan_in": self.weight.fan_in}
+        boundary.check_windows(f"batch {batch.index}: {self.weight.name}", use.windows, use.n_position_dims, **sizes)
+        self._count(use, rows, batch)
+        if n_first is not None and n_first < batch.n_points and not use.attributed:
+            self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
+        values = values_of(use.windows, self.kernel.extremes)
+        if not bool(torch.isfinite(values.peak_B).all()):
+            raise DataError(
+                f"the inputs that reach {self.weight.name} are NaN or infinite, although the batch itself "
+                "is finite: the model overflows on it",
+                where=f"batch {batch.index}",
+                fix="use a wider dtype, or drop the batch",
+            )
+        with exact_matmul():
+            if self.reduce == "max":
+                for points, is_wide in self._runs(use, rows, values):
+                    for part, is_apart in _sides(points, n_first):
+                        with self._apart(is_apart):
+                            self._add_max(use, rows, part, values, is_wide)
+            else:
+                self._add_mean(use, rows, values, batch, n_uses)
+
+    def close_batch(self, output_norms_B: Tensor | None) -> None:
+        """Ends a batch: the points' means and norms are complete now."""
+        if self.counts_BF is not None:  # used in this batch
+            self.n_outputs = max(self.n_outputs, int(self.counts_BF.sum(1).max()))
+            if self.sums_TBFK is not None:
+                self._fold(self.sums_TBFK, self.counts_BF, slice(None))
+        self.counts_BF = self.sums_TBFK = None
+        self.norms.close(output_norms_B)
+
+    @contextmanager
+    def _apart(self, is_apart: bool) -> Iterator[None]:
+        """A context in which maxima go to those of S2 instead of those of S1 (T19)."""
+        if not is_apart:
+            yield
+            return
+        mine = self.sensitivity_FK, self.best_FK
+        self.sensitivity_FK, self.best_FK = self.apart or (torch.zeros_like(mine[0]), torch.zeros_like(mine[1]))
+        try:
+            yield
+        finally:
+            self.apart = self.sensitivity_FK, self.best_FK
+            self.sensitivity_FK, self.best_FK = mine
+
+    def result(self) -> LayerScores:
+        """The scores of this weight; raises if no input ever reached it."""
+        if self.order is None:
+            raise ModelError(
+                f"no input reached {self.weight.name}: the layer is not called in forward, or its weight is "
+                "used through a functional call that cannot be seen",
+                fix=f"leave it as it is with exclude={self.weight.name!r}",
+                option="exclude",
+            )
+        joined_FK = self.sensitivity_FK if self.apart is None else torch.maximum(self.sensitivity_FK, self.apart[0])
+        return LayerScores(
+            weight=self.weight,
+            sensitivity_FK=joined_FK,  # a maximum of maxima: the bits of one pass over all points
+            order=self.order,
+            n_outputs=self.n_outputs,
+            sign_complexity=self.norms.sign_complexity,
+            output_ratio=self.norms.output_ratio,
+            quadrants_B=torch.cat(self.norms.quadrants) if self.norms.quadrants else None,
+            first_FK=self.sensitivity_FK if self.apart is not None else None,
+            apart_FK=self.apart[0] if self.apart is not None else None,
+        )
+
+    def _count(self, use: Use, rows: slice, batch: Batch) -> None:
+        """Notes how many patches each point brings. A use that hides its points counts in full for every point."""
+        if self.counts_BF is None:
+            device = self.scale_F.device
+            self.counts_BF = torch.zeros(batch.n_points, self.weight.n_rows, dtype=torch.int64, device=device)
+            self.norms.open(batch.n_points, device)
+        self.norms.is_attributed &= use.attributed
+        self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
+
+    def _add_max(self, use: Use, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
+        """Takes the largest ratios of these points into the running maximum."""
+        if self.kernel.FUSED and not is_wide:
+            self._add_fused(use, rows, points, values)
+            return
+        part = replace(use, windows=use.windows[points])
+
+        def take(piece: slice, windows: Tensor) -> None:
+            at = slice(points.start + piece.start, points.start + piece.stop)
+            scale_B, occurs = values.scale_B[at], values.occurs(at)
+            kernel, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], is_wide)
+            chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
+            best_GRK, squares_QB = max_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
+            self._take_max(best_GRK, weight_GRK, rows)
+            self.norms.add(unscaled(squares_QB, scale_B), at)
+
+        self._piecewise(part, rows, take)
+
+    def _add_fused(self, use: Use, rows: slice, points: slice, values: Values) -> None:
+        """Takes these points in by a kernel that does all of it in one go; halves of them where memory is short."""
+        part = _part(use, points)
+        if not self._attempt(part, rows, partial(self._fused, part, rows, points, values)):
+            middle = (points.start + points.stop) // 2
+            for half in (slice(points.start, middle), slice(middle, points.stop)):
+                if half.start < half.stop:
+                    self._add_fused(use, rows, half, values)
+
+    def _fused(self, use: Use, rows: slice, points: slice, values: Values) -> None:
+        """One call of the kernel, for a use of these points alone."""
+        scale_B, applied_B, windows = values.scale_B[points], values.scale_B[points], use.windows
+        if windows.dtype != SCORE_DTYPE:
+            windows, applied_B = to_score_dtype(windows, scale_B), torch.ones_like(scale_B)
+        _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
+        occurs_TB = torch.stack((values.has_positive_B[points], values.has_negative_B[points]))
+        factors_TB = (torch.stack((applied_B, -applied_B)) * occurs_TB).to(SCORE_DTYPE)
+        given = windows, use.n_position_dims, weight_GRK
+        if self.reduce == "max" or _n_patches(use) == 1:  # the mean over one patch is its ratio
+            known_GRK = self.best_FK[rows].view_as(weight_GRK)
+            best_GRK, squares_QB = self.kernel.max_ratios(
+                *given, factors_TB=factors_TB, row_factors_GR=factors_GR, best_GRK=known_GRK
+            )
+            self.best_FK[rows] = best_GRK.flatten(0, 1)
+        else:
+            best_GRK, squares_QB = self.kernel.mean_ratios(
+                *given, factors_TB=factors_TB, row_factors_GR=factors_GR, counts_B=_counts(use)
+            )
+        self._take_max(best_GRK, weight_GRK, rows)
+        self.norms.add(unscaled(squares_QB, scale_B / applied_B), points)
+
+    def _take_max(self, best_GRK: Tensor, weight_GRK: Tensor, rows: slice) -> None:
+        best_FK = (best_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
+        torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
+
+    def _add_mean(self, use: Use, rows: slice, values: Values, batch: Batch, n_uses: int) -> None:
+        """Adds one use to the sums over patches, a block of points at a time."""
+        if not self.norms.is_attributed:
+            raise DataError(
+                f"reduce='mean' needs the points of a batch told apart, but the inputs of {self.weight.name}"
+                " do not show them",
+                where=f"batch {batch.index}",
+                fix="use reduce='max', or batches of one point",
+            )
+        if n_uses > 1 and self.sums_TBFK is None:
+            self.sums_TBFK = torch.zeros(
+                2, len(use.windows), *self.scaled_FK.shape, dtype=SCORE_DTYPE, device=self.scale_F.device
+            )
+        for run, is_wide in self._runs(use, rows, values):
+            if self.kernel.FUSED and not is_wide and n_uses == 1:
+                self._add_fused(use, rows, run, values)
+                continue
+            start = run.start
+            while start < run.stop:
+                block = max(1, self.chunk_bytes // (4 * FLOAT_BYTES * (rows.stop - rows.start) * self.weight.fan_in))
+                points = slice(start, min(start + block, run.stop))
+                if self._attempt(use, rows, partial(self._mean_block, use, rows, points, values, is_wide)):
+                    start = points.stop
+
+    def _mean_block(self, use: Use, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
+        """Adds the ratios of these points; nothing is taken before all of it is known."""
+        part = replace(use, windows=use.windows[points])
+        kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
+        shape = (2, len(part.windows), *weight_GRK.flatten(0, 1).shape)
+        sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
+        squares_QB = torch.zeros(TOTAL + 1, len(part.windows), dtype=BOUND_DTYPE, device=self.scale_F.device)
+        for piece, windows in split_windows(part, **self._piece_sizes(use, rows)):
+            at = slice(points.start + piece.start, points.start + piece.stop)
+            scale_B, occurs = values.scale_B[at], values.occurs(at)
+            chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
+            ratios, squares = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
+            sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
+            squares_QB[:, piece] += unscaled(squares, scale_B)
+        self.norms.add(squares_QB, points)
+        if self.sums_TBFK is not None:
+            self.sums_TBFK[:, points, rows] += sums_TBFK
+        elif self.counts_BF is not None:
+            self._fold(sums_TBFK, self.counts_BF[points, rows], rows)
+
+    def _fold(self, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
+        """Takes complete sums into the running maximum: mean over patches, max over quadrants, max over points (T3)."""
+        means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
+        best_FK = means_BFK.amax(0).clamp_(max=1)
+        torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
+
+    def _runs(self, use: Use, rows: slice, values: Values) -> Iterator[tuple[slice, bool]]:
+        """Stretches of points that have anything to say, and whether they need float64 because float32 might underflow.
+
+        A point without activations has no ratio but 0/0 := 0, and Z = 0.
+        """
+        # Patches are divided by their sum at most, which is below fan-in x peak.
+        ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
+        is_wide = (ratio_B * self.smallest_weight < UNDERFLOW_GUARD).tolist()
+        scales = values.scale_B.tolist()
+        kinds = [
+            None if peak == 0 else _is_extreme(use, scale) or (wide and self._underflows(use, rows, point, scale))
+            for point, (peak, scale, wide) in enumerate(zip(values.peak_B.tolist(), scales, is_wide))
+        ]
+        start = 0
+        for kind, group in groupby(kinds):
+            stop = start + len(list(group))
+            if kind is not None:
+                yield slice(start, stop), kind
+            start = stop
+
+    def _underflows(self, use: Use, rows: slice, point: int, scale: float) -> bool:
+        """Whether float32 loses an activation of this point, or its product with a weight of the same column.
+
+        A fused kernel divides each patch by its sum before anything is multiplied; others do not.
+        """
+        one = replace(use, windows=use.windows[point : point + 1])
+        smallest_GK: Tensor | None = None
+        for _, windows in split_windows(one, **self._piece_sizes(use, rows)):
+            scale_B = torch.tensor([scale], dtype=BOUND_DTYPE, device="cpu")
+            patches = patches_of(windows, use.n_position_dims, scale_B, BOUND_DTYPE).abs()
+            if bool(((patches > 0) & (patches < SMALLEST_NORMAL)).any()):
+                return True
+            shares = patches / patches.sum(1, keepdim=True) if self.kernel.FUSED else patches
+            least = torch.where(patches > 0, shares, torch.inf).amin(-1)
+            smallest_GK = least if smallest_GK is None else torch.minimum(smallest_GK, least)
+        assert smallest_GK is not None  # every point has patches
+        products = self._scaled_rows(rows).unflatten(0, (len(smallest_GK), -1)).abs() * smallest_GK[:, None]
+        return bool(((products > 0) & (products < UNDERFLOW_GUARD)).any())
+
+    def _operands(self, rows: slice, n_groups: int, is_wide: bool) -> tuple[ModuleType, Tensor, Tensor]:
+        """The kernel, the scaled weights (G x R x K), and the factors (G x R) that take their scale out again."""
+        weight_FK = self._scaled_rows(rows) if is_wide else self.scaled_FK[rows]
+        factors_F = 1 / self.scale_F[rows]
+        kernel = in_float64(self.kernel) if is_wide else self.kernel
+        return kernel, weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
+
+    def _scaled_rows(self, rows: slice) -> Tensor:
+        return self.rows_FK[rows].to(BOUND_DTYPE) * self.scale_F[rows, None]
+
+    def _piece_sizes(self, use: Use, rows: slice) -> dict[str, int]:
+        """How the windows of a use are cut: patches, a signed part of them, and seven lines for each row."""
+        n_rows_per_group = (rows.stop - rows.start) // use.windows.shape[1]
+        per_patch = FLOAT_BYTES * use.windows.shape[1] * (2 * self.weight.fan_in + 7 * n_rows_per_group)
+        return {"bytes_per_patch": per_patch, "chunk_bytes": self.chunk_bytes}
+
+    def _piecewise(self, use: Use, rows: slice, take: Callable[[slice, Tensor], None]) -> None:
+        """Calls `take` for pieces that fit the memory; a piece that does not is cut further, the others follow."""
+        for points, windows in split_windows(use, **self._piece_sizes(use, rows)):
+            if not self._attempt(use, rows, partial(take, points, windows)):
+
+                def take_within(piece: slice, part: Tensor, start: int = points.start) -> None:
+                    take(slice(start + piece.start, start + piece.stop), part)
+
+                self._piecewise(replace(use, windows=windows), rows, take_within)
+
+    def _attempt(self, use: Use, rows: slice, work: Callable[[], None]) -> bool:
+        """Whether `work` ran; if memory did not suffice, chunk_bytes is half of what it was, or an error is raised."""
+        try:
+            work()
+            return True
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        least = self._piece_sizes(use, rows)["bytes_per_patch"]
+        if self.chunk_bytes <= least:
+            raise ModelError(
+                f"out of memory at {self.weight.name} even one patch at a time ({least} bytes)",
+                fix=f"free memory, use smaller batches, or leave the weight as it is with exclude={self.weight.name!r}",
+                option="exclude",
+            )
+        self.chunk_bytes //= 2
+        _log.warning("out of memory at %s: going on with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
+        return False
+
+
+def _is_extreme(use: Use, scale: float) -> bool:
+    """Whether the scale of a point is no ordinary number of float32, so that to scale in float32 would lose it."""
+    return use.windows.dtype != BOUND_DTYPE and not SMALLEST_NORMAL <= scale <= 1 / SMALLEST_NORMAL
+
+
+def _sides(points: slice, n_first: int | None) -> Iterator[tuple[slice, bool]]:
+    """The points before `n_first`, and those from it on, with whether they are the latter; empty sides are left out."""
+    middle = points.stop if n_first is None else min(max(n_first, points.start), points.stop)
+    for part, is_apart in ((slice(points.start, middle), False), (slice(middle, points.stop), True)):
+        if part.start < part.stop:
+            yield part, is_apart
+
+
+def _n_patches(use: Use) -> int:
+    """How many patches the windows show of each point."""
+    return use.windows.shape[2 : 2 + use.n_position_dims].numel()
+
+
+def _counts(use: Use) -> Tensor:
+    """How many patches each point has."""
+    if use.counts_B is not None:
+        return use.counts_B
+    return torch.full((len(use.windows),), _n_patches(use), dtype=torch.int64, device="cpu")
+
+
+def _part(use: Use, points: slice) -> Use:
+    """The use of some of its points."""
+    counts_B = None if use.counts_B is None else use.counts_B[points]
+    return replace(use, windows=use.windows[points], counts_B=counts_B)
+
+
+def _times_powers_of_two(rows_FK: Tensor, scale_F: Tensor) -> Tensor:
+    """The rows times their scales in float32, rounded once."""
+    narrow_F = scale_F.to(SCORE_DTYPE)
+    if rows_FK.dtype == SCORE_DTYPE and bool((torch.isfinite(narrow_F) & (narrow_F > 0)).all()):
+        return rows_FK * narrow_F[:, None]
+    return (rows_FK.to(BOUND_DTYPE) * scale_F[:, None]).to(SCORE_DTYPE)

@@ -1,0 +1,82 @@
+"""Tensors with the values that belong to them, saved as NAME.safetensors and NAME.json.
+
+The JSON is written last and holds the SHA-256 of the tensors and of itself: a pair without a sound JSON does not exist.
+Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sipp.errors import DataError
+from sipp.storage.files import (
+    Values,
+    inside,
+    make_folder,
+    read_file,
+    read_json,
+    sha256_of,
+    write_atomic,
+    write_json,
+)
+from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TENSORS = ".safetensors"
+VALUES = ".json"
+
+
+def save_pair(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
+    """Saves tensors and values under this name: both or (as far as any reader can tell) neither."""
+    data = tensors_to_bytes(tensors)
+    make_folder(folder)
+    write_atomic(inside(folder, name + TENSORS), data)
+    write_json(inside(folder, name + VALUES), {"tensors_sha256": sha256_of(data), "values": values})
+
+
+def load_pair(folder: Path, name: str) -> tuple[dict[str, Tensor], Values]:
+    """The tensors (on the CPU) and values saved under this name, checked against their checksums."""
+    data, values = _checked_pair(folder, name)
+    return tensors_from_bytes(data, inside(folder, name + TENSORS)), values
+
+
+def load_sound_values(folder: Path, name: str) -> Values:
+    """The values saved under this name, after the same checks as `load_pair`, of the tensors' checksum too."""
+    return _checked_pair(folder, name)[1]
+
+
+def _checked_pair(folder: Path, name: str) -> tuple[bytes, Values]:
+    """The bytes of the tensors, and the values, if neither was changed since they were saved."""
+    outer = read_json(inside(folder, name + VALUES))
+    path = inside(folder, name + TENSORS)
+    data = read_file(path)
+    found = sha256_of(data)
+    if found != outer.get("tensors_sha256"):
+        raise DataError(
+            f"SHA-256 {found[:12]} is not the one it was saved with; it was changed after it was written, or cut",
+            where=path,
+        )
+    if not isinstance(outer.get("values"), dict):
+        raise DataError("holds no values", where=inside(folder, name + VALUES))
+    return data, outer["values"]
+
+
+def load_values(folder: Path, name: str) -> Values:
+    """The values saved under this name, without reading the tensors."""
+    values: Values = read_json(inside(folder, name + VALUES))["values"]
+    return values
+
+
+def has_pair(folder: Path, name: str) -> bool:
+    """Whether something was saved under this name; whether it is sound shows when it is loaded."""
+    return inside(folder, name + VALUES).is_file()
+
+
+def remove_pair(folder: Path, name: str) -> None:
+    """Removes the pair, its JSON first, so that no half of it is ever taken for a pair."""
+    inside(folder, name + VALUES).unlink(missing_ok=True)
+    inside(folder, name + TENSORS).unlink(missing_ok=True)

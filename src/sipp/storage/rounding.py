@@ -1,0 +1,86 @@
+"""Kept values in fewer bits: fp16, bf16, or int8 with a scale per row; how far they moved, and back to their dtype.
+
+Rounding twice is rounding once, also for int8: a scale has 16 significant bits, so that a level times its scale is
+exact in float32 and the largest weight of a row gives the same scale again. So a network that was loaded from such a
+file can be certified and saved again, and stays bit by bit the one that was certified.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sipp.errors import ModelError
+
+Rounding = Literal["exact", "fp16", "bf16", "int8"]
+FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+LEVELS = 127  # of int8, on either side of zero
+SCALE_DROPPED = 0xFF  # bits of a float32 that a scale leaves zero: 16 significant ones are left
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Kept values as they are stored, and how far they moved."""
+
+    stored_K: Tensor  # of the dtype that is stored
+    scale_F: Tensor | None  # float32, for int8
+    largest_change: float  # of a weight, in parts of itself
+    norm_change: float  # of all together: ||stored - given|| / ||given||
+
+
+def round_values(value_K: Tensor, row_K: Tensor | None, n_rows: int, rounding: Rounding, name: str) -> Rounded:
+    """The values in the asked format; row_K is each value's row, for int8. ModelError where one does not fit."""
+    if rounding == "exact":
+        return Rounded(value_K, None, 0.0, 0.0)
+    _refuse_unless(bool(value_K.isfinite().all()), name, "a kept weight is infinite or NaN", "'fp32' or 'lossless'")
+    if rounding == "int8" and row_K is not None:
+        scale_F = _scales(value_K, row_K, n_rows)
+        stored_K = _levels(value_K, row_K, scale_F)
+        back_K = restore_values(stored_K, scale_F, row_K, value_K.dtype)
+    else:
+        scale_F, stored_K = None, value_K.to(FORMATS[rounding])
+        fits = bool(stored_K.isfinite().all())
+        _refuse_unless(fits, name, f"a weight is too large for {rounding}", "'fp32', 'lossless' or 'int8'")
+        back_K = stored_K.to(value_K.dtype)
+    return Rounded(stored_K, scale_F, *_changes(value_K, back_K))
+
+
+def restore_values(stored_K: Tensor, scale_F: Tensor | None, row_K: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The values that a network with this file has."""
+    if scale_F is None or row_K is None:
+        return stored_K.to(dtype)
+    return (stored_K.to(torch.float32) * scale_F[row_K]).to(dtype)
+
+
+def _scales(value_K: Tensor, row_K: Tensor, n_rows: int) -> Tensor:
+    """The largest magnitude of each row over 127, rounded up to 16 significant bits."""
+    largest_F = torch.zeros(n_rows, dtype=torch.float64, device="cpu")
+    largest_F.scatter_reduce_(0, row_K, value_K.abs().to(torch.float64), "amax")
+    scale_F = (largest_F / LEVELS).to(torch.float32)
+    return ((scale_F.view(torch.int32) + SCALE_DROPPED) & ~SCALE_DROPPED).view(torch.float32)
+
+
+def _levels(value_K: Tensor, row_K: Tensor, scale_F: Tensor) -> Tensor:
+    scale_K = scale_F.to(torch.float64)[row_K]
+    level_K = torch.where(scale_K > 0, value_K.to(torch.float64) / scale_K, 0.0)
+    return level_K.round().clamp(-LEVELS, LEVELS).to(torch.int8)
+
+
+def _changes(given_K: Tensor, back_K: Tensor) -> tuple[float, float]:
+    """The largest relative change of a weight, and that of all together."""
+    given_K = given_K.to(torch.float64)
+    moved_K = (back_K.to(torch.float64) - given_K).abs()
+    is_moved_K = moved_K > 0  # a zero stays zero in every format, so that no ratio is over zero
+    if not bool(is_moved_K.any()):
+        return 0.0, 0.0
+    largest = float((moved_K[is_moved_K] / given_K[is_moved_K].abs()).max())
+    return largest, float(moved_K.norm() / given_K.norm())
+
+
+def _refuse_unless(fits: bool, name: str, reason: str, instead: str) -> None:
+    """Raises ModelError where a format has no place for the values."""
+    if not fits:
+        raise ModelError(f"{reason}; save with values={instead}", where=name)

@@ -1,0 +1,105 @@
+"""Tensors in, the bytes of a safetensors file out, and back: as torch's tensors, or raw where torch is not needed.
+
+torch and NumPy are imported by the functions that need them: a reader of records should not have to wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, deserialize
+
+from sipp.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# What safetensors calls an element type: torch's name, and the whole number of the same size that holds its bits.
+_FLOATS = {
+    "F64": ("torch.float64", "u8"),
+    "F32": ("torch.float32", "u4"),
+    "F16": ("torch.float16", "u2"),
+    "BF16": ("torch.bfloat16", "u2"),
+    "F8_E4M3": ("torch.float8_e4m3fn", "u1"),
+    "F8_E5M2": ("torch.float8_e5m2", "u1"),
+}
+_WHOLE = {
+    "I64": ("torch.int64", "i8"),
+    "I32": ("torch.int32", "i4"),
+    "I16": ("torch.int16", "i2"),
+    "I8": ("torch.int8", "i1"),
+    "U64": ("torch.uint64", "u8"),
+    "U32": ("torch.uint32", "u4"),
+    "U16": ("torch.uint16", "u2"),
+    "U8": ("torch.uint8", "u1"),
+    "BOOL": ("torch.bool", "u1"),
+}
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """A tensor as it lies in a file: its element type as safetensors names it, its shape, its bytes."""
+
+    kind: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @property
+    def dtype(self) -> str:
+        """torch's name of the element type."""
+        return (_FLOATS | _WHOLE)[self.kind][0]
+
+    def n_nonzero(self) -> int:
+        """How many of its numbers are not zero; minus zero is zero, NaN is not."""
+        import numpy as np
+
+        if self.kind in _WHOLE:
+            return int(np.count_nonzero(np.frombuffer(self.data, "<" + _WHOLE[self.kind][1])))
+        bits = np.frombuffer(self.data, "<" + _FLOATS[self.kind][1])
+        return int(np.count_nonzero(bits << bits.dtype.type(1)))  # all but the sign
+
+
+def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None = None) -> bytes:
+    """The tensors as a safetensors file, with a mark in its header; tied ones stand under each of their names."""
+    from safetensors.torch import save
+    from torch import Tensor
+
+    wrong = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
+    if wrong:
+        raise ModelError(
+            f"state_dict entries {', '.join(wrong[:5])} are no tensors, and safetensors holds nothing else"
+        )
+    # Copies: safetensors refuses memory that two names share.
+    plain = {
+        name: value.detach().to("cpu", copy=True).contiguous()
+        for name, value in tensors.items()
+        if isinstance(value, Tensor)
+    }
+    return save(plain, mark)
+
+
+def tensors_from_bytes(data: bytes, where: object) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU; DataError names `where` they were to come from."""
+    import torch
+    from safetensors.torch import load
+
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError, torch.cuda.OutOfMemoryError) as error:
+        raise DataError(f"not a safetensors file: {error}", where=where) from error
+
+
+def raw_tensors(data: bytes, where: object) -> dict[str, RawTensor]:
+    """The tensors of a safetensors file as they lie there; DataError names `where` they were to come from."""
+    try:
+        found = {name: RawTensor(one["dtype"], tuple(one["shape"]), one["data"]) for name, one in deserialize(data)}
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise DataError(f"not a safetensors file: {error}", where=where) from error
+    unknown = next((name for name, one in found.items() if one.kind not in _FLOATS | _WHOLE), None)
+    if unknown is not None:
+        raise DataError(
+            f"{unknown!r:.60} has the element type {found[unknown].kind}, which is not read here", where=where
+        )
+    return found

@@ -1,0 +1,109 @@
+"""Floors under rows and layers: exact budgets, no row dies that has a weight, and otherwise the largest scores."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import sipp
+from sipp.allocation import largest, largest_above_floor
+from sipp.allocation.optimal import allocate_posed, pose, relax_posed
+from sipp.errors import OptionError
+from sipp.scoring.methods import NAMES
+
+OPTIONS = {"n_outputs": 40, "delta": 1e-3, "c_constant": 3.0}
+
+
+def layers_of(seed: int, n_layers: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(int(a), int(b)) for a, b in torch.randint(1, 7, (n_layers, 2), generator=generator)]
+    return [
+        torch.rand(shape, generator=generator, dtype=torch.float64) ** (6 * i + 1) for i, shape in enumerate(shapes)
+    ]
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1), st.sampled_from([0.0, 0.1, 0.5, 0.99]))
+@settings(max_examples=60, deadline=None)
+def test_the_budget_is_exact_and_the_floor_holds(seed: int, keep: float, share: float) -> None:
+    scores = layers_of(seed)
+    weights = [torch.where(layer > 0.05, layer, 0.0) for layer in scores]
+    n_weights, n_rows = sum(layer.numel() for layer in scores), sum(len(layer) for layer in scores)
+    budget = round(keep * n_weights)
+    masks = largest_above_floor(scores, weights, budget, share=share)
+    assert sum(int(mask.sum()) for mask in masks) == budget
+    n_alive = sum(int((weight != 0).any(1).sum()) for weight in weights)
+    if budget >= n_alive:
+        assert all(
+            bool((mask & (weight != 0)).any(1)[(weight != 0).any(1)].all()) for mask, weight in zip(masks, weights)
+        )
+    if budget >= n_rows + sum(int(share * budget * layer.numel() / n_weights) for layer in scores):
+        least = [int(share * budget * layer.numel() / n_weights) for layer in scores]
+        assert all(int(mask.sum()) >= n for mask, n in zip(masks, least))
+
+
+def test_a_floor_that_binds_nowhere_changes_nothing() -> None:
+    scores = [torch.rand(4, 50, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    plain = largest(scores, 300)
+    assert all(map(torch.equal, plain, largest_above_floor(scores, scores, 300, share=0.1)))
+
+
+def test_what_is_kept_beyond_the_floor_is_the_largest() -> None:
+    scores = [torch.tensor([[9.0, 8.0, 7.0], [1.0, 2.0, 3.0]]), torch.tensor([[0.1, 0.2, 0.0]])]
+    masks = largest_above_floor(scores, scores, 4, share=0.0)
+    assert masks[0].tolist() == [[True, True, False], [False, False, True]] and masks[1].tolist() == [
+        [False, True, False]
+    ]
+    few = largest_above_floor(scores, scores, 2, share=0.0)  # not one for each row: the best rows
+    assert [int(mask.sum()) for mask in few] == [2, 0] and few[0].tolist() == [
+        [True, False, False],
+        [False, False, True],
+    ]
+
+
+def test_a_row_without_scores_keeps_its_largest_weight() -> None:
+    scores, weight = (
+        torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]),
+        torch.tensor([[1.0, -3.0], [1.0, 1.0], [0.0, 0.0]]),
+    )
+    (mask,) = largest_above_floor([scores], [weight], 2, share=0.0)
+    assert mask.tolist() == [[False, True], [False, True], [False, False]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sampled_rows_have_a_lower_limit_and_the_others_share_the_rest(seed: int) -> None:
+    layers = layers_of(seed, n_layers=4)
+    posed, n_rows = pose(layers, **OPTIONS), sum(len(layer) for layer in layers)
+    budget = n_rows + (sum(layer.numel() for layer in layers) - n_rows) // 3
+    kept = allocate_posed(posed, budget, generator=torch.Generator().manual_seed(0), least=1)
+    assert sum(int(layer.sum()) for layer in kept) == budget and all(int(layer.min()) >= 1 for layer in kept)
+    free = torch.cat(relax_posed(posed, budget).kept)
+    if bool((free >= 1).all()):  # nothing binds: the plain optimum
+        plain = allocate_posed(posed, budget, generator=torch.Generator().manual_seed(0))
+        assert all(map(torch.equal, plain, kept))
+    few = allocate_posed(posed, n_rows // 2, generator=torch.Generator().manual_seed(0), least=1)
+    assert sum(int(layer.sum()) for layer in few) == n_rows // 2
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, 4))
+    with torch.no_grad():
+        model[2].weight.mul_(1e-3)  # magnitude alone would take all of it
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", NAMES)
+def test_no_row_dies_with_a_floor_whatever_the_method(method: str) -> None:
+    x = torch.rand(60, 30, generator=torch.Generator().manual_seed(0))
+    data = [(x, torch.arange(60) % 4)]
+    pruned = sipp.prune(net(), data, keep=0.05, method=method, floor=0.0)
+    assert pruned.kept == round(0.05 * pruned.n_weights) and not any(layer.dead_rows for layer in pruned.layers)
+    assert any(layer.dead_rows for layer in sipp.prune(net(), data, keep=0.02, method="wt", floor="off").layers)
+
+
+@pytest.mark.parametrize("floor", [-0.1, 1.0, float("nan"), "on", None])
+def test_floors_that_mean_nothing_are_refused(floor: object) -> None:
+    with pytest.raises(OptionError, match="floor"):
+        sipp.prune(net(), None, keep=0.5, method="wt", floor=floor)

@@ -1,0 +1,101 @@
+"""What is slow to import is imported by those who need it: each case in a process of its own, by what it loaded."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report.synthetic import big_run
+
+import sipp
+from sipp.cli.main import COMMANDS, function_of
+
+SOURCE = Path(sipp.__file__).parent
+SLOW = {"torch", "numba", "scipy"}
+LISTS = SLOW | {"matplotlib", "pydantic", "safetensors", "sklearn", "sipp.cli.points"}
+
+
+def loaded(code: str, *words: str) -> set[str]:
+    """The modules that are there after this code has run."""
+    code += "\nimport sys; print('\\n', *sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split("\n"))
+
+
+def called(*words: str) -> set[str]:
+    """The modules that a command of the command line needs."""
+    code = "import sys; from sipp.cli.errors import fail_well; from sipp.cli.main import app\n"
+    return loaded(code + "assert fail_well(app, sys.argv[1:]) == 0", *words)
+
+
+def test_the_package_alone_is_light() -> None:
+    found = loaded("import sipp; sipp.errors.DataError; dir(sipp)")
+    assert "sipp.errors" in found and found & SLOW == set()
+
+
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_the_list_of_commands_needs_no_command(word: str) -> None:
+    found = called(word)
+    assert "sipp.cli.main" in found and found & LISTS == set()
+    assert not [name for name in found if name.startswith("sipp.cli.commands.")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_needs_no_torch(name: str) -> None:
+    found = called(name, "--help")
+    assert f"sipp.cli.commands.{name}_command" in found and found & SLOW == set()
+
+
+def test_a_public_name_is_loaded_when_it_is_asked_for() -> None:
+    assert "torch" in loaded("from sipp import prune; assert prune.__name__ == 'prune'")
+
+
+@pytest.mark.parametrize("name", sipp.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(sipp, name).__name__ == name and name in dir(sipp)
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        sipp.no_such_name  # noqa: B018
+
+
+def test_type_checkers_see_every_public_name_where_it_is() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: node.module for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert seen == sipp._MODULES and [*seen] and sipp.__all__ == sorted(sipp.__all__)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_of_a_command_what_it_says_itself(name: str) -> None:
+    assert (function_of(name).__doc__ or "").splitlines()[0] == COMMANDS[name]
+
+
+def test_every_file_of_a_command_is_in_the_list() -> None:
+    files = {path.stem for path in (SOURCE / "cli" / "commands").glob("*_command.py")}
+    assert files == {f"{name}_command" for name in COMMANDS}
+
+
+@pytest.mark.parametrize("words", [["runs"], ["runs", "--recipes"], ["runs", "--json"]])
+def test_listing_runs_needs_no_torch(words: list[str], tmp_path: Path) -> None:
+    big_run(tmp_path / "one", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    out = ["--out", str(tmp_path)] if "--recipes" not in words else []
+    assert called(*words, *out) & SLOW == set()
+
+
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    """scipy only where certificates are there, whose numbers are computed again."""
+    run = big_run(tmp_path / "one", methods=("wt", "sipp-blend"), n_levels=2, n_seeds=1, n_layers=2)
+    found = called("report", str(run), "--out", str(tmp_path / "page.html"))
+    assert "jinja2" in found and found & {"torch", "numba"} == set()
+
+
+def test_the_list_of_methods_needs_no_torch() -> None:
+    assert (
+        "sipp.scoring.methods" in (found := loaded("from sipp.scoring.methods import NAMES")) and found & SLOW == set()
+    )

@@ -1,0 +1,55 @@
+"""A pipeline of the tests: the initial network is trained, and in the middle of that loses half of its weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sipp.experiments.pipelines import Pipeline, no_parent
+from sipp.experiments.runs.plan import Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sipp.experiments.runs.work import Network, Prepared, Work
+    from sipp.experiments.training.loop import MaskChanges, TrainState
+
+
+def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
+    from sipp.experiments.runs.work import Prepared, initial_network
+
+    return Prepared(initial_network(work, stage.seed), {})
+
+
+def mask_changes(work: Work, stage: Stage, n_steps: int) -> MaskChanges:
+    """Half of what is left goes after each half of what is left of the steps, as many times as the level says."""
+    from sipp.experiments.training.loop import MaskChanges
+
+    return MaskChanges(frozenset(n_steps - n_steps // 2**k for k in range(1, stage.level + 1)), halved)
+
+
+def halved(step: int, state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Masks of the larger half of each weight that is left, and what is known of the network then."""
+    import torch
+
+    masks, layers = {}, []
+    for name, weight in state.model.named_parameters():
+        if weight.dim() < 2:
+            continue
+        alive = state.masks.get(name, torch.ones(weight.shape, dtype=torch.bool, device="cpu"))
+        sizes = torch.where(alive, weight.detach().abs().cpu(), -1.0).flatten()
+        mask = torch.zeros(sizes.shape, dtype=torch.bool, device="cpu")
+        mask[sizes.topk(int(alive.sum()) // 2).indices] = True
+        masks[name] = mask.view(weight.shape)
+        layers.append({"name": name, "n_weights": mask.numel(), "kept": int(mask.sum()), "cut_after": step})
+    kept, n_weights = (sum(layer[key] for layer in layers) for key in ("kept", "n_weights"))
+    return masks, {"kept": kept, "n_weights": n_weights, "keep": kept / n_weights, "layers": layers}
+
+
+PIPELINE = Pipeline(
+    description="train, and lose half of the weights on the way",
+    compared_with="nothing",
+    metric="top1",
+    parent=no_parent,
+    prepare=prepare,
+    mask_changes=mask_changes,
+)

@@ -1,0 +1,190 @@
+"""Several processes on this machine (gloo), forked from one parent; prints one line of JSON with what was found.
+
+python tests/experiments/parallel/process_loop.py FOLDER
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import accelerate  # noqa: F401  imported here once, for all children
+import torch
+from torch import nn
+
+from sipp.experiments.data import digits_splits, load_digits
+from sipp.experiments.parallel.processes import ALONE, Processes, join_processes, rank_together
+from sipp.experiments.recipes import load_recipe
+from sipp.experiments.runs.run_recipe import Progress, run
+from sipp.experiments.runs.store import read_records
+from sipp.experiments.training.feed import Feed
+from sipp.experiments.training.loop import Hyper, MaskChanges, TrainState, new_state, train
+from sipp.experiments.training.schedule import Schedule
+from sipp.pruning.entry import rank
+from sipp.pruning.result import Ranking
+from sipp.storage.pairs import load_pair
+
+SETTINGS = (
+    "train.epochs=2",
+    "train.decay={factor: 0.5, milestones: [1]}",
+    "train.batch_size=209",  # 837 = 4 * 209 + 1: the last batch has one item, so one process has none
+    "prune.methods=[sipp-hybrid, snip]",
+    "prune.levels=1",
+    "prune.batch_size=20",
+    "data.n_calibration=60",
+)
+
+
+def spawn(count: int, act: Callable[[Processes], object], folder: Path) -> list[dict[str, Any]]:
+    """What `act` gave in each of `count` processes: {"value": ..} or {"error": ..} or {"status": ..} if it died."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder.mkdir(parents=True)
+    pids = []
+    for index in range(count):
+        pid = os.fork()
+        if not pid:
+            place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": count, "MASTER_PORT": port}
+            os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
+            torch.set_num_threads(1)
+            try:
+                found: dict[str, Any] = {"value": act(join_processes(cpu=True) if count > 1 else ALONE)}
+            except BaseException as error:
+                found = {"error": f"{type(error).__name__}: {error}"}
+            torch.save(found, folder / f"{index}.pt")
+            os._exit(0)
+        pids.append(pid)
+    statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+    return [
+        torch.load(folder / f"{i}.pt") if (folder / f"{i}.pt").exists() else {"status": status}
+        for i, status in enumerate(statuses)
+    ]
+
+
+def score(processes: Processes, *, n_batches: int, bad: int | None = None) -> list[Any]:
+    """All numbers of a ranking on seeded data; batch `bad` holds a NaN."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 4)).eval()
+    batches = list(torch.randn(n_batches, 7, 1, 6, 6))
+    if bad is not None:
+        batches[bad][3, 0, 2, 2] = torch.nan
+
+    def rank_batches(own: list[Any]) -> Ranking:
+        return rank(net, own, method="sipp-det")
+
+    ranking = rank_together(processes, rank_batches, batches)
+    assert ranking.scores is not None
+    layers = [[one.sensitivity_FK, one.sign_complexity, one.output_ratio] for one in ranking.scores.layers]
+    scores = ranking.scores
+    return [list(ranking.ranks), layers, scores.n_points, scores.n_batches, scores.largest_batch, scores.n_outputs]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+    return bool(a == b)
+
+
+def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tensor]:
+    """The weights and masks of a network without BatchNorm after an epoch whose last batch is too short for all.
+
+    After two steps the smaller half of the weights goes; where the processes quarrel, each cuts another place.
+    """
+    data = load_digits()
+    feed = Feed(data, digits_splits(data), 10, torch.device("cpu"))
+    hyper = Hyper(epochs=1, batch_size=209, schedule=Schedule(0.1), augment=True)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def half(step: int, state: TrainState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        weight = net[1].weight.detach().abs().roll(processes.index if quarrels else 0, 0)
+        return {"1.weight": weight > weight.median()}, {}
+
+    changes = MaskChanges(frozenset({2}), half)
+    state = train(new_state(net, hyper), feed, hyper, seed=0, processes=processes, changes=changes)
+    rows = [torch.tensor([row.train_loss, row.train_top1]) for row in state.rows]
+    return [parameter.detach().clone() for parameter in net.parameters()] + rows + [state.masks["1.weight"]]
+
+
+def whole_run(processes: Processes, out: Path, *, dies: bool = False, stops: bool = False) -> int:
+    """The networks made; the last process kills itself in the first stage, or the leader is asked to stop there."""
+
+    def wish_to_die() -> None:
+        if processes.index == processes.count - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if dies:
+        import sipp.experiments.training.loop as loop
+
+        original = loop.evaluate
+
+        def dying(*arguments: Any, **options: Any) -> Any:
+            wish_to_die()
+            return original(*arguments, **options)
+
+        loop.evaluate = dying
+    recipe = load_recipe("digits-at-init", settings=SETTINGS)
+    shown: list[Progress] = []
+
+    def show(progress: Progress) -> None:
+        shown.append(progress)
+        if stops:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    made = run(recipe, out=out, device="cpu", processes=processes, accept_changes=True, on_progress=show).n_made
+    assert bool(shown) == (processes.leads and made > 0)
+    return made
+
+
+def results(out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[Any]]:
+    (folder,) = out.iterdir()
+    finals = {path.parent.name: load_pair(path.parent, "final")[0] for path in sorted(folder.glob("*/final.json"))}
+    return finals, read_records(folder)
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    load_digits()
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what every optimizer does, once for all
+    found: dict[str, Any] = {}
+    for n_batches, counts in ((5, (2, 3)), (2, (3,))):
+        (alone,) = spawn(1, lambda processes, n=n_batches: score(processes, n_batches=n), folder / f"alone{n_batches}")
+        for count in counts:
+            processes = spawn(
+                count, lambda t, n=n_batches: score(t, n_batches=n), folder / f"processes{n_batches}-{count}"
+            )
+            found[f"same scores {n_batches} {count}"] = all(same(one["value"], alone["value"]) for one in processes)
+    found["nan"] = spawn(2, lambda processes: score(processes, n_batches=4, bad=1), folder / "nan")
+    (alone,), pair = spawn(1, trained, folder / "t1"), spawn(2, trained, folder / "t2")
+    found["same training"] = all(
+        torch.allclose(a, b, rtol=1e-5, atol=1e-7) for one in pair for a, b in zip(one["value"], alone["value"])
+    )
+    found["quarrel"] = spawn(2, lambda processes: trained(processes, quarrels=True), folder / "quarrel")
+    spawn(1, lambda processes: whole_run(processes, folder / "one"), folder / "a")
+    found["made"] = spawn(2, lambda processes: whole_run(processes, folder / "two"), folder / "b")
+    found["made again"] = spawn(2, lambda processes: whole_run(processes, folder / "two"), folder / "c")
+    (one, one_records), (two, two_records) = results(folder / "one"), results(folder / "two")
+    masks = [(stage, key) for stage in one for key in one[stage] if key.startswith("mask.")]
+    found["n_masks"] = len(masks)
+    found["same masks"] = all(torch.equal(one[stage][key], two[stage][key]) for stage, key in masks)
+    found["same start"] = [r.get("before") for r in one_records] == [r.get("before") for r in two_records]
+    found["train_loss"] = [[record["train_loss"] for record in records] for records in (one_records, two_records)]
+    found["stopped"] = spawn(2, lambda processes: whole_run(processes, folder / "parts", stops=True), folder / "e")
+    spawn(2, lambda processes: whole_run(processes, folder / "parts"), folder / "f")
+    parts = results(folder / "parts")[0]
+    found["resumed the same"] = all(torch.equal(two[s][k], parts[s][k]) for s in two for k in two[s])
+    found["died"] = spawn(2, lambda processes: whole_run(processes, folder / "three", dies=True), folder / "d")
+    found["published"] = len(results(folder / "three")[0])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

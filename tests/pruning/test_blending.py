@@ -1,0 +1,110 @@
+"""sipp-blend (T20): the candidate that moves the output least on points kept aside, found by brute force here."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.pruning.blending import LOST, NOISE, POWERS, Candidate, Choice, best_of
+from sipp.scoring.methods import DEFAULT
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 15), nn.ReLU(), nn.Linear(15, 3))
+
+
+def points(n: int = 80, seed: int = 1) -> Tensor:
+    return torch.rand(n, 12, generator=torch.Generator().manual_seed(seed)) * torch.logspace(-2, 1, 12)
+
+
+def by_hand(model: nn.Module, x: Tensor, keep: float) -> dict[tuple[float, str], float]:
+    """{(p, reduce): output error on the last quarter}, s from the first three quarters, everything sorted."""
+    n_scored = len(x) - len(x) // 4
+    weights = {name: value.detach().double() for name, value in model.named_parameters() if name.endswith("weight")}
+    sensitivities = {r: sipp.sensitivity(model, [x[:n_scored]], reduce=r) for r in ("max", "mean")}
+    budget = round(keep * sum(weight.numel() for weight in weights.values()))
+    f = model(x[n_scored:]).detach().double()
+    found = {}
+    for p, reduce in [(0.0, "max"), *((p, r) for p in POWERS for r in ("max", "mean"))]:
+        scores = {n: (sensitivities[reduce][n].double() ** p) * w.abs() ** (1 - p) for n, w in weights.items()}
+        least = torch.cat([score.flatten() for score in scores.values()]).sort(descending=True).values[budget - 1]
+        state = model.state_dict() | {n: torch.where(scores[n] >= least, w, 0.0).float() for n, w in weights.items()}
+        g = torch.func.functional_call(model, state, (x[n_scored:],)).detach().double()
+        found[p, reduce] = float((g - f).norm() / f.norm())
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("keep", [0.7, 0.4])
+def test_the_choice_is_the_one_of_brute_force(keep: float) -> None:
+    model, x = net(), points()
+    pruned = sipp.prune(model, [x], keep=keep, method="sipp-blend", floor="off")
+    expected = by_hand(model, x, keep)
+    assert pruned.choice is not None and pruned.choice.n_points == 20
+    found = {(one.p, one.reduce): one.error for one in pruned.choice.tried}
+    assert found.keys() == expected.keys()
+    assert all(found[key] == pytest.approx(expected[key], rel=1e-4) for key in expected)
+    least = min(min(error, LOST) for error in expected.values())
+    first = next(key for key, error in expected.items() if min(error, LOST) <= (1 + NOISE) * least)
+    assert (pruned.choice.taken.p, pruned.choice.taken.reduce) == first
+    with torch.no_grad():
+        moved = float((pruned.model(x[60:]) - model(x[60:])).norm() / model(x[60:]).norm())
+    assert moved == pytest.approx(pruned.choice.taken.error, rel=1e-4)  # and the network has the mask of the choice
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_is_never_far_behind_magnitude_and_sensitivity_on_the_points_kept_aside() -> None:
+    for seed in range(4):
+        pruned = sipp.prune(net(), [points(seed=seed)], keep=0.3, floor="off")
+        tried = {(one.p, one.reduce): one.error for one in pruned.choice.tried}
+        best = min(tried[0.0, "max"], tried[1.0, "max"], LOST)
+        assert min(pruned.choice.taken.error, LOST) <= (1 + NOISE) * best
+
+
+def test_it_is_the_default_with_a_floor_and_statements() -> None:
+    pruned = sipp.prune(net(), [points()], keep=0.5)
+    assert pruned.method == DEFAULT == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
+    assert pruned.guarantee is not None and pruned.measured is not None and pruned.kept == pruned.budget
+    assert "kept aside" in str(pruned) and sipp.prune(net(), [points()], keep=0.5, method="wt").choice is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_points_that_are_few_or_come_once_are_enough() -> None:
+    assert sipp.prune(net(), [points(2)], keep=0.5).choice.n_points == 2  # too few to keep one aside
+    once = sipp.prune(net(), iter([points(40), points(40, seed=2)]), keep=0.5)
+    again = sipp.prune(net(), [points(40), points(40, seed=2)], keep=0.5)
+    assert once.choice == again.choice and once.choice.n_points == 20
+
+
+def test_recurrent_networks_and_networks_whose_points_hide() -> None:
+    torch.manual_seed(0)
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(5, 8, batch_first=True)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0][:, -1])
+
+    pruned = sipp.prune(Last(), torch.randn(40, 6, 5), keep=0.6)
+    assert len(pruned.choice.tried) == 1 + 2 * len(POWERS)
+
+
+@pytest.mark.parametrize(
+    ("errors", "p"),
+    [
+        ([0.5, 0.3, 0.4], 0.1),  # the least
+        ([0.31, 0.3, 0.4], 0.0),  # as good as the least, and of smaller p
+        ([5.0, 1.2, math.inf], 0.0),  # nothing is left of any output
+        ([0.99, 0.2, 0.1], 0.25),
+    ],
+)
+def test_a_difference_that_is_noise_decides_nothing(errors: list[float], p: float) -> None:
+    tried = [Candidate(p, "max", error) for p, error in zip((0.0, 0.1, 0.25), errors)]
+    assert best_of(tried).p == p
+    assert "0.25" in str(Choice(tried[2], tuple(tried), 3)) and "magnitude" in str(Choice(tried[0], tuple(tried), 3))

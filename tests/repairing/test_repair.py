@@ -1,0 +1,282 @@
+"""What `sipp.repair` promises: never worse on points kept aside, masks kept, models untouched, the same bits twice."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sipp
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.pruning.result import Pruned
+from sipp.repairing import gathering, polishing
+from sipp.repairing.record import Repair
+
+
+def net(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5)).to(dtype).eval()
+
+
+def points(n: int = 120, dtype: torch.dtype = torch.float32) -> Tensor:
+    noise = torch.randn(n, 8, generator=torch.Generator().manual_seed(1))
+    return (noise + 0.9 * noise.roll(1, 1) + 0.5).to(dtype)
+
+
+def done(record: Pruned) -> Repair:
+    assert record.repair is not None
+    return record.repair
+
+
+def error(dense: nn.Module, other: nn.Module, x: Tensor) -> float:
+    return float((other(x) - dense(x)).norm() / dense(x).norm())
+
+
+def is_masked(record: Pruned) -> bool:
+    return all(bool((record.model.get_parameter(name)[~mask] == 0).all()) for name, mask in record.masks.items())
+
+
+@pytest.mark.parametrize("steps", [0, 20])
+def test_the_output_comes_nearer_and_the_masks_stay(steps: int) -> None:
+    dense = net()
+    pruned = sipp.prune(dense, None, keep=0.4, method="wt")
+    fixed = sipp.repair(dense, pruned, points(), steps=steps)
+    fresh = points(400)[120:]
+    assert error(dense, fixed.model, fresh) < 0.8 * error(dense, pruned.model, fresh)
+    assert is_masked(fixed) and fixed.masks.keys() == pruned.masks.keys() and fixed.kept == pruned.kept
+    assert all(torch.equal(fixed.masks[name], mask) for name, mask in pruned.masks.items())
+    assert list(fixed.model.state_dict()) == list(dense.state_dict())
+
+
+def test_a_polish_brings_the_refit_nearer_and_says_how_far() -> None:
+    dense, data = net(), points(600)
+    pruned = sipp.prune(dense, None, keep=0.3, method="wt")
+    found = done(sipp.repair(dense, pruned, data, steps=60, learning_rate=3e-3))
+    assert found.output_after is not None and found.output_refit is not None and found.polish is not None
+    assert found.output_after < 0.98 * found.output_refit
+    assert 0 < found.polish.best <= found.polish.taken <= found.polish.asked == 60
+    aside = data[4::5]
+    assert found.n_aside == len(aside) and found.n_points == 600 - len(aside)
+    refit = sipp.repair(dense, pruned, data)
+    assert math.isclose(found.output_refit, error(dense, refit.model, aside), rel_tol=1e-4)
+
+
+def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
+    dense = net()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    refit, wild = (sipp.repair(dense, pruned, points(), steps=s, learning_rate=1e6) for s in (0, 64))
+    polish = done(wild).polish
+    assert polish is not None and polish.best == 0 and polish.taken == 64 // polishing.N_CHECKS * polishing.PATIENCE
+    assert all(torch.equal(a, b) for a, b in zip(refit.model.state_dict().values(), wild.model.state_dict().values()))
+
+
+def test_the_given_models_are_left_as_they_were() -> None:
+    dense = net().train()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    dense[0].weight.requires_grad_(False)
+    before = copy.deepcopy((dense.state_dict(), pruned.model.state_dict()))
+    fixed = sipp.repair(dense, pruned, points(), steps=5)
+    for model, state in zip((dense, pruned.model), before):
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert dense.training and fixed.model.training and all(p.grad is None for p in fixed.model.parameters())
+    assert [p.requires_grad for p in fixed.model.parameters()] == [p.requires_grad for p in pruned.model.parameters()]
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    dense = net()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    state = torch.get_rng_state()
+    first, second = (sipp.repair(dense, pruned, points(), steps=10, seed=3) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.model.state_dict().values(), second.model.state_dict().values()))
+    assert first.repair == second.repair and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("dtype", "gain"), [(torch.bfloat16, 0.95), (torch.float64, 0.8)])
+def test_other_precisions(dtype: torch.dtype, gain: float) -> None:
+    dense = net(dtype)
+    pruned = sipp.prune(dense, None, keep=0.4, method="wt")
+    fixed = sipp.repair(dense, pruned, points(dtype=dtype))
+    assert error(dense, fixed.model, points(dtype=dtype)) < gain * error(dense, pruned.model, points(dtype=dtype))
+    assert is_masked(fixed) and all(p.dtype == dtype for p in fixed.model.parameters())
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e15])
+def test_tiny_and_huge_inputs(scale: float) -> None:
+    torch.manual_seed(0)
+    dense = nn.Linear(8, 5, bias=False)
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    plain, scaled = (sipp.repair(dense, pruned, points() * factor) for factor in (1.0, scale))
+    assert torch.allclose(scaled.model.weight, plain.model.weight, rtol=1e-4, atol=1e-6)
+
+
+def test_sums_that_are_not_finite_leave_the_layer_alone() -> None:
+    dense = nn.Linear(8, 5).double()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    fixed = sipp.repair(dense, pruned, points(dtype=torch.float64) * 1e200)
+    assert "not finite" in done(fixed).layers[0].left_alone and torch.equal(fixed.model.weight, pruned.model.weight)
+
+
+def test_dead_rows_and_rows_of_zeros() -> None:
+    """A row without weights still gets the mean of what it gave; one that was zero in the dense network stays zero."""
+    torch.manual_seed(0)
+    dense = nn.Linear(8, 4)
+    dense.weight.data[2] = 0
+    mask = torch.ones(4, 8, dtype=torch.bool)
+    mask[1] = False
+    mask[0, ::2] = False
+    fixed = sipp.repair(dense, sipp.assess(dense, {"weight": mask}, points()), points())
+    x = points()[torch.arange(120) % 5 != 4]
+    assert bool((fixed.model.weight[1:3] == 0).all())
+    assert torch.allclose(fixed.model.bias[1] - dense.bias[1], (x @ dense.weight[1]).mean(), atol=1e-5)
+    assert torch.allclose(fixed.model.bias[2], dense.bias[2], atol=1e-6)
+    assert torch.allclose(fixed.model.weight[3], dense.weight[3], atol=1e-6)
+
+
+def test_nothing_pruned_is_nothing_to_do() -> None:
+    dense = net()
+    fixed = sipp.repair(dense, sipp.prune(dense, None, keep=1.0, method="wt"), points())
+    assert all(layer.left_alone for layer in done(fixed).layers)
+    assert all(torch.equal(a, b) for a, b in zip(dense.state_dict().values(), fixed.model.state_dict().values()))
+
+
+def test_a_layer_that_would_be_worse_is_left_alone() -> None:
+    """The removed feature runs along with the kept one where it is fitted, and against it on the points kept aside."""
+    torch.manual_seed(0)
+    dense = nn.Linear(2, 3, bias=False)
+    dense.weight.data.copy_(torch.tensor([[1.0, 0.5], [1.0, 0.4], [1.0, 0.3]]))
+    one = torch.randn(100, 1)
+    sign = torch.where(torch.arange(100) % 5 == 4, -1.0, 1.0)[:, None]
+    data = torch.cat([one, sign * one], 1)
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    fixed = sipp.repair(dense, pruned, data)
+    (layer,) = done(fixed).layers
+    assert "no refit is better" in layer.left_alone and layer.error_after == layer.error_before
+    assert torch.equal(fixed.model.weight, pruned.model.weight)
+    good = sipp.repair(dense, pruned, torch.cat([one, one], 1))
+    assert torch.allclose(good.model.weight[:, 0], torch.tensor([1.5, 1.4, 1.3]), atol=1e-3)
+
+
+class Steep(nn.Module):
+    """Tells only the sign of its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.layer.weight.data.copy_(torch.tensor([[0.01, -0.009]]))
+        self.layer.bias.data.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(1e4 * self.layer(x))
+
+
+def test_a_better_layer_that_makes_the_output_worse_is_undone() -> None:
+    """Most outputs are just above zero: the mean that fits the few large ones turns them around."""
+    dense = Steep()
+    seldom = (torch.arange(100) % 7 == 0).float()
+    data = torch.stack([torch.ones(100), 30 * seldom], 1)
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    fixed = sipp.repair(dense, pruned, data)
+    assert not done(fixed).layers[0].left_alone and "not nearer" in done(fixed).undone
+    assert done(fixed).output_after == done(fixed).output_before
+    assert torch.equal(fixed.model.layer.bias, pruned.model.layer.bias)
+    assert "undone" in str(fixed)
+
+
+class Masked(nn.Module):
+    """Takes a dict of a sequence and its attention mask; what stands in the padding must not matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(8, 12), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        hidden = self.two(F.relu(self.one(x)))
+        return {"hidden": hidden, "mean": (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1)[:, None]}
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_dict_batches_whose_padding_does_not_count(steps: int) -> None:
+    dense = Masked()
+    mask = (torch.arange(6) < torch.tensor([6, 2, 4, 3] * 5)[:, None]).long()
+    x = points(120).view(20, 6, 8)
+    pruned = sipp.prune(dense, None, keep=0.4, method="wt")
+    fixed = [
+        sipp.repair(
+            dense, pruned, [{"x": torch.where(mask[..., None] == 1, x, junk), "attention_mask": mask}], steps=steps
+        )
+        for junk in (0.0, 50.0)
+    ]
+    found = done(fixed[0])
+    assert found.output_after is not None and found.output_after < found.output_before  # type: ignore[operator]
+    for name, parameter in fixed[0].model.named_parameters():
+        assert torch.allclose(fixed[1].model.get_parameter(name), parameter, rtol=1e-3, atol=1e-5)
+
+
+def test_dense_outputs_that_do_not_fit_the_memory_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = net()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    whole = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
+    monkeypatch.setattr(gathering, "TARGET_BYTES", 0)
+    monkeypatch.setattr(polishing, "OUTPUT_BYTES", 0)
+    short = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), short.model.state_dict().values()))
+
+
+def test_only_weights_with_a_mask_are_refitted() -> None:
+    dense = net()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt", include="3")
+    fixed = sipp.repair(dense, pruned, points())
+    assert [layer.name for layer in done(fixed).layers] == ["3.weight"]
+    assert torch.equal(fixed.model[0].weight, dense[0].weight)
+
+
+def test_old_promises_are_withdrawn_and_new_ones_can_be_had() -> None:
+    dense = net()
+    pruned = sipp.prune(dense, points(), keep=0.5, method="sipp-det")
+    assert pruned.guarantee is not None and pruned.layers[0].eps is not None
+    fixed = sipp.repair(dense, pruned, points())
+    assert fixed.guarantee is None and fixed.measured is None and not fixed.bound.met and fixed.bound.epsilon is None
+    assert all(layer.eps is None and layer.eps_F is None and layer.bound is None for layer in fixed.layers)
+    assert "sipp.assess" in str(fixed) and "refitted" in str(fixed) and "0.weight" in str(fixed.repair)
+    judged = sipp.assess(dense, fixed.model, points())
+    assert judged.layers[0].eps is not None and judged.layers[0].eps > 0
+
+
+def test_wrong_input_is_refused() -> None:
+    dense = net()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    with pytest.raises(DataError, match="at least 10"):
+        sipp.repair(dense, pruned, points(9))
+    with pytest.raises(OptionError, match="not the record of a pruning"):
+        sipp.repair(dense, pruned.model, points())  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="steps"):
+        sipp.repair(dense, pruned, points(), steps=-1)
+    with pytest.raises(ModelError, match="model that was pruned"):
+        sipp.repair(nn.Linear(8, 5), pruned, points())
+    revived = copy.deepcopy(pruned)
+    revived.model[0].weight.data.fill_(1)
+    with pytest.raises(ModelError, match="off its mask"):
+        sipp.repair(dense, revived, points())
+
+
+def test_an_expert_without_tokens_is_left_alone() -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.one, self.never = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.one(x) if bool(x.isfinite().all()) else self.never(x)
+
+    dense = Routed()
+    fixed = sipp.repair(dense, sipp.prune(dense, None, keep=0.5, method="wt"), points())
+    assert {layer.name: bool(layer.left_alone) for layer in done(fixed).layers} == {
+        "one.weight": False,
+        "never.weight": True,
+    }

@@ -1,0 +1,97 @@
+"""The blocked solves and the sums over patches, against numpy's least squares row by row."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.refit import refit_row
+
+from sipp.repairing import solving
+from sipp.repairing.moments import Moments
+from sipp.repairing.solving import solve_rows
+
+
+def patches(n_groups: int, fan_in: int, n_patches: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    mixed = torch.randn(n_groups, fan_in, n_patches, generator=generator, dtype=torch.float64)
+    return mixed + 0.8 * mixed.roll(1, 1) + 0.5  # neighbours alike, means off zero
+
+
+def moments_of(x_GKP: torch.Tensor, gap_GRP: torch.Tensor) -> Moments:
+    sums = Moments.zeros(len(x_GKP), gap_GRP.shape[1], x_GKP.shape[1], x_GKP.device)
+    sums.add(x_GKP, gap_GRP, gap_GRP)
+    sums.n = float(x_GKP.shape[2])
+    return sums
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n_groups=st.integers(1, 3),
+    n_rows=st.integers(1, 9),
+    fan_in=st.integers(1, 12),
+    keep=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
+    ridge=st.sampled_from([1e-8, 1e-3, 1.0]),
+    has_intercept=st.booleans(),
+)
+def test_rows_are_those_of_least_squares(
+    seed: int, n_groups: int, n_rows: int, fan_in: int, keep: float, ridge: float, has_intercept: bool
+) -> None:
+    x_GKP = patches(n_groups, fan_in, 60, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    gap_GRP = torch.randn(n_groups, n_rows, 60, generator=generator, dtype=torch.float64)
+    mask_GRK = torch.rand(n_groups, n_rows, fan_in, generator=generator) < keep
+    sums = moments_of(x_GKP, gap_GRP)
+    xx, dx = sums.centred() if has_intercept else (sums.xx_GKK, sums.dx_GRK)
+    got_GRK = solve_rows(xx, dx, mask_GRK, ridge)
+    assert bool((got_GRK[~mask_GRK] == 0).all())
+    for g, r in np.ndindex(n_groups, n_rows):
+        expected_K, shift = refit_row(
+            x_GKP[g].T.numpy(), gap_GRP[g, r].numpy(), mask_GRK[g, r].numpy(), ridge, has_intercept
+        )
+        assert np.allclose(got_GRK[g, r].numpy(), expected_K, rtol=1e-6, atol=1e-7)
+        if has_intercept:
+            assert np.isclose(float(sums.intercept(got_GRK)[g, r]), shift, rtol=1e-6, atol=1e-7)
+
+
+def test_batches_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_GKP, generator = patches(1, 20, 100, 0), torch.Generator().manual_seed(0)
+    mask = torch.rand(1, 40, 20, generator=generator) < torch.rand(1, 40, 1, generator=generator)
+    sums = moments_of(x_GKP, torch.randn(1, 40, 100, generator=generator, dtype=torch.float64))
+    whole = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-6)
+    monkeypatch.setattr(solving, "SOLVE_BYTES", 1)  # one row at a time
+    assert torch.allclose(solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-6), whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e60])
+def test_the_scale_of_a_feature_does_not_matter(scale: float) -> None:
+    x_GKP = patches(1, 6, 50, 3)
+    gap = torch.randn(1, 2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.ones(1, 2, 6, dtype=torch.bool)
+    mask[0, :, 4] = False
+    factors = torch.tensor([1, 1, scale, 1, 1, 1 / scale], dtype=torch.float64)
+    plain, scaled = moments_of(x_GKP, gap), moments_of(x_GKP * factors[:, None], gap)
+    expected = solve_rows(plain.xx_GKK, plain.dx_GRK, mask, 1e-3)
+    assert torch.allclose(solve_rows(scaled.xx_GKK, scaled.dx_GRK, mask, 1e-3) * factors, expected, rtol=1e-9)
+
+
+def test_a_feature_that_never_occurs_is_not_changed() -> None:
+    x_GKP = patches(1, 5, 50, 1)
+    x_GKP[:, 2] = 0
+    sums = moments_of(x_GKP, patches(1, 3, 50, 2))
+    for mask in (
+        torch.ones(1, 3, 5, dtype=torch.bool),
+        torch.tensor([True, False, True, False, False]).expand(1, 3, 5),
+    ):
+        got = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-4)
+        assert bool((got[..., 2] == 0).all()) and bool((got[..., 0] != 0).all())
+
+
+def test_the_error_of_a_change_is_that_of_the_patches() -> None:
+    x_GKP, gap_GRP = patches(2, 5, 40, 1), patches(2, 3, 40, 2)
+    generator = torch.Generator().manual_seed(0)
+    change_GRK = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
+    shift_GR = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    expected = (gap_GRP - change_GRK @ x_GKP - shift_GR[..., None]).square().sum(-1)
+    assert torch.allclose(moments_of(x_GKP, gap_GRP).error(change_GRK, shift_GR), expected)

@@ -1,0 +1,186 @@
+"""Whatever is passed, compiled code sees no wrong address: every kernel refuses operands that do not fit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sipp.allocation.row_bounds import draws_for, expected_kept
+from sipp.errors import DataError, OptionError
+from sipp.pruning.sampling import draw_until
+from sipp.pruning.sparse_rows import reweighted
+from sipp.scoring.kernels import boundary, reference
+from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels.cpu import plain_loops
+
+Operands = dict[str, Any]
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(0)) + 0.1
+
+
+def sums_operands() -> Operands:
+    return {"weight_GRK": rand(2, 3, 4) - 0.5, "patches_GKP": rand(2, 4, 70)}
+
+
+def product_operands() -> Operands:
+    return {"patches_GKP": rand(2, 4, 70), "inverse_SGRP": rand(2, 2, 3, 70), "positive_GRK": rand(2, 3, 4) > 0.5}
+
+
+def point_operands() -> Operands:
+    patches, inverse, positive = product_operands().values()
+    by_point = (x.unflatten(-1, (7, 10)) for x in (patches, inverse))
+    return dict(zip(("patches_GKBN", "inverse_SGRBN"), by_point)) | {"positive_GRK": positive}
+
+
+def ratio_operands(beside: str) -> Operands:
+    weight = rand(2, 3, 4) - 0.5
+    factors = torch.tensor([[1.0], [-1.0]]).repeat(1, 5)
+    extra = torch.zeros_like(weight) if beside == "best_GRK" else torch.full((5,), 9)
+    windows = rand(5, 2, 9, 2, 2)
+    others = {"factors_TB": factors, "row_factors_GR": torch.ones(2, 3, dtype=torch.float64), beside: extra}
+    return {"windows": windows, "n_position_dims": 1, "weight_GRK": weight} | others
+
+
+ENTRIES: dict[str, Callable[[], Operands]] = {
+    "quadrant_sums": sums_operands,
+    "max_times": product_operands,
+    "sum_times": point_operands,
+    "max_ratios": lambda: ratio_operands("best_GRK"),
+    "mean_ratios": lambda: ratio_operands("counts_B"),
+    "extremes": lambda: {"values_BN": rand(5, 9)},
+}
+CASES = [(cpu, name) for name in ENTRIES] + [
+    (kernel, name) for kernel in (plain_loops, reference) for name in ("quadrant_sums", "max_times", "sum_times")
+]
+
+
+@pytest.mark.parametrize(("kernel", "entry"), CASES)
+def test_operands_that_fit_are_taken(kernel: ModuleType, entry: str) -> None:
+    getattr(kernel, entry)(**ENTRIES[entry]())
+
+
+def spoiled(tensor: Tensor, how: str, dim: int, by: int) -> Tensor:
+    """The tensor with another size, rank, dtype, place or layout."""
+    dim = dim % tensor.ndim
+    if how == "longer":
+        return torch.cat((tensor, *[tensor.narrow(dim, 0, 1)] * by), dim)
+    if how == "shorter":
+        return tensor.narrow(dim, 0, max(0, tensor.shape[dim] - by))
+    if how == "rank":
+        return tensor[None] if by % 2 else tensor.select(dim, 0)
+    if how == "swapped":
+        return tensor.transpose(dim, dim - 1)
+    if how == "dtype":
+        wrong = (torch.complex64, torch.float64, torch.int32, torch.bool, torch.uint8)
+        return tensor.to(wrong[by % 5]) if by % 5 or not tensor.is_floating_point() else tensor.to(torch.complex64)
+    if how == "meta":
+        return tensor.to("meta")
+    return tensor.to_sparse()
+
+
+HOW = ["longer", "shorter", "rank", "swapped", "dtype", "meta", "sparse"]
+
+
+@pytest.mark.parametrize(("kernel", "entry"), CASES)
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_operands_that_do_not_fit_are_refused(kernel: ModuleType, entry: str, data: st.DataObject) -> None:
+    operands = ENTRIES[entry]()
+    names = data.draw(st.lists(st.sampled_from([k for k, v in operands.items() if isinstance(v, Tensor)]), min_size=1))
+    for name in set(names):
+        how = data.draw(st.sampled_from(HOW))
+        operands[name] = spoiled(operands[name], how, data.draw(st.integers(0, 4)), data.draw(st.integers(1, 40)))
+    if "n_position_dims" in operands:
+        operands["n_position_dims"] = data.draw(st.sampled_from([1, 1, 1, 0, 2, 3, 4, -1]))
+    try:
+        getattr(kernel, entry)(**operands)
+    except DataError:
+        return
+    assert fits(entry, operands)  # changes may happen to fit each other
+
+
+def fits(entry: str, x: Operands) -> bool:
+    """Whether these sizes belong together: a second opinion, in other words than those of `boundary.py`."""
+    if entry == "extremes":
+        return x["values_BN"].ndim == 2 and x["values_BN"].numel() > 0
+    if entry == "quadrant_sums":
+        return torch.einsum("grk,gkp->grp", *(v.double() for v in x.values())).numel() > 0
+    if entry in ("max_times", "sum_times"):
+        a, u, positive = x.values()
+        rest = "p" if entry == "max_times" else "bn"
+        sizes = torch.einsum(f"gk{rest},sgr{rest}->sgrk", a.double(), u.double()).shape
+        return sizes == (2, *positive.shape) and positive.numel() > 0
+    windows, n, weight, factors, rows, beside = x.values()
+    fan_in = windows.shape[2 + n :].numel()
+    right = (len(weight), weight.shape[1], fan_in) == weight.shape and windows.shape[1] == len(weight)
+    beside_shape = weight.shape if entry == "max_ratios" else windows.shape[:1]
+    given_shapes = (factors.shape, rows.shape, beside.shape)
+    return right and given_shapes == ((2, len(windows)), weight.shape[:2], beside_shape)
+
+
+@pytest.mark.parametrize("entry", ["max_ratios", "mean_ratios"])
+def test_a_view_beyond_its_memory_is_refused(entry: str) -> None:
+    operands = ENTRIES[entry]()
+    operands["windows"].untyped_storage().resize_(64)
+    with pytest.raises(DataError, match="memory"):
+        getattr(cpu, entry)(**operands)
+
+
+def test_both_shapes_are_named() -> None:
+    operands = ENTRIES["max_ratios"]() | {"weight_GRK": rand(2, 3, 5)}
+    with pytest.raises(DataError, match=r"\(5, 2, 9, 2, 2\).*fan-in 5"):
+        cpu.max_ratios(**operands)
+    with pytest.raises(DataError, match=r"\(2, 4, 70\).*\(2, 5, 70\)"):
+        cpu.quadrant_sums(rand(2, 3, 5), rand(2, 4, 70))
+    with pytest.raises(DataError, match="complex64"):
+        boundary.check_lines("here", rand(2, 2).to(torch.complex64))
+
+
+def test_rows_and_numbers_that_do_not_fit_are_refused() -> None:
+    rows, numbers = rand(6, 5).double(), torch.full((6,), 2.0)
+    for wrong in (numbers[:3], numbers.repeat(2), numbers[:, None]):
+        with pytest.raises((DataError, OptionError)):
+            expected_kept(rows, wrong)
+        with pytest.raises((DataError, OptionError)):
+            draws_for(rows, wrong)
+        with pytest.raises(DataError):
+            draw_until(rows, wrong.long(), torch.Generator())
+    with pytest.raises(DataError):
+        draw_until(rows, torch.full((6,), 5), torch.Generator())  # no fewer than the row has
+    with pytest.raises(DataError):
+        reweighted(rows, rows[:, :3], rows)
+
+
+IN_A_PROCESS = """
+import sipp, torch
+from torch.nn import *
+from sipp.errors import DataError
+for model, data in [
+    (Sequential(Linear(8, 16), ReLU(), Linear(16, 4)), torch.rand(200, 9)),
+    (Sequential(Linear(8, 16), ReLU(), Linear(16, 4)), torch.rand(200, 3, 7)),
+]:
+    try:
+        sipp.prune(model, data, keep=0.5)
+    except (DataError, sipp.errors.ModelError) as error:
+        print("refused:", error)
+"""
+
+
+def test_the_call_that_ended_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_PROCESS], env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("refused:") == 2

