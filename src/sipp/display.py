@@ -105,10 +105,10 @@ def moved_warning(pruned: Pruned) -> str:
     if moved is None or moved.error <= MUCH:  # NaN is warned of
         return ""
     points = "calibration points kept aside" if moved.aside else "calibration points"
-    repair = "sipp.repair(model, pruned, data)" if pruned.repair is None else "repair with steps= and more points"
+    repair = "repair=True (--repair)" if pruned.repair is None else "sipp.repair with steps= and more points"
     return (
         f"the output moved by {percent_up(moved.error)} of its length on {moved.n_points:,} {points}: as it is, this "
-        f"network is of little use. Try {repair}, another method (sipp.compare(model, data) says which), or a larger "
+        f"network is of little use. Try {repair}, another method (sipp.compare says which), or a larger "
         "keep; or train it."
     )
 

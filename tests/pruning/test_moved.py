@@ -47,7 +47,7 @@ def test_it_is_measured_on_points_of_the_data(method: str, keep: float) -> None:
 def test_both_sides_of_the_limit_are_met() -> None:
     much, little = (sipp.prune(net(), points(), keep=keep, method="wt") for keep in (0.05, 0.9))
     assert "warning:         the output moved by" in str(much) and "the output moved by" not in str(little)
-    for word in ("sipp.repair(", "another method", "larger keep"):
+    for word in ("repair=True", "another method", "larger keep"):
         assert word in " ".join(str(much).split())
 
 
@@ -64,6 +64,8 @@ def test_a_repair_says_what_it_left() -> None:
     assert fixed.repair is not None and fixed.moved is not None and pruned.moved is not None
     assert fixed.moved == Moved(fixed.repair.output_after, fixed.repair.n_aside, aside=True)  # type: ignore[arg-type]
     assert fixed.moved.error < pruned.moved.error
+    at_once = sipp.prune(net(), points(), keep=0.2, method="wt", repair=True)
+    assert at_once.moved == fixed.moved
 
 
 @pytest.mark.parametrize("error", [math.nan, math.inf, 0.51])

@@ -305,7 +305,7 @@ def _look_at_holdout(
     failures: dict[str, int],
     pairs: dict[str, int],
 ) -> None:
-    """Nothing; adds the pairs of one draw, and those that break the ES inequality, to the running numbers."""
+    """Adds the pairs of one draw, and those that break the ES inequality, to the running numbers."""
     ratios = _ratios(network, draw)
 
     def on_use(weight: Weight, use: Use, batch: Batch) -> None:

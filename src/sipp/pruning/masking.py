@@ -125,7 +125,7 @@ def hold(
 
 
 def release(model: nn.Module) -> None:
-    """Nothing; `model` is a plain module again, with its zeros in place, no hooks, no buffers, the same keys.
+    """Makes `model` a plain module again, with its zeros in place, no hooks, no buffers, the same keys.
 
     Example:
         >>> import sipp, torch
@@ -321,7 +321,7 @@ def _is_intact(module: nn.Module, local: str) -> bool:
 
 
 def _tend(module: nn.Module, local: str) -> None:
-    """Nothing; the held parameter is zero outside its mask, and its gradients will be."""
+    """Makes the held parameter zero outside its mask, and its gradients too."""
     if getattr(module, "_is_replica", False):  # DataParallel on several devices: only the original is masked
         return
     if not _is_intact(module, local):
