@@ -89,7 +89,7 @@ _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic", "torch.ao.nn.qat
 
 
 def register(layer_type: type[nn.Module] | str, adapter: Adapter) -> None:
-    """Nothing; from now on `layer_type` (a class, or its dotted name) and its subclasses are prunable."""
+    """Makes `layer_type` (a class, or its dotted name) and its subclasses prunable from now on."""
     _REGISTRY[layer_type] = adapter
 
 
