@@ -20,7 +20,7 @@ def test_rows_get_their_share_and_the_total_is_exact(shapes: list[tuple[int, int
     assert [len(layer) for layer in kept] == [rows for rows, _ in shapes]
     assert sum(int(layer.sum()) for layer in kept) == budget
     for layer, (_, fan_in) in zip(kept, shapes):
-        assert 0 <= int(layer.min()) and int(layer.max()) <= fan_in
+        assert int(layer.min()) >= 0 and int(layer.max()) <= fan_in
         if least == 0:
             assert bool(((layer - budget * fan_in / n_weights).abs() < 1).all())
         elif least * n_rows <= budget:
