@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
     from sipp.pruning.result import Pruned as Pruned
     from sipp.pruning.tolerance import prune_to as prune_to
     from sipp.repairing.entry import repair as repair
+    from sipp.runtime.entry import sparse as sparse
     from sipp.scoring.sensitivities import sensitivity as sensitivity
     from sipp.scoring.theory_points import sample_size as sample_size
     from sipp.storage.artifact import inspect as inspect
@@ -58,6 +59,7 @@ _MODULES = {
     "save": "sipp.storage.artifact",
     "sensitivity": "sipp.scoring.sensitivities",
     "sound_bound": "sipp.bounds.sound.graph_bound",
+    "sparse": "sipp.runtime.entry",
 }
 __all__ = [*_MODULES]
 

@@ -9,8 +9,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from sipp.bounds.given_weights import judge
 from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.bounds.statements import holdout_norms, state
+from sipp.bounds.statements import holdout_norms
 from sipp.bounds.twins import first_batch, same_network, same_tensors
 from sipp.checking import check_choice, check_record
 from sipp.errors import ModelError, OptionError
@@ -20,11 +21,8 @@ from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import subject_of
 from sipp.numerics import device_of
 from sipp.options import CONFIDENCE, DELTA, Constants, Mode, Scoring
-from sipp.pruning.cutting import before_cut
 from sipp.pruning.entry import rank
-from sipp.pruning.result import Pruned, Ranking
-from sipp.pruning.sparse_rows import SparseRows, given_rows
-from sipp.records import to_rows
+from sipp.pruning.result import Pruned
 
 
 def assess(
@@ -76,36 +74,11 @@ def assess(
     ranking = replace(ranking, method="given")
     if bound == "paper" and holdout is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject_of(dense, **choice), holdout))
-    found = _judged(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed)
+    found = judge(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed)
     if bound == "sound" and holdout is not None and ranking.scores is not None:
         statement = sound_network_bound(ranking.model, given, holdout, ranking.scores, confidence=confidence)
         found = replace(found, bound=statement)
     return found
-
-
-def _judged(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], seed: int) -> Pruned:
-    """The record of a network whose weights are given."""
-    assert ranking.scores is not None
-    dense, rows = before_cut(ranking).dense, list[SparseRows]()
-    shown = {}
-    for weight, layer, dense_FK in zip(ranking.weights, ranking.scores.layers, dense):
-        parameter = given.get_parameter(weight.name).detach()
-        shown[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
-        values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, shown[weight.name]))
-        sensitivity_FK = layer.sensitivity_FK.cpu()
-        rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=ranking.constants.c_constant))
-    kept = sum(int(row.mask_FK.sum()) for row in rows)
-    others = _other_differences(ranking, given)
-    return state(ranking, rows, dense, given, shown, budget=kept, seed=seed, others=others)
-
-
-def _other_differences(ranking: Ranking, given: nn.Module) -> list[str]:
-    """Names of tensors that are no pruned weight and differ: statements about the network do not know of them."""
-    chosen = {name for weight in ranking.weights for name in (weight.name, *weight.aliases)}
-    ours, theirs = ranking.model.state_dict(), given.state_dict()
-    return [
-        name for name, value in ours.items() if name not in chosen and not torch.equal(value, theirs[name].to(value))
-    ]
 
 
 def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:

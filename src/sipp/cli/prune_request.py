@@ -47,6 +47,7 @@ class PruneRequest:
     draws: Draws
     reduce: Reduce | None
     floor: Floor
+    repair: bool
     bound: Mode
     output: str | None
     ledger: Path | None

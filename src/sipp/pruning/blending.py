@@ -25,7 +25,7 @@ from sipp.records import Weight, from_rows
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the sensitivity, besides 0: there the reduction makes no difference
 NOISE = 0.05  # relative: errors that are closer are the same
-LOST = 1.0  # an error at which nothing of the output is left
+LOST = 0.9  # an error at which next to nothing of the output is left: those above are equal
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
 Cut = Callable[[Sequence[Tensor]], list[Tensor]]  # scores of all layers to masks, for one budget

@@ -13,6 +13,7 @@ from torch import nn
 
 from sipp.bounds.assumption import check_assumption_of
 from sipp.bounds.chain import chain_obstacle
+from sipp.bounds.given_weights import judge
 from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.bounds.statements import holdout_norms, state
 from sipp.checking import check_choice, check_flag, check_record, check_seed, check_share, check_whole
@@ -26,6 +27,7 @@ from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduc
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
 from sipp.pruning.ranking import rank_subject, take_aside
 from sipp.pruning.result import Pruned, PrunedLayer, Ranking
+from sipp.repairing.entry import repair as repair_network
 from sipp.scoring.methods import DEFAULT, Method, MethodRow, method_of
 from sipp.scoring.theory_points import check_delta
 
@@ -48,6 +50,7 @@ def prune(
     bound: Mode = "paper",
     holdout: Data | None = None,
     looks_at_assumption: bool = False,
+    repair: bool = False,
     scoring: Scoring = Scoring(),
     constants: Constants = Constants(),
     progress: bool = False,
@@ -59,7 +62,8 @@ def prune(
     network statement that share is smallest with a `holdout` of points that serve nothing else. `bound="sound"` needs
     such points: without a holdout the last quarter of `data` is kept aside, not scored. `looks_at_assumption` adds
     what data and holdout say of T4. With a `floor` every row keeps a weight, and every layer that share of what an even
-    cut would leave it; "method" is the method's own: 0.1 for sipp-blend, none for the others.
+    cut would leave it; "method" is the method's own: 0.1 for sipp-blend, none for the others. `repair` refits the kept
+    weights on `data`, without labels (`sipp.repair`); everything that is said then speaks of the repaired network.
 
     Example:
         >>> import sipp, torch
@@ -69,7 +73,7 @@ def prune(
         (96, 192)
     """
     row = method_of(method)
-    _check_reading(data, holdout, bound, looks_at_assumption)
+    _check_reading(data, holdout, bound, looks_at_assumption, repair)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     n_kept = _budget(keep, budget, sum(weight.n_weights for weight in subject.weights))
     aside = holdout
@@ -79,6 +83,8 @@ def prune(
     if bound == "paper" and holdout is not None and ranking.scores is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
     pruned = cut(ranking, n_kept, seed=seed)
+    if repair and data is not None:
+        pruned = repaired(ranking, pruned, data, seed=seed, progress=progress)
     if bound == "sound" and ranking.scores is not None and aside is not None:
         statement = sound_network_bound(ranking.model, pruned.model, aside, ranking.scores, confidence=confidence)
         pruned = replace(pruned, bound=statement)
@@ -166,6 +172,17 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     return replace(pruned, choice=choice)
 
 
+def repaired(ranking: Ranking, pruned: Pruned, data: Data, *, seed: int = 0, progress: bool = False) -> Pruned:
+    """The pruned network with its kept weights refitted, and what is promised about those (T17)."""
+    fixed = repair_network(ranking.model, pruned, data, seed=seed, progress=progress)
+    if ranking.scores is None:
+        return fixed
+    judged = judge(ranking, fixed.model, fixed.masks, seed)
+    return replace(
+        fixed, layers=judged.layers, guarantee=judged.guarantee, bound=judged.bound, measured=judged.measured
+    )
+
+
 def _floor(floor: Floor, row: MethodRow) -> float | None:
     """The floor under rows and layers: the one that is asked for, or the method's own."""
     check_floor(floor)
@@ -195,10 +212,17 @@ def _budget(keep: float | None, budget: int | None, n_weights: int) -> int:
     return check_whole("budget", budget, least=1, most=n_weights)  # all prunable weights
 
 
-def _check_reading(data: Data | None, holdout: Data | None, bound: str, looks_at_assumption: bool) -> None:
+def _check_reading(
+    data: Data | None, holdout: Data | None, bound: str, looks_at_assumption: bool, repair: bool
+) -> None:
     """Refuses what cannot be read as often as it must be, and a holdout that would serve nothing."""
     check_choice("bound", bound, get_args(Mode))
     check_flag("looks_at_assumption", looks_at_assumption)
+    check_flag("repair", repair)
+    if repair and (data is None or hasattr(data, "__next__")):
+        raise OptionError(
+            "repair=True refits on the data, after it was scored", fix="give a list, a loader or a tensor"
+        )
     if (bound == "sound" or looks_at_assumption) and hasattr(data, "__next__"):
         raise OptionError(
             "bound='sound' and looks_at_assumption read the data twice", fix="give a list, a loader or a tensor"

@@ -312,7 +312,7 @@ def _is_intact(module: nn.Module, local: str) -> bool:
 
 
 def _tend(module: nn.Module, local: str) -> None:
-    """Makes the held parameter zero outside its mask, and its gradients from now on."""
+    """Makes the held parameter zero outside its mask, and its gradients too."""
     if getattr(module, "_is_replica", False):  # DataParallel on several devices: only the original is masked
         return
     if not _is_intact(module, local):

@@ -163,7 +163,7 @@ def _settle(
 
 
 def _draw(layers: list[_Layer], draws: Draws, generator: torch.Generator) -> None:
-    """Fills in values, masks and numbers of draws of the rows that are drawn (T8)."""
+    """Draws the rows that are sampled, and fills in their values, masks and numbers of draws (T8)."""
     lots = [Lot(x.worth_FK, x.total_F, np.flatnonzero(x.strategy_F == RAND), x.kept_F) for x in layers]
     for batch in batches(lots):
         if draws == "until":

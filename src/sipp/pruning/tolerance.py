@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,7 +42,7 @@ from sipp.certificates.evidence import (
 )
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate
-from sipp.checking import check_number, check_share
+from sipp.checking import check_flag, check_number, check_share
 from sipp.display import text_of
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import Data
@@ -53,7 +54,7 @@ from sipp.numerics import budget_of
 from sipp.options import Floor, Reduce, Scoring
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
-from sipp.pruning.entry import cut, rank
+from sipp.pruning.entry import cut, rank, repaired
 from sipp.pruning.result import Pruned, Ranking
 from sipp.records import Batch
 from sipp.scoring.methods import DEFAULT, Method
@@ -64,6 +65,7 @@ DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first le
 # The walk starts this many levels before the sparsest one that passes on the calibration data, where a network looks
 # better than it is: its own points chose its weights.
 START_MARGIN = 3
+REPAIRED_MARGIN = 8  # its weights were fitted to these points, which flatter it more
 
 
 def default_levels() -> tuple[float, ...]:
@@ -131,13 +133,14 @@ def prune_to(
     exclude: Selector | None = None,
     output: Output = None,
     ledger: str | os.PathLike[str] | None = None,
+    repair: bool = False,
     scoring: Scoring = Scoring(),
     progress: bool = False,
 ) -> PrunedTo:
     """The sparsest network on the grid whose claim is certified on the holdout (T15), or the dense one, clearly said.
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both at the given confidence.
+    `max_accuracy_drop`; both at the given confidence. With `repair` the repaired networks are what is certified.
 
     Example:
         >>> import sipp, torch
@@ -154,18 +157,17 @@ def prune_to(
     seen, points = _surveyed(calibration, holdout)
     choice: dict[str, Any] = {"include": include, "exclude": exclude, "floor": floor, "scoring": scoring}
     ranking = rank(model, data, method=method, seed=seed, reduce=reduce, progress=progress, **choice)
-    walker = _Walker(ranking, output, seed, len(grid), claim)
+    walker = _Walker(ranking, output, seed, len(grid), claim, _repair_data(repair, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid)
-    if claim.n_needed > len(points.keys):
-        reason = f"refused: needs n >= {claim.n_needed}, the holdout has {len(points.keys)}"
-        return _none(ranking, grid, start, (), reason)
+    if claim.n_needed > (n := len(points.keys)):
+        return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {n}")
     walker.check_independence(holdout)
     use = _recorded(ledger, points, ranking)
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
     if n_passed == 0:
         return _none(ranking, grid, start, path, f"not certified: no level passes; {claim.words}")
-    pruned = cut(ranking, path[n_passed - 1].budget, seed=seed)
-    options: dict[str, Any] = {"confidence": confidence, "output": output, "calibration": calibration}
+    pruned = walker.record(path[n_passed - 1].budget)
+    options = {"confidence": confidence, "output": output, "calibration": calibration}
     certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, options)
     if certificate.data_hash != points.facts["data_hash"]:
         raise changed("holdout")
@@ -191,6 +193,13 @@ def _surveyed(calibration: Data | None, holdout: Any) -> tuple[Survey | None, Su
     seen = survey(calibration, "calibration")
     known = known_points(batch for batch, _ in read_again(calibration, "calibration", seen))
     return seen, survey(holdout, "holdout", known)
+
+
+def _repair_data(repair: bool, calibration: Data | None) -> Data | None:
+    """The points that levels are repaired on; None where they are not repaired."""
+    if check_flag("repair", repair) and calibration is None:
+        raise OptionError("repair=True reads the data for every level", fix="give a list, a loader or a tensor")
+    return calibration if repair else None
 
 
 def _walk(
@@ -271,8 +280,12 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
 class _Walker:
     """One copy of the network whose weights are set level by level; a point's dense output is computed once."""
 
-    def __init__(self, ranking: Ranking, output: Output, seed: int, n_levels: int, claim: _Claim) -> None:
+    def __init__(
+        self, ranking: Ranking, output: Output, seed: int, n_levels: int, claim: _Claim, repair_data: Data | None
+    ) -> None:
         self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
+        self.repair_data = repair_data  # None: levels are not repaired
+        self.repaired: dict[int, Pruned] = {}  # by budget
         self.uncut = before_cut(ranking, n_cuts=n_levels)
         self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
@@ -286,10 +299,28 @@ class _Walker:
             whole = run_model(self.ranking.model, batch, self.output)
             refuse_dependent("dense", self.ranking.model, batch, self.output, whole)
 
+    def record(self, budget: int) -> Pruned:
+        """The network of a level, as `prune` gives it."""
+        if self.repair_data is None:
+            return cut(self.ranking, budget, seed=self.seed)
+        if budget not in self.repaired:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of rows that die on the way
+                pruned = cut(self.ranking, budget, seed=self.seed)
+            self.repaired[budget] = repaired(self.ranking, pruned, self.repair_data, seed=self.seed)
+        return self.repaired[budget]
+
+    def _set(self, budget: int) -> None:
+        """Makes `sparse` the network of a level."""
+        if self.repair_data is None:
+            write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed)[0])
+        else:
+            self.sparse = self.record(budget).model
+
     def test(self, data: Any, role: str, points: Survey, keep: float) -> Level:
         """The verdict on one level; `points`: what the data held in its first pass."""
         budget = budget_of(keep, self.ranking.n_weights)
-        write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed)[0])
+        self._set(budget)
         measured = []
         with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
             for batch, keys in read_again(data, role, points):
@@ -327,7 +358,8 @@ def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...]) 
         middle = (low + high) // 2
         passed = walker.test(data, "calibration", points, grid[middle]).passed
         low, high = (middle, high) if passed else (low, middle)
-    return max(0, low - START_MARGIN)
+    margin = START_MARGIN if walker.repair_data is None else REPAIRED_MARGIN
+    return max(0, low - margin)
 
 
 def _none(ranking: Ranking, grid: tuple[float, ...], start: int, path: tuple[Level, ...], verdict: str) -> PrunedTo:

@@ -102,7 +102,7 @@ METHODS: tuple[MethodRow, ...] = (
         "baselines:wt", NOTHING, "global", "T17 with data", Style("#b38704", "#f2d04b", "down", (4, 3)),
     ),
     MethodRow(
-        "snip", "SNIP", "keeps the largest |weight x gradient of the loss|",
+        "snip", "SNIP", "keeps the largest products of weight and gradient of the loss",
         "baselines:snip", LABELS, "global", "T17", Style("#389acf", "#b5e3ff", "cross", (2, 3)),
     ),
     MethodRow(

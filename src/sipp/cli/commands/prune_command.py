@@ -68,6 +68,9 @@ def prune(
     draws: Annotated[Draws, typer.Option(help="How sampled rows are drawn (T8).")] = "until",
     reduce: OwnReduce = None,
     floor: FloorOption = "method",
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Refit the kept weights on the data, without labels.")
+    ] = False,
     bound: Annotated[Mode, typer.Option(help="How the network bound is computed (T12, T13).")] = "paper",
     output: OutputPart = None,
     ledger: Ledger = None,
@@ -87,8 +90,9 @@ def prune(
         model=model, weights=weights, data=data, keep=keep, budget=budget, epsilon=epsilon,
         max_accuracy_drop=max_accuracy_drop, holdout=holdout, method=method, include=include, exclude=exclude,
         points=points, holdout_points=holdout_points, delta=delta, holdout_delta=holdout_delta, confidence=confidence,
-        draws=draws, reduce=reduce, floor=floor_of(floor), bound=bound, output=output, ledger=ledger, seed=seed,
-        batch_size=batch_size, device=device, dry_run=dry_run, out=out, force=force, progress=shows_progress(as_json),
+        draws=draws, reduce=reduce, floor=floor_of(floor), repair=repair, bound=bound, output=output, ledger=ledger,
+        seed=seed, batch_size=batch_size, device=device, dry_run=dry_run, out=out, force=force,
+        progress=shows_progress(as_json),
     )  # fmt: skip
     with only_json(as_json):
         check(request)

@@ -1,0 +1,116 @@
+"""Whole pruned networks, sparse against dense, in one run: `python benchmarks/bench_runtime.py [name ...] [--busy]`.
+
+Masks are those of `sipp.prune(method="wt")`. Dense is torch in inference mode, in its better memory format. Runs take
+turns and the best of each counts. With --busy: the CPU time of one thread, for a machine that others use too.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from common import alternate, clock_for
+from torch import Tensor, nn
+
+import sipp
+from sipp.experiments.nets import build
+
+
+class LastState(nn.Module):
+    """A two-layer LSTM and a linear layer on its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.linear = nn.LSTM(40, 256, 2, batch_first=True), nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.lstm(x)[0][:, -1])
+
+
+def mini_lm() -> nn.Module:
+    """A transformer of MiniLM's shape: 6 layers of width 384, 12 heads."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+    )
+    return BertModel(config, add_pooling_layer=False)
+
+
+def mlp() -> nn.Module:
+    sizes = (784, 1000, 1000, 10)
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+# name: network, example, goals at 90 % and 95 % zeros
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[float | None, float]]] = {
+    "resnet20": (lambda: build("resnet20"), lambda: torch.randn(64, 3, 32, 32), (2.5, 4.0)),
+    "resnet18": (lambda: build("resnet18"), lambda: torch.randn(8, 3, 224, 224), (2.0, 3.0)),
+    "vgg16": (lambda: build("vgg16"), lambda: torch.randn(64, 3, 32, 32), (None, 4.0)),
+    "mini-lm": (mini_lm, lambda: torch.randint(0, 30522, (8, 128)), (2.0, 3.5)),
+    "mlp": (mlp, lambda: torch.randn(1, 784), (None, 3.0)),
+    "lstm": (LastState, lambda: torch.randn(1, 100, 40), (None, 2.0)),
+}
+KEEPS = (1.0, 0.7, 0.5, 0.3, 0.1, 0.05)
+
+
+def bench(name: str, keep: float, is_busy: bool) -> None:
+    make, example, goals = CASES[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rows that died
+        dense = sipp.prune(model, None, keep=keep, method="wt").model.eval()
+    last = (
+        copy.deepcopy(dense).to(memory_format=torch.channels_last)
+        if name in ("resnet20", "resnet18", "vgg16")
+        else dense
+    )
+    x = example()
+    x_last = x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fast = sipp.sparse(dense, x)
+    with torch.inference_mode():
+        outputs = [_tensor(run) for run in (dense(x), fast(x))]
+        error = float((outputs[0] - outputs[1]).abs().max() / outputs[0].abs().max())
+        if error > 1e-4:
+            raise SystemExit(f"{name}: outputs differ by {error:.1e} of their size; nothing is timed")
+        n_calls = 20 if name == "mlp" else 1  # a short one in a row: each finds its own weights in the cache
+        runs = [
+            lambda run=run, x=given: [run(x) for _ in range(n_calls)]
+            for run, given in ((fast, x), (dense, x), (last, x_last))
+        ]
+        times = alternate(*runs[: 2 if last is dense else 3], repeats=15, clock=clock_for(is_busy))
+        sparse, *others = (seconds / n_calls for seconds in times)
+    goal = {0.1: goals[0], 0.05: goals[1]}.get(keep)
+    print(
+        f"{name:9} zeros {1 - keep:4.0%}  dense {min(others) * 1e3:9.3f} ms  sparse {sparse * 1e3:9.3f} ms  "
+        f"{min(others) / sparse:5.2f} x  goal {'' if goal is None else goal:4}  error {error:.0e}  "
+        f"weights {fast.n_dense_bytes / 1e6:6.2f} -> {fast.n_bytes / 1e6:6.2f} MB  compiled in {fast.seconds:5.1f} s"
+        f"{'  (dense)' if fast.latest.is_dense else ''}",
+        flush=True,
+    )
+
+
+def _tensor(output: object) -> Tensor:
+    return output if isinstance(output, Tensor) else output["last_hidden_state"]  # type: ignore[index]
+
+
+def main() -> None:
+    is_busy = "--busy" in sys.argv
+    names = [name for name in sys.argv[1:] if name in CASES] or list(CASES)
+    clock_for(is_busy)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads{', CPU time' if is_busy else ''}")
+    for name in names:
+        for keep in KEEPS:
+            bench(name, keep, is_busy)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Where activations live: channels, height, width, points, in this order, so that points (or tokens) lie side by side.
+
+A buffer belongs to a plan and is written anew by every call. Around each image there is a border of zeros, as wide as
+the padding of the convolutions that read it, so no loop asks where an image ends. The number of points is rounded up
+to whole vectors. To torch a buffer is an ordinary tensor N x C x H x W (or tokens x features) with unusual strides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+VECTOR = 8  # points are rounded up to this many
+SLACK = 16  # floats of the widest vector
+FEWEST = 6  # fewer points than this are not worth rounding up; rows of pixels are read as vectors instead
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Zeros at first: data_CHWN with a border."""
+
+    data_CHWN: Tensor
+    border: tuple[int, int]
+    n: int
+
+    @property
+    def inner(self) -> Tensor:
+        """N x C x H x W without border and rounding."""
+        rows, columns = self.border
+        n_rows, n_columns = self.data_CHWN.shape[1:3]
+        inside = self.data_CHWN[:, rows : n_rows - rows, columns : n_columns - columns, : self.n]
+        return inside.permute(3, 0, 1, 2)
+
+    def tokens(self, lead: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        """The same memory as (*lead, features): `strides` are those of the tokens."""
+        n_features, _, _, n = self.data_CHWN.shape
+        return self.data_CHWN.as_strided((*lead, n_features), (*strides, n))
+
+
+def rounded(n: int, fewest: int = FEWEST) -> int:
+    return n if n < fewest else -(-n // VECTOR) * VECTOR
+
+
+def image_buffer(n: int, channels: int, height: int, width: int, border: tuple[int, int] = (0, 0)) -> Buffer:
+    return Buffer(_zeros(channels, height + 2 * border[0], width + 2 * border[1], rounded(n)), border, n)
+
+
+def token_buffer(n: int, features: int) -> Buffer:
+    n_columns = 1 if n == 1 else rounded(n, 2)
+    return Buffer(_zeros(features, 1, 1, n_columns), (0, 0), n)
+
+
+def _zeros(*shape: int) -> Tensor:
+    """Zeros with some room behind them, as the last vector may be written whole."""
+    room = torch.zeros(prod(shape) + SLACK, dtype=torch.float32, device="cpu")
+    return room[: prod(shape)].view(shape)
+
+
+def token_strides(x: Tensor) -> tuple[int, ...] | None:
+    """The strides of the tokens of x (*lead, features) where these fill a line without gaps, else None."""
+    dims = sorted((d for d in range(x.ndim - 1) if x.shape[d] > 1), key=lambda d: x.stride(d))
+    expected = 1
+    for d in dims:
+        if x.stride(d) != expected:
+            return None
+        expected *= x.shape[d]
+    return tuple(x.stride(d) if x.shape[d] > 1 else 0 for d in range(x.ndim - 1))
+
+
+def plain_strides(lead: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of tokens one after the other."""
+    return tuple(prod(lead[d + 1 :]) if lead[d] > 1 else 0 for d in range(len(lead)))
+
+
+class Flag:
+    """Whether some value was not finite; generated code raises it by its address."""
+
+    def __init__(self) -> None:
+        self._cell = ctypes.c_float(0.0)
+        self.address = ctypes.addressof(self._cell)
+
+    @property
+    def is_raised(self) -> bool:
+        return self._cell.value != 0
+
+    def clear(self) -> None:
+        self._cell.value = 0.0
+
+    def check(self, value: Tensor) -> None:
+        """Raises the flag where a value is not finite (or so large that the sum of all is not)."""
+        total = float(value.sum())
+        if total - total != 0:
+            self._cell.value = 1.0
+
+
+class Arena:
+    """The buffers of a plan: which tensor is which buffer, and which can be written again."""
+
+    def __init__(self) -> None:
+        self.flag = Flag()
+        self._by_address: dict[int, Buffer] = {}
+        self._free: dict[tuple[object, ...], list[Buffer]] = {}
+        self._shared: set[int] = set()  # addresses of buffers that may be written again
+
+    def image(self, n: int, channels: int, height: int, width: int, border: tuple[int, int]) -> Buffer:
+        key = (n, channels, height, width, border)
+        free = self._free.get(key, [])
+        if free:
+            return free.pop()
+        made = self.add_image(n, channels, height, width, border)
+        self._shared.add(made.data_CHWN.data_ptr())
+        return made
+
+    def add_image(self, n: int, channels: int, height: int, width: int, border: tuple[int, int]) -> Buffer:
+        return self.add(image_buffer(n, channels, height, width, border))
+
+    def add(self, buffer: Buffer) -> Buffer:
+        self._by_address[buffer.data_CHWN.data_ptr()] = buffer
+        return buffer
+
+    def release(self, tensor: Tensor) -> None:
+        """Lets a later result of the same shape take this buffer; only its kept border is relied upon."""
+        buffer = self.of(tensor)
+        if buffer is not None and buffer.data_CHWN.data_ptr() in self._shared:
+            n, *shape = buffer.inner.shape
+            self._free.setdefault((n, *shape, buffer.border), []).append(buffer)
+
+    def pin(self, tensor: Tensor) -> None:
+        """Keeps the buffer of this tensor from being written by others: torch may hold views of it."""
+        buffer = self.of(tensor)
+        if buffer is not None:
+            self._shared.discard(buffer.data_CHWN.data_ptr())
+
+    def of(self, tensor: Tensor) -> Buffer | None:
+        """The buffer that this tensor is a view of, from its first element on."""
+        return self._by_address.get(tensor.untyped_storage().data_ptr())
+
+    def image_of(self, tensor: Tensor) -> Buffer | None:
+        """The buffer whose images this tensor shows, all of them and as they are."""
+        buffer = self.of(tensor)
+        if buffer is None or tensor.ndim != 4:
+            return None
+        inner = buffer.inner
+        is_same = inner.shape == tensor.shape and inner.data_ptr() == tensor.data_ptr()
+        strides = all(a == b for a, b, size in zip(inner.stride(), tensor.stride(), tensor.shape) if size > 1)
+        return buffer if is_same and strides else None
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(buffer.data_CHWN.nbytes for buffer in self._by_address.values())

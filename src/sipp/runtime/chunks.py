@@ -1,0 +1,69 @@
+"""Whether points can be run a few at a time, so that what one step writes is still in the cache when the next reads it.
+
+They can where every operation treats each point, the first dimension of every value, on its own. What is not known to
+do so is taken as not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
+from sipp.runtime.pools import POOLS
+
+SMALLEST = 16  # points: whole vectors
+NEAR_CACHE = 1_300_000  # bytes of the largest value, for each thread
+
+_EACH = {
+    ATEN.relu.default, ATEN.gelu.default, ATEN.silu.default, ATEN.sigmoid.default, ATEN.tanh.default,
+    ATEN.hardtanh.default, ATEN.hardswish.default, ATEN.leaky_relu.default, ATEN.elu.default, ATEN.dropout.default,
+}  # fmt: skip
+_PAIRS = {ATEN.add.Tensor, ATEN.sub.Tensor, ATEN.mul.Tensor}
+
+
+def chunk_size(graph: Graph, inputs: list[Any]) -> int | None:
+    """How many points to run at a time; None where all at once: few points, small values, or points that mix."""
+    if not inputs or not all(isinstance(x, Tensor) and x.ndim and len(x) == len(inputs[0]) for x in inputs):
+        return None
+    n = len(inputs[0])
+    largest = max((op.n_floats for op in graph.ops), default=0) * 4
+    most = NEAR_CACHE * torch.get_num_threads()
+    if n < 2 * SMALLEST or n % SMALLEST or largest <= most or not _is_pointwise(graph, n):
+        return None
+    sizes = [size for size in range(SMALLEST, n, SMALLEST) if n % size == 0 and size * largest <= most * n]
+    return max(sizes, default=SMALLEST)
+
+
+def _is_pointwise(graph: Graph, n: int) -> bool:
+    points = set(graph.inputs)  # values whose first dimension is that of the points
+    for op in graph.ops:
+        if not _keeps_points(op, points, graph.constants, n):
+            return False
+        points.add(op.out)
+    return all(isinstance(ref, Ref) and ref.value in points for ref in graph.outputs)
+
+
+def _keeps_points(op: Op, points: set[int], constants: dict[int, Tensor], n: int) -> bool:
+    args, target = op.args, op.target
+    values = [number for number in op.reads() if number not in constants]
+    if not values or not all(number in points for number in values) or op.n_dims < 2:
+        return False
+    if target in (CONV, LINEAR) or target in POOLS or target in _EACH:
+        return isinstance(args[0], Ref)
+    if target in _PAIRS:
+        fixed = [constants[a.value] for a in args if isinstance(a, Ref) and a.value in constants]
+        return all(t.ndim < op.n_dims for t in fixed)
+    if target is ATEN.cat.default:
+        return len(args) > 1 and args[1] % op.n_dims != 0 and len(values) == len(args[0])
+    if target is ATEN.pad.default:
+        return len(args[1]) // 2 < op.n_dims
+    if target is ATEN.slice.Tensor:
+        return len(args) > 1 and args[1] > 0
+    if target is ATEN.view.default:
+        return bool(args[1][0] == n)
+    if target is ATEN.flatten.using_ints:
+        return len(args) > 1 and args[1] > 0
+    return False

@@ -1,0 +1,180 @@
+"""`sparse(model, example)`: the pruned network as a callable that skips its zeros."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sipp.errors import DataError, ModelError
+from sipp.runtime import steps
+from sipp.runtime.chunks import chunk_size
+from sipp.runtime.graph import trace
+from sipp.runtime.plan import Plan, flat_inputs, make_plan
+from sipp.runtime.shelf import Shelved, restore, shelve
+from sipp.runtime.steps import Step, best_time
+from sipp.runtime.table import sparse_table
+
+MOST_PLANS = 8  # for inputs of different shapes
+TRIALS = 2
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """How inputs of one kind are run: by a plan, or by torch as a whole where that is faster."""
+
+    plan: Plan
+    chunk: int | None  # points that the plan takes at a time; None: all
+    is_dense: bool
+    seconds: float  # of a call, on one thread
+    dense_seconds: float
+
+
+def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
+    """What the model gives."""
+    if chunk is None:
+        return pytree.tree_unflatten(plan.run(inputs), plan.graph.out_spec)
+    parts = [plan.run([x[i : i + chunk] for x in inputs]) for i in range(0, len(inputs[0]), chunk)]
+    return pytree.tree_unflatten([torch.cat(part) for part in zip(*parts)], plan.graph.out_spec)
+
+
+class Sparse:
+    """A network compiled for the CPU: call it as you call the model. `print` shows what runs where, and how fast.
+
+    It is compiled for the shapes of the example; a call with other shapes compiles once more. One call runs at a time.
+    """
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._model = copy.deepcopy(model).eval()
+        self._shelf: dict[str, Shelved] = {}
+        self._compiled: dict[Any, Compiled] = {}
+        self._lock = threading.Lock()
+        self.n_dense_bytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+        self.seconds = 0.0  # of compilation
+        self._compile(args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = flat_inputs(args, kwargs)
+        compiled = self._compiled.get(_signature(inputs)) or self._compile(args, kwargs)
+        if compiled.is_dense:
+            with torch.inference_mode():
+                return self._model(*args, **kwargs)
+        return _run(compiled.plan, compiled.chunk, inputs)
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
+        """The way to run inputs like these, now known."""
+        with self._lock:
+            start = time.perf_counter()
+            inputs = flat_inputs(args, kwargs)
+            restore(self._model, self._shelf)
+            plan, chunk = self._planned(args, kwargs)
+            seconds = best_time(lambda: _run(plan, chunk, inputs), TRIALS)
+            dense_seconds = self._best_dense(args, kwargs)
+            compiled = Compiled(plan, chunk, seconds > steps.LEAST_GAIN * dense_seconds, seconds, dense_seconds)
+            if len(self._compiled) == MOST_PLANS:
+                del self._compiled[next(iter(self._compiled))]
+            self._compiled[_signature(inputs)] = compiled
+            if not any(each.is_dense for each in self._compiled.values()):
+                self._shelf = shelve(self._model)
+            self.seconds = time.perf_counter() - start
+            return compiled
+
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, int | None]:
+        """The plan for these inputs, and how many points it takes at a time."""
+        graph, inputs = trace(self._model, args, kwargs), flat_inputs(args, kwargs)
+        chunk = chunk_size(graph, inputs)
+        if chunk is not None:
+            args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
+            graph, inputs = trace(self._model, args, kwargs), flat_inputs(args, kwargs)
+        return make_plan(graph, inputs), chunk
+
+    def _best_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        """The time of the dense network; it is left in the memory format that is faster."""
+        formats = [torch.contiguous_format]
+        if any(parameter.ndim == 4 for parameter in self._model.parameters()):
+            formats.append(torch.channels_last)
+        times = []
+        for form in formats:
+            _lay_out(self._model, form)
+            with torch.inference_mode():
+                times.append(steps.dense_time(lambda: self._model(*args, **kwargs), TRIALS))
+        _lay_out(self._model, formats[times.index(min(times))])
+        return min(times)
+
+    @property
+    def steps(self) -> list[Step]:
+        """What is run, in order, for inputs of the latest shapes compiled."""
+        return list(self.latest.plan.steps)
+
+    @property
+    def latest(self) -> Compiled:
+        return next(reversed(self._compiled.values()))
+
+    @property
+    def n_bytes(self) -> int:
+        """What the weights take: packed ones of the latest plan, and those kept for other shapes of input."""
+        if self.latest.is_dense:
+            return self.n_dense_bytes
+        plan = self.latest.plan
+        whole = (*plan.constants.values(), *self._model.parameters(), *self._model.buffers())
+        once = {t.untyped_storage().data_ptr(): t.nbytes for t in whole if isinstance(t, Tensor)}
+        packed = sum(step.n_bytes for step in plan.steps) + sum(kept.n_bytes for kept in self._shelf.values())
+        return packed + sum(once.values())
+
+    def __str__(self) -> str:
+        return sparse_table(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
+
+
+def _lay_out(model: nn.Module, form: torch.memory_format) -> None:
+    """Lays out the weights of convolutions in this memory format."""
+    for parameter in model.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=form)
+
+
+def _signature(inputs: list[Any]) -> Any:
+    return tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in inputs)
+
+
+def sparse(model: nn.Module, example: Any) -> Sparse:
+    """The model as a callable that skips its zeros, on the CPU: same call, same outputs to 1e-4 of their size.
+
+    `example` is an input like those to come: a tensor, a tuple of arguments, or a dict of keyword arguments. The model
+    is left as it was; later changes of its weights are not seen.
+
+    Example:
+        >>> import torch, sipp
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+        >>> pruned = sipp.prune(model, None, keep=0.05, method="wt")
+        >>> fast = sipp.sparse(pruned.model, torch.zeros(32, 64))
+        >>> fast(torch.randn(32, 64)).shape
+        torch.Size([32, 10])
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give an instance")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type != "cpu":
+            raise ModelError(
+                f"is on {tensor.device}, and the runtime is for the CPU", where=name, fix="give model.cpu()"
+            )
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(example, Tensor):
+        args = (example,)
+    elif isinstance(example, Mapping):
+        kwargs = dict(example)
+    elif isinstance(example, tuple):
+        args = example
+    else:
+        raise DataError(
+            f"the example is a {type(example).__name__}",
+            fix="give a tensor, a tuple of arguments or a dict of named ones",
+        )
+    return Sparse(model, args, kwargs)

@@ -1,0 +1,232 @@
+"""A model and an example -> the operations of its forward pass, in order, with norms folded and tails fused.
+
+torch.export records the operations; then, where a result has no other reader:
+    convolution -> batch norm             the norm goes into the weights
+    convolution, linear -> add -> relu    the sum and the activation become the tail of the product
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sipp.errors import ModelError
+from sipp.runtime.tails import NONE, tail_of
+
+ATEN = torch.ops.aten
+CONV, LINEAR, NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
+ADD = ATEN.add.Tensor
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for a value in the arguments of an operation: its number."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation: `target(*args)` on values and numbers. A product also has its tail: + beside, then `act`."""
+
+    name: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: int
+    n_dims: int = 0  # of its result, or of the first one
+    n_floats: int = 0
+    beside: int | None = None
+    act: str = NONE
+
+    def reads(self) -> list[int]:
+        """The values it reads."""
+        found = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
+        return found if self.beside is None else [*found, self.beside]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The operations, the values that stand before the first one, and which values go in and out."""
+
+    ops: list[Op]
+    constants: dict[int, Tensor]
+    inputs: list[int]
+    outputs: list[Any]  # Ref, or a plain constant
+    out_spec: Any
+
+
+def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+    """The operations of the model, which is in eval mode, for inputs of the shapes of this example."""
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
+    except Exception as error:
+        raise ModelError(
+            f"torch.export cannot trace it ({type(error).__name__}: {error})",
+            where=type(model).__name__,
+            fix="make its forward pass independent of the values of its inputs",
+        ) from error
+    return _fused(_read(exported))
+
+
+def _read(exported: Any) -> Graph:
+    signature = exported.graph_signature
+    if any(spec.kind.name != "USER_OUTPUT" for spec in signature.output_specs):
+        raise ModelError("the forward pass changes a buffer or an input", fix="make it change nothing")
+    state = {**exported.state_dict, **exported.constants}
+    sources = {spec.arg.name: spec for spec in signature.input_specs}
+    numbers: dict[Any, int] = {}
+    constants: dict[int, Tensor] = {}
+    names: dict[int, str] = {}
+    inputs, ops, outputs = [], [], []
+
+    def to_ref(node: Any) -> Any:
+        return Ref(numbers[node])
+
+    for node in exported.graph.nodes:
+        number = numbers.setdefault(node, len(numbers))
+
+        def known(given: Any) -> Any:
+            return torch.fx.node.map_arg(given, to_ref)
+
+        if node.op == "placeholder" and sources[node.name].kind.name == "USER_INPUT":
+            inputs.append(number)
+        elif node.op == "placeholder":
+            constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
+        elif node.op == "call_function":
+            args, shape = tuple(known(node.args)), _shape(node.meta.get("val"))
+            is_product = node.target in (CONV, LINEAR, NORM) and isinstance(args[1], Ref)
+            name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
+            ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, len(shape), prod(shape)))
+        elif node.op == "output":
+            outputs = [known(arg) for arg in node.args[0]]
+        else:
+            raise ModelError(
+                f"the traced graph has a node of kind {node.op!r}", where=node.name, fix="keep to plain operations"
+            )
+    return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """The shape of a result, or of the first one."""
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return tuple(first.shape) if isinstance(first, Tensor) else ()
+
+
+def _fused(graph: Graph) -> Graph:
+    """The graph with copies dropped, batch norms folded, sums and activations moved into the products before them."""
+    graph = _without_copies(graph)
+    ops = {op.out: op for op in graph.ops}  # in order
+    constants = dict(graph.constants)
+    for op in graph.ops:
+        if op.target is NORM:
+            _norm_to_product(op, ops, constants, _readers(graph, ops))
+    for op in list(ops.values()):
+        if op.target is ADD and op.out in ops:
+            _fuse_sum(op, ops, _readers(graph, ops))
+        act = tail_of(op.target, op.args, op.kwargs)
+        if act is not None and op.out in ops:
+            source = ops.get(op.args[0].value)
+            if source is not None and _is_open(source, _readers(graph, ops)):
+                del ops[source.out]
+                ops[op.out] = replace(source, out=op.out, act=act)
+    ordered = sorted(ops.values(), key=lambda op: op.out)
+    used = {n for op in ordered for n in op.reads()} | {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
+    return replace(graph, ops=ordered, constants={n: t for n, t in constants.items() if n in used})
+
+
+def _without_copies(graph: Graph) -> Graph:
+    """Without clones, which a pass that changes nothing does not need: their readers read what was cloned."""
+    same: dict[int, int] = {}
+    ops = []
+
+    def known(given: Any) -> Any:
+        return pytree.tree_map(
+            lambda leaf: Ref(same.get(leaf.value, leaf.value)) if isinstance(leaf, Ref) else leaf, given
+        )
+
+    for op in graph.ops:
+        if op.target is ATEN.clone.default:
+            same[op.out] = known(op.args[0]).value
+        else:
+            ops.append(replace(op, args=known(op.args), kwargs=known(op.kwargs)))
+    return replace(graph, ops=ops, outputs=known(graph.outputs))
+
+
+def _readers(graph: Graph, ops: dict[int, Op]) -> dict[int, int]:
+    """How many times each value is read."""
+    count: dict[int, int] = {}
+    for n in [n for op in ops.values() for n in op.reads()] + [r.value for r in graph.outputs if isinstance(r, Ref)]:
+        count[n] = count.get(n, 0) + 1
+    return count
+
+
+def _is_open(op: Op, readers: dict[int, int]) -> bool:
+    """Whether an operation can take a tail: a product without activation, read once."""
+    return op.target in (CONV, LINEAR) and op.act == NONE and readers.get(op.out) == 1
+
+
+def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int]) -> None:
+    """Takes a batch norm (and its `getitem`) into the convolution before it, or makes it a product of its own."""
+    taken = [op for op in ops.values() if op.target is operator.getitem and op.args[0] == Ref(norm.out)]
+    if len(taken) != 1 or taken[0].args[1] != 0 or readers[norm.out] != 1:
+        return
+    if not all(ref is None or ref.value in constants for ref in norm.args[1:5]):
+        return
+    gain, shift, mean, variance = (None if ref is None else constants[ref.value].double() for ref in norm.args[1:5])
+    assert mean is not None and variance is not None
+    dtype = constants[norm.args[3].value].dtype
+    scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
+    offset = -mean * scale + (0.0 if shift is None else shift)
+    source, out = ops.get(norm.args[0].value), taken[0].out
+    weight, bias = Ref(-2 * out - 1), Ref(-2 * out - 2)  # numbers of their own
+    can_fold = source is not None and _can_fold(source, norm.n_dims, constants, readers)
+    if not can_fold and norm.n_dims != 4:
+        return
+    del ops[norm.out]
+    if source is None or not can_fold:
+        constants[weight.value], constants[bias.value] = scale[:, None, None, None].to(dtype), offset.to(dtype)
+        args = (norm.args[0], weight, bias, [1, 1], [0, 0], [1, 1], len(scale))
+        ops[out] = Op(norm.name, CONV, args, {}, out, norm.n_dims, norm.n_floats)
+        return
+    bias_ref = source.args[2] if len(source.args) > 2 else None
+    if bias_ref is not None:
+        offset = offset + constants[bias_ref.value].double() * scale
+    dtype = constants[source.args[1].value].dtype
+    old = constants[source.args[1].value].double()
+    constants[weight.value] = (old * scale.reshape(-1, *[1] * (old.ndim - 1))).to(dtype)
+    constants[bias.value] = offset.to(dtype)
+    del ops[source.out]
+    ops[out] = replace(source, args=(source.args[0], weight, bias, *source.args[3:]), out=out)
+
+
+def _can_fold(source: Op, n_dims: int, constants: dict[int, Tensor], readers: dict[int, int]) -> bool:
+    refs = [ref for ref in source.args[1:3] if ref is not None]
+    is_constant = all(isinstance(ref, Ref) and ref.value in constants for ref in refs)
+    is_product = n_dims == 4 if source.target is CONV else n_dims == 2 and source.target is LINEAR
+    return is_product and is_constant and _is_open(source, readers) and source.beside is None
+
+
+def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int]) -> None:
+    """Takes a sum of two values into one of them (rather the later), where that is a product nobody else reads."""
+    if total.kwargs or len(total.args) != 2 or not all(isinstance(arg, Ref) for arg in total.args):
+        return
+    terms = [arg.value for arg in total.args]
+    if terms[0] == terms[1]:
+        return
+    for at, beside in (terms, terms[::-1]) if terms[0] > terms[1] else (terms[::-1], terms):
+        source = ops.get(at)
+        if source is not None and _is_open(source, readers) and source.beside is None:
+            # runs where the sum stood: both terms are there, and nobody has asked for the product before
+            del ops[at]
+            ops[total.out] = replace(source, out=total.out, beside=beside)
+            return

@@ -1,0 +1,112 @@
+"""Layer norm over the features of tokens that lie side by side: three passes over a strip that stays in the cache."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils
+from torch import Tensor
+
+from sipp.runtime.buffers import Arena, token_buffer
+from sipp.runtime.code import FLOAT, I64, Loop, constant, generate, vector
+from sipp.runtime.graph import ATEN, Op, Ref
+from sipp.runtime.operands import token_input
+from sipp.runtime.product import raise_flag
+from sipp.runtime.steps import Job, Step, Values, torch_step
+from sipp.runtime.tiles import MOST_LANES
+from sipp.scoring.kernels.cpu.llvm import fused
+
+NORM = ATEN.layer_norm.default
+
+# Numbers of the job, after its head
+X, OUT, GAIN, SHIFT, N_FEATURES, PITCH, N_STRIPS, SHARE, EPSILON, FLAG = range(10)
+
+
+def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
+    """The step of a layer norm over the last dimension; None where it is left to torch."""
+    x = values[op.args[0].value]
+    refs = [*op.args[2:4], None, None][:2]
+    if not all(ref is None or (isinstance(ref, Ref) and ref.value in constants) for ref in refs):
+        return None
+    n_tokens, features = prod(x.shape[:-1]), x.shape[-1]
+    is_float = all(t.dtype == torch.float32 for t in (x, *(constants[ref.value] for ref in refs if ref is not None)))
+    if list(op.args[1]) != [features] or not is_float or n_tokens < 2 or not x.numel():
+        return None
+    gain, shift = (
+        torch.full((features,), default, dtype=torch.float32, device="cpu") if ref is None else constants[ref.value]
+        for ref, default in zip(refs, (1.0, 0.0))
+    )
+    source, strides = token_input(op.args[0].value, x, arena)
+    out = arena.add(token_buffer(n_tokens, features))
+    lanes = MOST_LANES if source.n % MOST_LANES == 0 else 8
+    n_vectors = next(n for n in (4, 2, 1) if source.n // lanes % n == 0)
+    epsilon = op.args[4] if len(op.args) > 4 else 1e-5
+    n_strips = source.n // (lanes * n_vectors)
+    numbers = [
+        source.data.data_ptr(), out.data_CHWN.data_ptr(), gain.data_ptr(), shift.data_ptr(), features, FLOAT * source.n,
+        n_strips, _bits(1 / features), _bits(epsilon), arena.flag.address,
+    ]  # fmt: skip
+    code = generate(("norm", lanes, n_vectors), lambda loop: _emit(loop, lanes, n_vectors))
+    job = Job(code, numbers, n_strips, (source, out, gain, shift, arena.flag))
+    result = out.tokens(tuple(x.shape[:-1]), strides)
+
+    def fast(current: Values) -> None:
+        if source.fill is not None:
+            source.fill(current)
+        job()
+        current[op.out] = result
+
+    fast(values)
+    return Step(op.name, "norm of tokens", fast, torch_step(op).fast, op.out)
+
+
+def _bits(value: float) -> int:
+    return int(np.array([value], np.float32).view(np.int32)[0])
+
+
+def _emit(loop: Loop, lanes: int, n_vectors: int) -> None:
+    b, width = loop.b, lanes * n_vectors * FLOAT
+    bad = loop.cells([constant(0.0, lanes)])[0]
+    share, epsilon = (loop.splat(loop.real(n), lanes) for n in (SHARE, EPSILON))
+    one = constant(1.0, lanes)
+    with loop.each(*loop.share(loop.number(N_STRIPS))) as strip:
+        x, out = (b.add(loop.number(n), b.mul(strip, I64(width))) for n in (X, OUT))
+        zeros = [constant(0.0, lanes)] * n_vectors
+        mean = [b.fmul(total, share) for total in _over(loop, lanes, x, zeros, lambda v, value: value)]
+        squares = _over(loop, lanes, x, zeros, lambda v, value: _square(b, b.fsub(value, mean[v])))
+        scale = [b.fdiv(one, _root(loop, lanes, fused(b, total, share, epsilon))) for total in squares]
+        with loop.each(I64(0), loop.number(N_FEATURES)) as feature:
+            at = b.mul(feature, loop.number(PITCH))
+            gain, shift = (loop.splat(loop.load(loop.at(loop.number(n), feature)), lanes) for n in (GAIN, SHIFT))
+            for v in range(n_vectors):
+                value = loop.load(b.add(x, at), vector(lanes), v * lanes * FLOAT)
+                value = fused(b, b.fmul(b.fsub(value, mean[v]), scale[v]), gain, shift)
+                loop.store(value, b.add(out, at), v * lanes * FLOAT)
+                b.store(fused(b, value, constant(0.0, lanes), b.load(bad)), bad)
+    raise_flag(loop, b.load(bad), lanes, loop.number(FLAG))
+
+
+def _over(loop: Loop, lanes: int, x: Any, start: list[Any], term: Any) -> list[Any]:
+    """Sums over the features, for each vector of a strip."""
+    b, cells = loop.b, loop.cells(start)
+    with loop.each(I64(0), loop.number(N_FEATURES)) as feature:
+        at = b.add(x, b.mul(feature, loop.number(PITCH)))
+        for v, cell in enumerate(cells):
+            value = loop.load(at, vector(lanes), v * lanes * FLOAT)
+            b.store(b.fadd(b.load(cell), term(v, value)), cell)
+    return [b.load(cell) for cell in cells]
+
+
+def _square(b: Any, value: Any) -> Any:
+    return b.fmul(value, value)
+
+
+def _root(loop: Loop, lanes: int, value: Any) -> Any:
+    kind = vector(lanes)
+    name = f"llvm.sqrt.v{lanes}f32"
+    function = cgutils.get_or_insert_function(loop.b.module, ir.FunctionType(kind, [kind]), name)
+    return loop.b.call(function, [value])

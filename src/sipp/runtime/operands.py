@@ -1,0 +1,121 @@
+"""Where a product finds what it reads: in a buffer as it lies, or copied into one of its own in each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from sipp.runtime.buffers import Arena, Buffer, image_buffer, plain_strides, rounded, token_buffer, token_strides
+from sipp.runtime.layers import Layer
+from sipp.runtime.steps import Values
+from sipp.runtime.tiles import Plane
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Memory of a product: the first address, how positions lie, and what brings the values there in each call."""
+
+    data: Tensor
+    plane: Plane
+    channel: int  # floats from one channel to the next
+    row: int  # of taps
+    phase: int
+    n: int  # points side by side
+    fill: Callable[[Values], None] | None
+
+
+def image_input(layer: Layer, x: Tensor, arena: Arena) -> Operand:
+    """The input of a convolution, with at least the border that its padding needs."""
+    number, padding = layer.op.args[0].value, layer.padding
+    buffer = arena.image_of(x)
+    n, channels, height, width = x.shape
+    is_ready = buffer is not None and all(have >= need for have, need in zip(buffer.border, padding))
+    if rounded(n) % 8 and layer.stride[1] > 1:
+        return _phases(number, x, layer)
+    if buffer is None or not is_ready:
+        buffer = image_buffer(n, channels, height, width, padding)
+        return _image_operand(buffer, layer.stride, padding, _copy(number, buffer.inner))
+    return _image_operand(buffer, layer.stride, padding, None)
+
+
+def image_beside(number: int, x: Tensor, like: Buffer, arena: Arena) -> Operand:
+    """What is added to images N x C x H x W."""
+    buffer = arena.image_of(x)
+    if buffer is not None and x.shape == like.inner.shape:
+        return _image_operand(buffer, (1, 1), (0, 0), None)
+    buffer = image_buffer(*like.inner.shape)
+    return _image_operand(buffer, (1, 1), (0, 0), _copy(number, buffer.inner))
+
+
+def image_output(buffer: Buffer) -> Operand:
+    return _image_operand(buffer, (1, 1), (0, 0), None)
+
+
+def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[int, ...]]:
+    """The input of a linear layer, and the strides of its tokens."""
+    lead, n = tuple(x.shape[:-1]), prod(x.shape[:-1])
+    strides, buffer = token_strides(x), arena.of(x)
+    is_ready = strides is not None and buffer is not None and buffer.data_CHWN.data_ptr() == x.data_ptr()
+    if is_ready and buffer is not None and strides is not None:
+        has_all = buffer.data_CHWN.numel() == buffer.data_CHWN.shape[3] * x.shape[-1] and buffer.n == n
+        if has_all and (x.shape[-1] == 1 or x.stride(-1) == buffer.data_CHWN.shape[3]):
+            return token_operand(buffer, None), strides
+    strides = plain_strides(lead)
+    buffer = token_buffer(n, x.shape[-1])
+    return token_operand(buffer, _copy(number, buffer.tokens(lead, strides))), strides
+
+
+def token_beside(number: int, x: Tensor, strides: tuple[int, ...], features: int, arena: Arena) -> Operand:
+    """What is added to a linear layer's output whose tokens have these strides."""
+    operand, have = token_input(number, x, arena)
+    if operand.fill is None and have == strides and x.shape[-1] == features:
+        return operand
+    buffer = token_buffer(prod(x.shape[:-1]), features)
+    return token_operand(buffer, _copy(number, buffer.tokens(tuple(x.shape[:-1]), strides)))
+
+
+def token_operand(buffer: Buffer, fill: Callable[[Values], None] | None) -> Operand:
+    n = buffer.data_CHWN.shape[3]
+    return Operand(buffer.data_CHWN, Plane(0, n, n), n, 0, 0, n, fill)
+
+
+def _image_operand(
+    buffer: Buffer, stride: tuple[int, int], padding: tuple[int, int], fill: Callable[[Values], None] | None
+) -> Operand:
+    _, height, width, n = buffer.data_CHWN.shape
+    origin = ((buffer.border[0] - padding[0]) * width + buffer.border[1] - padding[1]) * n
+    plane = Plane(origin, stride[0] * width * n, stride[1] * n)
+    return Operand(buffer.data_CHWN, plane, height * width * n, width * n, 0, n, fill)
+
+
+def _phases(number: int, x: Tensor, layer: Layer) -> Operand:
+    """Few points and a stride: columns 0, s, 2s .. first, then 1, s + 1 .., so that vectors of pixels can be read."""
+    n, channels, height, width = x.shape
+    (pad_rows, pad_columns), step = layer.padding, layer.stride[1]
+    n_columns = -(-(width + 2 * pad_columns) // step)
+    shape = (channels, height + 2 * pad_rows, step, n_columns, n)
+    data = torch.zeros(shape, dtype=torch.float32, device="cpu")
+
+    def fill(values: Values) -> None:
+        source_CHWN = values[number].permute(1, 2, 3, 0)
+        for phase in range(step):
+            first = (phase - pad_columns) % step
+            if first < width:
+                columns = source_CHWN[:, :, first::step]
+                start = (first + pad_columns) // step
+                data[:, pad_rows : pad_rows + height, phase, start : start + columns.shape[2]] = columns
+
+    row = step * n_columns * n
+    plane = Plane(0, layer.stride[0] * row, n)
+    return Operand(data, plane, shape[1] * row, row, n_columns * n, n, fill)
+
+
+def _copy(number: int, target: Tensor) -> Callable[[Values], None]:
+    def fill(values: Values) -> None:
+        target.copy_(values[number].expand(target.shape))
+
+    return fill

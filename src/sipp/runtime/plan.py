@@ -1,0 +1,190 @@
+"""A traced graph and an example -> a plan: the steps for inputs of these shapes, chosen by running them once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sipp.runtime.attention import attention_step
+from sipp.runtime.buffers import Arena
+from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
+from sipp.runtime.layers import read_layer
+from sipp.runtime.norms import NORM, norm_step
+from sipp.runtime.placing import PLACINGS, placing_step
+from sipp.runtime.pools import POOLS, pool_step
+from sipp.runtime.products import image_step, token_step
+from sipp.runtime.recurrent import LSTM, recurrent_step
+from sipp.runtime.single import MOST_COLUMNS, single_step
+from sipp.runtime.steps import ATTENTION, Step, Values, torch_step
+
+# Give nothing that is not finite where what they read is
+_SAFE = {
+    ATEN.view.default, ATEN.reshape.default, ATEN.transpose.int, ATEN.permute.default, ATEN.slice.Tensor,
+    ATEN.select.int, ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.default, ATEN.expand.default,
+    ATEN.flatten.using_ints, ATEN.relu.default, ATEN.max_pool2d.default, ATEN.cat.default, ATEN.dropout.default,
+    ATEN.sigmoid.default, ATEN.tanh.default,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a network for inputs of certain shapes. Buffers are shared by all calls, one call at a time."""
+
+    graph: Graph
+    steps: list[Step]
+    constants: Values
+    arena: Arena
+    lock: Any
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """The outputs, flat; by torch alone where a value on the way is not finite, as zeros times it are not zero."""
+        flag = self.arena.flag
+        with self.lock, torch.no_grad():
+            values = self._start(inputs)
+            flag.clear()
+            for value in inputs:
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    flag.check(value)
+            for step in self.steps:
+                step.fast(values)
+            if flag.is_raised:
+                values = self._start(inputs)
+                for step in self.steps:
+                    step.plain(values)
+            return [self._own(values[ref.value]) if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
+
+    def _start(self, inputs: list[Any]) -> Values:
+        values = self.constants.copy()
+        values.update(zip(self.graph.inputs, inputs))
+        return values
+
+    def _own(self, value: Any) -> Any:
+        """The value as the caller's own: no later call writes to it."""
+        if not isinstance(value, Tensor):
+            return value
+        return value.clone(memory_format=torch.contiguous_format) if self.arena.of(value) else value.contiguous()
+
+
+def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
+    """The plan for inputs like these: every operation is run, in order, in the ways it could be."""
+    with torch.no_grad():
+        graph = _computed(graph)
+        arena = Arena()
+        values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
+        last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}
+        kept = {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
+        borders = _borders(graph)
+        steps = []
+        for i, op in enumerate(graph.ops):
+            steps.append(_step(op, graph, values, arena, borders.get(op.out, (0, 0))))
+            for n in set(op.reads()):
+                if last[n] == i and n not in kept and isinstance(values[n], Tensor):
+                    arena.release(values[n])
+        used = {n for op, step in zip(graph.ops, steps) for n in _kept_reads(op, step)} | kept
+        constants = {n: value for n, value in graph.constants.items() if n in used}
+        return Plan(replace(graph, constants={}), _checked(graph, steps, arena), constants, arena, threading.Lock())
+
+
+def _kept_reads(op: Op, step: Step) -> list[int]:
+    """The values that a step reads in calls to come: no weights that it has taken for itself."""
+    if step.kernel == "torch" or op.target not in (CONV, LINEAR, LSTM):
+        return op.reads()
+    taken = op.args[2] if op.target is LSTM else op.args[1:3]
+    own = {ref.value for ref in taken if isinstance(ref, Ref)}
+    return [n for n in op.reads() if n not in own or n == op.beside]
+
+
+def _computed(graph: Graph) -> Graph:
+    """The graph without operations on constants alone, whose results become constants; but nothing that is drawn."""
+    constants, ops = dict(graph.constants), []
+    for op in graph.ops:
+        is_drawn = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
+        if not is_drawn and op.target not in (CONV, LINEAR) and all(n in constants for n in op.reads()):
+            torch_step(op).fast(constants)
+        else:
+            ops.append(op)
+    return replace(graph, ops=ops, constants=constants)
+
+
+def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
+    """The step of one operation; leaves its result in `values`."""
+    if op.target in (CONV, LINEAR) and _is_ours(op, graph, values):
+        layer, weight = read_layer(op, graph.constants)
+        if op.target is CONV:
+            return image_step(layer, weight, values, arena, border)
+        if values[op.args[0].value].numel() == weight.shape[1] <= MOST_COLUMNS:
+            return single_step(layer, weight, values, arena)
+        return token_step(layer, weight, values, arena)
+    step = None
+    if op.target in POOLS:
+        step = pool_step(op, values, arena, border)
+    elif op.target in PLACINGS:
+        step = placing_step(op, values, arena, border)
+    elif op.target is NORM:
+        step = norm_step(op, values, arena, graph.constants)
+    elif op.target is ATTENTION:
+        step = attention_step(op, values, arena, graph.constants)
+    elif op.target is LSTM:
+        step = recurrent_step(op, values, arena, graph.constants)
+    if step is None:
+        step = torch_step(op)
+        step.fast(values)
+        for n in op.reads():
+            if isinstance(values[n], Tensor):
+                arena.pin(values[n])
+    return step
+
+
+def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
+    """Whether a product is one of float32 with weights of its own, on a batch that is not empty."""
+    x = values[op.args[0].value]
+    refs = [ref for ref in op.args[1:3] if ref is not None]
+    is_constant = all(isinstance(ref, Ref) and ref.value in graph.constants for ref in refs)
+    tensors = [x, *(graph.constants[ref.value] for ref in refs if is_constant)]
+    if op.beside is not None:
+        tensors.append(values[op.beside])
+    is_float = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+    n_dims = x.ndim == 4 if op.target is CONV else x.ndim >= 2
+    return is_constant and is_float and n_dims and x.numel() > 0 and not op.kwargs
+
+
+def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
+    """The widest padding that convolutions ask of each value they read."""
+    found: dict[int, tuple[int, int]] = {}
+    for op in graph.ops:
+        if op.target is CONV and len(op.args) > 4:
+            rows, columns = (list(op.args[4]) * 2)[:2]
+            have = found.get(op.args[0].value, (0, 0))
+            found[op.args[0].value] = max(rows, have[0]), max(columns, have[1])
+    return found
+
+
+def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
+    """The steps, those of torch followed by a look at what they give, where a step of our own reads it."""
+    ours = {n for op, step in zip(graph.ops, steps) if step.kernel != "torch" for n in op.reads()}
+    return [
+        _with_check(step, arena) if step.kernel == "torch" and step.out in ours and op.target not in _SAFE else step
+        for op, step in zip(graph.ops, steps)
+    ]
+
+
+def _with_check(step: Step, arena: Arena) -> Step:
+    def fast(values: Values) -> None:
+        step.fast(values)
+        result = values[step.out]
+        if isinstance(result, Tensor) and result.is_floating_point():
+            arena.flag.check(result)
+
+    return replace(step, fast=fast)
+
+
+def flat_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The inputs as one list."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return [args[0]]
+    return pytree.tree_leaves((args, kwargs))

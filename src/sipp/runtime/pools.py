@@ -1,0 +1,152 @@
+"""Pooling over windows, as a loop over positions and the places each one reads, points side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sipp.runtime.buffers import Arena, Buffer
+from sipp.runtime.code import F32, FLOAT, I32, I64, Code, Loop, constant, generate, vector
+from sipp.runtime.graph import ATEN, Op
+from sipp.runtime.steps import Job, Step, Values, torch_step
+from sipp.scoring.kernels.cpu.host import WIDE
+
+MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
+POOLS = (MAX, AVERAGE, ADAPTIVE)
+
+# Numbers of the job, after its head
+X, OUT, TABLE, TAPS, N_POSITIONS, N_CHANNELS, X_PITCH, OUT_PITCH, N_POINTS = range(9)
+TABLE_NUMBERS = 4  # where a position is in out (bytes), its first and last tap, the factor of its sum (bits)
+
+
+def pool_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> Step | None:
+    """The step of a pooling whose input lies in a buffer; None where this one is left to torch."""
+    x = values[op.args[0].value]
+    source = arena.image_of(x)
+    windows = None if source is None else _windows(op, x)
+    if source is None or windows is None:
+        return None
+    rows, columns = windows
+    if not all(len(taps) for line in windows for taps in line[0]):
+        return None
+    out = arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), border)
+    job = _job(op.target is MAX, rows, columns, source, out)
+    plain = torch_step(op)
+    result = out.inner
+
+    def fast(current: Values) -> None:
+        job()
+        current[op.out] = result
+
+    fast(values)
+    return Step(op.name, "max of windows" if op.target is MAX else "mean of windows", fast, plain.fast, op.out)
+
+
+_Windows = tuple[list[range], list[int]]  # of each output row (or column): which input ones, and how many count
+
+
+def _windows(op: Op, x: Tensor) -> tuple[_Windows, _Windows] | None:
+    height, width = x.shape[2:]
+    if op.target is ADAPTIVE:
+        size = op.args[1]
+        made = [_adaptive(n, m) for n, m in zip((height, width), size)]
+        return made[0], made[1]
+    args = [*op.args[1:], *[None] * 6][:6]
+    kernel = _pair(args[0])
+    stride, padding = _pair(args[1] or kernel), _pair(args[2] or 0)
+    if op.target is MAX:
+        dilation, ceil, counts_padding = _pair(args[3] or 1), bool(args[4]), True
+    else:
+        if args[5] is not None:
+            return None
+        dilation, ceil, counts_padding = (1, 1), bool(args[3]), args[4] is None or bool(args[4])
+    if ceil:
+        return None
+    made = [_sliding(*given, counts_padding) for given in zip((height, width), kernel, stride, padding, dilation)]
+    return made[0], made[1]
+
+
+def _sliding(n: int, kernel: int, stride: int, padding: int, dilation: int, counts_padding: bool) -> _Windows:
+    n_out = (n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    taps = []
+    for i in range(n_out):
+        start = i * stride - padding
+        first = start % dilation if start < 0 else start
+        taps.append(range(first, min(n, start + dilation * (kernel - 1) + 1), dilation))
+    return taps, [kernel if counts_padding else len(line) for line in taps]
+
+
+def _adaptive(n: int, n_out: int) -> _Windows:
+    taps = [range(i * n // n_out, -(-(i + 1) * n // n_out)) for i in range(n_out)]
+    return taps, [len(line) for line in taps]
+
+
+def _job(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out: Buffer) -> Job:
+    places: list[int] = []
+    table = []
+    _, x_high, x_wide, n = source.data_CHWN.shape
+    _, out_high, out_wide, _ = out.data_CHWN.shape
+    for i, (lines, n_lines) in enumerate(zip(*rows)):
+        for j, (pixels, n_pixels) in enumerate(zip(*columns)):
+            first = len(places)
+            places += [
+                FLOAT * n * ((row + source.border[0]) * x_wide + column + source.border[1])
+                for row in lines
+                for column in pixels
+            ]
+            to = FLOAT * n * ((i + out.border[0]) * out_wide + j + out.border[1])
+            factor = np.array([1.0 / (n_lines * n_pixels)], np.float32).view(np.int32)[0]
+            table.append((to, first, len(places), int(factor)))
+    table_array, place_array = np.array(table, np.int64), np.array(places, np.int32)
+    channels = len(out.data_CHWN)
+    numbers = [
+        source.data_CHWN.data_ptr(), out.data_CHWN.data_ptr(), table_array.ctypes.data, place_array.ctypes.data,
+        len(table), channels, FLOAT * x_high * x_wide * n, FLOAT * out_high * out_wide * n, n,
+    ]  # fmt: skip
+    return Job(pooling(is_max, _lanes(n)), numbers, channels, (table_array, place_array, source, out))
+
+
+def _lanes(n: int) -> int:
+    return 16 if n % 16 == 0 and WIDE else 8 if n % 8 == 0 else 1
+
+
+def pooling(is_max: bool, lanes: int) -> Code:
+    """The compiled loop over channels, positions and points."""
+    return generate(("pooling", is_max, lanes), lambda loop: _emit(loop, is_max, lanes))
+
+
+def _emit(loop: Loop, is_max: bool, lanes: int) -> None:
+    b = loop.b
+    first, last = loop.share(loop.number(N_CHANNELS))
+    with loop.each(first, last) as channel:
+        x = b.add(loop.number(X), b.mul(channel, loop.number(X_PITCH)))
+        out = b.add(loop.number(OUT), b.mul(channel, loop.number(OUT_PITCH)))
+        with loop.each(I64(0), loop.number(N_POSITIONS)) as position:
+            at = loop.at(loop.number(TABLE), position, 8 * TABLE_NUMBERS)
+            to = b.add(out, loop.load(at, I64))
+            start, stop = loop.load(at, I64, 8), loop.load(at, I64, 16)
+            factor = loop.splat(b.bitcast(b.trunc(loop.load(at, I64, 24), I32), F32), lanes)
+            with loop.each(I64(0), loop.number(N_POINTS), lanes) as point:
+                value = _over_taps(loop, is_max, lanes, loop.at(x, point), start, stop)
+                loop.store(value if is_max else b.fmul(value, factor), loop.at(to, point))
+
+
+def _over_taps(loop: Loop, is_max: bool, lanes: int, x: Any, start: Any, stop: Any) -> Any:
+    b, taps = loop.b, loop.number(TAPS)
+    cell = loop.cells([constant(float("-inf") if is_max else 0.0, lanes)])[0]
+    with loop.each(start, stop) as tap:
+        place = b.sext(loop.load(loop.at(taps, tap, 4), I32), I64)
+        value, have = loop.load(b.add(x, place), vector(lanes)), b.load(cell)
+        if is_max:
+            is_new = b.or_(b.fcmp_ordered(">", value, have), b.fcmp_unordered("uno", value, value))  # NaN stays
+            b.store(b.select(is_new, value, have), cell)
+        else:
+            b.store(b.fadd(value, have), cell)
+    return b.load(cell)
+
+
+def _pair(option: Any) -> tuple[int, int]:
+    numbers = list(option) if isinstance(option, (list, tuple)) else [option]
+    return (numbers * 2)[0], (numbers * 2)[1]

@@ -1,0 +1,173 @@
+"""Convolutions and linear layers as steps: the sparse product, or torch's dense one where that is faster."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sipp.runtime.buffers import Arena, Flag, token_buffer
+from sipp.runtime.code import FLOAT
+from sipp.runtime.layers import Layer, dense_step, run_dense
+from sipp.runtime.operands import (
+    Operand,
+    image_beside,
+    image_input,
+    image_output,
+    token_beside,
+    token_input,
+    token_operand,
+)
+from sipp.runtime.packing import Packed, pack, unpack
+from sipp.runtime.product import product
+from sipp.runtime.steps import LEAST_GAIN, SHARES, Job, Step, Values
+from sipp.runtime.tiles import Cut, cuts
+
+NEAREST_CACHE = 24_000  # bytes of x that stay in the first cache beside weights and sums
+HOPELESS = 2.0  # times as long as the dense layer: not tried again
+FEWEST_A_ROUND = 4  # weights of a row, on average: with fewer, to read and write its sums costs more
+
+
+def image_step(layer: Layer, weight: Tensor, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
+    """The step of a convolution, chosen by trial on these values, where its result is left."""
+    op, x = layer.op, values[layer.op.args[0].value]
+    n_high, n_wide = output_size(layer, x)
+    out = arena.image(len(x), len(weight), n_high, n_wide, border)
+    source = image_input(layer, x, arena)
+    beside = None if op.beside is None else image_beside(op.beside, values[op.beside], out, arena)
+    return _chosen(layer, weight, values, arena, source, image_output(out), beside, out.inner, (n_high, n_wide))
+
+
+def token_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> Step:
+    """The step of a linear layer on several tokens."""
+    op, x = layer.op, values[layer.op.args[0].value]
+    lead = tuple(x.shape[:-1])
+    source, strides = token_input(op.args[0].value, x, arena)
+    out = arena.add(token_buffer(prod(lead), len(weight)))
+    beside = None
+    if op.beside is not None:
+        beside = token_beside(op.beside, values[op.beside], strides, len(weight), arena)
+    result = out.tokens(lead, strides)
+    return _chosen(layer, weight, values, arena, source, token_operand(out, None), beside, result, (1, 1))
+
+
+def output_size(layer: Layer, x: Tensor) -> tuple[int, int]:
+    """Rows and columns of a convolution's output."""
+    each = zip(x.shape[2:], layer.shape[2:], layer.stride, layer.padding, layer.dilation)
+    high, wide = ((size + 2 * pad - reach * (k - 1) - 1) // step + 1 for size, k, step, pad, reach in each)
+    return high, wide
+
+
+def _chosen(
+    layer: Layer, weight: Tensor, values: Values, arena: Arena, source: Operand, out: Operand, beside: Operand | None,
+    result: Tensor, size: tuple[int, int],
+) -> Step:  # fmt: skip
+    """The fastest of the ways to cut the output and of torch's dense product."""
+    op, places = layer.op, _places(layer, source)
+    plane = None if beside is None else beside.plane
+    flat = weight.flatten(1).numpy()
+    bias = torch.zeros(len(weight), dtype=torch.float32, device="cpu") if layer.bias is None else layer.bias
+    ways = list(
+        cuts(*size, source.n, source.n, source.plane, out.plane, plane, op.act, partial(_rounds, layer, source, flat))
+    )
+    packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
+    jobs = [_job(packs[way.n_rounds], bias, way, source, out, beside, arena.flag) for way in ways]
+    fills = [operand.fill for operand in (source, beside) if operand is not None and operand.fill is not None]
+    for fill in fills:
+        fill(values)
+    dense = dense_step(layer, weight, values)
+    assert dense.dense_seconds is not None
+    times = [job.time(HOPELESS * dense.dense_seconds) for job in jobs]
+    best = times.index(min(times))
+    job, way, packed = jobs[best], ways[best], packs[ways[best].n_rounds]
+
+    def fast(current: Values) -> None:
+        for fill in fills:
+            fill(current)
+        job()
+        current[op.out] = result
+
+    def plain(current: Values) -> None:
+        current[op.out] = run_dense(layer, _unpacked(layer, packed, places), current)
+
+    chosen = dense
+    if times[best] <= LEAST_GAIN * dense.dense_seconds:
+        chosen = Step(
+            op.name, _kernel_name(way), fast, plain, op.out, dense.keep, packed.n_bytes,
+            weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
+        )  # fmt: skip
+    chosen.fast(values)
+    return chosen
+
+
+def _kernel_name(way: Cut) -> str:
+    rounds = f" in {way.n_rounds} rounds" if way.n_rounds > 1 else ""
+    return f"sparse {len(way.tile.in_x)} x {way.tile.lanes}{rounds}"
+
+
+def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floats: int) -> list[int]:
+    """One, and as many as bring what a strip reads down to the first cache, if a row has work enough in each."""
+    kernel = (*layer.shape, 1, 1)[2:4]
+    reach = [reach * (k - 1) for reach, k in zip(layer.dilation, kernel)]
+    lines = (n_rows - 1) * layer.stride[0] + 1 + reach[0]
+    n_bytes = FLOAT * layer.shape[1] * lines * (n_floats * layer.stride[1] + reach[1] * source.n)
+    most = int(np.count_nonzero(flat) / max(1, len(flat)) / FEWEST_A_ROUND)
+    n_rounds = min(-(-n_bytes // NEAREST_CACHE), most, layer.shape[1])
+    return [1] if n_rounds < 2 else [1, n_rounds]
+
+
+def _packed(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rounds: int) -> Packed:
+    """The weight packed for so many rounds: each goes over a part of the channels, for all rows."""
+    rows, columns = flat.nonzero()
+    channels = columns // (flat.shape[1] // layer.shape[1])
+    turns = channels * n_rounds // layer.shape[1]
+    at = places[_group(layer, rows), columns]
+    return pack(turns * len(flat) + rows, at, flat[rows, columns], n_rounds * len(flat), unit)
+
+
+def _places(layer: Layer, source: Operand) -> np.ndarray:
+    """Where column k of a row's weights looks in x, for each group: floats, G x K."""
+    channels, *kernel = (*layer.shape, 1, 1)[1:4]
+    first = np.arange(layer.groups, dtype=np.int64)[:, None, None, None] * channels
+    channel = (first + np.arange(channels)[None, :, None, None]) * source.channel
+    row = np.arange(kernel[0])[None, None, :, None] * layer.dilation[0] * source.row
+    column = np.arange(kernel[1])[None, None, None, :] * layer.dilation[1]
+    if source.phase:
+        step = layer.stride[1]
+        return (channel + row + column % step * source.phase + column // step * source.n).reshape(layer.groups, -1)
+    return (channel + row + column * source.n).reshape(layer.groups, -1)
+
+
+def _group(layer: Layer, rows: np.ndarray) -> np.ndarray:
+    return rows // (layer.shape[0] // layer.groups)
+
+
+def _unpacked(layer: Layer, packed: Packed, places: np.ndarray) -> Tensor:
+    """The weight as it was before it was packed."""
+    rows, at, kept = unpack(packed)
+    rows, at, kept = (part[kept != 0] for part in (rows % layer.shape[0], at, kept))
+    weight = np.zeros((layer.shape[0], places.shape[1]), np.float32)
+    for group, of_group in enumerate(places):
+        is_in = _group(layer, rows) == group
+        order = np.argsort(of_group)
+        weight[rows[is_in], order[np.searchsorted(of_group[order], at[is_in])]] = kept[is_in]
+    return torch.from_numpy(weight).reshape(layer.shape)
+
+
+def _job(
+    packed: Packed, bias: Tensor, way: Cut, source: Operand, out: Operand, beside: Operand | None, flag: Flag
+) -> Job:
+    """The numbers of `product.py` for this layer."""
+    n_strips = len(way.strips)
+    n_threads, n_rows = torch.get_num_threads(), len(bias)
+    n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES * n_threads // n_strips)))
+    numbers = [
+        source.data.data_ptr(), out.data.data_ptr(), 0 if beside is None else beside.data.data_ptr(), bias.data_ptr(),
+        packed.rows.ctypes.data + packed.rows.itemsize, packed.values.ctypes.data, packed.steps.ctypes.data,
+        way.strips.ctypes.data, n_strips, n_blocks, n_rows, out.channel * FLOAT,
+        0 if beside is None else beside.channel * FLOAT, flag.address, way.n_rounds,
+    ]  # fmt: skip
+    return Job(product(way.tile), numbers, n_strips * n_blocks, (packed, bias, way, source, out, beside, flag))

@@ -1,0 +1,137 @@
+"""What a plan is made of: steps, each with its fast way and its plain one, and a line for the table."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sipp.runtime.code import HEAD, Code, run
+from sipp.runtime.graph import ATEN, Op, Ref
+from sipp.runtime.tails import BY_TORCH, NONE
+
+TRIALS = 3
+MOST_TRIALS, LEAST_SECONDS = 50, 0.003
+LEAST_GAIN = 0.95  # of the dense time: what takes more is not worth the change
+SHARED_SECONDS = 5e-5  # a job that takes less is not shared among threads
+SHARES = 4  # for each thread: one that is held up keeps the others waiting for less
+
+ATTENTION = ATEN.scaled_dot_product_attention.default
+Values = dict[int, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation as it is run. `fast` and `plain` read and write values; the rest is for the table."""
+
+    name: str
+    kernel: str
+    fast: Callable[[Values], None]
+    plain: Callable[[Values], None]  # by torch alone: where something is not finite
+    out: int
+    keep: float | None = None  # share of weights that are not zero
+    n_bytes: int = 0  # of its weights
+    n_dense_bytes: int = 0
+    seconds: float | None = None
+    dense_seconds: float | None = None
+    note: str = ""
+
+
+class Job:
+    """A generated function with the numbers it is called with, which stay the same from call to call."""
+
+    def __init__(self, code: Code, numbers: list[int], n_tasks: int, keep: Any) -> None:
+        self.code, self._keep = code, keep
+        self.numbers = (ctypes.c_int64 * (HEAD + len(numbers)))(0, 0, *numbers)
+        self._n_tasks = n_tasks
+
+    def time(self, limit: float = math.inf) -> float:
+        """The time on one thread; a short job stays on one, as a second thread may come late."""
+        seconds = best_time(self.alone, limit=limit)
+        if seconds < SHARED_SECONDS:
+            self._n_tasks = 1
+        return seconds
+
+    def __call__(self) -> None:
+        n_threads = min(torch.get_num_threads(), self._n_tasks)
+        if n_threads > 1:
+            run(self.code, self.numbers, min(self._n_tasks, n_threads * SHARES), n_threads)
+        else:
+            run(self.code, self.numbers, 1, 1)
+
+    def alone(self) -> None:
+        """Runs on the calling thread only."""
+        run(self.code, self.numbers, 1, 1)
+
+
+def best_time(function: Callable[[], object], trials: int = TRIALS, limit: float = math.inf) -> float:
+    """The shortest of a few runs, in seconds of this thread; short ones are run more often.
+
+    On one thread, and without the time in which others had the processor: what else runs here has little part in it.
+    One that takes more than `limit` the first time is not run again.
+    """
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        best, spent, n_runs = math.inf, 0.0, 0
+        while n_runs <= trials or (spent < LEAST_SECONDS and n_runs < MOST_TRIALS):
+            start = time.thread_time()
+            function()
+            seconds = time.thread_time() - start
+            best, spent, n_runs = min(best, seconds), spent + seconds, n_runs + 1
+            if best > limit:
+                break
+    finally:
+        torch.set_num_threads(n_threads)
+    return best
+
+
+def dense_time(function: Callable[[], object], trials: int = TRIALS) -> float:
+    """The time of torch's dense way: what every sparse one is measured against."""
+    return best_time(function, trials)
+
+
+def given(values: Values, template: Any) -> Any:
+    """The arguments with values in place of their numbers."""
+    return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Ref) else leaf, template)
+
+
+def with_tail(values: Values, op: Op, result: Tensor) -> Tensor:
+    """The result of a product after its tail, by torch."""
+    if op.beside is not None:
+        result = result + values[op.beside]
+    return BY_TORCH[op.act](result)
+
+
+def torch_step(op: Op, note: str = "") -> Step:
+    """The operation as torch runs it."""
+    target = ATEN.reshape.default if op.target is ATEN.view.default else op.target  # any strides
+    if op.target is ATTENTION:
+        target = _attention
+    flat = [arg.value if isinstance(arg, Ref) else None for arg in op.args]
+    is_flat = not op.kwargs and not any(isinstance(arg, (list, tuple, dict)) and _has_ref(arg) for arg in op.args)
+
+    def fast(values: Values) -> None:
+        if is_flat:
+            result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
+        else:
+            result = target(*given(values, op.args), **given(values, op.kwargs))
+        values[op.out] = result if op.beside is None and op.act == NONE else with_tail(values, op, result)
+
+    return Step(op.name, "torch", fast, fast, op.out, note=note)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> Tensor:
+    """torch's attention, which is slow where heads do not lie as it expects."""
+    return ATTENTION(q.contiguous(), k.contiguous(), v.contiguous(), *options, **named)
+
+
+def _has_ref(template: Any) -> bool:
+    return any(isinstance(leaf, Ref) for leaf in pytree.tree_leaves(template))

@@ -1,0 +1,45 @@
+"""The steps of a plan as a table: what runs where, how many weights are left, how long it takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+
+from sipp.display import text_of
+from sipp.runtime.plan import Plan
+
+if TYPE_CHECKING:
+    from sipp.runtime.entry import Compiled
+
+MS, MB = 1e3, 1e6
+
+
+def sparse_table(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> str:
+    """One line for every step, and what it comes to."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("node", overflow="fold")
+    table.add_column("kernel")
+    for column in ("kept", "kB dense", "kB here", "ms dense", "ms here"):
+        table.add_column(column, justify="right")
+    for step in plan.steps:
+        table.add_row(
+            step.name, step.kernel,
+            "" if step.keep is None else f"{step.keep:.2%}",
+            *(f"{n / 1e3:,.1f}" if n else "" for n in (step.n_dense_bytes, step.n_bytes)),
+            *("" if t is None else f"{t * MS:.3f}" for t in (step.dense_seconds, step.seconds)),
+        )  # fmt: skip
+    by_torch = sorted({step.name.rstrip("_0123456789") for step in plan.steps if step.kernel == "torch"})
+    ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} points at a time"
+    if compiled.is_dense:
+        ran = "torch runs all of it, which is faster here"
+    return "\n".join((
+        text_of(table),
+        f"left to torch:  {', '.join(by_torch) or 'nothing'}",
+        f"network:        {ran}; {compiled.seconds * MS:.3f} ms a call, dense {compiled.dense_seconds * MS:.3f} ms "
+        f"({compiled.dense_seconds / compiled.seconds:.2f} x)",
+        f"weights:        {n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB; "
+        f"activations {plan.arena.n_bytes / MB:.2f} MB",
+        f"compiled in:    {seconds:.1f} s; all times are those of one thread",
+    ))  # fmt: skip

@@ -1,0 +1,305 @@
+"""Whole networks against torch: random ones, and the kinds of layer people have."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runtime.nets import is_close, kernels, thin
+from torch import nn
+
+import sipp
+from sipp.errors import DataError, ModelError
+from sipp.experiments.nets import build
+from sipp.runtime import chunks
+
+SMALL = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def small():
+    return nn.Sequential(
+        Block(3, 3, "cat", nn.ReLU(), False), nn.Conv2d(6, 8, 3, 2), Block(8, 3, "add", nn.ReLU(), False),
+        nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+
+
+class Block(nn.Module):
+    """Convolution, norm, activation, then a residual, a concatenation, or neither."""
+
+    def __init__(self, channels, kernel, join, act, norm_first):
+        super().__init__()
+        self.conv = nn.Conv2d(
+            channels, channels, kernel, padding=kernel // 2, groups=channels if join == "depth" else 1
+        )
+        self.norm, self.act, self.join, self.norm_first = nn.BatchNorm2d(channels), act, join, norm_first
+
+    def forward(self, x):
+        y = self.conv(self.act(self.norm(x))) if self.norm_first else self.act(self.norm(self.conv(x)))
+        return x + y if self.join == "add" else torch.cat((x, y), 1) if self.join == "cat" else y
+
+
+@st.composite
+def networks(draw):
+    channels, layers = 3, []
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["conv", "block", "pool", "mean"]))
+        if kind == "conv":
+            wide = draw(st.integers(2, 9))
+            kernel, stride = draw(st.sampled_from([1, 2, 3, 5])), draw(st.sampled_from([1, 2]))
+            layers.append(nn.Conv2d(channels, wide, kernel, stride, padding=kernel // 2, bias=draw(st.booleans())))
+            channels = wide
+        elif kind == "block":
+            join = draw(st.sampled_from(["add", "cat", "depth", "none"]))
+            act = draw(st.sampled_from([nn.ReLU(), nn.GELU(), nn.LeakyReLU(0.1), nn.Hardswish()]))
+            layers.append(Block(channels, draw(st.sampled_from([1, 3])), join, act, draw(st.booleans())))
+            channels *= 2 if join == "cat" else 1
+        else:
+            layers.append(nn.MaxPool2d(3, 2, 1) if kind == "pool" else nn.AvgPool2d(3, 1, 1, count_include_pad=False))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(draw(st.sampled_from([1, 2]))), nn.Flatten(), nn.LazyLinear(7))
+
+
+@SMALL
+@given(
+    net=networks(), n=st.sampled_from([1, 2, 5, 8, 13, 16, 64, 65]), side=st.integers(6, 11),
+    keep=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+)  # fmt: skip
+def test_random_networks_are_torchs(never_dense, net, n, side, keep):
+    x = torch.randn(n, 3, side, side + 1)
+    net(x[:1].expand(2, -1, -1, -1))
+    thin(net, keep)
+    fast = sipp.sparse(net, x)
+    other = torch.randn_like(x)
+    assert is_close(fast(x), net(x)) and is_close(fast(other), net(other))
+
+
+@pytest.mark.parametrize("name", ["resnet20", "densenet22", "lenet-5"])
+def test_known_networks(never_dense, name):
+    torch.manual_seed(0)
+    net = thin(build(name), 0.1)
+    x = torch.randn(3, *((1, 28, 28) if name == "lenet-5" else (3, 32, 32)))
+    assert is_close(sipp.sparse(net, x)(x), net(x))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(24, 3, 40, batch_first=True, activation="gelu", norm_first=True)
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 24), (1, 5, 24), (3, 1, 24), (2, 16, 24)])
+def test_transformer(never_dense, shape):
+    net = thin(Attention(), 0.3)
+    x = torch.randn(shape)
+    fast = sipp.sparse(net, x)
+    assert any(kernel.startswith("sparse") for kernel in kernels(fast))
+    assert is_close(fast(x), net(x))
+
+
+class Heads(nn.Module):
+    """Attention as most people write it, with or without a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x, mask=None):
+        q, k, v = (f(x).unflatten(-1, (2, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("n_tokens", [8, 16, 32, 48, 5])
+@pytest.mark.parametrize("kind", ["none", "bool", "float", "dead"])
+def test_attention(never_dense, n_tokens, kind):
+    net = thin(Heads(), 0.5)
+    x = torch.randn(3, n_tokens, 16)
+    mask = torch.rand(3, 1, 1, n_tokens) < 0.7
+    mask[..., 0] = True
+    if kind == "float":
+        mask = torch.randn(n_tokens, n_tokens)
+    if kind == "dead":
+        mask[1] = False
+    given = (x,) if kind == "none" else (x, mask)
+    fast = sipp.sparse(net, given)
+    assert ("attention of tokens" in kernels(fast)) == (n_tokens != 5)
+    assert is_close(fast(*given), net(*given))
+
+
+@pytest.mark.parametrize("options", [{"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}])
+def test_lstm_outputs_and_states(never_dense, options):
+    net = thin(nn.LSTM(5, 12, **options), 0.4)
+    x = torch.randn(4, 3, 5)
+    states = tuple(torch.randn(2 * 2 if options.get("bidirectional") else 1, 4 if options.get("batch_first") else 3, 12)
+                   for _ in range(2))  # fmt: skip
+    fast = sipp.sparse(net, (x, states))
+    (out, (h, c)), (want, (want_h, want_c)) = fast(x, states), net(x, states)
+    assert is_close(out, want) and is_close(h, want_h) and is_close(c, want_c)
+
+
+def test_points_a_few_at_a_time(never_dense, monkeypatch):
+    monkeypatch.setattr(chunks, "NEAR_CACHE", 2_000)
+    net = thin(small(), 0.3)
+    x = torch.randn(48, 3, 8, 8)
+    fast = sipp.sparse(net, x)
+    assert fast.latest.chunk == 16
+    assert is_close(fast(x), net(x))
+
+
+class MixesPoints(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y - y.mean(0, keepdim=True)
+
+
+def test_points_that_mix_are_run_at_once(never_dense, monkeypatch):
+    monkeypatch.setattr(chunks, "NEAR_CACHE", 2_000)
+    x = torch.randn(48, 3, 8, 8)
+    net = MixesPoints().eval()
+    fast = sipp.sparse(net, x)
+    assert fast.latest.chunk is None
+    assert is_close(fast(x), net(x))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_spreads_as_in_torch(never_dense, bad):
+    net = thin(nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3)), 0.1)
+    x = torch.randn(8, 3, 6, 6)
+    fast = sipp.sparse(net, x)
+    x[2, 1, 3, 3] = bad
+    assert is_close(fast(x), net(x))
+    assert net(x).isnan().any()
+
+
+def test_nan_in_a_transformer_and_an_lstm(never_dense):
+    x = torch.randn(2, 8, 24)
+    bad = x.clone()
+    bad[0, 3, 5] = float("nan")
+    for net in (thin(Attention(), 0.3), thin(nn.LSTM(24, 8, batch_first=True), 0.3)):
+        fast = sipp.sparse(net, x)
+        given, wanted = fast(bad), net(bad)
+        if isinstance(wanted, tuple):
+            given, wanted = given[0], wanted[0]
+        assert wanted.isnan().any() and not wanted.isnan().all()
+        assert is_close(given, wanted)
+
+
+class Overflows(nn.Module):
+    """Finite inputs, an infinity on the way, by a layer of ours or by torch."""
+
+    def __init__(self, by_torch):
+        super().__init__()
+        self.first, self.second, self.by_torch = nn.Linear(4, 4), nn.Linear(4, 3), by_torch
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.second(torch.exp(y) if self.by_torch else y * 1.0)
+
+
+@pytest.mark.parametrize("by_torch", [True, False])
+@pytest.mark.parametrize("n", [1, 9])
+def test_an_infinity_on_the_way(never_dense, by_torch, n):
+    net = Overflows(by_torch).eval()
+    net.second.weight.data.zero_()  # a layer that would see nothing of it
+    fast = sipp.sparse(net, torch.randn(n, 4))
+    x = torch.full((n, 4), 1e3 if by_torch else 3e38)
+    net.first.weight.data.fill_(10.0)
+    fast = sipp.sparse(net, torch.zeros(n, 4))
+    assert net(x)[:, 0].isnan().all()
+    assert is_close(fast(x), net(x))
+
+
+def test_other_shapes_compile_once_more(never_dense):
+    net = thin(small(), 0.3)
+    fast = sipp.sparse(net, torch.randn(4, 3, 8, 8))
+    for n, side in ((9, 8), (4, 12), (4, 8), (9, 8)):
+        x = torch.randn(n, 3, side, side)
+        assert is_close(fast(x), net(x))
+    assert len(fast._compiled) == 3
+
+
+def test_the_model_is_left_as_it_was(never_dense):
+    net = small().train()
+    before = copy.deepcopy(net.state_dict())
+    fast = sipp.sparse(net, torch.randn(4, 3, 8, 8))
+    fast(torch.randn(4, 3, 8, 8))
+    assert net.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_a_result_is_the_callers_own(never_dense):
+    net = thin(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), 0.5)
+    x = torch.randn(8, 3, 6, 6)
+    fast = sipp.sparse(net, x)
+    first = fast(x)
+    kept = first.clone()
+    fast(torch.randn_like(x))
+    assert torch.equal(first, kept)
+
+
+class Unusual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = nn.Conv1d(3, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, x, *, scale):
+        y = torch.cumsum(self.conv(x), 2).transpose(1, 2)
+        return {"out": self.linear(y) * scale, "sums": [y.sum(1), 3]}
+
+
+def test_what_is_not_known_is_left_to_torch_and_listed(never_dense):
+    net = thin(Unusual(), 0.5)
+    x, scale = torch.randn(5, 3, 9), torch.tensor(2.0)
+    fast = sipp.sparse(net, {"x": x, "scale": scale})
+    given, wanted = fast(x=x, scale=scale), net(x, scale=scale)
+    assert is_close(given["out"], wanted["out"]) and is_close(given["sums"][0], wanted["sums"][0])
+    assert given["sums"][1] == 3
+    assert "left to torch:  conv1d, cumsum" in str(fast)
+
+
+def test_dense_where_dense_is_faster(always_dense):
+    net = build("lenet-5").eval()
+    x = torch.randn(2, 1, 28, 28)
+    fast = sipp.sparse(net, x)
+    assert fast.latest.is_dense and "torch runs all of it" in str(fast)
+    assert "dense" in kernels(fast)
+    assert torch.equal(fast(x), net(x))
+    assert is_close(fast.latest.plan.run([x])[0], net(x))
+
+
+def test_other_dtypes_are_left_to_torch():
+    net = thin(small(), 0.3).double()
+    x = torch.randn(8, 3, 8, 8, dtype=torch.float64)
+    fast = sipp.sparse(net, x)
+    assert not any(kernel.startswith("sparse") for kernel in kernels(fast))
+    assert fast(x).dtype == torch.float64 and is_close(fast.latest.plan.run([x])[0], net(x))
+
+
+def test_memory_falls_with_the_zeros(never_dense):
+    x = torch.randn(16, 256)
+    sizes = [sipp.sparse(thin(nn.Linear(256, 512), keep), x).n_bytes for keep in (0.5, 0.1, 0.02)]
+    assert sizes[0] > 3 * sizes[1] > 6 * sizes[2]
+    assert sizes[1] < 512 * 256 * 4 / 3
+
+
+def test_wrong_input_says_so():
+    net = nn.Linear(3, 2)
+    with pytest.raises(ModelError, match="not an nn"):
+        sipp.sparse(lambda x: x, torch.zeros(1, 3))
+    with pytest.raises(DataError, match="give a tensor"):
+        sipp.sparse(net, "an example")
+    with pytest.raises(ModelError, match="cannot trace"):
+        sipp.sparse(Branches(), torch.zeros(1, 3))
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
