@@ -41,20 +41,20 @@ def test_k_allowed_equals_the_definition(n, delta, beta):
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(delta=shares, beta=shares)
-def test_points_needed_is_the_smallest_n_with_a_claim(delta, beta):
-    n = binomial.points_needed(delta, beta)
+def test_holdout_needed_is_the_smallest_n_with_a_claim(delta, beta):
+    n = binomial.holdout_needed(delta, beta)
     assert binomial.k_allowed(n, delta, beta) is not None
     assert n == 1 or binomial.k_allowed(n - 1, delta, beta) is None
     assert abs(n - math.log(beta) / math.log1p(-delta)) < 1 + 1e-9
 
 
-def test_points_needed_known_values_and_extremes():
-    assert [binomial.points_needed(d, 0.05) for d in (0.05, 0.01)] == [59, 299]
+def test_holdout_needed_known_values_and_extremes():
+    assert [binomial.holdout_needed(d, 0.05) for d in (0.05, 0.01)] == [59, 299]
     assert binomial.k_allowed(58, 0.05, 0.05) is None
     assert binomial.k_allowed(59, 0.05, 0.05) == 0
-    assert binomial.points_needed(0.5, 0.5) == 1
-    assert binomial.points_needed(1e-16, 0.05) == pytest.approx(-math.log(0.05) * 1e16)
-    assert binomial.points_needed(1e-300, 0.05) > 1e300
+    assert binomial.holdout_needed(0.5, 0.5) == 1
+    assert binomial.holdout_needed(1e-16, 0.05) == pytest.approx(-math.log(0.05) * 1e16)
+    assert binomial.holdout_needed(1e-300, 0.05) > 1e300
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -90,10 +90,9 @@ def test_shares_outside_the_open_interval_are_refused(value):
     for call in (
         lambda: binomial.k_allowed(10, value, 0.05),
         lambda: binomial.k_allowed(10, 0.05, value),
-        lambda: binomial.points_needed(value, 0.05),
+        lambda: binomial.holdout_needed(value, 0.05),
         lambda: binomial.upper_limit(1, 10, value),
         lambda: binomial.lower_limit(1, 10, value),
-        lambda: binomial.epsilon_curve(np.ones(3), value),
     ):
         with pytest.raises(OptionError, match="strictly between 0 and 1"):
             call()
@@ -134,25 +133,7 @@ def test_ratios_that_cannot_be_are_refused():
     with pytest.raises(DataError, match="negative"):
         binomial.certified_epsilon(np.array([0.1, -0.1]), 0.05, 0.05)
     with pytest.raises(DataError, match="no ratios"):
-        binomial.epsilon_curve(np.array([]), 0.95)
-
-
-def test_epsilon_curve_band():
-    rng = np.random.default_rng(0)
-    ratios = np.concatenate([rng.exponential(size=90).round(1), [math.inf, math.nan] * 5])
-    curve = binomial.epsilon_curve(ratios, 0.95)
-    half = math.sqrt(math.log(2 / 0.05) / 200)
-    assert curve.half_width == pytest.approx(half)
-    assert curve.n == 100
-    for epsilon in (-1.0, 0.0, 0.05, 0.3, 1.0, 50.0):
-        above = sum(not r <= epsilon for r in ratios) / 100
-        expected = 1.0 if epsilon < 0 else min(1.0, above + half)
-        assert curve.delta_at(epsilon) == pytest.approx(expected)
-    assert np.all(curve.lower_E <= curve.share_E) and np.all(curve.share_E <= curve.upper_E)
-    assert curve.share_E[-1] == pytest.approx(0.1)  # the points that are not finite never come down
-    assert curve.delta_at(math.nan) == 1.0
-    assert curve.delta_at(curve.epsilon_at(0.5)) <= 0.5
-    assert curve.epsilon_at(0.1) == math.inf
+        binomial.certified_epsilon(np.array([]), 0.05, 0.05)
 
 
 def test_first_failure_stops_at_the_first_failure():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +19,6 @@ from sipp.errors import DataError, OptionError
 if TYPE_CHECKING:
     import torch
 
-# Dvoretzky-Kiefer-Wolfowitz with Massart's constant: sup |F_n - F| > h has probability at most 2 exp(-2 n h^2).
-DKW_SIDES = 2
-DKW_EXPONENT = 2
 # Up to here ln beta / ln(1 - delta) is within one of the true quotient in float64, and exact correction is cheap.
 EXACT_POINTS = 2**40
 
@@ -53,7 +49,7 @@ def k_allowed(n: int, delta: float, beta: float) -> int | None:
     return None if proves < 0 else proves
 
 
-def points_needed(delta: float, beta: float) -> int:
+def holdout_needed(delta: float, beta: float) -> int:
     """The smallest n with (1 - delta)^n <= beta, ceil(ln beta / ln(1 - delta)): T14 can certify nothing with fewer."""
     check_share("delta", delta)
     check_share("beta", beta)
@@ -139,51 +135,3 @@ def first_failure(passes: Iterable[bool]) -> int:
             return index
         index += 1
     return index
-
-
-@dataclass(frozen=True)
-class EpsilonCurve:
-    """P(ratio > epsilon) for every epsilon at once: at the confidence, the true curve lies in the band everywhere."""
-
-    epsilon_E: np.ndarray  # the different finite ratios, ascending; the curve steps down at each of them
-    share_E: np.ndarray  # observed share of points with ratio > epsilon
-    lower_E: np.ndarray  # the band, clipped to [0, 1]
-    upper_E: np.ndarray
-    half_width: float
-    n: int
-    confidence: float
-
-    def delta_at(self, epsilon: float) -> float:
-        """Upper limit of P(ratio > epsilon); epsilon may be chosen after looking at the curve."""
-        if math.isnan(epsilon):
-            return 1.0
-        step = int(np.searchsorted(self.epsilon_E, epsilon, side="right"))
-        return 1.0 if step == 0 else float(self.upper_E[step - 1])
-
-    def epsilon_at(self, delta: float) -> float:
-        """The smallest epsilon whose upper limit is at most delta, +inf where there is none."""
-        steps = np.flatnonzero(self.upper_E <= delta)
-        return math.inf if steps.size == 0 else float(self.epsilon_E[steps[0]])
-
-
-def epsilon_curve(ratios: np.ndarray | torch.Tensor, confidence: float = 0.95) -> EpsilonCurve:
-    """The curve epsilon -> P(ratio > epsilon) with its Dvoretzky-Kiefer-Wolfowitz band, valid at all epsilon at once.
-
-    half width h = sqrt(ln(2 / beta) / (2 n)). Wider than T14 at one delta fixed in advance, which is what one pays for
-    looking at the whole curve first.
-    """
-    beta = 1.0 - check_share("confidence", confidence)
-    values = np.sort(safe_ratios(ratios).reshape(-1))
-    n = values.size
-    half_width = math.sqrt(math.log(DKW_SIDES / beta) / (DKW_EXPONENT * n))
-    epsilons = np.unique(values[np.isfinite(values)])
-    share = (n - np.searchsorted(values, epsilons, side="right")) / n
-    return EpsilonCurve(
-        epsilon_E=epsilons,
-        share_E=share,
-        lower_E=np.clip(share - half_width, 0.0, 1.0),
-        upper_E=np.clip(share + half_width, 0.0, 1.0),
-        half_width=half_width,
-        n=int(n),
-        confidence=float(confidence),
-    )

@@ -70,6 +70,11 @@ def check_record(name: str, value: Any, kind: type) -> None:
         )
 
 
+def refuse_constant(name: str) -> None:
+    """Refuses NaN and the infinities, which Python's JSON reader would take: give it as its `parse_constant`."""
+    raise ValueError(f"{name} is no JSON number")
+
+
 def _is(value: Any, kind: type) -> bool:
     """Whether the value is a number of this kind; a bool counts as none, and a tensor is not taken for one."""
     return isinstance(value, kind) and not isinstance(value, bool)

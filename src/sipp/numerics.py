@@ -54,12 +54,6 @@ def row_scales(weight_FK: Tensor) -> Tensor:
     return scale_to_one(weight_FK.detach().to(BOUND_DTYPE).abs().amax(dim=1, keepdim=True))
 
 
-def smallest_positive(values: Tensor) -> float:
-    """The smallest value above 0, or infinity if there is none."""
-    positive = torch.where(values > 0, values, math.inf)
-    return float(positive.amin())
-
-
 def budget_of(keep: float, n_weights: int) -> int:
     """The number of weights that the share `keep` means: the nearest whole number, refused when that is none."""
     if isinstance(keep, bool) or not isinstance(keep, numbers.Real) or not 0.0 < keep <= 1.0:

@@ -9,12 +9,14 @@ So `weight_FK` has one row per parameter group, `patches_GKP` holds P patches of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from sipp.distinct import n_new
 from sipp.options import NormStats, Reduce
+
+DrawUnit = Literal["points", "batches"]  # what a statement counts: batches where a point's patches depend on its batch
 
 
 @dataclass(frozen=True)

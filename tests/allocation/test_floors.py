@@ -61,6 +61,12 @@ def test_what_is_kept_beyond_the_floor_is_the_largest() -> None:
     ]
 
 
+def test_rows_go_before_the_share_of_a_layer() -> None:
+    scores = torch.tensor([[9.0, 8.0, 7.0], [0.3, 0.1, 0.1], [0.2, 0.1, 0.1]])
+    (mask,) = largest_above_floor([scores], [scores], 4, share=0.99)  # 3 for the layer and one a row would be 5
+    assert mask.tolist() == [[True, True, False], [True, False, False], [True, False, False]]
+
+
 def test_a_row_without_scores_keeps_its_largest_weight() -> None:
     scores, weight = (
         torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]),
@@ -98,9 +104,20 @@ def net() -> nn.Module:
 def test_no_row_dies_with_a_floor_whatever_the_method(method: str) -> None:
     x = torch.rand(60, 30, generator=torch.Generator().manual_seed(0))
     data = [(x, torch.arange(60) % 4)]
-    pruned = sipp.prune(net(), data, keep=0.05, method=method, floor=0.0)
-    assert pruned.kept == round(0.05 * pruned.n_weights) and not any(layer.dead_rows for layer in pruned.layers)
+    pruned = sipp.prune(net(), data, keep=0.033, method=method, floor=0.0)  # 69 weights for 64 rows
+    assert pruned.kept == round(0.033 * pruned.n_weights) and not any(layer.dead_rows for layer in pruned.layers)
     assert any(layer.dead_rows for layer in sipp.prune(net(), data, keep=0.02, method="wt", floor="off").layers)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_default_method_has_a_floor_of_its_own() -> None:
+    data = torch.rand(60, 30, generator=torch.Generator().manual_seed(0))
+    own, given, off = (
+        sipp.prune(net(), data, keep=0.05, **({} if floor is None else {"floor": floor}))
+        for floor in (None, 0.1, "off")
+    )
+    assert all(torch.equal(own.masks[name], mask) for name, mask in given.masks.items())
+    assert not any(layer.dead_rows for layer in own.layers) and any(layer.dead_rows for layer in off.layers)
 
 
 @pytest.mark.parametrize("floor", [-0.1, 1.0, float("nan"), "on", None])

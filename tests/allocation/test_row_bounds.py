@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from one_layer import eps_det
 from oracles import budget as oracle
 
-from sipp.allocation.row_bounds import draws_for, eps_det, eps_rand, expected_kept, largest_in_rows
+from sipp.allocation.row_bounds import draws_for, eps_rand, expected_kept, largest_in_rows
 from sipp.errors import DataError, OptionError
 
 C, ETA, DELTA = 3.0, 1000, 1e-16
@@ -154,13 +155,13 @@ def test_bad_input_is_refused_with_a_way_out() -> None:
         torch.rand(2, 3) * math.inf,
     ):
         with pytest.raises(DataError, match="outside"):
-            eps_det(bad, m, c_constant=C)
+            draws_for(bad, m)
     with pytest.raises(DataError, match="float32 or float64 matrix"):
         draws_for(torch.rand(3), m)
     with pytest.raises(OptionError, match="one number for each of 2 rows"):
         draws_for(good, torch.tensor([1]))
     with pytest.raises(OptionError, match="between 0 and 3"):
-        eps_det(good, torch.tensor([1, 4]), c_constant=C)
+        draws_for(good, torch.tensor([1, 4]))
     for options in ({"delta": 0.0}, {"delta": 1.0}, {"n_outputs": 0}, {"c_constant": 0.0}, {"c_constant": math.inf}):
         with pytest.raises(OptionError, match=next(iter(options))):
             eps_rand(good.sum(1), m, **({"n_outputs": 1, "delta": 0.5, "c_constant": C} | options))

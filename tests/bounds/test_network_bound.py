@@ -13,7 +13,7 @@ import sipp
 from sipp.bounds.chain import chain_obstacle
 from sipp.errors import OptionError
 from sipp.pruning.result import Pruned
-from sipp.scoring.theory_points import points_needed
+from sipp.scoring.theory_points import calibration_needed
 
 N_TRIALS = 25
 DELTA = 0.05
@@ -114,7 +114,7 @@ def test_the_true_error_never_exceeds_a_met_bound() -> None:
 
 
 def test_sample_size_formula_and_its_directions() -> None:
-    assert points_needed(100, 50, 1e-16, factor=8, k_constant=3.0) == math.ceil(3 * math.log(8 * 100 * 50 / 1e-16))
+    assert calibration_needed(100, 50, 1e-16, factor=8, k_constant=3.0) == math.ceil(3 * math.log(8 * 100 * 50 / 1e-16))
     model = mlp([4, 3, 2], seed=0)
     eta, rho = 3 + 2, 4
     assert sipp.sample_size(model, torch.rand(7, 4), delta=1e-16) == math.ceil(3 * math.log(8 * eta * rho / 1e-16))

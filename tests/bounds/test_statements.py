@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_layer import eps_det, sparsify
 from oracles import bounds as oracle
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
-from sipp.allocation.row_bounds import draws_for, eps_det, eps_given, eps_rand, expected_kept
+from sipp.allocation.row_bounds import draws_for, eps_given, eps_rand, expected_kept
 from sipp.bounds.network import LEAST_OF_ROW, coverage, floored
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.apart import MOST_APART, hold_back
 from sipp.inputs.batches import batches_of
 from sipp.pruning.entry import rank
-from sipp.pruning.sparse_rows import RAND, sparsify
+from sipp.pruning.sparse_rows import RAND
 
 
 def mlp(sizes: tuple[int, ...] = (5, 7, 3), seed: int = 0) -> nn.Sequential:

@@ -6,11 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from one_layer import sparsify
 from oracles import budget as oracle
 
 from sipp.allocation import allocate, draws_for, expected_kept, largest, order_of
 from sipp.allocation.row_loops import smallest_of
-from sipp.pruning.sparse_rows import DET, RAND, WHOLE, sparsify
+from sipp.pruning.sparse_rows import DET, RAND, WHOLE
 
 OPTIONS = {"n_outputs": 20, "delta": 1e-3, "c_constant": 3.0}
 SCORES = st.one_of(

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import sipp
+from sipp.experiments.pipelines.shared import only_alive
 from sipp.pruning.blending import LOST, NOISE, POWERS, Candidate, Choice, best_of
+from sipp.pruning.entry import cut, rank
 from sipp.scoring.methods import DEFAULT
 
 
@@ -108,3 +110,34 @@ def test_a_difference_that_is_noise_decides_nothing(errors: list[float], p: floa
     tried = [Candidate(p, "max", error) for p, error in zip((0.0, 0.1, 0.25), errors)]
     assert best_of(tried).p == p
     assert "0.25" in str(Choice(tried[2], tuple(tried), 3)) and "magnitude" in str(Choice(tried[0], tuple(tried), 3))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_blend_whose_output_is_not_finite_is_not_taken() -> None:
+    class Log(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sums = nn.Linear(6, 2, bias=False)
+            with torch.no_grad():
+                self.sums.weight.copy_(torch.tensor([[1.0] * 6, [0.01] * 6]))  # magnitude leaves nothing of row 1
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.sums(x).log()
+
+    x = 0.5 + torch.rand(80, 6, generator=torch.Generator().manual_seed(0))
+    pruned = sipp.prune(Log(), [x], budget=6, floor="off")
+    assert pruned.choice is not None and pruned.choice.tried[0] == Candidate(0.0, "max", math.inf)
+    assert math.isfinite(pruned.choice.taken.error) and bool(pruned.model(x).isfinite().all())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_an_earlier_step_pruned_come_last_in_every_blend() -> None:
+    model = net()
+    ranking = rank(model, [points()], method="sipp-blend", floor="off")
+    generator = torch.Generator().manual_seed(0)
+    alive = {w.name: torch.rand(w.n_rows, w.fan_in, generator=generator) < 0.4 for w in ranking.weights}
+    n_alive = sum(int(mask.sum()) for mask in alive.values())
+    for budget in (n_alive // 2, n_alive):
+        masks = cut(only_alive(ranking, alive), budget, seed=0).masks
+        assert sum(int(mask.sum()) for mask in masks.values()) == budget
+        assert not any(bool((mask & ~alive[name]).any()) for name, mask in masks.items())

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from one_layer import eps_det
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 from torch.utils.data import TensorDataset
@@ -151,7 +152,7 @@ def test_dead_inputs_leave_fewer_to_draw_from_and_the_record_says_so() -> None:
 
 def test_hybrid_takes_per_row_the_smaller_bound() -> None:
     from sipp.allocation import draws_for
-    from sipp.allocation.row_bounds import eps_det, eps_rand
+    from sipp.allocation.row_bounds import eps_rand
 
     torch.manual_seed(1)
     model = nn.Linear(300, 12, bias=False)

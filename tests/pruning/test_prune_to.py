@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
+from sipp.binomial import k_allowed
 from sipp.certificates import record
 from sipp.errors import DataError, OptionError
 from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
@@ -79,6 +80,36 @@ def test_the_start_comes_from_the_calibration_data_alone() -> None:
     assert len(starts) == 1 and starts.pop() > 0
     one_shot = prune_to(model, iter([points(200, 1)]), points(300, 2), epsilon=0.5, method="sipp-det")
     assert one_shot.start == 0 and not one_shot.certificate.calibration_checked
+
+
+def axis_points(counts: dict[int, int], seed: int) -> Tensor:
+    """So many points on each axis: a network of one weight an axis is wrong on those whose weight is gone."""
+    axes = torch.tensor([axis for axis, n in counts.items() for _ in range(n)])
+    scale = 1 + torch.rand(len(axes), 1, generator=torch.Generator().manual_seed(seed))
+    return nn.functional.one_hot(axes, 8) * scale
+
+
+def axis_net() -> nn.Module:
+    model = nn.Linear(8, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.arange(1.0, 9.0)[None])  # magnitudes: axis 0 goes first
+    return model
+
+
+def test_one_violation_more_than_allowed_fails_its_level() -> None:
+    allowed = k_allowed(100, 0.1, 0.05)
+    holdout = axis_points({0: allowed, 1: 1, 7: 99 - allowed}, 2)
+    options = {"epsilon": 0.5, "delta": 0.1, "method": "wt", "levels": (1.0, 0.875, 0.75)}
+    best = prune_to(axis_net(), axis_points({7: 100}, 1), holdout, **options)
+    assert [(level.count, level.passed) for level in best.path] == [(0, True), (allowed, True), (allowed + 1, False)]
+    assert best.keep == 0.875 and best.certificate is not None and best.certificate.violations == allowed
+
+
+def test_the_walk_starts_three_levels_before_the_sparsest_that_passes_on_the_calibration_data() -> None:
+    levels = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
+    data, holdout = axis_points({5: 50, 7: 50}, 1), axis_points({7: 100}, 2)  # without axis 5 half of the data is wrong
+    best = prune_to(axis_net(), data, holdout, epsilon=0.5, method="wt", levels=levels)
+    assert best.start == levels.index(0.375) - 3 and [level.keep for level in best.path] == list(levels[best.start :])
 
 
 def test_no_level_passes() -> None:

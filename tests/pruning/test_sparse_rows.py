@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from one_layer import sparsify
 from oracles import budget as oracle
 from torch import Tensor
 
@@ -20,7 +21,6 @@ from sipp.pruning.sparse_rows import (
     RowMethod,
     SparseRows,
     reweighted,
-    sparsify,
     sparsify_layers,
 )
 

@@ -171,23 +171,6 @@ def test_the_normal_approximation_is_caught():
     assert not holds(false_limits(wald_limit, 59, 0.0505, seed=6))
 
 
-def curves_left(n, shrink, seed):
-    """Runs in which the true curve leaves the band somewhere; for Exp(1) ratios P(ratio > e) = exp(-e)."""
-    left = []
-    for ratios in np.random.default_rng(seed).exponential(size=(N_RUNS, n)):
-        curve = binomial.epsilon_curve(ratios, 1 - BETA)
-        true = np.exp(-curve.epsilon_E)
-        before = curve.share_E + 1 / n  # the curve just left of each of its steps
-        farthest = max(np.abs(true - curve.share_E).max(), np.abs(true - before).max())
-        left.append(farthest > shrink * curve.half_width)
-    return left
-
-
-def test_the_band_holds_for_all_epsilon_at_once():
-    assert holds(curves_left(60, 1.0, seed=7))
-    assert not holds(curves_left(60, 0.8, seed=7))
-
-
 # ---- T16
 
 

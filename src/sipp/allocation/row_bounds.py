@@ -32,14 +32,6 @@ CHUNK_CPU = 2**17  # weights worked on at once: their float64 temporaries stay i
 CHUNK_OTHER = 2**24  # elsewhere a chunk only bounds memory (128 MiB a temporary)
 
 
-def eps_det(sensitivity_FK: Tensor, kept_F: Tensor, *, c_constant: float) -> Tensor:
-    """T5, F float64: C times the sum of all but the m largest sensitivities of each row."""
-    check_sensitivity(sensitivity_FK)
-    check_kept(kept_F, sensitivity_FK)
-    check_constants(c_constant=c_constant)
-    return c_constant * tail_sum(sensitivity_FK, largest_in_rows(sensitivity_FK, kept_F))
-
-
 def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
     """T17, F float64: C times the sum of |1 - r_j| s_j for rows whose weights w_j became r_j w_j, however chosen.
 

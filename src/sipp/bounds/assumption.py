@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich import box
@@ -34,7 +34,7 @@ from sipp.inputs.layers import Selector
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rounding
 from sipp.options import DELTA, Constants, Scoring
-from sipp.records import Batch, Use, Weight, to_rows
+from sipp.records import Batch, DrawUnit, Use, Weight, to_rows
 from sipp.scoring.sensitivities import chunk_of, score
 from sipp.scoring.theory_points import resolve_points
 
@@ -42,8 +42,6 @@ SIGNS = (1, -1)
 DOUBLE_BYTES = 8
 
 SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # a float32 ratio below has lost digits and is not told apart from 0
-
-Unit = Literal["points", "batches"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Assumption:
     k_constant: float
     n_calibration: int
     n_holdout: int  # 0 without a holdout
-    unit: Unit  # what the two numbers count: batches where a point's patches depend on its batch
+    unit: DrawUnit  # what the two numbers count: batches where a point's patches depend on its batch
 
     @property
     def total(self) -> LayerAssumption:
@@ -205,7 +203,7 @@ def check_assumption_of(
         )
         for name, weight in weights.items()
     )
-    unit: Unit = "batches" if network.is_batch_dependent else "points"
+    unit: DrawUnit = "batches" if network.is_batch_dependent else "points"
     return Assumption(layers, c_constant, constants.k_constant, n_calibration, n_held_out, unit)
 
 

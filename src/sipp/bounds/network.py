@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,8 +26,8 @@ from sipp.display import percent_up, sure
 from sipp.distinct import n_new
 from sipp.numerics import BOUND_DTYPE, ratio_rounding
 from sipp.options import Mode
-from sipp.records import LayerScores, Scores
-from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, points_needed
+from sipp.records import DrawUnit, LayerScores, Scores
+from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted where what was seen has a smaller probability under it
 LEAST_OF_ROW = 1e-3  # of the row's largest sensitivity: what a weight counts for at least in T19
@@ -66,7 +65,7 @@ class Guarantee:
     delta: float
     n: int  # different calibration draws
     n_needed: int  # by T4
-    unit: Literal["points", "batches"]
+    unit: DrawUnit
     c_constant: float
     k_constant: float
     reason: str  # why it is not met; empty when it is
@@ -184,8 +183,8 @@ def row_guarantee(
     reasons: Sequence[str] = (),
 ) -> Guarantee:
     """The conditions of T4 for these scores; `reasons` are further causes for which the statement is not met."""
-    needed = points_needed(scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=k_constant)
-    unit: Literal["points", "batches"] = "batches" if scores.batch_dependent else "points"
+    needed = calibration_needed(scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=k_constant)
+    unit: DrawUnit = "batches" if scores.batch_dependent else "points"
     is_used = [weight_FK != 0 for weight_FK in dense]
     pairs = list(zip(scores.layers, is_used))
     found = Guarantee(

@@ -159,7 +159,7 @@ def certify_accuracy(
 
 
 def relative_errors(dense: nn.Module, pruned: nn.Module, holdout: Any, *, output: Output = None) -> Tensor:
-    """The n ratios ||f^(x) - f(x)|| / ||f(x)|| in float64, +inf where undefined: what `epsilon_curve` takes."""
+    """The n ratios ||f^(x) - f(x)|| / ||f(x)|| in float64, +inf where undefined."""
     return look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, None)[0]
 
 

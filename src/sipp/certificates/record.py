@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from sipp.binomial import drop_limit, k_allowed, points_needed, upper_limit
-from sipp.checking import first_problem
+from sipp.binomial import drop_limit, holdout_needed, k_allowed, upper_limit
+from sipp.checking import first_problem, refuse_constant
 from sipp.display import percent, percent_up
 from sipp.errors import DataError
 
@@ -68,7 +68,7 @@ class Certificate:
     def verdict(self) -> str:
         """'certified', 'not certified' or 'refused: needs n >= ..'."""
         if self.k_allowed is None:
-            return f"refused: needs n >= {points_needed(self.delta, 1.0 - self.confidence)}"
+            return f"refused: needs n >= {holdout_needed(self.delta, 1.0 - self.confidence)}"
         return "certified" if self.violations <= self.k_allowed else "not certified"
 
     @property
@@ -153,7 +153,7 @@ def _claim_in_words(cert: Certificate) -> str:
     """What a T14 certificate says, before its caveats."""
     delta, confidence = percent(cert.delta), percent(cert.confidence)
     if cert.verdict.startswith("refused"):
-        needed = points_needed(cert.delta, 1.0 - cert.confidence)
+        needed = holdout_needed(cert.delta, 1.0 - cert.confidence)
         text = f"No claim: {cert.n:,} holdout points are too few to say anything about all but {delta} of inputs with "
         text += f"{confidence} confidence; at least {needed:,} are needed."
         if cert.fixed == "epsilon":
@@ -218,7 +218,7 @@ def to_json(cert: AnyCertificate) -> str:
 def from_json(text: str) -> AnyCertificate:
     """The certificate that `to_json` wrote; DataError naming the key where the text is anything else."""
     try:
-        pairs = json.loads(text, object_pairs_hook=list, parse_constant=_refuse_constant)
+        pairs = json.loads(text, object_pairs_hook=list, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise DataError(f"the certificate is not valid JSON: {error}") from error
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
@@ -253,10 +253,6 @@ def from_values(values: Mapping[str, Any]) -> AnyCertificate:
         raise DataError(f"certificate key {first_problem(error)}") from error
     _check_consistent(cert, {name: content[name] for name in DERIVED[kind]})
     return cert
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _check_consistent(cert: AnyCertificate, derived: dict[str, Any]) -> None:

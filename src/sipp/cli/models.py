@@ -25,7 +25,6 @@ MASKS = "mask."  # beside a run's networks
 COUNTER = ".num_batches_tracked"  # of BatchNorm: older checkpoints lack it, and evaluation does not need it
 MOST_NAMES = 4
 MOST_TEXT = 1 << 20  # bytes of a certificate
-DEVICES = ("auto", "cpu", "cuda")
 
 
 def load_model(

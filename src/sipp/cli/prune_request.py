@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from sipp.binomial import points_needed
+from sipp.binomial import holdout_needed
 from sipp.checking import check_share
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli.files import check_folder, check_ledger
@@ -200,7 +200,7 @@ def check_enough(request: PruneRequest, holdout: Points) -> None:
     """Tells before the work that the holdout is too small for any claim (T14)."""
     if request.max_accuracy_drop is not None:
         return
-    needed = points_needed(request.holdout_delta, 1.0 - request.confidence)
+    needed = holdout_needed(request.holdout_delta, 1.0 - request.confidence)
     if holdout.n_points < needed:
         raise Trouble(
             f"not certified: needs n >= {needed} holdout points, there are {holdout.n_points}; nothing was written",

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sipp.distinct import WIDTHS as DRAW_WIDTHS
-from sipp.distinct import draw_key, n_new
+from sipp.distinct import draw_key
 from sipp.inputs.batches import is_padding_mask
 from sipp.records import Batch
 
@@ -75,11 +75,6 @@ def draw_keys_of(batch: Batch) -> list[bytes]:
     floats = {part[0].dtype for part in inputs if part[0].is_floating_point()}
     hashes = [map(_one_key, _contents(inputs, says, _to(width))) for width in DRAW_WIDTHS]
     return [draw_key(point, floats) for point in zip(*hashes, strict=True)]
-
-
-def n_distinct(batches: Iterable[Batch]) -> int:
-    """How many different points there are (T18: equal points count once)."""
-    return n_new({key for batch in batches for key in draw_keys_of(batch)})
 
 
 def sketch_of(plain_keys: Iterable[bytes]) -> list[str]:

@@ -127,7 +127,7 @@ def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -
             parameter.copy_(from_rows(weight, row.values_FK.to(parameter.dtype), parameter))
 
 
-def masks_of(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> dict[str, Tensor]:
+def masks_by_name(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> dict[str, Tensor]:
     """{parameter name: bool tensor of its shape}, True = kept."""
     masks = {}
     for weight, row in zip(ranking.weights, rows):

@@ -24,7 +24,7 @@ from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import budget_of
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring, check_floor
-from sipp.pruning.cutting import before_cut, masks_of, sparse_rows, write_rows
+from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
 from sipp.pruning.ranking import rank_subject, take_aside
 from sipp.pruning.result import Moved, Pruned, PrunedLayer, Ranking
 from sipp.repairing.entry import repair as repair_network
@@ -168,7 +168,7 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     rows, choice = sparse_rows(ranking, uncut, budget, seed=seed)
     model = copy_of(ranking.model)
     write_rows(model, ranking, rows)
-    pruned = state(ranking, rows, uncut.dense, model, masks_of(model, ranking, rows), budget=budget, seed=seed)
+    pruned = state(ranking, rows, uncut.dense, model, masks_by_name(model, ranking, rows), budget=budget, seed=seed)
     _warn_of_dead(pruned.layers)
     return replace(pruned, choice=choice)
 

@@ -153,18 +153,9 @@ def release(model: nn.Module) -> None:
 
 
 def masks_of(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the masks that are held, by canonical name; empty if none is (see `nonzero_of` for a plain model)."""
+    """Copies of the masks that are held, by canonical name; empty if none is."""
     found = ((entry, _mask_of(entry)) for entry in _parameters(model))
     return {entry.name: mask.clone() for entry, mask in found if mask is not None}
-
-
-def nonzero_of(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
-    """Masks of the weights that are not zero now, for the named parameters: what a plain pruned network can tell.
-
-    A kept weight that happens to be exactly zero is taken for a pruned one; where masks were saved, use those.
-    """
-    entries = _resolve(model, names)
-    return {entry.name: entry.param.detach() != 0 for entry in entries.values()}
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

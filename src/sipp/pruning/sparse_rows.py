@@ -80,38 +80,6 @@ def given_rows(
     )
 
 
-def sparsify(
-    weight_FK: Tensor,
-    sensitivity_FK: Tensor,
-    kept_F: Tensor,
-    *,
-    method: RowMethod,
-    draws: Draws,
-    n_outputs: int,
-    delta: float,
-    c_constant: float,
-    generator: torch.Generator,
-) -> SparseRows:
-    """Each row with `kept_F` of its weights: the most sensitive ones unchanged, or a re-weighted sample of them.
-
-    method: det (T5), rand (T6), hybrid (T9, the smaller bound of each row). draws: "until" the row holds m different
-    weights, so the count is exact, or a "fixed" number floor(N(m)), so unbiasedness and T6 are exact and m different
-    weights are the most to be expected (T8). A weight that is zero or has no sensitivity is never drawn. Rows that may
-    keep all they can draw are kept whole.
-    """
-    return sparsify_layers(
-        [weight_FK],
-        [sensitivity_FK],
-        [kept_F],
-        method=method,
-        draws=draws,
-        n_outputs=n_outputs,
-        delta=delta,
-        c_constant=c_constant,
-        generator=generator,
-    )[0]
-
-
 def sparsify_layers(
     weights: Sequence[Tensor],
     sensitivities: Sequence[Tensor],
@@ -124,7 +92,13 @@ def sparsify_layers(
     c_constant: float,
     generator: torch.Generator,
 ) -> list[SparseRows]:
-    """What `sparsify` makes of each layer; all layers go through each step together, which is sooner for small ones."""
+    """Each row of each layer with its number of weights: the most sensitive ones unchanged, or a re-weighted sample.
+
+    method: det (T5), rand (T6), hybrid (T9, the smaller bound of each row). draws: "until" the row holds m different
+    weights, so the count is exact, or a "fixed" number floor(N(m)), so unbiasedness and T6 are exact and m different
+    weights are the most to be expected (T8). A weight that is zero or has no sensitivity is never drawn. Rows that may
+    keep all they can draw are kept whole. All layers go through each step together, which is sooner for small ones.
+    """
     for weight_FK, sensitivity_FK, kept_F in zip(weights, sensitivities, kept):
         _check(weight_FK, sensitivity_FK, kept_F, method, draws)
     check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)

@@ -23,7 +23,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
-from sipp.binomial import drop_limit, first_failure, k_allowed, n_violations, points_needed, upper_limit
+from sipp.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, upper_limit
 from sipp.certificates.claims import certify, certify_accuracy, outcomes_of, point_ratios
 from sipp.certificates.evidence import (
     Output,
@@ -255,7 +255,7 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
             return isinstance(cert, Certificate) and cert.verdict == "certified" and cert.epsilon <= tolerance
 
         return _Claim(
-            lambda f, g, _: point_ratios(f, g), judge_errors, holds_error, True, points_needed(delta, beta), words
+            lambda f, g, _: point_ratios(f, g), judge_errors, holds_error, True, holdout_needed(delta, beta), words
         )
     assert max_drop is not None
     most = check_share("max_accuracy_drop", max_drop)

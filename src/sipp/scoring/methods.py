@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Method = str  # the name of a row
 Need = Literal["data", "labels"]
-Cut = Literal["global", "layer", "row", "sampled", "hybrid"]
+Cut = Literal["global", "row", "sampled", "hybrid"]
 Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
 Score = Callable[["Subject"], "dict[str, Tensor]"]
 
@@ -48,7 +48,7 @@ class MethodRow:
     about: str  # one line for tables and help
     score: str  # "file:function" of this folder, {parameter name: tensor} of a Subject; or SENSITIVITY
     needs: frozenset[Need]
-    cut: Cut  # which weights go: the smallest of all, of each layer, of each row, or by sampling
+    cut: Cut  # which weights go: the smallest of all, of each row, or by sampling
     promise: str  # the statement about a row it keeps
     style: Style
     reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for

@@ -72,10 +72,10 @@ def _points_for(subject: Subject, delta: float, method: Method, constants: Const
             "the example brings no patch to any prunable weight", fix="give a batch of at least one whole point"
         )
     factor, n_outputs = factor_of(method), sum(outputs.values())
-    return points_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=constants.k_constant)
+    return calibration_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=constants.k_constant)
 
 
-def points_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
+def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
     """n = ceil(K_s ln(c eta rho / delta)) of T4."""
     check_delta(delta)
     check_number("k_constant", k_constant, above=0)

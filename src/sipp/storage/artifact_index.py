@@ -38,13 +38,13 @@ Count = Annotated[int, Field(ge=0, le=MOST_WEIGHTS)]
 Line = Annotated[str, AfterValidator(_printable)]  # what is shown: no line breaks, nothing that steers a terminal
 
 
-class Record(BaseModel):
+class IndexRecord(BaseModel):
     """A frozen record without conversions and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class Positions(Record):
+class Positions(IndexRecord):
     """How it is said which weights are meant, and how many they are."""
 
     kind: PositionKind
@@ -52,7 +52,7 @@ class Positions(Record):
     n_bytes: Count
 
 
-class Values(Record):
+class StoredValues(IndexRecord):
     """How the stored weights are written, and how far that moved them."""
 
     rounding: Rounding
@@ -62,14 +62,14 @@ class Values(Record):
     norm_change: Annotated[float, Field(ge=0)]
 
 
-class Entry(Record):
+class Entry(IndexRecord):
     """One tensor: positions, values and mask lie one after the other in the data."""
 
     names: Annotated[tuple[Line, ...], Field(min_length=1)]  # more than one: tied
     dtype: Line
     shape: Annotated[tuple[Count, ...], Field(max_length=MOST_AXES)]
     positions: Positions
-    values: Values
+    values: StoredValues
     mask: Literal["stored"] | Positions | None  # "stored": the mask is where values are; None: it has no mask
 
     @property
@@ -93,7 +93,7 @@ class Entry(Record):
         return self.positions.n_bytes + sum(self.values.planes) + sum(self.values.scale_planes) + self.mask_bytes
 
 
-class Statements(Record):
+class Statements(IndexRecord):
     """How the network was pruned, and what was said about it then, in words."""
 
     method: Line
@@ -107,7 +107,7 @@ class Statements(Record):
     measured: Line | None
 
 
-class Index(Record):
+class Index(IndexRecord):
     """Everything in the file but the numbers."""
 
     model: Line  # name of its class

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
-from sipp.storage.artifact_index import Entry, Positions, Precision, Values
+from sipp.storage.artifact_index import Entry, Positions, Precision, StoredValues
 from sipp.storage.planes import DTYPES, TURNED, cut, decode_planes, encode_planes, raw_bits
 from sipp.storage.positions import Flags, PositionKind, decode_positions, encode_positions
 from sipp.storage.rounding import FORMATS, Rounding, restore_values, round_values
@@ -51,7 +51,7 @@ def encode_tensor(
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
         positions=Positions(kind=kind, kept=int(value_K.numel()), n_bytes=len(code)),
-        values=Values(
+        values=StoredValues(
             rounding=rounding,
             planes=tuple(map(len, planes)),
             scale_planes=tuple(map(len, scales)),

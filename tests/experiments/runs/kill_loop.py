@@ -37,7 +37,7 @@ MOST_SYNCS = 60  # a checkpoint has 4, and one is made after every step: 10 a st
 
 
 def die_in_save(after: int) -> None:
-    """Nothing; from now on the process kills itself at its fsync number `after // 2`, before or after it."""
+    """From now on the process kills itself at its fsync number `after // 2`, before or after it."""
     n_left, fsync = after, os.fsync
 
     def counted(descriptor: int) -> None:

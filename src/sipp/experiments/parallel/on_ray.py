@@ -35,7 +35,7 @@ from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.walk import finished, make_network
 from sipp.experiments.runs.work import Work
-from sipp.experiments.training.setup import device_of, feed_of, hyper_of, threads
+from sipp.experiments.training.setup import device_named, feed_of, hyper_of, threads
 from sipp.experiments.training.signals import Interrupted, Wish
 from sipp.extras import needed_for
 from sipp.storage.files import read_json, remove_leftovers
@@ -129,7 +129,7 @@ class Worker:
             raise DataError(
                 f"{here} does not see this run in {job.folder}", fix="choose an --out on a disk that all machines share"
             )
-        device = device_of(job.device)
+        device = device_named(job.device)
         feed = feed_of(job.recipe, data_root=job.data_root, device=device, n_workers=job.n_workers)
         found = runs.Origin(feed.splits.digest, runs.code_version(), device.type)
         if found != job.origin:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from sipp.errors import SippError
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, stages_of
 from sipp.storage import files
@@ -27,9 +28,27 @@ class Listed:
     n_origins: int  # above 1: it was resumed with other data, code or device
 
 
-def list_runs(out: Path) -> list[Listed]:
-    """Every run below `out`, by name."""
-    return [how_far(manifest.parent) for manifest in sorted(out.glob(f"*/{store.MANIFEST}"))]
+@dataclass(frozen=True)
+class Unread:
+    """A run folder that cannot be read: the others are listed all the same."""
+
+    folder: Path
+    what: str
+    fix: str  # empty: what went wrong says nothing of it
+
+
+def list_runs(out: Path) -> list[Listed | Unread]:
+    """Every run below `out`, by name; one that cannot be read does not hide the others."""
+    found: list[Listed | Unread] = []
+    for folder in sorted(one for one in out.iterdir() if one.is_dir()) if out.is_dir() else ():
+        try:
+            if (folder / store.MANIFEST).exists():
+                found.append(how_far(folder))
+        except SippError as error:
+            found.append(Unread(folder, error.fault, error.fix))
+        except OSError as error:
+            found.append(Unread(folder, f"{error.filename or folder}: {error.strerror or error}", "allow reading it"))
+    return found
 
 
 def how_far(folder: Path) -> Listed:

@@ -19,7 +19,7 @@ from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import plan
 from sipp.experiments.runs.walk import make_networks
 from sipp.experiments.runs.work import Work
-from sipp.experiments.training.setup import Device, device_of, feed_of, hyper_of, threads
+from sipp.experiments.training.setup import Device, device_named, feed_of, hyper_of, threads
 from sipp.experiments.training.signals import stop_on_signals
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import EpochRow
@@ -71,7 +71,7 @@ def run(
     """
     _check_engine(engine, ray, processes)
     # On Ray the GPUs may be those of other machines, and this process trains nothing.
-    target = torch.device("cuda") if engine == "ray" and device == "cuda" else device_of(device)
+    target = torch.device("cuda") if engine == "ray" and device == "cuda" else device_named(device)
     names = [stage.name for stage in plan(recipe)]
     with threads(recipe.n_threads), stop_on_signals() as wish:
         place = torch.device("cpu") if engine == "ray" else target

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sipp
+from sipp.checking import refuse_constant
 from sipp.errors import DataError, OptionError
 from sipp.storage import files, pairs
 from sipp.storage.files import Values
@@ -265,7 +266,7 @@ def read_records(folder: Path) -> list[Values]:
     records: list[Values] = []
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
-            records.append(json.loads(line, parse_constant=_refuse_constant))
+            records.append(json.loads(line, parse_constant=refuse_constant))
         return records
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
         raise DataError(
@@ -273,10 +274,6 @@ def read_records(folder: Path) -> list[Values]:
             where=path,
             fix="run the recipe again with the same --out, records are made anew from the stages",
         ) from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def stage_record(folder: Path, name: str) -> Values | None:

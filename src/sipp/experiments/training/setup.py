@@ -61,7 +61,7 @@ def feed_of(recipe: Recipe, *, data_root: Path, device: torch.device, n_workers:
     return Feed(data.to(device), splits, n_classes, device, n_workers, recipe.train.channels_last)
 
 
-def device_of(name: Device) -> torch.device:
+def device_named(name: Device) -> torch.device:
     """The device of this name; "auto" is a GPU if there is one."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
