@@ -1,5 +1,7 @@
 """Scores of other methods by their definitions, weight by weight: slow and obvious."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -22,3 +24,21 @@ def wanda_linear(layer: nn.Linear, inputs: Tensor) -> Tensor:
         for j in range(layer.in_features):
             scores[i, j] = abs(float(layer.weight.detach()[i, j])) * sum(float(x[j]) ** 2 for x in rows) ** 0.5
     return scores
+
+
+def erk_counts(shapes: list[tuple[int, ...]], budget: int) -> list[float]:
+    """How many weights each layer keeps: density eps (sum of sizes) / (product), full ones set to 1, eps solved again.
+
+    The counts are not rounded; they add up to the budget.
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    full: set[int] = set()
+    while True:
+        free = [i for i in range(len(shapes)) if i not in full]
+        left = budget - sum(sizes[i] for i in full)
+        scale = left / sum(sum(shapes[i]) for i in free) if free else 0.0
+        density = [1.0 if i in full else scale * sum(shapes[i]) / sizes[i] for i in range(len(shapes))]
+        over = {i for i in free if density[i] > 1}
+        if not over:
+            return [d * size for d, size in zip(density, sizes)]
+        full |= over

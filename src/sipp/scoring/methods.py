@@ -102,7 +102,7 @@ METHODS: tuple[MethodRow, ...] = (
         "baselines:wt", NOTHING, "global", "T17 with data", Style("#b38704", "#f2d04b", "down", (4, 3)),
     ),
     MethodRow(
-        "snip", "SNIP", "keeps the largest |weight x gradient of the loss|",
+        "snip", "SNIP", "keeps the largest weight x gradient of the loss, in magnitude",
         "baselines:snip", LABELS, "global", "T17", Style("#389acf", "#b5e3ff", "cross", (2, 3)),
     ),
     MethodRow(
@@ -116,6 +116,10 @@ METHODS: tuple[MethodRow, ...] = (
     MethodRow(
         "wanda", "Wanda", "magnitude times the length of its input, compared within each row",
         "wanda:wanda", POINTS, "row", "T17", Style("#9621fb", "#534bff", "square", (5, 2, 1, 2)),
+    ),
+    MethodRow(
+        "erk", "ERK", "random weights, as many of a layer as the sum of its sizes says",
+        "erk:erk", NOTHING, "global", "T17 with data", Style("#c44ef3", "#da0211", "cross", (6, 3)),
     ),
 )  # fmt: skip
 
