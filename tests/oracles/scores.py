@@ -1,6 +1,7 @@
 """Scores of other methods by their definitions, weight by weight: slow and obvious."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -42,3 +43,13 @@ def erk_counts(shapes: list[tuple[int, ...]], budget: int) -> list[float]:
         if not over:
             return [d * size for d, size in zip(density, sizes)]
         full |= over
+
+
+def grasp(total_loss: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
+    """The paper's S = -w * (H g), of which the largest are removed, with the whole Hessian written out."""
+    hessian = torch.autograd.functional.hessian(total_loss, weights)
+    gradient = torch.autograd.functional.jacobian(total_loss, weights)
+    scores = torch.zeros_like(weights)
+    for q in range(len(weights)):
+        scores[q] = -weights[q] * sum(hessian[q, k] * gradient[k] for k in range(len(weights)))
+    return scores

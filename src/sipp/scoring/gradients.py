@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import fresh
@@ -36,6 +37,13 @@ def with_gradients(subject: Subject, parameters: Sequence[nn.Parameter]) -> Iter
         finally:
             for parameter, was_required in zip(parameters, required):
                 parameter.requires_grad_(was_required)
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """A context without the fused recurrent and attention kernels, which have no second derivative."""
+    with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def batch_loss(subject: Subject, batch: Batch, method: str) -> Tensor:

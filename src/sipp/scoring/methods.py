@@ -118,6 +118,10 @@ METHODS: tuple[MethodRow, ...] = (
         "wanda:wanda", POINTS, "row", "T17", Style("#9621fb", "#534bff", "square", (5, 2, 1, 2)),
     ),
     MethodRow(
+        "grasp", "GraSP", "keeps the weights that carry most of the gradient's norm",
+        "grasp:grasp", LABELS, "global", "T17", Style("#7f919e", "#3a7087", "down", (1, 3)),
+    ),
+    MethodRow(
         "erk", "ERK", "random weights, as many of a layer as the sum of its sizes says",
         "erk:erk", NOTHING, "global", "T17 with data", Style("#c44ef3", "#da0211", "cross", (6, 3)),
     ),
