@@ -53,3 +53,24 @@ def grasp(total_loss: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
     for q in range(len(weights)):
         scores[q] = -weights[q] * sum(hessian[q, k] * gradient[k] for k in range(len(weights)))
     return scores
+
+
+def obs(weight_FK: Tensor, patches_PK: Tensor, damping: float) -> Tensor:
+    """Half the least squared error of a row without weight j, the others refitted, with a pull towards their values.
+
+    For each weight a least-squares problem: move the others by d to make up for w_j x_j, at the price of `damping`
+    (times the mean square sum of an input) for every squared move, that of w_j to 0 included.
+    """
+    x, weight = patches_PK.double(), weight_FK.double()
+    price = math.sqrt(damping * float(x.square().sum()) / x.shape[1])
+    system = torch.cat([x, price * torch.eye(x.shape[1], dtype=torch.float64)])  # moves -> errors
+    scores = torch.zeros(weight.shape, dtype=torch.float64)
+    for j in range(x.shape[1]):
+        others = [k for k in range(x.shape[1]) if k != j]
+        for i in range(len(weight)):
+            lost = -weight[i, j] * system[:, j]
+            left = lost
+            if others:
+                left = lost - system[:, others] @ torch.linalg.lstsq(system[:, others], lost[:, None]).solution[:, 0]
+            scores[i, j] = left.square().sum() / 2
+    return scores

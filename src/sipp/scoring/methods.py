@@ -125,6 +125,10 @@ METHODS: tuple[MethodRow, ...] = (
         "erk", "ERK", "random weights, as many of a layer as the sum of its sizes says",
         "erk:erk", NOTHING, "global", "T17 with data", Style("#c44ef3", "#da0211", "cross", (6, 3)),
     ),
+    MethodRow(
+        "obs", "OBS", "keeps the weights that the others of their row could replace worst, layer by layer",
+        "obs:obs", POINTS, "layer", "T17", Style("#471647", "#bdfc04", "plus", (3, 2)),
+    ),
 )  # fmt: skip
 
 DEFAULT: Method = "sipp-blend"
