@@ -1,5 +1,6 @@
 """Scores of other methods by their definitions, weight by weight: slow and obvious."""
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -74,3 +75,41 @@ def obs(weight_FK: Tensor, patches_PK: Tensor, damping: float) -> Tensor:
                 left = lost - system[:, others] @ torch.linalg.lstsq(system[:, others], lost[:, None]).solution[:, 0]
             scores[i, j] = left.square().sum() / 2
     return scores
+
+
+def synflow(model: nn.Module, names: list[str], shape: tuple[int, ...], n_steps: int, budget: int) -> list[int]:
+    """The weights that are left, numbered end to end, after as many of n_steps as it takes to get down to the budget.
+
+    For layers that are linear where all is positive, R is linear in each weight: w dR/dw is what R loses without it.
+    """
+    model = copy.deepcopy(model).double().eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.abs()
+    places = [
+        (model.get_parameter(name).data.view(-1), j) for name in names for j in range(model.get_parameter(name).numel())
+    ]
+
+    def total() -> float:
+        with torch.no_grad():
+            return float(model(torch.ones(1, *shape, dtype=torch.float64)).sum())
+
+    def lost_without(k: int) -> float:
+        flat, j = places[k]
+        before, value = total(), float(flat[j])
+        flat[j] = 0.0
+        lost = before - total()
+        flat[j] = value
+        return lost
+
+    left = list(range(len(places)))
+    for step in range(1, n_steps + 1):
+        flow = {k: lost_without(k) for k in left}
+        n_kept = max(budget, round(len(places) ** (1 - step / n_steps)))
+        left = sorted(left, key=lambda k: -flow[k])[:n_kept]
+        for k in range(len(places)):
+            if k not in left:
+                flat, j = places[k]
+                flat[j] = 0.0
+        if n_kept == budget:
+            break
+    return sorted(left)

@@ -118,6 +118,10 @@ METHODS: tuple[MethodRow, ...] = (
         "wanda:wanda", POINTS, "row", "T17", Style("#9621fb", "#534bff", "square", (5, 2, 1, 2)),
     ),
     MethodRow(
+        "synflow", "SynFlow", "keeps the paths of the largest products of magnitudes, found in 100 steps",
+        "synflow:synflow", POINTS, "global", "T17", Style("#2c009b", "#7158b9", "diamond", (6, 2)),
+    ),
+    MethodRow(
         "grasp", "GraSP", "keeps the weights that carry most of the gradient's norm",
         "grasp:grasp", LABELS, "global", "T17", Style("#7f919e", "#3a7087", "down", (1, 3)),
     ),
