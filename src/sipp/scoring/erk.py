@@ -15,7 +15,7 @@ def erk(subject: Subject) -> dict[str, Tensor]:
     The method wants a density in proportion to (n_out + n_in + height + width) / (n_out n_in height width), at most 1,
     what is cut off going to the others in the same proportion. That is a number of weights in proportion to the sum of
     the sizes. The weight at place i is the i-th that its layer keeps, so its score is the sum over i: the budget
-    largest of all are those counts, rounded to the nearest, for any budget, and a layer that is full takes no more.
+    largest of all are those counts, each rounded and the total exact, for any budget; a full layer takes no more.
     (The paper's text has 1 - sum / product, which is the sparsity; its code has the density, as here.)
 
     Sizes are those of the parameter: of a grouped convolution n_in is that of one group. Within a layer the places are

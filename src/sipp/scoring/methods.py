@@ -1,4 +1,4 @@
-"""THE list of methods: one row each. `prune`, recipes, the command line, the page and the docs read it.
+"""THE list of methods: one row each. `prune`, recipes, the command line and the page read it.
 
 To add a method: write its score in a file of this folder, add a row here. Importing this file loads no torch.
 """
@@ -45,10 +45,10 @@ class MethodRow:
 
     name: str
     label: str  # on plots
-    about: str  # one line for tables and help
+    about: str  # one line for tables, without |
     score: str  # "file:function" of this folder, {parameter name: tensor} of a Subject; or SENSITIVITY
     needs: frozenset[Need]
-    cut: Cut  # which weights go: the smallest of all, of each layer, of each row, or by sampling
+    cut: Cut  # which weights go: the smallest of all, the same share of each layer or row, or by sampling
     promise: str  # the statement about a row it keeps
     style: Style
     reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
