@@ -59,7 +59,7 @@ def test_the_result_is_what_prune_gives_at_that_level() -> None:
         assert all(torch.equal(a, b) for a, b in zip(best.model.parameters(), again.model.parameters()))
 
 
-@pytest.mark.parametrize("method", ["wt", "wanda", "sipp-blend", "sipp-det", "sipp-rand", "sipp-hybrid"])
+@pytest.mark.parametrize("method", ["wt", "wanda", "erk", "obs", "sipp-blend", "sipp-det", "sipp-rand", "sipp-hybrid"])
 def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
     ranking = rank(net(), points(100, 1), method=method)
     uncut = before_cut(ranking, n_cuts=30)

@@ -5,7 +5,7 @@ and SiPP-hybrid, and `pose` and `allocate_posed` are its two halves, for many bu
 rows of different layers may differ in fan-in.
 """
 
-from sipp.allocation.even import even_rows
+from sipp.allocation.even import even_layers, even_rows
 from sipp.allocation.floors import largest_above_floor
 from sipp.allocation.largest_scores import largest, order_of
 from sipp.allocation.optimal import Posed, Relaxed, allocate, allocate_posed, pose, relax, relax_posed
@@ -17,6 +17,7 @@ __all__ = [
     "allocate",
     "allocate_posed",
     "draws_for",
+    "even_layers",
     "even_rows",
     "expected_kept",
     "largest",

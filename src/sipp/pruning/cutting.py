@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sipp.allocation import Posed, allocate_posed, even_rows, largest, largest_above_floor, order_of, pose
+from sipp.allocation import (
+    Posed,
+    allocate_posed,
+    even_layers,
+    even_rows,
+    largest,
+    largest_above_floor,
+    order_of,
+    pose,
+)
 from sipp.allocation.row_bounds import largest_in_rows
 from sipp.numerics import SCORE_DTYPE
 from sipp.pruning.blending import Blend, Choice, choose
@@ -66,10 +75,15 @@ def sparse_rows(ranking: Ranking, uncut: Uncut, budget: int, *, seed: int) -> tu
 
 
 def _masks(ranking: Ranking, uncut: Uncut, row: MethodRow, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
-    """The weights to keep: the largest scores of all, or of each row, with the floor that was asked for."""
+    """The weights to keep: the largest scores of all, of each layer or of each row, with the floor asked for."""
+    shapes, least = [rank_FK.shape for rank_FK in scores], 0 if ranking.floor is None else 1
     if row.cut == "row":
-        kept = even_rows([rank_FK.shape for rank_FK in scores], budget, least=0 if ranking.floor is None else 1)
-        return [largest_in_rows(rank_FK, kept_F) for rank_FK, kept_F in zip(scores, kept)]
+        return [largest_in_rows(*layer) for layer in zip(scores, even_rows(shapes, budget, least=least))]
+    if row.cut == "layer":
+        layers = zip(scores, uncut.dense, even_layers(shapes, budget, least=least))
+        if ranking.floor is not None:
+            return [largest_above_floor([s_FK], [w_FK], kept, share=0.0)[0] for s_FK, w_FK, kept in layers]
+        return [largest([rank_FK], kept)[0] for rank_FK, _, kept in layers]
     if ranking.floor is not None:
         return largest_above_floor(scores, uncut.dense, budget, share=ranking.floor)
     return largest(scores, budget, order=uncut.order)

@@ -1,4 +1,4 @@
-"""THE list of methods: one row each. `prune`, recipes, the command line, the page and the docs read it.
+"""THE list of methods: one row each. `prune`, recipes, the command line and the page read it.
 
 To add a method: write its score in a file of this folder, add a row here. Importing this file loads no torch.
 """
@@ -45,10 +45,10 @@ class MethodRow:
 
     name: str
     label: str  # on plots
-    about: str  # one line for tables and help
+    about: str  # one line for tables, without |
     score: str  # "file:function" of this folder, {parameter name: tensor} of a Subject; or SENSITIVITY
     needs: frozenset[Need]
-    cut: Cut  # which weights go: the smallest of all, of each row, or by sampling
+    cut: Cut  # which weights go: the smallest of all, the same share of each layer or row, or by sampling
     promise: str  # the statement about a row it keeps
     style: Style
     reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
@@ -102,7 +102,7 @@ METHODS: tuple[MethodRow, ...] = (
         "baselines:wt", NOTHING, "global", "T17 with data", Style("#b38704", "#f2d04b", "down", (4, 3)),
     ),
     MethodRow(
-        "snip", "SNIP", "keeps the largest products of weight and gradient of the loss",
+        "snip", "SNIP", "keeps the largest weight x gradient of the loss, in magnitude",
         "baselines:snip", LABELS, "global", "T17", Style("#389acf", "#b5e3ff", "cross", (2, 3)),
     ),
     MethodRow(
@@ -116,6 +116,22 @@ METHODS: tuple[MethodRow, ...] = (
     MethodRow(
         "wanda", "Wanda", "magnitude times the length of its input, compared within each row",
         "wanda:wanda", POINTS, "row", "T17", Style("#9621fb", "#534bff", "square", (5, 2, 1, 2)),
+    ),
+    MethodRow(
+        "synflow", "SynFlow", "keeps the paths of the largest products of magnitudes, found in 100 steps",
+        "synflow:synflow", POINTS, "global", "T17", Style("#2c009b", "#7158b9", "diamond", (6, 2)),
+    ),
+    MethodRow(
+        "grasp", "GraSP", "keeps the weights that carry most of the gradient's norm",
+        "grasp:grasp", LABELS, "global", "T17", Style("#7f919e", "#3a7087", "down", (1, 3)),
+    ),
+    MethodRow(
+        "erk", "ERK", "random weights, as many of a layer as the sum of its sizes says",
+        "erk:erk", NOTHING, "global", "T17 with data", Style("#c44ef3", "#da0211", "cross", (6, 3)),
+    ),
+    MethodRow(
+        "obs", "OBS", "keeps the weights that the others of their row could replace worst, layer by layer",
+        "obs:obs", POINTS, "layer", "T17", Style("#471647", "#bdfc04", "plus", (3, 2)),
     ),
 )  # fmt: skip
 

@@ -1,0 +1,33 @@
+"""Erdős–Rényi-Kernel (Evci et al. 2020): random weights, as many of each layer as its sizes say."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sipp.inputs.subject import Subject
+from sipp.numerics import BOUND_DTYPE, integers
+
+
+def erk(subject: Subject) -> dict[str, Tensor]:
+    """(sum of a layer's sizes) / (place - 1/2), places drawn at random: {parameter name: tensor of its shape}.
+
+    The method wants a density in proportion to (n_out + n_in + height + width) / (n_out n_in height width), at most 1,
+    what is cut off going to the others in the same proportion. That is a number of weights in proportion to the sum of
+    the sizes. The weight at place i is the i-th that its layer keeps, so its score is the sum over i: the budget
+    largest of all are those counts, each rounded and the total exact, for any budget; a full layer takes no more.
+    (The paper's text has 1 - sum / product, which is the sparsity; its code has the density, as here.)
+
+    Sizes are those of the parameter: of a grouped convolution n_in is that of one group. Within a layer the places are
+    random, as at initialisation in the paper; weights that are 0 come last, so a pruned network is pruned further
+    with the same shares.
+    """
+    generator = torch.Generator().manual_seed(subject.seed)
+    return {name: _of_layer(parameter.detach(), generator) for name, parameter in subject.parameters().items()}
+
+
+def _of_layer(weight: Tensor, generator: torch.Generator) -> Tensor:
+    drawn = torch.rand(weight.numel(), generator=generator, dtype=BOUND_DTYPE, device="cpu")
+    order = torch.argsort(torch.where(weight.flatten().cpu() != 0, drawn, 1 + drawn), stable=True)
+    falling = sum(weight.shape) / (integers(0, len(order)).to(BOUND_DTYPE) + 0.5)
+    return torch.empty_like(falling).scatter_(0, order, falling).view(weight.shape).to(weight.device)

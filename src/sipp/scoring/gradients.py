@@ -1,0 +1,70 @@
+"""Gradients of the loss of labelled points, for the scores that are made of them; the model is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import fresh
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.subject import Subject
+from sipp.options import Loss
+from sipp.records import Batch
+
+
+@contextmanager
+def with_gradients(subject: Subject, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """A context in eval mode in which these parameters have gradients, also recurrent ones; see `scoring_mode`."""
+    frozen = next((name for name, parameter in subject.model.named_parameters() if parameter.is_inference()), None)
+    if frozen is not None:
+        raise ModelError(
+            f"{frozen} was made under torch.inference_mode and has no gradients", fix="give copy.deepcopy(model)"
+        )
+    with torch.inference_mode(False), scoring_mode(subject.model, subject.scoring.norm_stats):
+        required = [parameter.requires_grad for parameter in parameters]
+        try:
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+            with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+                yield
+        finally:
+            for parameter, was_required in zip(parameters, required):
+                parameter.requires_grad_(was_required)
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """A context without the fused attention kernels, which have no second derivative."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def batch_loss(subject: Subject, batch: Batch, method: str) -> Tensor:
+    """The loss of a batch times its number of points; a DataError names the method that needs the labels."""
+    if batch.labels is None:
+        raise DataError(f"batch {batch.index} has no labels, which {method} needs", fix="give (inputs, labels)")
+    copied = fresh(batch)  # of what was made under inference_mode, too
+    loss = subject.scoring.loss or F.cross_entropy
+    return _loss_of(loss, run_batch(subject.model, copied), copied, method) * batch.n_points
+
+
+def _loss_of(loss: Loss, output: Any, batch: Batch, method: str) -> Tensor:
+    """The loss of a batch; DataError where output and labels do not go together."""
+    try:
+        return loss(output, batch.labels)
+    except (IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        what = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        labels = f"{batch.labels.dtype} {tuple(batch.labels.shape)}" if isinstance(batch.labels, Tensor) else "labels"
+        raise DataError(
+            f"{method}'s loss cannot be taken of the output ({what}) and the labels ({labels}): "
+            f"{type(error).__name__}, {error}",
+            where=batch.where,
+            fix="give labels from 0 to classes - 1, or a loss= that takes both",
+        ) from error

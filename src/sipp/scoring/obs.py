@@ -1,0 +1,97 @@
+"""Optimal brain surgeon, layer by layer (Hassibi & Stork 1993, Frantar & Alistarh 2022): what no refit makes up for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from sipp.errors import ModelError
+from sipp.inputs.capture import capture
+from sipp.inputs.patches import patches_of, split_windows
+from sipp.inputs.subject import Subject
+from sipp.numerics import BOUND_DTYPE
+from sipp.records import Batch, Use, Weight, from_rows, to_rows
+
+CHUNK_BYTES = 32 << 20
+DAMPING = 0.01  # of the mean of the diagonal, so that inputs that are always 0 or always equal leave an inverse
+
+Rows = tuple[int, int]  # first row, and the one after the last
+Grams = dict[Rows, Tensor]  # K x K sums of x x^T over the patches x that these rows met
+
+
+def obs(subject: Subject) -> dict[str, Tensor]:
+    """w_j^2 / (2 [H^-1]_jj), H = X X^T + damping of the row's own inputs X: {parameter name: tensor of its shape}.
+
+    Half the squared error, over all patches, that the removal of w_j leaves in the outputs of its row when the other
+    weights of the row make up for it as well as they can. They do not here: the score says which weights go, `repair`
+    is what makes up. Errors of one layer are compared with each other and not with those of another, which are in
+    other units: hence the cut by layers. Rows that meet no patch score 0.
+
+    Grams are float64, one K x K for each weight (and group of a convolution, block of a projection) at the same time;
+    the patches pass in chunks.
+    """
+    grams: dict[str, Grams] = {weight.name: {} for weight in subject.weights}
+
+    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+        n_rows = use.n_rows or weight.n_rows - use.row_start
+        gram_GKK = _gram(use)
+        step = n_rows // len(gram_GKK)
+        for group, gram_KK in enumerate(gram_GKK):
+            start = use.row_start + group * step
+            met = grams[weight.name].setdefault((start, start + step), torch.zeros_like(gram_KK))
+            met += gram_KK
+
+    capture(
+        subject.model,
+        subject.sites,
+        subject.batches(),
+        on_use=on_use,
+        on_output=lambda output, batch: None,
+        norm_stats=subject.scoring.norm_stats,
+    )
+    scores = {}
+    for weight, parameter in zip(subject.weights, subject.parameters().values()):
+        weight_FK = to_rows(weight, parameter.detach()).to(BOUND_DTYPE)
+        saliency_FK = weight_FK.square() * _stiffness(weight, grams.pop(weight.name), weight_FK) / 2
+        if not bool(torch.isfinite(saliency_FK).all()):
+            raise ModelError("its inputs on this data are too large for their squares", where=weight.name)
+        scores[weight.name] = from_rows(weight, saliency_FK, parameter)
+    return scores
+
+
+def _gram(use: Use) -> Tensor:
+    """The sum over all patches of x x^T, G x K x K, in pieces of bounded size."""
+    windows = use.windows
+    n_groups, fan_in = windows.shape[1], windows.shape[2 + use.n_position_dims :].numel()
+    total_GKK = torch.zeros(n_groups, fan_in, fan_in, dtype=BOUND_DTYPE, device=windows.device)
+    for _, part in split_windows(use, bytes_per_patch=2 * BOUND_DTYPE.itemsize * fan_in, chunk_bytes=CHUNK_BYTES):
+        ones_B = torch.ones(len(part), dtype=BOUND_DTYPE, device=part.device)
+        patches_GKP = patches_of(part, use.n_position_dims, ones_B, BOUND_DTYPE)
+        total_GKK.baddbmm_(patches_GKP, patches_GKP.mT)
+    return total_GKK
+
+
+def _stiffness(weight: Weight, grams: Grams, like_FK: Tensor) -> Tensor:
+    """1 / [H^-1]_jj for every weight (F x K); H of a row is the sum over all uses that the row has a part in."""
+    stiff_FK = torch.zeros_like(like_FK)
+    edges = sorted({edge for rows in grams for edge in rows})
+    for start, stop in pairwise(edges):
+        met = [gram_KK for (first, last), gram_KK in grams.items() if first <= start and stop <= last]
+        if met:
+            stiff_FK[start:stop] = _inverse_of_inverse_diagonal(torch.stack(met).sum(0), weight.name)
+    return stiff_FK
+
+
+def _inverse_of_inverse_diagonal(gram_KK: Tensor, where: str) -> Tensor:
+    """1 / diag((X X^T + damping)^-1), in units in which the mean of the diagonal is 1; 0 where no input is."""
+    mean = gram_KK.diagonal().mean()
+    if not bool(torch.isfinite(mean)):
+        raise ModelError("its inputs on this data are too large for their squares", where=where)
+    if bool(mean == 0):
+        return torch.zeros_like(gram_KK[0])
+    damped_KK = gram_KK / mean
+    damped_KK.diagonal().add_(DAMPING)
+    inverse_KK = torch.cholesky_inverse(torch.linalg.cholesky(damped_KK))
+    return mean / inverse_KK.diagonal()

@@ -1,0 +1,22 @@
+"""Numbers of any sign in, their places in one order out: scores for what only an order is known of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sipp.numerics import BOUND_DTYPE
+
+
+def places(layers: Sequence[Tensor]) -> list[Tensor]:
+    """How many different smaller values there are in all layers: 0, 1, 2, ..., equal values at the same place.
+
+    Exact, where a shift by the smallest value would round away the differences between small ones.
+    """
+    if not layers:
+        return []
+    _, place = torch.unique(torch.cat([layer.flatten() for layer in layers]), return_inverse=True)
+    parts = place.to(BOUND_DTYPE).split([layer.numel() for layer in layers])
+    return [part.view(layer.shape) for part, layer in zip(parts, layers)]
