@@ -110,7 +110,7 @@ def gradual(
     path = []
     try:
         for step in range(n_steps):
-            train_step(step)
+            _train(train_step, step)
             if step + 1 not in times:
                 continue
             ranking = rank(
@@ -123,6 +123,18 @@ def gradual(
         release(model)
     kept = sum(int(mask.sum()) for mask in masks.values())
     return Gradual(model, masks, tuple(path), method, n_weights, kept, seed)
+
+
+def _train(train_step: Callable[[int], object], step: int) -> None:
+    """Makes one step. What it raises is the caller's own, but for a first call that does not fit."""
+    try:
+        train_step(step)
+    except TypeError as error:
+        if step:
+            raise
+        raise OptionError(
+            f"train_step(0) ended in a TypeError: {error}", fix="give a function that takes the number of the step"
+        ) from error
 
 
 def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> dict[str, Tensor]:
