@@ -122,7 +122,9 @@ def test_few_files_lie_beside_the_folders() -> None:
 
 def test_no_module_has_the_name_of_a_public_function() -> None:
     public = {name for name in sipp.__all__ if name.islower()}
-    assert not {path.relative_to(SOURCE) for path in FILES if path.stem in public}
+    named = {path.relative_to(SOURCE) for path in FILES if path.stem in public}
+    # The file of a pipeline has the name that recipes write; the same thing may well be a function too.
+    assert not {path for path in named if path.parent != Path("experiments/pipelines")}
     assert "prune" in public
 
 

@@ -27,6 +27,7 @@ LIGHT = (
     "sipp.certificates.record",
     "sipp.certificates.identity",
     "sipp.experiments.pipelines.at_init",
+    "sipp.experiments.pipelines.gradual",
     "sipp.experiments.pipelines.iterative",
     "sipp.experiments.recipes",
     "sipp.experiments.runs.listing",

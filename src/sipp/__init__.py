@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
     from sipp.options import Constants as Constants
     from sipp.options import Scoring as Scoring
     from sipp.pruning.entry import prune as prune
+    from sipp.pruning.little_by_little import gradual as gradual
     from sipp.pruning.masking import hold as hold
     from sipp.pruning.masking import release as release
     from sipp.pruning.result import Pruned as Pruned
@@ -50,6 +51,7 @@ _MODULES = {
     "certify_accuracy": "sipp.certificates.claims",
     "check_assumption": "sipp.bounds.assumption",
     "compare": "sipp.certificates.comparing",
+    "gradual": "sipp.pruning.little_by_little",
     "hold": "sipp.pruning.masking",
     "inspect": "sipp.storage.artifact",
     "load": "sipp.storage.artifact",

@@ -40,7 +40,7 @@ class Killed(BaseException):
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """A recipe of a pipeline that is one file in one more folder, and known nowhere else."""
-    with pytest.raises(OptionError, match="pipeline='halving' is not one of at-init, iterative"):
+    with pytest.raises(OptionError, match="pipeline='halving' is not one of at-init, gradual, iterative"):
         load_recipe("digits-iterative", settings=SMALL)
     more = str(Path(__file__).parent / "more_pipelines")
     monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, more])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.experiments.pipelines.shared import next_budget, only_alive
+from sipp.experiments.pipelines.shared import next_budget
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.listing import list_runs
 from sipp.experiments.runs.plan import plan
@@ -23,6 +23,7 @@ from sipp.experiments.runs.store import read_records, step_name, without_clock
 from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
 from sipp.pruning.entry import cut, rank
+from sipp.pruning.ranking import only_alive
 from sipp.storage.pairs import load_pair
 
 # A rate so small that no weight moves: what a network was pruned from then shows in its final weights.

@@ -466,7 +466,7 @@ def test_release_leaves_a_plain_module(net: str) -> None:
     release(model)
     release(model)  # and again changes nothing
     assert n_revived(model, masks) == 0
-    assert all(torch.equal(model.get_parameter(n) != 0, m) for n, m in masks.items())
+    assert all(torch.equal(model.get_parameter(name) != 0, mask) for name, mask in masks.items())
     assert not optimizer._optimizer_step_post_hooks
     assert all(not p._backward_hooks for p in model.parameters())
     for ours, theirs in zip(model.modules(), plain.modules(), strict=True):

@@ -9,7 +9,7 @@ a deepcopy of a held model holds its own masks and is released on its own:
 
     way back                                        closed by
     a gradient                                      a hook on the parameter
-    momentum, Adam state or decay from before hold  a post-step hook on the optimizer given to `hold`
+    momentum, Adam state or decay from before hold  forgotten, and a post-step hook, of the optimizer given to `hold`
     load_state_dict, any other write                a pre-forward hook on the owner of the parameter and on the root
     a save between such a write and a forward       a pre-state_dict hook on the owner
 
@@ -118,6 +118,8 @@ def hold(
         watched = model.__dict__.setdefault(STATE, _State()).step_hooks
         if one not in watched:
             watched[one] = one.register_step_post_hook(functools.partial(_after_step, model))
+    for one in model.__dict__.get(STATE, _State()).step_hooks:
+        _forget(one, checked)
     _tend_below(model)
     now = masks_of(model)
     n_weights, n_kept = sum(m.numel() for m in now.values()), sum(int(m.sum()) for m in now.values())
@@ -312,7 +314,7 @@ def _is_intact(module: nn.Module, local: str) -> bool:
 
 
 def _tend(module: nn.Module, local: str) -> None:
-    """Makes the held parameter zero outside its mask, and its gradients too."""
+    """Sets the held parameter to zero outside its mask, and sees to it that its gradients will be."""
     if getattr(module, "_is_replica", False):  # DataParallel on several devices: only the original is masked
         return
     if not _is_intact(module, local):
@@ -345,6 +347,14 @@ def _watch_gradient(module: nn.Module, local: str, param: Parameter) -> None:
         return
     hook = functools.partial(_on_gradient, weakref.ref(module), local)
     hooks[local] = (weakref.ref(param), param.register_hook(hook))
+
+
+def _forget(optimizer: Optimizer, checked: Sequence[tuple[_Held, Tensor]]) -> None:
+    """Clears what an optimizer remembers (momentum, moments) of the weights outside the masks."""
+    for entry, mask in checked:
+        for value in optimizer.state.get(entry.param, {}).values():
+            if isinstance(value, Tensor) and value.shape == entry.param.shape:
+                value.masked_fill_(~mask.to(value.device), 0)
 
 
 def _masked_grad(grad: Tensor, mask: Tensor) -> Tensor:

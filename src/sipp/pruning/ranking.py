@@ -6,9 +6,11 @@ Everything that does not depend on the budget: one ranking serves any number of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sipp.errors import OptionError
@@ -21,7 +23,7 @@ from sipp.progress import progress_bar
 from sipp.pruning.blending import Blend
 from sipp.pruning.result import Ranking
 from sipp.records import Batch, Scores, to_rows
-from sipp.scoring.methods import MethodRow, score_of
+from sipp.scoring.methods import MethodRow, method_of, score_of
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import resolve_points
 
@@ -142,3 +144,20 @@ def take_aside(subject: Subject, delta: float, row: MethodRow, constants: Consta
         subject = subject.with_points(math.ceil(subject.n_points / (1 - ASIDE_SHARE)), subject.data)
     scored, aside = keep_aside(subject.batches())
     return subject.with_points(None, scored), aside
+
+
+def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
+    """The ranking with the scores of pruned weights at 0 and, where scores alone decide, all others above 0.
+
+    Without this, a budget above the number of positive scores would be filled up with pruned weights, in their order;
+    and `random` would rank them like any other.
+    """
+    if not alive:
+        return ranking
+    ranks = []
+    for weight, scores_FK in zip(ranking.weights, ranking.ranks):
+        alive_FK = to_rows(weight, alive[weight.name]).to(scores_FK.device)
+        # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
+        least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.method).is_sampled else 0.0
+        ranks.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
+    return replace(ranking, ranks=tuple(ranks), is_thinned=True)

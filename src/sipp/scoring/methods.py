@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Method = str  # the name of a row
 Need = Literal["data", "labels"]
-Cut = Literal["global", "row", "sampled", "hybrid"]
+Cut = Literal["global", "layer", "row", "sampled", "hybrid"]
 Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
 Score = Callable[["Subject"], "dict[str, Tensor]"]
 

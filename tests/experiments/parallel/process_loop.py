@@ -114,7 +114,9 @@ def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tenso
     return [parameter.detach().clone() for parameter in net.parameters()] + rows + [state.masks["1.weight"]]
 
 
-def whole_run(processes: Processes, out: Path, *, dies: bool = False, stops: bool = False) -> int:
+def whole_run(
+    processes: Processes, out: Path, *, name: str = "digits-at-init", dies: bool = False, stops: bool = False
+) -> int:
     """The networks made; the last process kills itself in the first stage, or the leader is asked to stop there."""
 
     def wish_to_die() -> None:
@@ -131,7 +133,7 @@ def whole_run(processes: Processes, out: Path, *, dies: bool = False, stops: boo
             return original(*arguments, **options)
 
         loop.evaluate = dying
-    recipe = load_recipe("digits-at-init", settings=SETTINGS)
+    recipe = load_recipe(name, settings=SETTINGS)
     shown: list[Progress] = []
 
     def show(progress: Progress) -> None:
@@ -181,6 +183,9 @@ def main(folder: Path) -> None:
     spawn(2, lambda processes: whole_run(processes, folder / "parts"), folder / "f")
     parts = results(folder / "parts")[0]
     found["resumed the same"] = all(torch.equal(two[s][k], parts[s][k]) for s in two for k in two[s])
+    gradual = "digits-gradual"  # BatchNorm's statistics differ between processes until a cut
+    found["gradual"] = spawn(2, lambda processes: whole_run(processes, folder / "cuts", name=gradual), folder / "g")
+    found["gradual keeps"] = [record.get("keep", 1.0) for record in results(folder / "cuts")[1]]
     found["died"] = spawn(2, lambda processes: whole_run(processes, folder / "three", dies=True), folder / "d")
     found["published"] = len(results(folder / "three")[0])
     print(json.dumps(found))

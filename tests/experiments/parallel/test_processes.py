@@ -46,6 +46,10 @@ def test_masks_that_differ_during_training_stop_all(found: dict[str, Any]) -> No
     assert first == second and first.startswith("ModelError: masks after step 2 of process 1 differ")
 
 
+def test_processes_agree_on_every_cut_of_a_gradual_run(found: dict[str, Any]) -> None:
+    assert found["gradual"] == [{"value": 3}] * 2 and found["gradual keeps"] == [1.0, 0.5, 0.5]
+
+
 def test_nan_in_one_process_stops_all_with_the_same_words(found: dict[str, Any]) -> None:
     first, second = (one["error"] for one in found["nan"])
     assert first == second and "DataError: process 1 of 2" in first and "NaN" in first and "batch 1 + 2 k" in first

@@ -11,7 +11,6 @@ import math
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,9 +26,9 @@ from sipp.experiments.training.feed import plain_batches
 from sipp.experiments.training.loop import evaluate
 from sipp.options import NormStats, Scoring
 from sipp.pruning.entry import cut, rank
+from sipp.pruning.ranking import only_alive
 from sipp.pruning.result import Pruned, Ranking
 from sipp.records import to_rows
-from sipp.scoring.methods import method_of
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import Accuracy
 
@@ -137,23 +136,6 @@ def _certificate(work: Work, ranking: Ranking, pruned: Pruned) -> Values | None:
         return {"verdict": f"refused: {error}"}
     values: Values = json.loads(to_json(found))
     return values
-
-
-def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
-    """The ranking with the scores of pruned weights at 0 and, where scores alone decide, all others above 0.
-
-    Without this, a budget above the number of positive scores would be filled up with pruned weights, in their order;
-    and `random` would rank them like any other.
-    """
-    if not alive:
-        return ranking
-    ranks = []
-    for weight, scores_FK in zip(ranking.weights, ranking.ranks):
-        alive_FK = to_rows(weight, alive[weight.name]).to(scores_FK.device)
-        # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
-        least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.method).is_sampled else 0.0
-        ranks.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
-    return replace(ranking, ranks=tuple(ranks), is_thinned=True)
 
 
 def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before: Accuracy) -> Values:

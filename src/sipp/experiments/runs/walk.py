@@ -99,7 +99,9 @@ def _trained(
         n_all = work.hyper.epochs * n_steps(work.feed, work.hyper.batch_size)
         changes = pipeline.mask_changes(work, stage, n_all)
     spent = _train(work, stage, state, changes, spent)
-    return state, {**facts, **state.facts}, spent, {**parts, "train": spent - prepared_in}
+    cuts = state.facts.pop("part_seconds", {})  # of masks that changed on the way
+    parts = {**parts, **cuts, "train": spent - prepared_in - sum(cuts.values())}
+    return state, {**facts, **state.facts}, spent, parts
 
 
 def _record(

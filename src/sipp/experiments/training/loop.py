@@ -106,11 +106,6 @@ def set_masks(state: TrainState, masks: Mapping[str, Tensor]) -> None:
     A mask may only shrink: one that would bring a weight back is refused.
     """
     hold(state.model, masks, optimizer=state.optimizer)
-    for name, mask in masks.items():
-        parameter = state.model.get_parameter(name)
-        for value in state.optimizer.state.get(parameter, {}).values():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                value.masked_fill_(~mask.to(value.device), 0)
     state.masks = {**state.masks, **{name: mask.detach().cpu() for name, mask in masks.items()}}
 
 

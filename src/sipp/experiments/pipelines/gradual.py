@@ -1,0 +1,80 @@
+"""Train once; then, for each level: train the dense network once more, and prune it little by little on the way.
+
+All methods of one seed share its trained parent. A level needs no other level: it has seen the dense network's training
+and one more of the same length, whatever it keeps. When to cut, and how much: `pruning/little_by_little.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from sipp.experiments.pipelines import Pipeline
+from sipp.experiments.runs.plan import Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sipp.experiments.runs.work import Network, Prepared, Work
+    from sipp.experiments.training.loop import MaskChanges, TrainState
+
+LAST_CUT = "the network just before the last of its cuts, in the middle of its training"
+
+
+def parent(stage: Stage) -> Stage:
+    """The dense stage, for every level."""
+    return Stage(stage.seed, None, 0)
+
+
+def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
+    """The trained dense network, as it is: it is cut while it is trained again."""
+    from sipp.experiments.runs.work import Prepared
+
+    assert above is not None
+    return Prepared(above, {})
+
+
+def mask_changes(work: Work, stage: Stage, n_steps: int) -> MaskChanges:
+    """The cuts of one training, each to the share of weights that the schedule says."""
+    from sipp.experiments.training.loop import MaskChanges
+    from sipp.pruning.little_by_little import CUTS, cut_times
+
+    times = cut_times(n_steps, CUTS)
+    return MaskChanges(frozenset(times), lambda step, state: _cut_once(work, stage, step, times[step], state))
+
+
+def _cut_once(
+    work: Work, stage: Stage, step: int, t: float, state: TrainState
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The masks at time t of the schedule, of the network as it is now, and what is known of it since this cut."""
+    from sipp.experiments.parallel.processes import share_buffers
+    from sipp.experiments.pipelines.shared import cut_to, next_budget, rank_for
+    from sipp.experiments.runs.work import Network
+    from sipp.pruning.little_by_little import budget_at
+
+    share_buffers(work.processes, state.model)  # all score the same network, the leader's
+    began = time.monotonic()
+    now = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
+    ranking = rank_for(work, stage, now, norm_stats="running")
+    last = ranking.n_weights
+    for _ in range(stage.level):
+        last = next_budget(last, work.recipe.prune.alpha)
+    budget = budget_at(t, ranking.n_weights, last)
+    made = cut_to(work, stage, ranking, state.masks, budget, time.monotonic() - began)
+    state.model.load_state_dict(made.network.state)  # sampling changes the weights that it keeps (T8)
+    path = [*state.facts.get("path", []), {"after_step": step, "keep": made.facts["keep"]}]
+    before = state.facts.get("part_seconds", {})
+    seconds = {part: before.get(part, 0.0) + spent for part, spent in made.facts["part_seconds"].items()}
+    bound = {**made.facts["bound"], "speaks_of": f"the network right after its last cut, against {LAST_CUT}"}
+    return made.network.masks, {**made.facts, "bound": bound, "path": path, "part_seconds": seconds}
+
+
+PIPELINE = Pipeline(
+    description="train, then for each level train again and prune little by little on the way",
+    compared_with=LAST_CUT,
+    metric="delta_top1",
+    parent=parent,
+    prepare=prepare,
+    mask_changes=mask_changes,
+    note_on_time="Scoring and cutting count all cuts of a network.",
+)

@@ -1,0 +1,170 @@
+"""Pruning little by little inside a training: when to cut, how much each time, and `gradual` for a user's own loop.
+
+The share of weights that is left falls along a cubic curve, fast at first, when there is much to spare, then slowly:
+
+    keep(t) = keep + (1 - keep) (1 - t)^3,    t from 0 after BEGIN of all steps to 1 after END of them
+
+in `cuts` equal steps of t. Before BEGIN the network is dense; after END its masks stay, and what is left recovers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sipp.checking import check_whole
+from sipp.errors import ModelError, OptionError
+from sipp.inputs.batches import Data
+from sipp.inputs.layers import Selector
+from sipp.inputs.subject import subject_of
+from sipp.numerics import budget_of
+from sipp.options import Floor, Scoring
+from sipp.pruning.cutting import before_cut, masks_of, sparse_rows, write_rows
+from sipp.pruning.entry import rank
+from sipp.pruning.masking import hold, release
+from sipp.pruning.masking import masks_of as held_masks
+from sipp.pruning.ranking import only_alive
+from sipp.pruning.result import Ranking
+from sipp.scoring.methods import DEFAULT, Method, method_of
+
+BEGIN = 0.1  # share of the steps before the schedule begins
+END = 0.6  # share of the steps after which nothing is pruned any more
+CUTS = 10  # how often masks are computed anew in between
+
+
+@dataclass(frozen=True)
+class Gradual:
+    """A network that was pruned while it was trained. `print` it."""
+
+    model: nn.Module  # the one that was given, released
+    masks: dict[str, Tensor]
+    path: tuple[tuple[int, float], ...]  # (steps done, share of weights left), one pair a cut
+    method: Method
+    n_weights: int
+    kept: int
+    seed: int
+
+    @property
+    def keep(self) -> float:
+        """The share of prunable weights that was kept."""
+        return self.kept / self.n_weights
+
+    def __str__(self) -> str:
+        steps = ", ".join(f"{keep:.2%} after step {step}" for step, keep in self.path)
+        return f"{self.method}: kept {self.kept} of {self.n_weights} weights ({self.keep:.2%}); {steps}"
+
+
+def cut_times(n_steps: int, cuts: int) -> dict[int, float]:
+    """{steps done: t} of the cuts; where two fall on one step, the later t counts. The last t is 1."""
+    times = [k / cuts for k in range(1, cuts + 1)]
+    return {max(1, round((BEGIN + t * (END - BEGIN)) * n_steps)): t for t in times}
+
+
+def budget_at(t: float, n_weights: int, last: int) -> int:
+    """How many of n_weights are left at time t of the schedule, at whose end `last` are."""
+    return last + round((n_weights - last) * (1 - t) ** 3)
+
+
+def gradual(
+    model: nn.Module,
+    train_step: Callable[[int], object],
+    data: Data | None,
+    *,
+    keep: float,
+    steps: int,
+    method: Method = DEFAULT,
+    cuts: int = CUTS,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    seed: int = 0,
+    floor: Floor = "method",
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    scoring: Scoring = Scoring(),
+) -> Gradual:
+    """Calls `train_step(step)` for steps 0, 1, ... `steps` - 1, and prunes `model` little by little in between.
+
+    `train_step` trains the model in place; give the `optimizer` that it uses, so that nothing it remembers brings a
+    pruned weight back. Each cut scores the model as it is then on `data`, read once a cut. At the end the model
+    has `keep` of its prunable weights and is a plain module again; the masks are in the record.
+
+    Example:
+        >>> import sipp, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        >>> def train_step(step):
+        ...     optimizer.zero_grad()
+        ...     net(torch.rand(32, 8)).square().mean().backward()
+        ...     optimizer.step()
+        >>> done = sipp.gradual(net, train_step, torch.rand(50, 8), keep=0.25, steps=40, optimizer=optimizer)
+        >>> done.kept, done.n_weights, len(done.path)
+        (48, 192, 10)
+    """
+    n_steps, n_cuts = _checked_course(train_step, data, steps, cuts)
+    method = method_of(method).name
+    n_weights, last = _checked_model(model, keep, include, exclude, scoring)
+    times = cut_times(n_steps, n_cuts)
+    masks: dict[str, Tensor] = {}
+    path = []
+    try:
+        for step in range(n_steps):
+            _train(train_step, step)
+            if step + 1 not in times:
+                continue
+            ranking = rank(
+                model, data, method=method, seed=seed, floor=floor, include=include, exclude=exclude, scoring=scoring
+            )
+            masks = _cut(ranking, masks, budget_at(times[step + 1], n_weights, last), seed)
+            hold(model, masks, optimizer=optimizer)
+            path.append((step + 1, sum(int(mask.sum()) for mask in masks.values()) / n_weights))
+    finally:
+        release(model)
+    kept = sum(int(mask.sum()) for mask in masks.values())
+    return Gradual(model, masks, tuple(path), method, n_weights, kept, seed)
+
+
+def _train(train_step: Callable[[int], object], step: int) -> None:
+    """Makes one step. What it raises is the caller's own, but for a first call that does not fit."""
+    try:
+        train_step(step)
+    except TypeError as error:
+        if step:
+            raise
+        raise OptionError(
+            f"train_step(0) ended in a TypeError: {error}", fix="give a function that takes the number of the step"
+        ) from error
+
+
+def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> dict[str, Tensor]:
+    """The masks of the ranked model at this budget, inside of those alive; its kept weights have their new values."""
+    ranking = only_alive(ranking, alive)
+    rows, _ = sparse_rows(ranking, before_cut(ranking), budget, seed=seed)
+    write_rows(ranking.model, ranking, rows)  # sampling changes the weights that it keeps (T8)
+    masks = masks_of(ranking.model, ranking, rows)
+    # A weight that is alive but exactly zero ties with dead ones; the dead stay dead.
+    return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
+
+
+def _checked_course(train_step: object, data: Data | None, steps: int, cuts: int) -> tuple[int, int]:
+    """The number of steps and of cuts."""
+    if not callable(train_step):
+        raise OptionError(
+            f"train_step is a {type(train_step).__name__}", fix="give a function that takes the number of the step"
+        )
+    n_steps, n_cuts = check_whole("steps", steps, least=1), check_whole("cuts", cuts, least=1)
+    if hasattr(data, "__next__"):
+        raise OptionError("data is read once a cut", fix="give a list, a loader or a tensor", option="data")
+    return n_steps, n_cuts
+
+
+def _checked_model(
+    model: nn.Module, keep: float, include: Selector | None, exclude: Selector | None, scoring: Scoring
+) -> tuple[int, int]:
+    """The number of prunable weights, and of those that are left at the end; refuses a model whose masks are held."""
+    weights = subject_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
+    if held_masks(model):
+        raise ModelError("masks of the model are held, and would be released at the end", fix="release(model) first")
+    n_weights = sum(weight.n_weights for weight in weights)
+    return n_weights, budget_of(keep, n_weights)
