@@ -22,10 +22,9 @@ from sipp.inputs.layers import Selector
 from sipp.inputs.subject import subject_of
 from sipp.numerics import budget_of
 from sipp.options import Floor, Scoring
-from sipp.pruning.cutting import before_cut, masks_of, sparse_rows, write_rows
+from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
 from sipp.pruning.entry import rank
-from sipp.pruning.masking import hold, release
-from sipp.pruning.masking import masks_of as held_masks
+from sipp.pruning.masking import hold, masks_of, release
 from sipp.pruning.ranking import only_alive
 from sipp.pruning.result import Ranking
 from sipp.scoring.methods import DEFAULT, Method, method_of
@@ -142,7 +141,7 @@ def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> 
     ranking = only_alive(ranking, alive)
     rows, _ = sparse_rows(ranking, before_cut(ranking), budget, seed=seed)
     write_rows(ranking.model, ranking, rows)  # sampling changes the weights that it keeps (T8)
-    masks = masks_of(ranking.model, ranking, rows)
+    masks = masks_by_name(ranking.model, ranking, rows)
     # A weight that is alive but exactly zero ties with dead ones; the dead stay dead.
     return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
 
@@ -164,7 +163,7 @@ def _checked_model(
 ) -> tuple[int, int]:
     """The number of prunable weights, and of those that are left at the end; refuses a model whose masks are held."""
     weights = subject_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
-    if held_masks(model):
+    if masks_of(model):
         raise ModelError("masks of the model are held, and would be released at the end", fix="release(model) first")
     n_weights = sum(weight.n_weights for weight in weights)
     return n_weights, budget_of(keep, n_weights)
