@@ -103,7 +103,7 @@ def test_code_blocks_run(block: Block, tmp_path: Path, monkeypatch: pytest.Monke
 def drive(callback: object) -> None:
     """Fails unless the callback holds the masks of `module.net` under momentum between its two hooks."""
     net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)  # small: dead ReLUs would have no gradient
     x = torch.rand(8, 6)
 
     def step() -> None:
