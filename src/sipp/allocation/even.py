@@ -11,7 +11,7 @@ from sipp.errors import OptionError
 
 
 def even_rows(shapes: Sequence[tuple[int, ...]], budget: int, *, least: int = 0) -> list[Tensor]:
-    """How many weights each row of each F x K layer keeps: the same share of all, at most one weight apart from it.
+    """How many weights each row of each F x K layer keeps: the same share of all, rounded to the nearest.
 
     With `least` no row gets fewer, as far as the budget reaches.
     """
@@ -20,7 +20,7 @@ def even_rows(shapes: Sequence[tuple[int, ...]], budget: int, *, least: int = 0)
 
 
 def even_layers(shapes: Sequence[tuple[int, ...]], budget: int, *, least: int = 0) -> list[int]:
-    """How many weights each F x K layer keeps: the same share of all, at most one weight apart from it.
+    """How many weights each F x K layer keeps: the same share of all, rounded to the nearest.
 
     With `least` no layer gets fewer than that for each of its rows, as far as the budget reaches.
     """
@@ -31,18 +31,28 @@ def even_layers(shapes: Sequence[tuple[int, ...]], budget: int, *, least: int = 
 
 
 def _even(sizes: Tensor, limits: Tensor, budget: int) -> Tensor:
-    """The same share of all sizes, none below its limit, where the budget reaches for the limits.
+    """The same share of all sizes, rounded to the nearest, none below its limit, where the budget reaches for those.
 
-    What rounding down leaves over goes to those that lost most by it, the first ones where they lost the same.
+    Rounding at one common share (Webster's method) is monotone: with a larger budget nobody gets less, so that pruning
+    again takes away only. Of those that would be rounded up at the very same share, the first are.
     """
     n_weights = int(sizes.sum())
     if not 0 <= budget <= n_weights:
         raise OptionError(f"budget={budget} must lie between 0 and the number of weights, {n_weights}", option="budget")
     if int(limits.sum()) > budget:
         limits = torch.zeros_like(sizes)
-    room, left = sizes - limits, budget - int(limits.sum())
-    kept = limits + room * left // max(1, int(room.sum()))  # exact integers
-    lost = room * left % max(1, int(room.sum()))
-    most = torch.argsort(lost, descending=True, stable=True)
-    kept[most[: budget - int(kept.sum())]] += 1
+    low, high = 0.0, 2.0  # shares at which too little, and enough, is kept: at 2 all of it
+    while (middle := (low + high) / 2) not in (low, high):
+        if int(_rounded(sizes, limits, middle).sum()) < budget:
+            low = middle
+        else:
+            high = middle
+    kept, most = _rounded(sizes, limits, low), _rounded(sizes, limits, high)
+    waiting = (most > kept).nonzero().flatten()
+    kept[waiting[: budget - int(kept.sum())]] += 1
     return kept
+
+
+def _rounded(sizes: Tensor, limits: Tensor, share: float) -> Tensor:
+    whole = torch.floor(sizes.to(torch.float64) * share + 0.5).to(torch.int64)
+    return torch.minimum(torch.maximum(whole, limits), sizes)
