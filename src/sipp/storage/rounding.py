@@ -1,8 +1,8 @@
 """Kept values in fewer bits: fp16, bf16, or int8 with a scale per row; how far they moved, and back to their dtype.
 
-Rounding twice is rounding once, also for int8: a scale has 16 significant bits, so that a level times its scale is
-exact in float32 and the largest weight of a row gives the same scale again. So a network that was loaded from such a
-file can be certified and saved again, and stays bit by bit the one that was certified.
+Rounding twice is rounding once, also for int8: a scale has 16 significant bits (or is a power of two), so that a level
+times its scale is exact in float32 and the largest weight of a row gives the same scale again. So a network that was
+loaded from such a file can be certified and saved again, and stays bit by bit the one that was certified.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from sipp.errors import ModelError
 Rounding = Literal["exact", "fp16", "bf16", "int8"]
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LEVELS = 127  # of int8, on either side of zero
+TINY_SCALE = 2.0**-110
+SMALLEST_POWER = -149  # of float32
 SCALE_DROPPED = 0xFF  # bits of a float32 that a scale leaves zero: 16 significant ones are left
 
 
@@ -56,11 +58,19 @@ def restore_values(stored_K: Tensor, scale_F: Tensor | None, row_K: Tensor | Non
 
 
 def _scales(value_K: Tensor, row_K: Tensor, n_rows: int) -> Tensor:
-    """The largest magnitude of each row over 127, rounded up to 16 significant bits."""
+    """The largest magnitude of each row over 127, rounded up to 16 significant bits, or to a power of two if tiny.
+
+    Near its end float32 has fewer than 16 bits; times a power of two a level is exact there too.
+    """
     largest_F = torch.zeros(n_rows, dtype=torch.float64, device="cpu")
     largest_F.scatter_reduce_(0, row_K, value_K.abs().to(torch.float64), "amax")
-    scale_F = (largest_F / LEVELS).to(torch.float32)
-    return ((scale_F.view(torch.int32) + SCALE_DROPPED) & ~SCALE_DROPPED).view(torch.float32)
+    exact_F = largest_F / LEVELS
+    scale_F = exact_F.to(torch.float32)
+    rounded_F = ((scale_F.view(torch.int32) + SCALE_DROPPED) & ~SCALE_DROPPED).view(torch.float32)
+    mantissa_F, exponent_F = torch.frexp(exact_F)  # exact = mantissa 2^exponent, 1/2 <= mantissa < 1
+    power_F = torch.where(mantissa_F == 0.5, exponent_F - 1, exponent_F).clamp(min=SMALLEST_POWER)
+    power_F = torch.ldexp(torch.ones_like(exact_F), power_F).to(torch.float32)
+    return torch.where(largest_F == 0, 0.0, torch.where(exact_F < TINY_SCALE, power_F, rounded_F))
 
 
 def _levels(value_K: Tensor, row_K: Tensor, scale_F: Tensor) -> Tensor:
