@@ -93,6 +93,7 @@ def right_calls() -> dict[str, dict[str, object]]:
         "assess": {"dense": net(), "pruned": pruned.masks, "data": points()},
         "hold": {"model": net(), "masks": pruned.masks},
         "release": {"model": net()},
+        "sparse": {"model": net(), "example": points(4)},
         "gradual": {"model": net(), "train_step": lambda step: None, "data": labelled(), "keep": 0.5, "steps": 5},
         "repair": {"model": net(), "pruned": pruned, "data": points()},
     }

@@ -32,6 +32,7 @@ from sipp.scoring.methods import DEFAULT, Method, method_of
 BEGIN = 0.1  # share of the steps before the schedule begins
 END = 0.6  # share of the steps after which nothing is pruned any more
 CUTS = 10  # how often masks are computed anew in between
+MOST_STEPS, MOST_CUTS = 10**9, 10**4  # more is a slip
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,10 @@ def _checked_course(train_step: object, data: Data | None, steps: int, cuts: int
         raise OptionError(
             f"train_step is a {type(train_step).__name__}", fix="give a function that takes the number of the step"
         )
-    n_steps, n_cuts = check_whole("steps", steps, least=1), check_whole("cuts", cuts, least=1)
+    n_steps, n_cuts = (
+        check_whole("steps", steps, least=1, most=MOST_STEPS),
+        check_whole("cuts", cuts, least=1, most=MOST_CUTS),
+    )
     if hasattr(data, "__next__"):
         raise OptionError("data is read once a cut", fix="give a list, a loader or a tensor", option="data")
     return n_steps, n_cuts

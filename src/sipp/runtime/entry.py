@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import fresh
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.records import Batch
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size
 from sipp.runtime.graph import trace
@@ -177,4 +180,14 @@ def sparse(model: nn.Module, example: Any) -> Sparse:
             f"the example is a {type(example).__name__}",
             fix="give a tensor, a tuple of arguments or a dict of named ones",
         )
+    _try(model, args, kwargs)
     return Sparse(model, args, kwargs)
+
+
+def _try(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises a DataError where the model does not run on the example; what this pass changes is put back."""
+    if any(isinstance(value, Tensor) and value.layout is not torch.strided for value in (*args, *kwargs.values())):
+        raise DataError("the example holds a sparse tensor", fix="give a dense one")
+    batch = Batch(index=0, where="the example", args=args, kwargs=kwargs, labels=None, n_points=1)
+    with scoring_mode(model, "running"):
+        run_batch(model, fresh(batch))
