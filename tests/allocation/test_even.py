@@ -22,7 +22,7 @@ def test_rows_get_their_share_and_the_total_is_exact(shapes: list[tuple[int, int
     for layer, (_, fan_in) in zip(kept, shapes):
         assert int(layer.min()) >= 0 and int(layer.max()) <= fan_in
         if least == 0:
-            assert bool(((layer - budget * fan_in / n_weights).abs() < 2).all())
+            assert int(layer.max()) - int(layer.min()) <= 1
         elif least * n_rows <= budget:
             assert int(layer.min()) >= min(least, fan_in)
 
@@ -49,6 +49,16 @@ def test_a_budget_that_cannot_be_is_refused(budget: int) -> None:
 
 def test_numbers_are_whole() -> None:
     assert even_rows([(2, 3)], 3)[0].dtype == torch.int64
+
+
+@given(SHAPES, st.floats(0, 1))
+@settings(max_examples=100, deadline=None)
+def test_all_are_the_nearest_whole_number_at_one_share(shapes: list[tuple[int, int]], keep: float) -> None:
+    """The definition: a share x with |kept - x size| <= 1/2 for every row."""
+    sizes = torch.cat([torch.full((rows,), fan_in) for rows, fan_in in shapes]).double()
+    kept = torch.cat(even_rows(shapes, round(keep * int(sizes.sum())))).double()
+    least, most = ((kept - 0.5) / sizes).max(), ((kept + 0.5) / sizes).min()
+    assert float(least) <= float(most) + 1e-12
 
 
 @given(SHAPES, st.integers(0, 2))

@@ -10,7 +10,6 @@ from oracles import scores as oracle
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation import even_rows
 from sipp.errors import DataError, OptionError
 from sipp.inputs.subject import subject_of
 from sipp.scoring.lamp import lamp
@@ -132,14 +131,3 @@ def test_wanda_keeps_the_same_share_of_every_row() -> None:
     mask, scores = pruned.masks["0.weight"], wanda(subject_of(net(), points()))["0.weight"]
     for row, kept_row in zip(scores, mask):
         assert float(row[kept_row].min()) >= float(row[~kept_row].max())
-
-
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=4), st.floats(0, 1))
-def test_even_rows_add_up_and_are_even(shapes: list[tuple[int, int]], share: float) -> None:
-    n_weights = sum(rows * fan_in for rows, fan_in in shapes)
-    budget = round(share * n_weights)
-    kept = even_rows(shapes, budget)
-    assert sum(int(layer.sum()) for layer in kept) == budget
-    for (rows, fan_in), layer in zip(shapes, kept):
-        assert len(layer) == rows and bool((layer >= 0).all()) and bool((layer <= fan_in).all())
-        assert bool(((layer - fan_in * budget / n_weights).abs() < 2).all())
