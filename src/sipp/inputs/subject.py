@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from torch import nn
 
 from sipp.checking import check_record
 from sipp.errors import DataError
 from sipp.inputs.batches import Data, batches_of
+from sipp.inputs.capture import OnUse, capture
 from sipp.inputs.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import device_of
 from sipp.options import Scoring
@@ -52,6 +54,16 @@ class Subject:
     def with_points(self, n_points: int | None, data: Data | None) -> Subject:
         """The same with other data, and this many points of it."""
         return replace(self, data=data, scoring=replace(self.scoring, n_points=n_points))
+
+
+def each_use(subject: Subject, on_use: OnUse) -> None:
+    """Calls `on_use` for every use of a chosen weight, over all points."""
+    norm_stats = subject.scoring.norm_stats
+    capture(subject.model, subject.sites, subject.batches(), on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
+
+
+def _ignored(output: Any, batch: Batch) -> None:
+    pass
 
 
 def subject_of(

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.inputs.capture import capture
 from sipp.inputs.patches import patches_of, split_windows
-from sipp.inputs.subject import Subject
+from sipp.inputs.subject import Subject, each_use
 from sipp.numerics import BOUND_DTYPE
 from sipp.records import Batch, Use, Weight, from_rows, to_rows
 
@@ -43,14 +42,7 @@ def obs(subject: Subject) -> dict[str, Tensor]:
             met = grams[weight.name].setdefault((start, start + step), torch.zeros_like(gram_KK))
             met += gram_KK
 
-    capture(
-        subject.model,
-        subject.sites,
-        subject.batches(),
-        on_use=on_use,
-        on_output=lambda output, batch: None,
-        norm_stats=subject.scoring.norm_stats,
-    )
+    each_use(subject, on_use)
     scores = {}
     for weight, parameter in zip(subject.weights, subject.parameters().values()):
         weight_FK = to_rows(weight, parameter.detach()).to(BOUND_DTYPE)

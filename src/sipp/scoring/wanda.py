@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.inputs.capture import capture
 from sipp.inputs.patches import split_windows
-from sipp.inputs.subject import Subject
+from sipp.inputs.subject import Subject, each_use
 from sipp.numerics import BOUND_DTYPE
 from sipp.records import Batch, Use, Weight, from_rows, to_rows
 
@@ -27,14 +26,7 @@ def wanda(subject: Subject) -> dict[str, Tensor]:
         rows_FK = squares[weight.name][use.row_start : use.row_start + n_rows]
         rows_FK.unflatten(0, (len(lengths_GK), -1)).add_(lengths_GK[:, None, :])
 
-    capture(
-        subject.model,
-        subject.sites,
-        subject.batches(),
-        on_use=on_use,
-        on_output=lambda output, batch: None,
-        norm_stats=subject.scoring.norm_stats,
-    )
+    each_use(subject, on_use)
     return {
         weight.name: parameter.detach().abs().to(BOUND_DTYPE)
         * from_rows(weight, squares[weight.name].sqrt(), parameter)
