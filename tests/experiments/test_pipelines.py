@@ -22,8 +22,9 @@ from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records, step_name, without_clock
 from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
+from sipp.inputs.subject import subject_of
 from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import only_alive
+from sipp.pruning.ranking import RankOptions, only_alive
 from sipp.storage.pairs import load_pair
 
 # A rate so small that no weight moves: what a network was pruned from then shows in its final weights.
@@ -116,7 +117,7 @@ def n_revived(*, broken: bool) -> tuple[int, int]:
     with torch.no_grad():
         for name, mask in alive.items():
             net.get_parameter(name).mul_(mask)
-    ranking = rank(net, [points], method="sipp-det")
+    ranking = rank(subject_of(net, [points]), RankOptions(method="sipp-det"))
     budget = sum(int(mask.sum()) for mask in alive.values()) - 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.experiments.pipelines.shared import only_alive
+from sipp.inputs.subject import subject_of
 from sipp.pruning.blending import LOST, NOISE, POWERS, Candidate, Choice, best_of
 from sipp.pruning.entry import cut, rank
+from sipp.pruning.ranking import RankOptions
 from sipp.scoring.methods import DEFAULT
 
 
@@ -133,7 +135,7 @@ def test_a_blend_whose_output_is_not_finite_is_not_taken() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_weights_that_an_earlier_step_pruned_come_last_in_every_blend() -> None:
     model = net()
-    ranking = rank(model, [points()], method="sipp-blend", floor="off")
+    ranking = rank(subject_of(model, [points()]), RankOptions(method="sipp-blend", floor="off"))
     generator = torch.Generator().manual_seed(0)
     alive = {w.name: torch.rand(w.n_rows, w.fan_in, generator=generator) < 0.4 for w in ranking.weights}
     n_alive = sum(int(mask.sum()) for mask in alive.values())

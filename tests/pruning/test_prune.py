@@ -13,7 +13,9 @@ from torch.utils.data import TensorDataset
 
 import sipp
 from sipp.errors import DataError, OptionError
+from sipp.inputs.subject import subject_of
 from sipp.pruning.entry import cut, rank
+from sipp.pruning.ranking import RankOptions
 from sipp.scoring.methods import Method
 
 SIPP_METHODS = ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple"]
@@ -88,7 +90,7 @@ def test_det_keeps_the_globally_largest_sensitivities(method: Method) -> None:
 
 
 def test_det_masks_are_nested() -> None:
-    ranking = rank(small_net(), batches(), method="sipp-det")
+    ranking = rank(subject_of(small_net(), batches()), RankOptions(method="sipp-det"))
     previous = None
     for budget in (ranking.n_weights, 300, 200, 60, 7):
         with warnings.catch_warnings():
@@ -160,7 +162,8 @@ def test_hybrid_takes_per_row_the_smaller_bound() -> None:
         model.weight.uniform_(0.9, 1.1)
         model.weight[6:, :40] *= 1e5  # rows led by a few weights, beside rows without a leader
     ranking = rank(
-        model, torch.rand(40, 300) + 0.5, method="sipp-hybrid", delta=0.5, constants=sipp.Constants(c_constant=1.0)
+        subject_of(model, torch.rand(40, 300) + 0.5),
+        RankOptions(method="sipp-hybrid", delta=0.5, constants=sipp.Constants(c_constant=1.0)),
     )
     pruned = cut(ranking, 1500)
     layer = pruned.layers[0]

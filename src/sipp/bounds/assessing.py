@@ -22,6 +22,7 @@ from sipp.inputs.subject import subject_of
 from sipp.numerics import device_of
 from sipp.options import CONFIDENCE, DELTA, Constants, Mode, Scoring
 from sipp.pruning.entry import rank
+from sipp.pruning.ranking import RankOptions
 from sipp.pruning.result import Pruned
 
 
@@ -68,9 +69,9 @@ def assess(
         batch, data = first_batch(data, device_of(dense), seed)
         same_network(dense, given, batch, scoring.norm_stats)
     choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
-    claim: dict[str, Any] = {"delta": delta, "confidence": confidence, "constants": constants, "statements": True}
     # sipp-det: its scores are the sensitivities
-    ranking = rank(dense, data, method="sipp-det", seed=seed, progress=progress, **choice, **claim)
+    options = RankOptions(method="sipp-det", delta=delta, confidence=confidence, constants=constants)
+    ranking = rank(subject_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
     ranking = replace(ranking, method="given")
     if bound == "paper" and holdout is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject_of(dense, **choice), holdout))

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from sipp.numerics import BOUND_DTYPE, budget_of, device_of
 from sipp.options import DELTA, Constants, Scoring
 from sipp.progress import progress_bar
 from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import take_aside
+from sipp.pruning.ranking import RankOptions, take_aside
 from sipp.pruning.result import Pruned
 from sipp.records import Batch
 from sipp.repairing.entry import repair as repaired
@@ -78,15 +78,13 @@ def compare(
     asked = None if methods is None else [method_of(name).name for name in _listed("methods", methods)]
     points = _points(subject, holdout)
     names = dict.fromkeys(asked or _usual(points))
-    scoring = replace(scoring, n_points=None)
+    judged = subject.with_points(None, points.chosen)
     dense = _Judge(subject.model, points, output)
     baseline = dense.judge(subject.model, checks=holdout is not None)
     rows: list[Compared] = []
     with progress_bar("comparing", len(names) * len(budgets), shown=progress) as advance, _deaths_counted():
         for name in names:
-            ranking = rank(
-                model, points.chosen, method=name, seed=seed, include=include, exclude=exclude, scoring=scoring
-            )
+            ranking = rank(judged, RankOptions(method=name))
             for keep in sorted(budgets, reverse=True):
                 pruned = cut(ranking, budgets[keep], seed=seed)
                 rows.append(_row(pruned, keep, dense.judge(pruned.model)))
@@ -168,7 +166,7 @@ def _points(subject: Subject, holdout: Data | None) -> _Points:
     if subject.data is None:
         raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
     if holdout is None:
-        subject, aside = take_aside(subject, DELTA, method_of(DEFAULT), Constants())
+        subject, aside = take_aside(subject, RankOptions())
         judging: Any = aside
         if not judging:
             raise DataError("there are too few points to keep some aside", fix="give at least 4, or a holdout")

@@ -16,21 +16,20 @@ from sipp.bounds.chain import chain_obstacle
 from sipp.bounds.given_weights import judge
 from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.bounds.statements import holdout_norms, state
-from sipp.checking import check_choice, check_flag, check_record, check_seed, check_share, check_whole
+from sipp.checking import check_choice, check_flag, check_whole
 from sipp.errors import OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.layers import Selector
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import budget_of
-from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring, check_floor
+from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
-from sipp.pruning.ranking import rank_subject, take_aside
+from sipp.pruning.ranking import RankOptions, rank_subject, take_aside
 from sipp.pruning.result import Moved, Pruned, PrunedLayer, Ranking
 from sipp.repairing.entry import repair as repair_network
 from sipp.repairing.polishing import output_error
-from sipp.scoring.methods import DEFAULT, Method, MethodRow, method_of
-from sipp.scoring.theory_points import check_delta
+from sipp.scoring.methods import DEFAULT, Method
 
 
 def prune(
@@ -73,14 +72,14 @@ def prune(
         >>> pruned.kept, pruned.n_weights
         (96, 192)
     """
-    row = method_of(method)
+    options = RankOptions(method, delta, confidence, draws, reduce, floor, constants)
     _check_reading(data, holdout, bound, looks_at_assumption, repair)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     n_kept = _budget(keep, budget, sum(weight.n_weights for weight in subject.weights))
     aside = holdout
     if bound == "sound" and data is not None and holdout is None:
-        subject, aside = take_aside(subject, delta, row, constants)
-    ranking = _ranked(subject, row, delta, confidence, draws, reduce, floor, constants, progress, statements=True)
+        subject, aside = take_aside(subject, options)
+    ranking = rank(subject, options, progress=progress, statements=True)
     if bound == "paper" and holdout is not None and ranking.scores is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
     pruned = _with_moved(ranking, cut(ranking, n_kept, seed=seed))
@@ -95,67 +94,13 @@ def prune(
     return pruned
 
 
-def rank(
-    model: nn.Module,
-    data: Data | None,
-    *,
-    method: Method = DEFAULT,
-    delta: float = DELTA,
-    confidence: float = CONFIDENCE,
-    seed: int = 0,
-    draws: Draws = "until",
-    reduce: Reduce | None = None,
-    floor: Floor = "method",
-    include: Selector | None = None,
-    exclude: Selector | None = None,
-    scoring: Scoring = Scoring(),
-    constants: Constants = Constants(),
-    progress: bool = False,
-    statements: bool = False,
-) -> Ranking:
-    """The scores of every prunable weight by `method`: all of pruning that does not depend on the budget.
+def rank(subject: Subject, options: RankOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
+    """The scores of every prunable weight by one method: all of pruning that does not depend on the budget.
 
-    `statements` asks for what only statements need: sensitivities beside the scores of a baseline (T17), and the
-    constant measured (T19).
+    `statements` asks for what only statements need: sensitivities beside the scores of a baseline (T17), the constant
+    measured (T19), and the reason why T12 does not bind the model.
     """
-    row = method_of(method)
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    return _ranked(subject, row, delta, confidence, draws, reduce, floor, constants, progress, statements)
-
-
-def _ranked(
-    subject: Subject,
-    row: MethodRow,
-    delta: float,
-    confidence: float,
-    draws: Draws,
-    reduce: Reduce | None,
-    floor: Floor,
-    constants: Constants,
-    progress: bool,
-    statements: bool,
-) -> Ranking:
-    """The ranking of a subject, with the reason why T12 does not bind its model."""
-    check_delta(delta)
-    check_record("constants", constants, Constants)
-    check_share("confidence", confidence)
-    check_choice("draws", draws, get_args(Draws))
-    check_seed(subject.seed)
-    check_flag("progress", progress)
-    if reduce is not None:
-        check_choice("reduce", reduce, get_args(Reduce))
-    ranking = rank_subject(
-        subject,
-        row,
-        delta=delta,
-        confidence=confidence,
-        draws=draws,
-        reduce=reduce or row.reduce,
-        floor=_floor(floor, row),
-        constants=constants,
-        progress=progress,
-        statements=statements,
-    )
+    ranking = rank_subject(subject, options, progress=progress, statements=statements)
     if ranking.scores is None:
         return ranking
     names = {weight.name for weight in ranking.weights}
@@ -195,12 +140,6 @@ def _with_moved(ranking: Ranking, pruned: Pruned) -> Pruned:
         return pruned
     error = output_error(ranking.model, pruned.model, [ranking.sample])
     return pruned if error is None else replace(pruned, moved=Moved(error, ranking.sample.n_points, aside=False))
-
-
-def _floor(floor: Floor, row: MethodRow) -> float | None:
-    """The floor under rows and layers: the one that is asked for, or the method's own."""
-    check_floor(floor)
-    return row.floor if floor == "method" else None if isinstance(floor, str) else float(floor)
 
 
 def _warn_of_dead(layers: tuple[PrunedLayer, ...]) -> None:

@@ -25,9 +25,9 @@ from sipp.options import Floor, Scoring
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
 from sipp.pruning.entry import rank
 from sipp.pruning.masking import hold, masks_of, release
-from sipp.pruning.ranking import only_alive
+from sipp.pruning.ranking import RankOptions, only_alive
 from sipp.pruning.result import Ranking
-from sipp.scoring.methods import DEFAULT, Method, method_of
+from sipp.scoring.methods import DEFAULT, Method
 
 BEGIN = 0.1  # share of the steps before the schedule begins
 END = 0.6  # share of the steps after which nothing is pruned any more
@@ -103,7 +103,7 @@ def gradual(
         (48, 192, 10)
     """
     n_steps, n_cuts = _checked_course(train_step, data, steps, cuts)
-    method = method_of(method).name
+    options = RankOptions(method=method, floor=floor)
     n_weights, last = _checked_model(model, keep, include, exclude, scoring)
     times = cut_times(n_steps, n_cuts)
     masks: dict[str, Tensor] = {}
@@ -113,16 +113,15 @@ def gradual(
             _train(train_step, step)
             if step + 1 not in times:
                 continue
-            ranking = rank(
-                model, data, method=method, seed=seed, floor=floor, include=include, exclude=exclude, scoring=scoring
-            )
+            subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+            ranking = rank(subject, options)
             masks = _cut(ranking, masks, budget_at(times[step + 1], n_weights, last), seed)
             hold(model, masks, optimizer=optimizer)
             path.append((step + 1, sum(int(mask.sum()) for mask in masks.values()) / n_weights))
     finally:
         release(model)
     kept = sum(int(mask.sum()) for mask in masks.values())
-    return Gradual(model, masks, tuple(path), method, n_weights, kept, seed)
+    return Gradual(model, masks, tuple(path), options.method, n_weights, kept, seed)
 
 
 def _train(train_step: Callable[[int], object], step: int) -> None:

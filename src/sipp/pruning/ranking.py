@@ -7,48 +7,76 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from sipp.checking import check_choice, check_flag, check_record, check_seed, check_share
 from sipp.errors import OptionError
 from sipp.inputs.apart import ASIDE_SHARE, keep_aside
 from sipp.inputs.batches import Data, count_points, fresh, points_at
 from sipp.inputs.layers import warn_of_frozen
 from sipp.inputs.subject import Subject
-from sipp.options import Constants, Draws, Reduce
+from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Reduce, check_floor
 from sipp.progress import progress_bar
 from sipp.pruning.blending import Blend
 from sipp.pruning.result import Ranking
 from sipp.records import Batch, Scores, to_rows
-from sipp.scoring.methods import MethodRow, method_of, score_of
+from sipp.scoring.methods import DEFAULT, Method, MethodRow, method_of, score_of
 from sipp.scoring.sensitivities import score
-from sipp.scoring.theory_points import resolve_points
+from sipp.scoring.theory_points import check_delta, resolve_points
 
 N_EXAMPLES = 4  # points on which a graph must repeat the model
 N_SAMPLE = 32  # points on which the output of a cut is measured
 
 
-def rank_subject(
-    subject: Subject,
-    row: MethodRow,
-    *,
-    delta: float,
-    confidence: float,
-    draws: Draws,
-    reduce: Reduce,
-    floor: float | None,
-    constants: Constants,
-    progress: bool,
-    statements: bool,
-) -> Ranking:
+@dataclass(frozen=True)
+class RankOptions:
+    """What a ranking depends on beside its subject: the method, and what is to be said of it. Wrong values are refused.
+
+    `reduce` and `floor` left alone are the method's own.
+    """
+
+    method: Method = DEFAULT
+    delta: float = DELTA
+    confidence: float = CONFIDENCE
+    draws: Draws = "until"
+    reduce: Reduce | None = None
+    floor: Floor = "method"
+    constants: Constants = Constants()
+
+    def __post_init__(self) -> None:
+        method_of(self.method)
+        check_delta(self.delta)
+        check_share("confidence", self.confidence)
+        check_choice("draws", self.draws, get_args(Draws))
+        if self.reduce is not None:
+            check_choice("reduce", self.reduce, get_args(Reduce))
+        check_floor(self.floor)
+        check_record("constants", self.constants, Constants)
+
+    @property
+    def row(self) -> MethodRow:
+        """What is known of the method."""
+        return method_of(self.method)
+
+    @property
+    def least_share(self) -> float | None:
+        """The floor under rows and layers: the one that is asked for, or the method's own."""
+        return self.row.floor if self.floor == "method" else None if isinstance(self.floor, str) else float(self.floor)
+
+
+def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, statements: bool) -> Ranking:
     """The scores of every prunable weight by one method.
 
     `statements` asks for what only statements need: sensitivities beside the scores of a baseline (T17), and the
     constant measured (T19).
     """
+    check_seed(subject.seed)
+    check_flag("progress", progress)
+    row = options.row
     warn_of_frozen(subject.model, subject.weights)
     if subject.data is None and row.needs_data:
         raise OptionError(
@@ -56,16 +84,16 @@ def rank_subject(
         )
     aside: Data | None = None
     if row.is_blend:
-        subject, aside = take_aside(subject, delta, row, constants)
+        subject, aside = take_aside(subject, options)
     else:
-        subject = resolve_points(subject, delta, method=row.name, constants=constants)
+        subject = resolve_points(subject, options.delta, method=row.name, constants=options.constants)
     by_name = None if row.is_scored else score_of(row)(subject)
     unscored = _why_unscored(row, subject.data, statements)
     scores, first = None, None
     if not unscored and subject.data is not None:
         n_points = subject.n_points or count_points(subject.data)
         with progress_bar("scoring", n_points, shown=progress) as advance:
-            scores, first = _scored(subject, row, reduce, statements, advance)
+            scores, first = _scored(subject, row, options.reduce or row.reduce, statements, advance)
     if by_name is not None:
         ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in subject.weights)
     else:
@@ -77,14 +105,14 @@ def rank_subject(
         ranks=ranks,
         scores=scores,
         method=row.name,
-        draws=draws,
-        delta=delta,
-        confidence=confidence,
-        constants=constants,
+        draws=options.draws,
+        delta=options.delta,
+        confidence=options.confidence,
+        constants=options.constants,
         unscored=unscored,
         example=None if first is None else _few(first),
         sample=None if first is None else points_at(first, slice(N_SAMPLE)),
-        floor=floor,
+        floor=options.least_share,
         blend=_blend(subject, scores, aside) if row.is_blend and scores is not None else None,
     )
 
@@ -136,10 +164,10 @@ def _few(batch: Batch) -> Any:
     return dict(zip(given, few)) if isinstance(given, dict) else few
 
 
-def take_aside(subject: Subject, delta: float, row: MethodRow, constants: Constants) -> tuple[Subject, Data]:
+def take_aside(subject: Subject, options: RankOptions) -> tuple[Subject, Data]:
     """The subject with the points to score, and those that are kept aside for a sound statement (T18)."""
     is_theory = subject.scoring.n_points == "theory"
-    subject = resolve_points(subject, delta, method=row.name, constants=constants)
+    subject = resolve_points(subject, options.delta, method=options.method, constants=options.constants)
     if is_theory and subject.n_points is not None:  # so many are to be left
         subject = subject.with_points(math.ceil(subject.n_points / (1 - ASIDE_SHARE)), subject.data)
     scored, aside = keep_aside(subject.batches())

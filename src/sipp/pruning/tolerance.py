@@ -50,11 +50,13 @@ from sipp.inputs.capture import scoring_mode
 from sipp.inputs.layers import Selector
 from sipp.inputs.pointkeys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
+from sipp.inputs.subject import subject_of
 from sipp.numerics import budget_of
 from sipp.options import Floor, Reduce, Scoring
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
 from sipp.pruning.entry import cut, rank, repaired
+from sipp.pruning.ranking import RankOptions
 from sipp.pruning.result import Pruned, Ranking
 from sipp.records import Batch
 from sipp.scoring.methods import DEFAULT, Method
@@ -155,8 +157,8 @@ def prune_to(
     _check_inputs(model, holdout, ledger)
     calibration = data if iter_is_new(data) else None
     seen, points = _surveyed(calibration, holdout)
-    choice: dict[str, Any] = {"include": include, "exclude": exclude, "floor": floor, "scoring": scoring}
-    ranking = rank(model, data, method=method, seed=seed, reduce=reduce, progress=progress, **choice)
+    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    ranking = rank(subject, RankOptions(method=method, reduce=reduce, floor=floor), progress=progress)
     walker = _Walker(ranking, output, seed, len(grid), claim, _repair_data(repair, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid)
     if claim.n_needed > (n := len(points.keys)):

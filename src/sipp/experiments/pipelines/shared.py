@@ -24,9 +24,10 @@ from sipp.experiments.runs.work import Network, Prepared, Work, module_of
 from sipp.experiments.seeds import prune_seed
 from sipp.experiments.training.feed import plain_batches
 from sipp.experiments.training.loop import evaluate
+from sipp.inputs.subject import subject_of
 from sipp.options import NormStats, Scoring
 from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import only_alive
+from sipp.pruning.ranking import RankOptions, only_alive
 from sipp.pruning.result import Pruned, Ranking
 from sipp.records import to_rows
 from sipp.storage.files import Values
@@ -52,16 +53,9 @@ def rank_for(work: Work, stage: Stage, network: Network, *, norm_stats: NormStat
     model = module_of(work, network)
 
     def rank_batches(batches: list[Any]) -> Ranking:
-        return rank(
-            model,
-            batches,
-            method=method,
-            delta=spec.delta,
-            seed=prune_seed(stage.seed, method, stage.level),
-            draws=spec.draws,
-            reduce=spec.reduce,
-            scoring=Scoring(norm_stats=norm_stats),
-        )
+        seed = prune_seed(stage.seed, method, stage.level)
+        subject = subject_of(model, batches, scoring=Scoring(norm_stats=norm_stats), seed=seed)
+        return rank(subject, RankOptions(method=method, delta=spec.delta, draws=spec.draws, reduce=spec.reduce))
 
     batches = list(plain_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
     return rank_together(work.processes, rank_batches, batches)
