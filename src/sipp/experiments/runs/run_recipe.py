@@ -19,7 +19,7 @@ from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import plan
 from sipp.experiments.runs.walk import make_networks
 from sipp.experiments.runs.work import Work
-from sipp.experiments.training.setup import Device, device_named, feed_of, hyper_of, threads
+from sipp.experiments.training.setup import Device, device_named, feed_of, threads
 from sipp.experiments.training.signals import stop_on_signals
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import EpochRow
@@ -85,9 +85,11 @@ def run(
             _add_records(processes, store, names, records, names)
             n_before = len(records)
 
+            n_epochs = max(recipe.train.epochs, recipe.retraining.epochs)
+
             def show(stage: str, row: EpochRow | None) -> None:
                 if on_progress is not None and processes.leads:
-                    on_progress(Progress(stage, row, recipe.train.epochs, len(records), len(names)))
+                    on_progress(Progress(stage, row, n_epochs, len(records), len(names)))
 
             if engine == "ray":
                 kind: Literal["cpu", "cuda"] = "cuda" if target.type == "cuda" else "cpu"
@@ -95,7 +97,7 @@ def run(
                 job = Job(recipe, *folders, kind, n_workers, n_threads, checkpoint_seconds, origin)
                 made = run_on_ray(job, store, ray or RayOptions(), wish, show)
             else:
-                work = Work(recipe, store, feed, hyper_of(recipe), wish, checkpoint_seconds, show, processes)
+                work = Work(recipe, store, feed, wish, checkpoint_seconds, show, processes)
                 made = make_networks(work)
             for stage in stack.enter_context(closing(made)):  # closed before the lock is given back
                 _add_records(processes, store, names, records, [stage.name])

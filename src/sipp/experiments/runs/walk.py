@@ -21,6 +21,7 @@ from sipp.experiments.pipelines.shared import accuracy_values
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.work import Network, Prepared, Work, below, initial_network, module_of, network_of
+from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import n_steps
 from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, set_masks, train
 from sipp.experiments.training.signals import Interrupted
@@ -88,7 +89,8 @@ def _trained(
 ) -> tuple[TrainState, Values, float, dict[str, float]]:
     """The trained state, what is known of the network, the seconds spent on the stage, and on each part of it."""
     folder, facts = work.store.stage(stage.name), dict(prepared.facts)
-    state = new_state(module_of(work, prepared.network), work.hyper, masks=prepared.network.masks or None)
+    hyper = work.hyper(stage)
+    state = new_state(module_of(work, prepared.network), hyper, masks=prepared.network.masks or None)
     spent = prepared_in = float(facts.pop("seconds"))
     parts = facts.pop("part_seconds", {})
     newest = from_leader(work.processes, lambda: runs.newest_checkpoint(folder))
@@ -96,7 +98,7 @@ def _trained(
         spent = _restore(state, *newest, leads=work.processes.leads)
     changes = None
     if pipeline.mask_changes is not None and stage.method is not None:
-        n_all = work.hyper.epochs * n_steps(work.feed, work.hyper.batch_size)
+        n_all = hyper.epochs * n_steps(work.feed, hyper.batch_size)
         changes = pipeline.mask_changes(work, stage, n_all)
     spent = _train(work, stage, state, changes, spent)
     cuts = state.facts.pop("part_seconds", {})  # of masks that changed on the way
@@ -143,7 +145,7 @@ def _record(
 def _train(work: Work, stage: Stage, state: TrainState, changes: MaskChanges | None, spent: float) -> float:
     """The seconds spent on this stage by all processes that worked on it, once its network is trained."""
     began = last_saved = time.monotonic()
-    folder = work.store.stage(stage.name)
+    folder, hyper = work.store.stage(stage.name), work.hyper(stage)
 
     def save(state: TrainState) -> None:
         nonlocal last_saved
@@ -156,7 +158,7 @@ def _train(work: Work, stage: Stage, state: TrainState, changes: MaskChanges | N
     def on_step(state: TrainState) -> None:
         if state.step == 0:
             work.on_epoch(stage.name, state.rows[-1])
-        is_due = time.monotonic() - last_saved >= work.checkpoint_seconds and state.epoch < work.hyper.epochs
+        is_due = time.monotonic() - last_saved >= work.checkpoint_seconds and state.epoch < hyper.epochs
         asked, due = largest_of(work.processes, (work.wish() or 0, is_due and work.processes.leads))
         if asked or due:
             save(state)
@@ -167,11 +169,12 @@ def _train(work: Work, stage: Stage, state: TrainState, changes: MaskChanges | N
         train(
             state,
             work.feed,
-            work.hyper,
+            hyper,
             seed=stage.seed,
             on_step=on_step,
             changes=changes,
             processes=work.processes,
+            teacher=_teacher(work, stage),
         )
     except DataError:
         # Ctrl-C reaches the processes that decode images too: their death is no fault then. Only fetching a batch
@@ -182,6 +185,18 @@ def _train(work: Work, stage: Stage, state: TrainState, changes: MaskChanges | N
         save(state)
         raise Interrupted(asked) from None
     return spent + time.monotonic() - began
+
+
+def _teacher(work: Work, stage: Stage) -> Teacher | None:
+    """The dense network of the stage's seed, where the recipe has its outputs learned in retraining."""
+    spec = None if work.recipe.retrain is None else work.recipe.retrain.distill
+    if spec is None or stage.method is None:
+        return None
+    dense = finished(work.processes, work.store.stage(Stage(stage.seed, None, 0).name))
+    if dense is None:
+        raise DataError(f"{stage.name} learns from the dense network, which is not done", fix="run the recipe again")
+    model = module_of(work, dense).eval().requires_grad_(False)
+    return Teacher(model, spec.weight, spec.temperature)
 
 
 def _stop_if_asked(work: Work) -> None:
