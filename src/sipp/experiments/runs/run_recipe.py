@@ -17,6 +17,7 @@ from sipp.experiments.parallel.processes import ALONE, Processes, from_leader
 from sipp.experiments.recipes import Recipe, config_of
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import plan
+from sipp.experiments.runs.sharing import take_over
 from sipp.experiments.runs.walk import make_networks
 from sipp.experiments.runs.work import Work
 from sipp.experiments.training.setup import Device, device_named, feed_of, threads
@@ -65,6 +66,7 @@ def run(
 ) -> Finished:
     """All records of the recipe's run, which goes on from wherever it was left; a finished one is only read.
 
+    Networks that other runs in `out` have made with the same data, code and device are taken over, not trained again.
     Several processes call this with the same arguments; only the leader touches the folder. SIGTERM and Ctrl-C
     save a checkpoint after the step under way and raise `Interrupted`. Engine "ray" makes several networks at once, in
     processes of their own, and gives the same records; `ray` says where (without it: on this machine).
@@ -82,6 +84,7 @@ def run(
             opened = runs.open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
             store = from_leader(processes, lambda: stack.enter_context(opened))
             records: dict[str, Values] = {}
+            from_leader(processes, lambda: take_over(store, recipe, origin, accept_changes=accept_changes))
             _add_records(processes, store, names, records, names)
             n_before = len(records)
 
