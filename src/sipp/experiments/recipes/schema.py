@@ -78,6 +78,7 @@ class Training(_Part):
     channels_last: bool = False
     eval_every: Count = 1
     step: Literal["auto", "eager", "graph", "compiled"] = "auto"
+    together: Count = 1  # networks that are trained side by side, as one program (the same but for rounding)
 
     @model_validator(mode="after")
     def _consistent(self) -> Training:
