@@ -16,11 +16,11 @@ from sipp.experiments.pipelines import pipeline_names, pipeline_of
 from sipp.options import Draws, Reduce
 
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
-DataName = Literal["digits", "cifar10", "imagenet"]
+DataName = Literal["digits", "mnist", "cifar10", "imagenet"]
 
 NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # a name becomes part of a folder's name: no slash, no "..", no blank
-INPUT_SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "imagenet": (3, 224, 224)}
-N_CLASSES = {"digits": 10, "cifar10": 10, "imagenet": 1000}
+INPUT_SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "imagenet": (3, 224, 224)}
+N_CLASSES = {"digits": 10, "mnist": 10, "cifar10": 10, "imagenet": 1000}
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -172,8 +172,8 @@ class Recipe(_Part):
             raise ValueError(
                 f"{self.net} takes {spec.input_shape} inputs, {self.data.name} has {INPUT_SHAPES[self.data.name]}"
             )
-        if self.data.name == "digits" and self.train.augment:
-            raise ValueError("digits are 8 x 8: shifting and mirroring them changes what they show; set augment: false")
+        if self.data.name in ("digits", "mnist") and self.train.augment:
+            raise ValueError("shifting and mirroring digits changes what they show; set train.augment: false")
         return self
 
     @model_validator(mode="after")

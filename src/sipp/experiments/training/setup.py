@@ -10,9 +10,17 @@ from typing import Literal
 import torch
 
 from sipp.errors import OptionError
-from sipp.experiments.data import ImageSet, index_folders, load_cifar10, load_digits, make_splits, split_images
+from sipp.experiments.data import (
+    ImageSet,
+    index_folders,
+    load_cifar10,
+    load_digits,
+    load_mnist,
+    make_splits,
+    split_images,
+)
 from sipp.experiments.recipes import Recipe
-from sipp.experiments.recipes.schema import N_CLASSES
+from sipp.experiments.recipes.schema import N_CLASSES, DataName
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import Hyper
 from sipp.experiments.training.schedule import Schedule
@@ -56,9 +64,16 @@ def feed_of(recipe: Recipe, *, data_root: Path, device: torch.device, n_workers:
             content=index.content,
         )
         return Feed(index, splits, len(index.classes), device, n_workers, recipe.train.channels_last)
-    data: ImageSet = load_digits() if spec.name == "digits" else load_cifar10(data_root)
+    data = _images(spec.name, data_root)
     splits = split_images(data, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout, seed=spec.split_seed)
     return Feed(data.to(device), splits, n_classes, device, n_workers, recipe.train.channels_last)
+
+
+def _images(name: DataName, root: Path) -> ImageSet:
+    """The data set of this name that fits into memory."""
+    if name == "digits":
+        return load_digits()
+    return load_mnist(root) if name == "mnist" else load_cifar10(root)
 
 
 def device_named(name: Device) -> torch.device:
