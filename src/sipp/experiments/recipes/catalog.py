@@ -56,6 +56,21 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
     return check_recipe(values, where=where)
 
 
+def derived_recipe(values: dict[str, Any], *, where: str, settings: Sequence[str] = ()) -> Recipe:
+    """The recipe of these values over those of the packaged recipe that they name as `base`, with settings put in.
+
+    Without a `name` it has that of its base.
+    """
+    base = values.get("base")
+    if not isinstance(base, str):
+        raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
+    above = {key: value for key, value in values.items() if key != "base"}
+    found = merged({**_packaged(base, ()), "name": base}, above)
+    for setting in settings:
+        found = _put(found, setting)
+    return check_recipe(found, where=where)
+
+
 def _file_names() -> list[str]:
     files = resources.files("sipp.experiments.recipes").iterdir()
     return sorted(file.name.removesuffix(SUFFIX) for file in files if file.name.endswith(SUFFIX))
@@ -85,17 +100,17 @@ def _derived(text: str, where: str, chain: tuple[str, ...]) -> dict[str, Any]:
         raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
     if base in chain or len(chain) >= MAX_CHAIN:
         raise OptionError(f"'base' leads in a circle or too far: {' -> '.join((*chain, base))}", where=where)
-    return _merged(_packaged(base, chain or (where,)), values)
+    return merged(_packaged(base, chain or (where,)), values)
 
 
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """`above` over `below`, mapping by mapping; lists and values are replaced whole, and end what they stand for."""
     ended = {other for key in above for other in INSTEAD.get(key, ())} - above.keys()
-    merged = {key: value for key, value in below.items() if key not in ended}
+    found = {key: value for key, value in below.items() if key not in ended}
     for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
+        old = found.get(key)
+        found[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return found
 
 
 def _put(values: dict[str, Any], setting: str) -> dict[str, Any]:
@@ -111,4 +126,4 @@ def _put(values: dict[str, Any], setting: str) -> dict[str, Any]:
     above: Any = read_yaml(text, where=f"--set {key}")
     for part in reversed(parts):
         above = {part: above}
-    return _merged(values, above)
+    return merged(values, above)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -32,24 +34,33 @@ def _known(label: str) -> str:
 
 class _Part(BaseModel):
     # strict: "1e-3" is text, not a number, and true is not 1; JSON lists still become tuples.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class DataSpec(_Part):
     """The data set and how many of its training items are set apart for calibration and holdout."""
 
     name: DataName
+    """the data set"""
     n_calibration: Count
+    """points of the training part set apart to score weights with (S)"""
     n_holdout: Annotated[int, Field(ge=0)] = 0
+    """points of the training part set apart for certificates (V, T14)"""
     split_seed: int = 0
+    """seed of that split, the same for all repetitions"""
 
 
 class Decay(_Part):
     """factor@{milestones} or factor@{every, ...} of the paper's tables."""
 
     factor: Annotated[float, Field(gt=0, le=1)]
+    """what a decay leaves of the rate"""
     milestones: tuple[Count, ...] | None = None
+    """epochs after which the rate decays"""
     every: Count | None = None
+    """epochs between two decays, instead of milestones"""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Decay:
@@ -65,19 +76,33 @@ class Training(_Part):
     """Hyperparameters of training, and of retraining, which repeats it where `retrain` says nothing else."""
 
     optimizer: Literal["sgd", "adam"]
+    """the optimizer"""
     epochs: Count
+    """epochs of training"""
     warmup_epochs: Annotated[float, Field(ge=0)]
+    """epochs over which the rate rises from 0"""
     batch_size: Count
+    """images of a step"""
     rate: Annotated[float, Field(gt=0)]
+    """the nominal learning rate"""
     decay: Decay
+    """when and how the rate falls"""
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """of SGD"""
     nesterov: bool = False
+    """Nesterov's form of it"""
     weight_decay: Annotated[float, Field(ge=0)]
+    """of all parameters"""
     augment: bool
+    """images shifted by up to 4 pixels and mirrored"""
     precision: Literal["float32", "bfloat16"] = "float32"
+    """of the network; the loss is always float32"""
     channels_last: bool = False
+    """memory layout that suits convolutions on GPUs"""
     eval_every: Count = 1
+    """epochs between evaluations on the test set; the last always is"""
     step: Literal["auto", "eager", "graph", "compiled"] = "auto"
+    """how a step runs: as written, as a CUDA graph, or compiled"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Training:
@@ -96,30 +121,45 @@ class Distill(_Part):
     """The loss (1 - weight) x cross-entropy + weight x temperature^2 x KL(dense parent || network)."""
 
     weight: Annotated[float, Field(gt=0, le=1)]
+    """of the parent's outputs; the labels have the rest"""
     temperature: Annotated[float, Field(gt=0)]
+    """both outputs are divided by it"""
 
 
 class Retraining(_Part):
     """What training after a cut does otherwise than `train`; what is left out is the same."""
 
     epochs: Count | None = None
+    """epochs after a cut"""
     warmup_epochs: Annotated[float, Field(ge=0)] | None = None
+    """as in train"""
     rate: Annotated[float, Field(gt=0)] | None = None
+    """as in train"""
     decay: Decay | None = None
+    """as in train"""
     distill: Distill | None = None
+    """learn the dense parent's outputs as well"""
 
 
 class Pruning(_Part):
     """Arms, and the ladder of budgets: `keeps`, or `levels` times `alpha` of what the level before kept."""
 
     methods: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(min_length=1)]
+    """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
     delta: Share
+    """failure probability of the theory (T4)"""
     alpha: Share | None = None
+    """the share KEPT by each level of what the level before kept"""
     levels: Count | None = None
+    """number of levels"""
     keeps: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
+    """the share of all weights that each level keeps, instead of alpha and levels"""
     draws: Draws = "until"
+    """how often a sampled row is drawn (T8)"""
     reduce: Reduce = "max"
-    batch_size: Count = 128  # calibration points that go through the network at once
+    """over patches, of arms that name none: max (with bounds) or mean (T3)"""
+    batch_size: Count = 128
+    """calibration points that go through the network at once"""
 
     @model_validator(mode="after")
     def _no_arm_twice(self) -> Pruning:
@@ -151,17 +191,29 @@ class Recipe(_Part):
     """One experiment: a network, data, training, pruning, and the pipeline that puts them in order."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
+    """the recipe's name, and the start of its runs' folders"""
     description: str = ""
+    """one line"""
     pipeline: PipelineName
+    """in which order networks are pruned and trained"""
     net: str
+    """the network"""
     init: Literal["he", "pytorch"] = "he"
+    """how its weights start: He's rule, or that of torch's layers"""
     data: DataSpec
+    """the data set and its split"""
     train: Training
+    """training"""
     retrain: Retraining | None = None
+    """what training after a cut does otherwise"""
     prune: Pruning
+    """methods and levels"""
     repetitions: Count
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of the first repetition; the others count on from it
-    n_threads: Count | None = None  # null leaves torch's own choice
+    """number of seeds"""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """of the first repetition; the others count on from it"""
+    n_threads: Count | None = None
+    """CPU threads; null leaves torch's own choice"""
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
@@ -213,13 +265,44 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
     return recipe.model_dump(mode="json", exclude={"description"})
 
 
+@dataclass(frozen=True)
+class Described:
+    """One key of a recipe: its value there, None where it has none, and what it means."""
+
+    key: str
+    value: Any
+    meaning: str
+
+
+def described(recipe: Recipe) -> list[Described]:
+    """Every key that a recipe may have, in their order, also those of parts that this one leaves out."""
+    return list(_described(Recipe, recipe.model_dump(mode="json"), ""))
+
+
+def _described(model: type[BaseModel], values: dict[str, Any], prefix: str) -> Iterator[Described]:
+    for name, field in model.model_fields.items():
+        inner, value = _part_of(field.annotation), values.get(name)
+        if inner is None:
+            yield Described(prefix + name, value, field.description or "")
+        else:
+            yield from _described(inner, value or {}, f"{prefix}{name}.")
+
+
+def _part_of(annotation: Any) -> type[BaseModel] | None:
+    """The part of a recipe that an annotation stands for, with or without None; None: it is a plain value."""
+    for one in (annotation, *get_args(annotation)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one
+    return None
+
+
 def known_keys(path: tuple[str, ...]) -> list[str]:
     """The keys a recipe may have at this place: () is the top, ("train",) its part `train`."""
     model: type[BaseModel] = Recipe
     for part in path:
         field = model.model_fields.get(part)
-        inner = field.annotation if field is not None else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        inner = None if field is None else _part_of(field.annotation)
+        if inner is None:
             return []
         model = inner
     return list(model.model_fields)
