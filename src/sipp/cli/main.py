@@ -26,7 +26,7 @@ COMMANDS = {
     "compare": "Prune a network by every method at a few keeps, print what each does to its output, and which to use.",
     "certify": "Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier.",
     "run": "Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.",
-    "study": "Make one figure of the paper: all runs of a named study, then one page; without a name, list the studies.",
+    "study": "Make a figure of the paper: all runs of a named study, then one page; without a name, list the studies.",
     "recipes": "List the recipes, or show one with the meaning of every key.",
     "runs": "List the runs in a folder, and how far each is.",
     "report": "Show runs, finished or not, on one page that needs no network, and as figures for print.",

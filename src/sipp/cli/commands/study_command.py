@@ -29,7 +29,7 @@ def study(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is there and what would be trained.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make one figure of the paper: all runs of a named study, then one page; without a name, list the studies.
+    """Make a figure of the paper: all runs of a named study, then one page; without a name, list the studies.
 
     Stopped and resumed like `sipp run`. What any run in --out has made already is taken over: a method or a seed that
     is added (--set "prune.methods=[...]", --set repetitions=3) trains only what is new.
