@@ -1,12 +1,13 @@
 """Panels: runs that differ only in seeds and methods are one; others are told apart by what differs."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from report.synthetic import big_run
 
+from sipp.report import figures
 from sipp.report.page import render
 from sipp.report.panels import panels_of
 from sipp.report.read import Run, read_run
@@ -47,4 +48,13 @@ def test_what_differs_is_in_the_title(tmp_path: Path) -> None:
     )
     assert twice.count('data-plot="panel') == 2
     assert 'data-plot="panel' not in render([first], version="")
-    shutil.rmtree(tmp_path / "a")
+
+
+def test_the_figure_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "FORMATS", ("png",))
+    monkeypatch.setattr(figures, "DPI", 30)
+    first = made(tmp_path / "a")
+    three = [replace(first, name=init, config={**first.config, "init": init}) for init in ("he", "pytorch", "x")]
+    written = figures.write_figures(three, tmp_path / "f")
+    assert tmp_path / "f" / "panels.png" in written and {p.name for p in written} <= set(figures.figure_names(three))
+    assert "panels.png" not in figures.figure_names([first])

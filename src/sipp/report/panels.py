@@ -10,6 +10,8 @@ from sipp.experiments.runs.store import without_clock
 from sipp.report.read import Run
 from sipp.storage.run_schemas import plain
 
+# Differences that a title does not name.
+QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones"}
 LISTS = ("seed", "repetitions")  # of a configuration: which networks there are, not what they are
 TAKEN = "taken_from"  # of a record; where a network was trained changes nothing of it
 
@@ -82,7 +84,7 @@ def _titles(runs: Sequence[Run]) -> list[str]:
         twins = [_flat(_bare(other)) for other, title in zip(runs, short) if title == short[index]]
         differ = {key for one in twins for key in one if any(one.get(key) != other.get(key) for other in twins)}
         own = _flat(_bare(run))
-        words = [f"{key.rpartition('.')[2]} {own.get(key)}" for key in sorted(differ - {"name"})]
+        words = [f"{key.rpartition('.')[2]} {own.get(key)}" for key in sorted(differ - QUIET)]
         titles.append(short[index] + (f" ({', '.join(words)})" if words else ""))
     return titles
 
