@@ -44,6 +44,13 @@ def run(
     engine: EngineName = "process",
     at_once: AtOnce = None,
     ray_address: RayAddress = None,
+    model: Annotated[
+        str | None, typer.Option(help="A network of your own instead of the recipe's: package.module:callable.")
+    ] = None,
+    own_data: Annotated[
+        str | None,
+        typer.Option(help="Data of your own: package.module:callable that gives images and labels, train then test."),
+    ] = None,
 ) -> None:
     """Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.
 
@@ -51,11 +58,12 @@ def run(
     """
     from sipp.experiments.parallel.on_ray import LOCAL, RayOptions
     from sipp.experiments.parallel.processes import ALONE, join_processes, leave_processes
-    from sipp.experiments.recipes import load_recipe
+    from sipp.experiments.recipes import Code, load_recipe
     from sipp.experiments.runs.run_recipe import run as run_recipe
     from sipp.experiments.training.signals import Interrupted
 
-    chosen = load_recipe(recipe, settings=settings or ())
+    code = Code(net=model, data=own_data) if model is not None or own_data is not None else None
+    chosen = load_recipe(recipe, settings=settings or (), code=code)
     _check_out(out, recipe, chosen, data)
     processes = join_processes(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
     console = Console(quiet=not processes.leads, stderr=as_json)

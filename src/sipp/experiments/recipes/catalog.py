@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import OptionError
-from sipp.experiments.recipes.schema import NAME_PATTERN, Recipe, check_recipe
+from sipp.experiments.recipes.schema import NAME_PATTERN, OWN, Code, Recipe, check_recipe
 
 BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
 SUFFIX = ".yaml"
@@ -36,8 +36,11 @@ def recipe_descriptions() -> dict[str, str]:
     return {name: str(_packaged(name, ()).get("description", "")) for name in recipe_names()}
 
 
-def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
-    """The recipe of this name, or in this .yaml file, with `key=value` settings put in (dotted keys, YAML values)."""
+def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code | None = None) -> Recipe:
+    """The recipe of this name, or in this .yaml file, with `key=value` settings put in (dotted keys, YAML values).
+
+    `code` names a network or data of the caller's own, which then take the place of the recipe's.
+    """
     if name_or_path.endswith(SUFFIX):
         path = Path(name_or_path)
         try:
@@ -53,6 +56,12 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
         values["name"] = name_or_path
     for setting in settings:
         values = _put(values, setting)
+    if "code" in values:
+        raise OptionError("'code' is named on the command line only", where=where, fix="use --model, --own-data")
+    if code is not None:
+        own: dict[str, Any] = {"net": OWN} if code.net is not None else {}
+        own |= {"data": {"name": OWN}} if code.data is not None else {}
+        values = merged(values, {**own, "code": code.model_dump()})
     return check_recipe(values, where=where)
 
 

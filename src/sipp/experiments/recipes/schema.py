@@ -18,11 +18,11 @@ from sipp.experiments.pipelines import pipeline_names, pipeline_of
 from sipp.options import Draws, Reduce
 
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
-DataName = Literal["digits", "mnist", "cifar10", "imagenet"]
+DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
+OWN = "own"  # a network, or data, of the user's own code
 
 NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # a name becomes part of a folder's name: no slash, no "..", no blank
 INPUT_SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "imagenet": (3, 224, 224)}
-N_CLASSES = {"digits": 10, "mnist": 10, "cifar10": 10, "imagenet": 1000}
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -187,6 +187,15 @@ class Pruning(_Part):
         return float((self.alpha or 0.0) ** level)
 
 
+class Code(_Part):
+    """Code of the user's own, as package.module:callable; named on the command line, never in a file."""
+
+    net: str | None = None
+    """makes the network"""
+    data: str | None = None
+    """gives the data"""
+
+
 class Recipe(_Part):
     """One experiment: a network, data, training, pruning, and the pipeline that puts them in order."""
 
@@ -208,6 +217,8 @@ class Recipe(_Part):
     """what training after a cut does otherwise"""
     prune: Pruning
     """methods and levels"""
+    code: Code | None = None
+    """the user's own code, named on the command line only"""
     repetitions: Count
     """number of seeds"""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -219,6 +230,13 @@ class Recipe(_Part):
     def _fits(self) -> Recipe:
         from sipp.experiments.nets import net_spec  # the networks themselves, which need torch
 
+        code = self.code or Code()
+        if (self.net == OWN) != (code.net is not None) or (self.data.name == OWN) != (code.data is not None):
+            raise ValueError("a network or data of your own are named on the command line: --model, --own-data")
+        if self.net == OWN and self.init != "he":
+            raise ValueError("init does not reach a network of your own: it has the weights it is made with")
+        if OWN in (self.net, self.data.name):
+            return self
         spec = net_spec(self.net)
         if spec.input_shape != INPUT_SHAPES[self.data.name]:
             raise ValueError(

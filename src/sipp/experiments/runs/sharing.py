@@ -21,7 +21,7 @@ from sipp.storage.files import Values
 from sipp.storage.run_schemas import Manifest
 
 TAKEN = "taken_from"  # in the record of a network that another run made: that run's folder
-DENSE_KEYS = ("net", "init", "data", "train", "n_threads")  # of a configuration: what decides the dense network
+DENSE_KEYS = ("net", "init", "data", "train", "n_threads", "code")  # of a configuration: what decides the dense network
 
 
 @dataclass(frozen=True)
