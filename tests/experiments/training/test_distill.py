@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sipp.experiments.parallel.processes import ALONE
-from sipp.experiments.training.distill import Teacher, distilled_loss
+from sipp.experiments.training.distill import Teacher, distilled_losses
 from sipp.experiments.training.feed import NO_LABEL
 from sipp.experiments.training.step import Trained, make_step
 
@@ -35,7 +35,7 @@ def test_the_loss_is_its_formula() -> None:
     logits = torch.randn(6, 4, generator=generator, dtype=torch.float64)
     taught = torch.randn(6, 4, generator=generator, dtype=torch.float64) * 3
     labels = torch.tensor([0, 3, 1, NO_LABEL, 2, 2])
-    found = distilled_loss(logits, labels, taught, Teacher(nn.Identity(), WEIGHT, T))
+    found = distilled_losses(logits, labels, taught, Teacher(nn.Identity(), WEIGHT, T)).sum()
     expected = by_hand(logits.tolist(), labels.tolist(), taught.tolist())
     assert math.isclose(found.item(), expected, rel_tol=1e-12)
 

@@ -103,6 +103,8 @@ class Training(_Part):
     """epochs between evaluations on the test set; the last always is"""
     step: Literal["auto", "eager", "graph", "compiled"] = "auto"
     """how a step runs: as written, as a CUDA graph, or compiled"""
+    together: Count = 1
+    """networks that are trained side by side, as one program: the same but for rounding"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Training:

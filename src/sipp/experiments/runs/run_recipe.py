@@ -71,7 +71,7 @@ def run(
     save a checkpoint after the step under way and raise `Interrupted`. Engine "ray" makes several networks at once, in
     processes of their own, and gives the same records; `ray` says where (without it: on this machine).
     """
-    _check_engine(engine, ray, processes)
+    _check_engine(engine, ray, processes, recipe.train.together)
     # On Ray the GPUs may be those of other machines, and this process trains nothing.
     target = torch.device("cuda") if engine == "ray" and device == "cuda" else device_named(device)
     names = [stage.name for stage in plan(recipe)]
@@ -118,13 +118,18 @@ def _add_records(
     from_leader(processes, lambda: runs.write_records(store, names, records))
 
 
-def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes) -> None:
+def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes, together: int) -> None:
     check_choice("engine", engine, get_args(Engine))
     if engine == "process" and ray is not None:
         raise OptionError(
             f"{ray} says how to use Ray, but the engine is 'process'", fix="pass engine='ray' (--engine ray)"
         )
     if engine == "ray":
+        if together > 1:
+            raise OptionError(
+                f"train.together={together} trains networks side by side in one process, engine 'ray' in many",
+                fix="use one of the two",
+            )
         if processes.count > 1:
             raise OptionError(
                 "engine 'ray' starts processes of its own", fix="run it without accelerate launch or torchrun"

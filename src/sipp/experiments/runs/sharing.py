@@ -37,6 +37,7 @@ def stage_values(recipe: Recipe, stage: Stage) -> Values:
     """Everything that decides the numbers of a stage's network, beside data, code and device."""
     config, spec = config_of(recipe), recipe.prune
     values: Values = {"seed": stage.seed, **{key: config[key] for key in DENSE_KEYS}}
+    values["train"] = {key: value for key, value in values["train"].items() if key != "eval_every"}  # which only looks
     if stage.method is None:
         return values
     arm = arm_of(stage.method)

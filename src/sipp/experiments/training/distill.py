@@ -19,16 +19,16 @@ class Teacher:
     temperature: float  # both networks' outputs are divided by it
 
 
-def distilled_loss(logits: Tensor, labels: Tensor, taught: Tensor, teacher: Teacher) -> Tensor:
-    """The sum over items of (1 - w) CE(labels) + w T^2 KL(teacher || network), both softened by T.
+def distilled_losses(logits: Tensor, labels: Tensor, taught: Tensor, teacher: Teacher) -> Tensor:
+    """Of every item (1 - w) CE(labels) + w T^2 KL(teacher || network), both softened by T.
 
     T^2 keeps the size of the second gradient, which softening divides by T^2 (Hinton et al. 2015). Items that are
     labelled `NO_LABEL` count for neither.
     """
-    hard = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
+    hard_N = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none")
     t = teacher.temperature
     soft_N = F.kl_div(
         F.log_softmax(logits / t, dim=1), F.log_softmax(taught / t, dim=1), reduction="none", log_target=True
     ).sum(1)
-    soft = soft_N.masked_fill(labels == NO_LABEL, 0.0).sum()
-    return (1 - teacher.weight) * hard + teacher.weight * t**2 * soft
+    soft_N = soft_N.masked_fill(labels == NO_LABEL, 0.0)
+    return (1 - teacher.weight) * hard_N + teacher.weight * t**2 * soft_N

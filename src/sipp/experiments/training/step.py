@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sipp.errors import OptionError
 from sipp.experiments.parallel.processes import ALONE, Processes, add_gradients
-from sipp.experiments.training.distill import Teacher, distilled_loss
+from sipp.experiments.training.distill import Teacher, distilled_losses
 from sipp.experiments.training.feed import NO_LABEL
 
 StepKind = Literal["auto", "eager", "graph", "compiled"]
@@ -158,7 +158,7 @@ def _compute(
     if trained.teacher is not None:
         with torch.no_grad():
             taught = logits_of(trained.teacher.model, images, precision)
-        loss = distilled_loss(logits, labels, taught, trained.teacher) / n_items
+        loss = distilled_losses(logits, labels, taught, trained.teacher).sum() / n_items
     elif processes.count == 1:
         loss = F.cross_entropy(logits, labels)
     else:
