@@ -83,6 +83,8 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "compare": {**model, **data, "--keeps": 0.5, "--methods": "wt"},
         "certify": {**model, "--dense": weights, "--pruned": weights, "--holdout": folder / "holdout.npy"},
         "run": {"RECIPE": "digits-iterative", "--out": out / "runs"},
+        "study": {"NAME": "paper-fully-connected", "--out": out / "runs"},
+        "recipes": {"ACTION": "show", "RECIPE": "digits-iterative"},
         "runs": {"--out": folder},
         "report": {"RUNS": folder / "run", "--out": out / "page.html"},
         "data": {"NAME": "list", "FOLDER": folder},

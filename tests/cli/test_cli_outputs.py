@@ -27,6 +27,8 @@ READS = {
     "certify": (*ALL, "--verify"),
     "bench": ("--weights", "--data"),
     "run": ("RECIPE", "--data"),
+    "study": ("--data",),
+    "recipes": ("RECIPE",),
     "runs": ("--out",),  # which only lists
     "report": ("RUNS",),
 }
@@ -36,6 +38,7 @@ WRITES = {
     "certify": ("--out", "--ledger"),
     "demo": ("--out",),
     "run": ("--out",),
+    "study": ("--out",),
     "report": ("--out", "--figures"),
     "data": ("FOLDER",),
 }
