@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from sipp.allocation.patterns import breaking, pattern_of
 from sipp.certificates.record import AnyCertificate
 from sipp.display import LABEL, WIDTH, number, text_of
 from sipp.storage.artifact_index import Entry, Index, Precision, Statements
@@ -189,6 +190,8 @@ def _words(contents: Contents) -> list[str]:
     said = contents.statements
     if said is not None:
         lines.append(_line("pruned", f"{said.method}, {said.kept:,} of {said.n_weights:,} weights kept"))
+        if said.pattern is not None:
+            lines.append(_line("pattern", _pattern_words(contents, said.pattern)))
         if contents.statements_about != "stored values":
             lines.append(_line("statements", ROUNDED_NOTE))
         for label, text in (("measured", said.measured), ("network", said.network), ("rows", said.rows_and_layers)):
@@ -198,6 +201,14 @@ def _words(contents: Contents) -> list[str]:
         note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
         lines.append(_line("certificate", note + contents.certificate.sentence))
     return lines
+
+
+def _pattern_words(contents: Contents, text: str) -> str:
+    """The pattern that the file names, and whether its masks obey it: what it says is not believed."""
+    wrong = breaking(contents.masks, pattern_of(text))
+    if not wrong:
+        return f"{text} along every row, checked"
+    return f"{text} is what the file says, and {', '.join(wrong[:3])} ({len(wrong)} of {len(contents.masks)}) break it"
 
 
 def _line(label: str, text: str) -> str:
