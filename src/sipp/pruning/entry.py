@@ -62,12 +62,11 @@ def prune(
     """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `bound` chooses how the
-    network statement is computed: the paper's formula, or operator norms on the graph of the model. What rests on a
-    maximum over points holds for all but a share of inputs, at `confidence` (T18); of the network statement that share
-    is smallest with a `holdout` of points that serve nothing else. `bound="sound"` needs such points: without a holdout
-    the last quarter of `data` is kept aside, not scored. `looks_at_assumption` adds what data and holdout say of T4.
-    With a `floor` every row keeps a weight, and every layer that share of what an even cut would leave it; "method" is
-    its own: 0.1 for sipp-blend, none for others. `repair` refits the kept weights on `data`, without labels.
+    network statement is computed: the paper's formula, or operator norms on the graph. What rests on a maximum over
+    points holds for all but a share of inputs, at `confidence` (T18), smallest for the network with a `holdout` of
+    points that serve nothing else. `bound="sound"` needs such: without, the last quarter of `data` is kept aside, not
+    scored. `looks_at_assumption` adds what data and holdout say of T4. With a `floor` every row keeps a weight, and
+    every layer that share of what an even cut would leave it. `repair` refits the kept weights, without labels.
 
     Example:
         >>> import sipp, torch
