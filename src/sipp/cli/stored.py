@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,16 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
 def built_in(contents: Contents) -> str | None:
     """The built-in network of this class with these tensors; None: there is none."""
     stored = {name: (one.shape, one.dtype) for one in contents.tensors for name in one.names}
-    for name in NETS:
-        with torch.device("meta"):
-            net = build(name)
-        own = {key: (tuple(value.shape), str(value.dtype)[6:]) for key, value in net.state_dict().items()}
-        if own == stored and contents.model == f"{type(net).__module__}.{type(net).__qualname__}":
-            return name
-    return None
+    return next((name for name in NETS if _built(name) == (contents.model, stored)), None)
+
+
+@cache
+def _built(name: str) -> tuple[str, dict[str, tuple[tuple[int, ...], str]]]:
+    """The class and the tensors of a built-in network, without their numbers."""
+    with torch.device("meta"):
+        net = build(name)
+    tensors = {key: (tuple(value.shape), str(value.dtype)[6:]) for key, value in net.state_dict().items()}
+    return f"{type(net).__module__}.{type(net).__qualname__}", tensors
 
 
 def example_for(stored: StoredNetwork, data: str | None, n_points: int) -> Any:

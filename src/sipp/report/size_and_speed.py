@@ -16,9 +16,9 @@ STEP_VALUES = ("times faster", "milliseconds dense", "milliseconds sparse", "byt
 def bench_finding(bench: BenchRecord) -> Finding:
     """How much smaller and faster, and how that was measured."""
     best = bench.runs[-1]
-    heading = f"{number(bench.smaller)} times smaller on the disk, {number(best.ratio)} times faster"
+    heading = f"{bench.smaller:.2f} times smaller on the disk, {best.ratio:.2f} times faster"
     if best.ratio < 1:
-        heading = f"{number(bench.smaller)} times smaller on the disk, and no faster"
+        heading = f"{bench.smaller:.2f} times smaller on the disk, and no faster"
     return Finding(
         heading,
         f"Against the same network run dense by torch in its better memory format, in turns, {best.n_points:,} points "
@@ -60,7 +60,7 @@ def _cards(bench: BenchRecord) -> list[dict[str, Any]]:
         rows = [
             ["dense", f"{number(run.dense_ms)} ms, {rates[0]:,.0f} points/s"],
             ["sparse", f"{number(run.sparse_ms)} ms, {rates[1]:,.0f} points/s"],
-            ["times faster", number(run.ratio)],
+            ["times faster", f"{run.ratio:.2f}"],
             ["outputs differ by", number(run.off_by)],
         ]
         title = "One point a call" if run.n_points == 1 else f"{run.n_points:,} points a call"
