@@ -83,7 +83,7 @@ def example_for(stored: StoredNetwork, data: str | None, n_points: int) -> Any:
             where=f"FILE {stored.contents.path}",
             fix=f"give --data, such as random:{n_points}x3x32x32",
         )
-    spec = data or "random:" + "x".join(map(str, (n_points, *NETS[stored.name].input_shape)))
+    spec = data if data is not None else "random:" + "x".join(map(str, (n_points, *NETS[stored.name].input_shape)))
     points = draw(open_source(spec, "calibration", "--data"), n_points, seed=0, batch_size=n_points, model=stored.model)
     check_fits(stored.model, points, stored.name, "--data")
     batch = next(iter(batches_of(points.batches)))
