@@ -32,7 +32,8 @@ from sipp.storage.contents import Contents, entropy_bytes
 KEEPS = (0.5, 0.3, 0.1, 0.05, 0.02)
 VALUES: tuple[Precision, ...] = ("fp32", "lossless", "fp16", "bf16", "int8")
 FACTOR, ADDED = 1.03, 16 * 1024  # what a file may take above values and entropy
-ACCURACY_KEEPS = (1.0, 0.5, 0.3)
+ACCURACY_KEEPS = (1.0, 0.5, 0.2, 0.1)
+N_REPAIR = 2048  # training images without labels, on which kept weights are refitted
 BATCH = 500
 
 
@@ -127,9 +128,11 @@ def accuracies(weights: Path, data: Path, path: Path) -> None:
     labels = images.labels[images.n_train :]
     net, other = build("resnet20").eval(), build("resnet20").eval()
     net.load_state_dict(load_file(weights))
+    chosen = torch.randperm(images.n_train, generator=torch.Generator().manual_seed(0))[:N_REPAIR]
+    training = normalise(images.images[chosen])
     dense, rows = len(dense_file(net.state_dict())), []
     for keep in ACCURACY_KEEPS:
-        pruned = sipp.prune(net, None, keep=keep, method="wt")
+        pruned = sipp.prune(net, training, keep=keep, method="wt", floor=0.1, repair=keep < 1)
         for values in VALUES:
             contents = sipp.save(pruned, path, values=values)
             sipp.load(path, into=other)
@@ -143,7 +146,7 @@ def accuracies(weights: Path, data: Path, path: Path) -> None:
             cells = (f"{contents.n_bytes:,}", f"{ratio:.2f}", f"{share:.2%}", f"{largest:.2g}", f"{norm:.2g}")
             rows.append((keep, values, *cells))
     header = ("keep", "values", "bytes", "smaller x", "accuracy", "largest change", "norm change")
-    table(f"ResNet20, {len(points):,} test images, wt, not retrained", header, rows)
+    table(f"ResNet20, {len(points):,} test images, wt, repaired on {N_REPAIR:,} images without labels, not retrained", header, rows)
 
 
 if __name__ == "__main__":
