@@ -35,7 +35,7 @@ from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.walk import finished, make_network
 from sipp.experiments.runs.work import Work
-from sipp.experiments.training.setup import device_named, feed_of, hyper_of, threads
+from sipp.experiments.training.setup import device_named, feed_of, threads
 from sipp.experiments.training.signals import Interrupted, Wish
 from sipp.extras import needed_for
 from sipp.storage.files import read_json, remove_leftovers
@@ -142,7 +142,7 @@ class Worker:
             self._newest = (stage, row)
 
         store = runs.Store(job.folder, config_of(job.recipe), resumed=True)
-        return Work(job.recipe, store, feed, hyper_of(job.recipe), lambda: self._asked, job.checkpoint_seconds, keep)
+        return Work(job.recipe, store, feed, lambda: self._asked, job.checkpoint_seconds, keep)
 
 
 def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) -> Stage | None:

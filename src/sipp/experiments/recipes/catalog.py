@@ -15,6 +15,14 @@ from sipp.experiments.recipes.schema import NAME_PATTERN, Recipe, check_recipe
 BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
 SUFFIX = ".yaml"
 MAX_CHAIN = 8
+# Keys that say the same in two ways: one that is given ends those that a base gave. No two parts share such a name.
+INSTEAD = {
+    "keeps": ("alpha", "levels"),
+    "alpha": ("keeps",),
+    "levels": ("keeps",),
+    "milestones": ("every",),
+    "every": ("milestones",),
+}
 MAX_BYTES = 1 << 20  # of a recipe's file
 
 
@@ -44,7 +52,7 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
         values, where = _packaged(name_or_path, ()), f"recipe {name_or_path!r}"
         values["name"] = name_or_path
     for setting in settings:
-        _put(values, setting)
+        values = _put(values, setting)
     return check_recipe(values, where=where)
 
 
@@ -81,16 +89,17 @@ def _derived(text: str, where: str, chain: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, mapping by mapping; lists and values are replaced whole."""
-    merged = dict(below)
+    """`above` over `below`, mapping by mapping; lists and values are replaced whole, and end what they stand for."""
+    ended = {other for key in above for other in INSTEAD.get(key, ())} - above.keys()
+    merged = {key: value for key, value in below.items() if key not in ended}
     for key, value in above.items():
         old = merged.get(key)
         merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
 
 
-def _put(values: dict[str, Any], setting: str) -> None:
-    """Puts one `a.b=value` into the values, to be checked with all others."""
+def _put(values: dict[str, Any], setting: str) -> dict[str, Any]:
+    """The values with one `a.b=value` put in, to be checked with all others."""
     from sipp.experiments.recipes.yamlfile import read_yaml
 
     key, equals, text = setting.partition("=")
@@ -99,9 +108,7 @@ def _put(values: dict[str, Any], setting: str) -> None:
         raise OptionError("write key=value, such as train.epochs=10", where=f"--set {setting!r}")
     if parts == ["name"] or parts == ["base"]:
         raise OptionError(f"{parts[0]!r} cannot be set", where=f"--set {setting!r}", fix="write a recipe file for that")
-    place = values
-    for part in parts[:-1]:
-        inner = place.get(part)
-        place[part] = dict(inner) if isinstance(inner, dict) else {}
-        place = place[part]
-    place[parts[-1]] = read_yaml(text, where=f"--set {key}")
+    above: Any = read_yaml(text, where=f"--set {key}")
+    for part in reversed(parts):
+        above = {part: above}
+    return _merged(values, above)

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from sipp.checking import check_choice, problem_words
 from sipp.errors import OptionError
-from sipp.experiments.pipelines import pipeline_names
+from sipp.experiments.arms import arm_of
+from sipp.experiments.pipelines import pipeline_names, pipeline_of
 from sipp.options import Draws, Reduce
-from sipp.scoring.methods import Method, method_of
 
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
 DataName = Literal["digits", "cifar10", "imagenet"]
@@ -26,8 +26,8 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-def _known(method: Method) -> Method:
-    return method_of(method).name
+def _known(label: str) -> str:
+    return arm_of(label).label
 
 
 class _Part(BaseModel):
@@ -62,7 +62,7 @@ class Decay(_Part):
 
 
 class Training(_Part):
-    """Hyperparameters of training, and of retraining, which repeats it; the loss is cross-entropy."""
+    """Hyperparameters of training, and of retraining, which repeats it where `retrain` says nothing else."""
 
     optimizer: Literal["sgd", "adam"]
     epochs: Count
@@ -78,6 +78,7 @@ class Training(_Part):
     channels_last: bool = False
     eval_every: Count = 1
     step: Literal["auto", "eager", "graph", "compiled"] = "auto"
+    together: Count = 1  # networks that are trained side by side, as one program (the same but for rounding)
 
     @model_validator(mode="after")
     def _consistent(self) -> Training:
@@ -92,22 +93,59 @@ class Training(_Part):
         return self
 
 
-class Pruning(_Part):
-    """Methods, and the ladder of budgets: each level keeps `alpha` of what the level before kept."""
+class Distill(_Part):
+    """The loss (1 - weight) x cross-entropy + weight x temperature^2 x KL(dense parent || network)."""
 
-    methods: Annotated[tuple[Annotated[Method, AfterValidator(_known)], ...], Field(min_length=1)]
+    weight: Annotated[float, Field(gt=0, le=1)]
+    temperature: Annotated[float, Field(gt=0)]
+
+
+class Retraining(_Part):
+    """What training after a cut does otherwise than `train`; what is left out is the same."""
+
+    epochs: Count | None = None
+    warmup_epochs: Annotated[float, Field(ge=0)] | None = None
+    rate: Annotated[float, Field(gt=0)] | None = None
+    decay: Decay | None = None
+    distill: Distill | None = None
+
+
+class Pruning(_Part):
+    """Arms, and the ladder of budgets: `keeps`, or `levels` times `alpha` of what the level before kept."""
+
+    methods: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(min_length=1)]
     delta: Share
-    alpha: Share
-    levels: Count
+    alpha: Share | None = None
+    levels: Count | None = None
+    keeps: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
     draws: Draws = "until"
     reduce: Reduce = "max"
     batch_size: Count = 128  # calibration points that go through the network at once
 
     @model_validator(mode="after")
-    def _no_method_twice(self) -> Pruning:
-        if len(set(self.methods)) != len(self.methods):
+    def _no_arm_twice(self) -> Pruning:
+        arms = [arm_of(label) for label in self.methods]
+        if len({(arm.method, arm.reduce or self.reduce) for arm in arms}) != len(arms):
             raise ValueError("a method is listed twice")
         return self
+
+    @model_validator(mode="after")
+    def _one_ladder(self) -> Pruning:
+        if (self.alpha is None) != (self.levels is None) or (self.alpha is None) == (self.keeps is None):
+            raise ValueError("give either alpha and levels, or keeps (a list of shares)")
+        if any(b >= a for a, b in itertools.pairwise(self.keeps or ())):
+            raise ValueError("keeps must fall")
+        return self
+
+    @property
+    def n_levels(self) -> int:
+        return len(self.keeps) if self.keeps is not None else self.levels or 0
+
+    def keep_at(self, level: int) -> float:
+        """The share of weights that a level is to keep; 1 at level 0."""
+        if self.keeps is not None:
+            return self.keeps[level - 1] if level else 1.0
+        return float((self.alpha or 0.0) ** level)
 
 
 class Recipe(_Part):
@@ -117,8 +155,10 @@ class Recipe(_Part):
     description: str = ""
     pipeline: PipelineName
     net: str
+    init: Literal["he", "pytorch"] = "he"
     data: DataSpec
     train: Training
+    retrain: Retraining | None = None
     prune: Pruning
     repetitions: Count
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of the first repetition; the others count on from it
@@ -136,6 +176,21 @@ class Recipe(_Part):
         if self.data.name == "digits" and self.train.augment:
             raise ValueError("digits are 8 x 8: shifting and mirroring them changes what they show; set augment: false")
         return self
+
+    @model_validator(mode="after")
+    def _retrains(self) -> Recipe:
+        if self.retrain is not None and not pipeline_of(self.pipeline).has_parent:
+            raise ValueError(f"retrain belongs to a pipeline that trains a dense parent first, not to {self.pipeline}")
+        assert self.retraining.epochs  # checks it: milestones within the epochs
+        return self
+
+    @property
+    def retraining(self) -> Training:
+        """How a network is trained after a cut: as `train` says, but for what `retrain` says."""
+        if self.retrain is None:
+            return self.train
+        changes = self.retrain.model_dump(exclude_none=True, exclude={"distill"})
+        return Training.model_validate({**self.train.model_dump(), **changes}, strict=False)
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from sipp.experiments.nets import build
 from sipp.experiments.parallel.processes import ALONE, Processes
 from sipp.experiments.recipes import Recipe
+from sipp.experiments.runs.plan import Stage
 from sipp.experiments.runs.store import Store
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import Hyper
+from sipp.experiments.training.setup import hyper_of
 from sipp.experiments.training.signals import Wish
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import EpochRow
@@ -51,12 +53,15 @@ class Work:
     recipe: Recipe
     store: Store
     feed: Feed
-    hyper: Hyper
     wish: Wish
     checkpoint_seconds: float
     on_epoch: Callable[[str, EpochRow], None]
     processes: Processes = ALONE
     memory: dict[Any, Any] = field(default_factory=dict)  # what a pipeline keeps from one stage to the next
+
+    def hyper(self, stage: Stage) -> Hyper:
+        """How the network of a stage is trained."""
+        return hyper_of(self.recipe, again=stage.method is not None)
 
 
 def network_of(tensors: Mapping[str, Tensor]) -> Network:
@@ -83,5 +88,5 @@ def initial_network(work: Work, seed: int) -> Network:
     """The initial network of a seed, the same for every method and level."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build(work.recipe.net, n_classes=work.feed.n_classes)
+        model = build(work.recipe.net, n_classes=work.feed.n_classes, init=work.recipe.init)
     return Network({key: tensor.detach().clone() for key, tensor in model.state_dict().items()}, {})

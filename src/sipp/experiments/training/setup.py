@@ -20,9 +20,9 @@ from sipp.experiments.training.schedule import Schedule
 Device = Literal["auto", "cpu", "cuda"]
 
 
-def hyper_of(recipe: Recipe) -> Hyper:
-    """The recipe's hyperparameters as the loop takes them."""
-    spec = recipe.train
+def hyper_of(recipe: Recipe, *, again: bool = False) -> Hyper:
+    """The recipe's hyperparameters as the loop takes them: of training, or of training `again` after a cut."""
+    spec = recipe.retraining if again else recipe.train
     schedule = Schedule(
         spec.rate, spec.warmup_epochs, spec.decay.factor, spec.decay.milestones or (), every=spec.decay.every
     )
