@@ -132,7 +132,8 @@ def accuracies(weights: Path, data: Path, path: Path) -> None:
     training = normalise(images.images[chosen])
     dense, rows = len(dense_file(net.state_dict())), []
     for keep in ACCURACY_KEEPS:
-        pruned = sipp.prune(net, training, keep=keep, method="wt", floor=0.1, repair=keep < 1)
+        pruned = sipp.prune(net, None, keep=keep, method="wt", floor=0.1)
+        pruned = sipp.repair(net, pruned, training) if keep < 1 else pruned
         for values in VALUES:
             contents = sipp.save(pruned, path, values=values)
             sipp.load(path, into=other)
@@ -145,8 +146,13 @@ def accuracies(weights: Path, data: Path, path: Path) -> None:
             ratio, share = dense / contents.n_bytes, n_right / len(points)
             cells = (f"{contents.n_bytes:,}", f"{ratio:.2f}", f"{share:.2%}", f"{largest:.2g}", f"{norm:.2g}")
             rows.append((keep, values, *cells))
+            print(*rows[-1], flush=True)
     header = ("keep", "values", "bytes", "smaller x", "accuracy", "largest change", "norm change")
-    table(f"ResNet20, {len(points):,} test images, wt, repaired on {N_REPAIR:,} images without labels, not retrained", header, rows)
+    table(
+        f"ResNet20, {len(points):,} test images, wt, repaired on {N_REPAIR:,} images without labels, not retrained",
+        header,
+        rows,
+    )
 
 
 if __name__ == "__main__":
