@@ -83,7 +83,7 @@ def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
 
 
 def _only_size(program: torch.export.ExportedProgram) -> int | None:
-    """The only number of points that a program takes; None: any from 2 on, and what torch finds equal to it."""
+    """The only number of points that a program takes; None: it is open."""
     names = set(program.graph_signature.user_inputs)
     values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
     sizes = [value.shape[0] for value in values if isinstance(value, Tensor) and value.ndim]
