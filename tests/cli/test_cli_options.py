@@ -87,6 +87,8 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "run": {"RECIPE": "digits-iterative", "--out": out / "runs"},
         "inspect": {"FILE": folder / "net.sipp.safetensors"},
         "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--to": "pt2", "--out": out / "net.pt2"},
+        "study": {"NAME": "paper-fully-connected", "--out": out / "runs"},
+        "recipes": {"ACTION": "show", "RECIPE": "digits-iterative"},
         "runs": {"--out": folder},
         "report": {"RUNS": folder / "run", "--out": out / "page.html"},
         "data": {"NAME": "list", "FOLDER": folder},

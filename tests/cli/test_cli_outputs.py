@@ -29,6 +29,8 @@ READS = {
     "inspect": ("FILE",),
     "export": ("FILE", "--data"),
     "run": ("RECIPE", "--data"),
+    "study": ("--data",),
+    "recipes": ("RECIPE",),
     "runs": ("--out",),  # which only lists
     "report": ("RUNS",),
 }
@@ -40,6 +42,7 @@ WRITES = {
     "export": ("--out",),
     "demo": ("--out",),
     "run": ("--out",),
+    "study": ("--out",),
     "report": ("--out", "--figures"),
     "data": ("FOLDER",),
 }

@@ -70,6 +70,10 @@ def test_every_recipe_builds(name: str) -> None:
 def test_there_is_one_of_each() -> None:
     expected = {f"{column}-{pipeline}{end}" for column in TABLE for pipeline in PIPELINES for end in ("", "-short")}
     ours = {"digits-gradual", "resnet20-cifar10-gradual", "resnet20-cifar10-gradual-short"}  # no pipeline of the paper
+    ours |= {
+        f"{net}-{pipeline}" for net in ("digits-fc", "digits-cnn5", "lenet-300-100-mnist") for pipeline in PIPELINES
+    }
+    ours |= {f"cnn5-cifar10-{pipeline}{end}" for pipeline in PIPELINES for end in ("", "-short")}
     ours |= {f"wrn16-8-cifar10-{pipeline}-decay160" for pipeline in PIPELINES}
     assert set(recipe_names()) == expected | {f"digits-{pipeline}" for pipeline in PIPELINES} | ours
 
@@ -140,7 +144,7 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "retrain: {epochs: 3}", ("never reached within epochs=3",)),
         (GOOD + "retrain: {distill: {weight: 0.0, temperature: 4.0}}", ("retrain.distill.weight",)),
         ("base: digits-at-init\nretrain: {epochs: 8}", ("retrain belongs to", "at-init")),
-        (GOOD + "train: {augment: true}", ("digits are 8 x 8",)),
+        (GOOD + "train: {augment: true}", ("mirroring digits",)),
         (GOOD + "net: resnet2", ("resnet20",)),
         (GOOD + "net: resnet20", ("(3, 32, 32)",)),
         (GOOD + "prune: {alpha: 1.0}", ("prune.alpha",)),

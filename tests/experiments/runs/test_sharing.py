@@ -38,6 +38,7 @@ def keys(recipe: Recipe) -> dict[str, str]:
 def test_lists_do_not_decide_and_all_else_does() -> None:
     old = keys(small("digits-iterative"))
     more = keys(small("digits-iterative", "prune.methods=[lamp, wt]", "repetitions=2", "prune.keeps=[0.5, 0.2, 0.1]"))
+    assert old == keys(small("digits-iterative", "train.eval_every=7"))
     assert old.items() <= more.items() and len(set(more.values())) == len(more)
     for setting in ("seed=1", "train.rate=0.2", "init=pytorch", "data.split_seed=1", "n_threads=2"):
         assert not set(keys(small("digits-iterative", setting)).values()) & set(old.values()), setting

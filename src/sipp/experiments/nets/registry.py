@@ -11,12 +11,12 @@ from torch import nn
 from sipp.checking import check_choice
 from sipp.errors import OptionError
 from sipp.experiments.nets.cifar_resnet import cifar_resnet
-from sipp.experiments.nets.cnn5 import cnn5
+from sipp.experiments.nets.cnn5 import cnn5, digits_cnn5
 from sipp.experiments.nets.densenet import densenet
 from sipp.experiments.nets.digits_cnn import digits_cnn
 from sipp.experiments.nets.imagenet_resnet import imagenet_resnet
 from sipp.experiments.nets.init import Init, torch_init_
-from sipp.experiments.nets.lenet import lenet5, lenet_300_100
+from sipp.experiments.nets.lenet import digits_fc, lenet5, lenet_300_100
 from sipp.experiments.nets.lstm import lstm
 from sipp.experiments.nets.vgg import vgg16_bn
 from sipp.experiments.nets.wide_resnet import wide_resnet
@@ -27,6 +27,7 @@ MNIST = (1, 28, 28)
 DIGITS = (1, 8, 8)
 IMAGENET_CLASSES = 1000
 CNN5_WIDTH = 64
+DIGITS_CNN5_WIDTH = 16
 WRN_FACTOR = 8
 DENSENET_GROWTH = 12
 
@@ -54,6 +55,8 @@ NETS: dict[str, NetSpec] = {
     "lenet-5": NetSpec(lenet5, MNIST),
     "lstm": NetSpec(lstm, DIGITS),
     "digits-cnn": NetSpec(digits_cnn, DIGITS),
+    "digits-cnn5": NetSpec(partial(digits_cnn5, DIGITS_CNN5_WIDTH), DIGITS),
+    "digits-fc": NetSpec(digits_fc, DIGITS),
     "resnet18": NetSpec(partial(imagenet_resnet, 18), IMAGENET, IMAGENET_CLASSES),
     "resnet34": NetSpec(partial(imagenet_resnet, 34), IMAGENET, IMAGENET_CLASSES),
     "resnet50": NetSpec(partial(imagenet_resnet, 50), IMAGENET, IMAGENET_CLASSES),

@@ -20,7 +20,7 @@ from sipp.experiments.runs.plan import plan
 from sipp.experiments.runs.sharing import take_over
 from sipp.experiments.runs.walk import make_networks
 from sipp.experiments.runs.work import Work
-from sipp.experiments.training.setup import Device, device_named, feed_of, threads
+from sipp.experiments.training.setup import Device, code_of, device_named, feed_of, threads
 from sipp.experiments.training.signals import stop_on_signals
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import EpochRow
@@ -75,11 +75,12 @@ def run(
     # On Ray the GPUs may be those of other machines, and this process trains nothing.
     target = torch.device("cuda") if engine == "ray" and device == "cuda" else device_named(device)
     names = [stage.name for stage in plan(recipe)]
+    code = code_of(recipe)  # before anything is written: this calls the user's own code, if there is any
     with threads(recipe.n_threads), stop_on_signals() as wish:
         place = torch.device("cpu") if engine == "ray" else target
         feed = feed_of(recipe, data_root=data_root, device=place, n_workers=n_workers)
         device_name = target.type if processes.count == 1 else f"{target.type} x {processes.count}"
-        origin = runs.Origin(data=feed.splits.digest, code=runs.code_version(), device=device_name)
+        origin = runs.Origin(data=feed.splits.digest, code=code, device=device_name)
         with ExitStack() as stack:
             opened = runs.open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
             store = from_leader(processes, lambda: stack.enter_context(opened))

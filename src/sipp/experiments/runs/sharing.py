@@ -6,7 +6,7 @@ with one more method, seed or level, another pipeline or another loss in retrain
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from sipp.storage.files import Values
 from sipp.storage.run_schemas import Manifest
 
 TAKEN = "taken_from"  # in the record of a network that another run made: that run's folder
-DENSE_KEYS = ("net", "init", "data", "train", "n_threads")  # of a configuration: what decides the dense network
+DENSE_KEYS = ("net", "init", "data", "train", "n_threads", "code")  # of a configuration: what decides the dense network
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ def stage_values(recipe: Recipe, stage: Stage) -> Values:
     """Everything that decides the numbers of a stage's network, beside data, code and device."""
     config, spec = config_of(recipe), recipe.prune
     values: Values = {"seed": stage.seed, **{key: config[key] for key in DENSE_KEYS}}
+    values["train"] = {key: value for key, value in values["train"].items() if key != "eval_every"}  # which only looks
     if stage.method is None:
         return values
     arm = arm_of(stage.method)
@@ -58,12 +59,9 @@ def stage_key(recipe: Recipe, stage: Stage) -> str:
 
 
 def find_made(
-    root: Path, recipe: Recipe, stages: Iterable[Stage], origin: runs.Origin, *, accept_changes: bool = False
+    root: Path, recipe: Recipe, stages: Iterable[Stage], suits: Callable[[Manifest], bool]
 ) -> dict[Stage, Found]:
-    """Which of these stages another run below `root` has finished with the same data, code and device.
-
-    With `accept_changes` the code and the device may be others; the data never.
-    """
+    """Which of these stages another run below `root` has finished whose manifest suits."""
     wanted = {stage_key(recipe, stage): stage for stage in stages}
     found: dict[Stage, Found] = {}
     own = runs.run_name(config_of(recipe))
@@ -75,16 +73,15 @@ def find_made(
             other = check_recipe(manifest.config, where=str(folder))
         except SippError:  # a run of another version, or broken: `sipp runs` says so, nothing is taken from it
             continue
-        if not _same_origin(manifest, origin, accept_changes):
-            continue
-        for stage in plan(other):
+        for stage in plan(other) if suits(manifest) else ():
             key = stage_key(other, stage)
             if key in wanted and pairs.has_pair(folder / stage.name, runs.FINAL):
                 found[wanted.pop(key)] = Found(folder / stage.name, folder.name, manifest)
     return found
 
 
-def _same_origin(manifest: Manifest, origin: runs.Origin, accept_changes: bool) -> bool:
+def same_origin(manifest: Manifest, origin: runs.Origin, *, accept_changes: bool) -> bool:
+    """Whether all numbers of a run come from this data, code and device; accepted changes are never of the data."""
     if any(one.data != origin.data for one in manifest.origins):
         return False
     return accept_changes or all((one.code, one.device) == (origin.code, origin.device) for one in manifest.origins)
@@ -100,7 +97,10 @@ def take_over(
     """
     todo = [stage for stage in plan(recipe) if not pairs.has_pair(store.stage(stage.name), runs.FINAL)]
     taken: dict[Stage, str] = {}
-    for stage, one in find_made(store.folder.parent, recipe, todo, origin, accept_changes=accept_changes).items():
+    found = find_made(
+        store.folder.parent, recipe, todo, lambda one: same_origin(one, origin, accept_changes=accept_changes)
+    )
+    for stage, one in found.items():
         loaded = runs.load_if_sound(one.folder, runs.FINAL)
         if loaded is None:  # damaged: trained here
             continue
