@@ -16,6 +16,7 @@ from sipp.report import palette, series, words
 from sipp.report.panels import panels_of
 from sipp.report.plots import Plot, pruned_plots, run_plots
 from sipp.report.read import Broken, PrunedModel, Result, Run
+from sipp.report.size_and_speed import BENCH, bench_finding, bench_plots
 from sipp.report.words import Finding, number
 from sipp.scoring.methods import Style
 from sipp.storage.marks import PAGE_MARK
@@ -80,7 +81,7 @@ def render(
             found = run_plots(result, ident)
             parts.append(_run_part(result, ident, found))
         else:
-            found = pruned_plots(result, ident)
+            found = pruned_plots(result, ident) | bench_plots(result, ident)
             parts.append(_pruned_part(result, ident, found))
         plots |= {plot["id"]: plot for plot in found.values()}
     runs = [result for result in results if isinstance(result, Run)]
@@ -315,6 +316,8 @@ def _pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Par
     sections = [Section("Promises", promise, [[plots["statements"]["id"]]])]
     if "layers" in plots:
         sections.append(Section("Layers", Finding(heading, detail), [[plots["layers"]["id"]]]))
+    if pruned.bench is not None:
+        sections.append(Section("Size and speed", bench_finding(pruned.bench), [[plots[name]["id"]] for name in BENCH]))
     return Part(
         ident=ident,
         kicker="pruned model",
