@@ -13,7 +13,7 @@ from sipp.storage.files import read_json
 from sipp.storage.network_schemas import BoundRecord, CertificateRecord, NetworkRecord, PrunedRecord
 from sipp.storage.run_schemas import Accuracy, EpochRow, Manifest, checked, plain
 
-RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*/manifest.json"))
+RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*/*/manifest.json"))
 
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
