@@ -251,7 +251,7 @@ def sums(
     n_groups, n_rows = weights.n_groups, weights.n_rows
     for start in range(first, last, BLOCK):
         for g in range(n_groups):
-            block = patches + g * weights.fan_in * step + start * FLOAT
+            block = patches_GKP + g * weights.fan_in * step + start * FLOAT
             copy_lines(block, step, weights.fan_in, last - start, a, LINE)
             _call_4(denominators, a, weights_at, g, d)
             for line in range(2 * n_rows):
