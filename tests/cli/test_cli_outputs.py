@@ -25,6 +25,7 @@ READS = {
     "score": ("--weights", "--data"),
     "compare": ("--weights", "--data", "--holdout"),
     "certify": (*ALL, "--verify"),
+    "eval": ("--dense", "--pruned", "--data"),
     "bench": ("--weights", "--data"),
     "run": ("RECIPE", "--data"),
     "runs": ("--out",),  # which only lists

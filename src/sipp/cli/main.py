@@ -1,4 +1,4 @@
-"""The command line: `sipp demo, score, prune, compare, certify, run, runs, report, data, bench`.
+"""The command line: `sipp demo, score, prune, compare, certify, eval, run, runs, report, data, bench`.
 
 Exit codes: 0 done; 1 unexpected (a bug: `--debug` shows the traceback); 2 wrong input; 3 not certified, or not
 verified: nothing was written; 130 stopped by Ctrl-C, 143 by SIGTERM. Results go to stdout (`--json`: one document),
@@ -25,6 +25,7 @@ COMMANDS = {
     "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
     "compare": "Prune a network by every method at a few keeps, print what each does to its output, and which to use.",
     "certify": "Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier.",
+    "eval": "Measure accuracy, loss and epsilon of a pruned network beside the dense one.",
     "run": "Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.",
     "runs": "List the runs in a folder, and how far each is.",
     "report": "Show runs, finished or not, on one page that needs no network, and as figures for print.",
