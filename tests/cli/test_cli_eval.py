@@ -100,8 +100,8 @@ def test_a_folder_of_hugging_face_is_pruned_and_measured_without_python(hf: Path
     done = run("prune", *model[:2], *words)
     assert done.returncode == 0 and "sentences of sentences.txt" in done.stdout, done.stderr
     done = run(
-        "eval", *model, "--dense", hf / "model.safetensors", "--pruned", tmp_path / "net", "--data", hf / "labelled.txt",
-        "--json",
+        "eval", *model, "--dense", hf / "model.safetensors", "--pruned", tmp_path / "net",
+        "--data", hf / "labelled.txt", "--json",
     )  # fmt: skip
     found = json.loads(done.stdout)
     assert found["dense_accuracy"] is not None and 0 < found["error_mean"] < 10, done.stderr

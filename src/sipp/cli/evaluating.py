@@ -36,7 +36,8 @@ class Evaluation:
         if self.dense_accuracy is not None and self.pruned_accuracy is not None:
             change = 100 * (self.pruned_accuracy - self.dense_accuracy)
             lines.append(
-                f"accuracy:        {self.pruned_accuracy:.2%} pruned, {self.dense_accuracy:.2%} dense ({change:+.2f} points)"
+                f"accuracy:        {self.pruned_accuracy:.2%} pruned, {self.dense_accuracy:.2%} dense "
+                f"({change:+.2f} points)"
             )
         if self.dense_loss is not None and self.pruned_loss is not None:
             lines.append(f"loss:            {self.pruned_loss:.4g} pruned, {self.dense_loss:.4g} dense (cross-entropy)")

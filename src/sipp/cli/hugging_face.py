@@ -32,6 +32,7 @@ def hf_model(spec: str) -> nn.Module:
     folder = folder_of(spec)
     with needed_for("--model hf:DIR"):
         import transformers
+    transformers.utils.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         names = getattr(config, "architectures", None) or []
@@ -41,7 +42,7 @@ def hf_model(spec: str) -> nn.Module:
         made: Any = kind.from_pretrained(folder, config=config, local_files_only=True, use_safetensors=True)
     except Exception as error:  # a folder may be broken in any way
         raise ModelError(
-            f"{folder} could not be loaded ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})",
+            f"{folder} could not be loaded ({type(error).__name__}: {error!s:.200})",
             fix="give a whole folder of save_pretrained with model.safetensors",
         ) from error
     network: nn.Module = made

@@ -293,6 +293,8 @@ def pruned_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
         contradicted=record.conditions is not None and record.conditions.contradicted,
         measured=None if record.measured is None else record.measured.words,
     )
+    for one in pruned.certificates:
+        cards = statement_cards(one, None, None, contradicted=False)[:1] + cards
     statements: Plot = {"kind": "facts", "title": "What is promised", "choices": [], "views": cards}
     found = {"layers": layers if record.layers else {}, "statements": statements}
     return {key: {"id": f"{ident}-{key}", **plot} for key, plot in found.items() if plot}
