@@ -205,7 +205,7 @@ def _run_sections(run: Run, plots: dict[str, Plot]) -> list[Section]:
     promised = ["certified", "theory"] if _is_met(run) else ["certified"]
     # The sections in their order: a new one is a row here, with its plots in `run_plots`
     wanted = [
-        ("Accuracy", words.accuracy_finding(run), [["accuracy"]]),
+        ("Accuracy", words.accuracy_finding(run), [["pruned", "retrained"], ["accuracy"]]),
         (
             "Promises",
             words.certificate_finding(run),

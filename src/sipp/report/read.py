@@ -162,7 +162,5 @@ def _certificates(folder: Path, record: PrunedRecord) -> tuple[tuple[Certificate
             marks.append(f"{path.name} is a certificate of other networks, and not shown.")
         else:
             found.append(one)
-            marks.append(
-                f"{path.name} is shown as it stands in its file; sipp certify --verify checks it on its points."
-            )
+            marks.append(f"{path.name} is shown as it is; sipp certify --verify checks it on its points.")
     return tuple(found), tuple(marks)

@@ -86,8 +86,11 @@ def method_table(run: Run) -> Table | None:
             tone = "" if change is None else tone_of(change)
             cells.append(Cell(_percent(value), tone, "; ".join(x for x in (change_words, title) if x)))
         rows.append((method, tuple(cells)))
-    head = ("method", *(f"keep {_percent(keep)}" for keep in levels.values()))
-    return Table("Top-1 accuracy after training, mean over seeds; the darker, the more was lost", head, tuple(rows))
+    head = ("method / keep", *(_percent(keep) for keep in levels.values()))
+    near = (
+        f"Green: within {100 * TOLERANCE:g} points of the dense network, paler up to 1 point; orange and red: beyond."
+    )
+    return Table(f"Top-1 accuracy after training, mean over seeds. {near}", head, tuple(rows))
 
 
 def _by_level(run: Run, metric: str) -> dict[tuple[str, int], float]:
