@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sipp.numerics import integers
-from sipp.scoring.kernels import boundary, reference
+from sipp.scoring.kernels import boundary
 from sipp.scoring.kernels.cpu import block_loops, every_product, layer_loops, packing, plain_loops
+from sipp.scoring.kernels.cpu.extremes import cuts_of, n_threads
+from sipp.scoring.kernels.cpu.extremes import extremes as extremes
 from sipp.scoring.kernels.cpu.host import run_parallel
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
@@ -42,10 +43,7 @@ from sipp.scoring.kernels.cpu.layout import (
 
 FUSED = True  # has `max_ratios` and `mean_ratios`
 IN_FLOAT64 = plain_loops
-SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
-
-_SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
 
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
@@ -165,7 +163,7 @@ def mean_ratios(
     calls = numbers(_calls(layer)._replace(add_means=add_means.address))
     shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
 
-    stretches = [_starts(first, last, n_positions) for first, last in _cuts(n_points, torch.get_num_threads())]
+    stretches = [_starts(first, last, n_positions) for first, last in cuts_of(n_points, torch.get_num_threads())]
     shape = (n_groups, fan_in, _padded(n_rows))
     bests = [boundary.zeros(*shape) for _ in stretches]
     totals = [boundary.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
@@ -241,51 +239,14 @@ def _starts(first: int, last: int, n_positions: int) -> Tensor:
     return torch.cat((starts, integers(last, last + 1) * n_positions))
 
 
-def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(lowest up to 0, highest from 0, smallest magnitude above 0 or infinity) of each line, in one reading.
-
-    A NaN makes the highest (or, with its sign bit set, the lowest) NaN. Other dtypes than float32 go the slow way.
-    """
-    boundary.check_lines("extremes", values_BN, device="cpu")
-    if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
-        return reference.extremes(values_BN)
-    found = boundary.zeros(len(values_BN), 3, dtype=torch.int64)
-
-    stretches = _cuts(len(values_BN), _n_threads(values_BN))
-
-    def work(i: int) -> None:
-        first, last = stretches[i]
-        lines = values_BN[first:last].detach()
-        step, n = lines.stride(0), lines.shape[1]
-        packing.extremes(lines.data_ptr(), last - first, step, n, boundary.address(found[first:last], torch.int64))
-
-    run_parallel(work, len(stretches))
-    signed, unsigned, below = found.unbind(1)
-    highest = torch.where(signed > 0, signed, 0).to(torch.int32).view(torch.float32)
-    lowest = torch.where(unsigned > _SIGN_BIT, unsigned - 2 * _SIGN_BIT, 0).to(torch.int32).view(torch.float32)
-    smallest = (below + 1).clamp(max=_INFINITY_BITS).to(torch.int32).view(torch.float32)
-    return lowest, highest, smallest
-
-
 def _skipping() -> tuple[int, int]:
     """Where the two functions lie that compute only what can raise a maximum."""
     return block_loops.turn_lines.address, block_loops.raise_best.address
 
 
-def _n_threads(values: Tensor) -> int:
-    """How many threads read through these values once."""
-    return torch.get_num_threads() if values.numel() >= SHARED_VALUES else 1
-
-
-def _cuts(n: int, n_parts: int) -> list[tuple[int, int]]:
-    """0..n cut into at most n_parts stretches of nearly the same length."""
-    cuts = [n * i // n_parts for i in range(n_parts + 1)]
-    return [(first, last) for first, last in pairwise(cuts) if last > first] or [(0, 0)]
-
-
 def _stretches(n_patches: int) -> list[tuple[int, int]]:
     """The patches cut into one stretch of whole blocks for each of torch's threads."""
-    cuts = _cuts(-(-n_patches // BLOCK), torch.get_num_threads())
+    cuts = cuts_of(-(-n_patches // BLOCK), torch.get_num_threads())
     return [(first * BLOCK, min(last * BLOCK, n_patches)) for first, last in cuts]
 
 
@@ -297,7 +258,7 @@ def _padded(n_rows: int) -> int:
 def _by_ranks(work: Callable[[tuple[int, int]], None], weight_GRK: Tensor) -> None:
     """Calls work(stretch) for stretches of whole ranks of rows, on threads where there is enough to do."""
     n_rows = weight_GRK.shape[1]
-    cuts = _cuts(_padded(n_rows) // RANK, _n_threads(weight_GRK))
+    cuts = cuts_of(_padded(n_rows) // RANK, n_threads(weight_GRK))
     run_parallel(lambda i: work((cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows))), len(cuts))
 
 
@@ -404,7 +365,7 @@ def _packed(weight_GRK: Tensor) -> PackedWeights:
         places_GNK=boundary.array(places, torch.int32),
         ends_GNCQ=boundary.array(ends, torch.int32),
     )
-    weight, cuts = _array(weight_GRK), _cuts(n_panels, _n_threads(weight_GRK))
+    weight, cuts = _array(weight_GRK), cuts_of(n_panels, n_threads(weight_GRK))
     work = boundary.blank(len(cuts), fan_in + 2**PANEL + 2, dtype=torch.int64)  # each thread's patterns, their counts
     weights_at = numbers(packed)
 
