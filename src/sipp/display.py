@@ -51,7 +51,8 @@ def pruned_table(pruned: Pruned) -> str:
     for row in rows:
         table.add_row(*(row[i] for i in shown))
     lines = [
-        f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%})",
+        f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%})"
+        + ("" if pruned.pattern is None else f", {pruned.pattern} along every row"),
         text_of(table),
         *column_words(names, any(value is not None for layer in pruned.layers for value in bounds_of(layer))),
         *statement_lines(pruned),

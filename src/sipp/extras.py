@@ -16,6 +16,9 @@ EXTRAS = {
     "accelerate": ("accelerate", "train"),
     "ray": ("ray", "ray"),
     "transformers": ("transformers", "hf"),
+    "onnx": ("onnx", "onnx"),
+    "onnxscript": ("onnxscript", "onnx"),
+    "onnxruntime": ("onnxruntime", "onnx"),
 }
 
 

@@ -16,8 +16,9 @@ from sipp.errors import DataError
 from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
 from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
+from sipp.storage.bench_schemas import BenchRecord, read_bench
 from sipp.storage.files import read_file
-from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.marks import BENCH_NAME, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.network_schemas import CertificateRecord, NetworkRecord, PrunedRecord, ScoreBins
 from sipp.storage.run_schemas import OriginRecord, checked
 
@@ -54,6 +55,7 @@ class PrunedModel:
     name: str
     record: PrunedRecord
     marks: tuple[str, ...]  # what could not be checked
+    bench: BenchRecord | None = None  # size and speed, where `sipp bench` left a record of them
     certificates: tuple[CertificateRecord, ...] = ()  # that `sipp certify --out` wrote beside it
 
 
@@ -106,7 +108,7 @@ def files_read(paths: Sequence[Path]) -> list[Path]:
     found = []
     for path in paths:
         for folder in [path] if _is_result(path) else (inner for inner in _folders(path) if _is_result(inner)):
-            names = (MANIFEST, RECORDS, RECORD_NAME, WEIGHTS_NAME)
+            names = (MANIFEST, RECORDS, RECORD_NAME, WEIGHTS_NAME, BENCH_NAME)
             found += [folder / name for name in names] + sorted(folder.glob(f"*/{FINAL}.*"))
     return found
 
@@ -141,14 +143,20 @@ def read_pruned(folder: Path) -> PrunedModel:
     """The pruned model in this folder, as its report describes it."""
     record, marks = reading.read_pruned(folder)
     certificates, more = _certificates(folder, record)
-    return PrunedModel(folder.resolve().name, record, (*marks, *more), certificates)
+    bench = read_bench(folder / BENCH_NAME) if (folder / BENCH_NAME).exists() else None
+    if bench is not None and bench.pruned_hash != record.pruned_hash:
+        bench, marks = (
+            None,
+            (*marks, f"{BENCH_NAME} speaks of another network, and is not shown: run sipp bench again."),
+        )
+    return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates)
 
 
 def _certificates(folder: Path, record: PrunedRecord) -> tuple[tuple[CertificateRecord, ...], tuple[str, ...]]:
     """The certificates that lie beside a network, and marks for those that are not about it or cannot be read."""
     found, marks = [], []
     for path in sorted(folder.glob("*.json")):
-        if path.name == RECORD_NAME:
+        if path.name in (RECORD_NAME, BENCH_NAME):
             continue
         try:
             values = json.loads(read_file(path)) if path.stat().st_size <= MOST_CERTIFICATE else None
