@@ -29,9 +29,9 @@ def folder_of(spec: str) -> Path:
 
 def hf_model(spec: str) -> nn.Module:
     """The network of the folder, of the class that its configuration names, from safetensors only: no code is run."""
-    folder = folder_of(spec)
     with needed_for("--model hf:DIR"):
         import transformers
+    folder = folder_of(spec)
     transformers.utils.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
