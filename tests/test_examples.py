@@ -10,12 +10,18 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 SHOWS = {
+    "accelerate_loop.py": r"prunable weights are not zero after training with Accelerate",
+    "image_folder.py": r"With 95 % confidence, for all but at most 5 % of inputs",
+    "lightning_fit.py": r"prunable weights are not zero after training with Lightning",
     "hf_trainer.py": r"prunable weights are not zero after training",
     "lstm.py": r"sipp-hybrid: \d+\.\d% at half",
     "prune_and_retrain.py": r"2,382 of 23,824 prunable weights are not zero",
     "prune_to_tolerance.py": r"checked again: the same",
     "transformer.py": r"With 95 % confidence, for all but at most 5 % of inputs",
 }
+
+
+NEEDS = {"hf_trainer.py": "transformers", "accelerate_loop.py": "accelerate", "lightning_fit.py": "lightning"}
 
 
 def shares(text: str) -> dict[str, float]:
@@ -27,8 +33,9 @@ def shares(text: str) -> dict[str, float]:
 def test_the_script_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if path.name == "hf_trainer.py" and importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed")
+    needs = NEEDS.get(path.name)
+    if needs is not None and importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -41,5 +48,5 @@ def test_the_script_runs(
         assert found["pruned, retrained"] > found["pruned"] + 20, shown
 
 
-def test_there_are_five() -> None:
+def test_there_are_eight() -> None:
     assert [path.name for path in EXAMPLES] == sorted(SHOWS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from decimal import ROUND_CEILING, Context, Decimal
+from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ WIDTH = 118
 SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
 PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
 LABEL = 17  # columns before the text of a statement
+NAME_LENGTH = 28  # of a weight in a table: a longer name is cut in the middle
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 MUCH = 0.5  # of its length: an output that moved further than this is warned of
 SHOWN_AS = {"whole": "lossless"}  # all that ever mattered on the calibration points is kept
@@ -28,13 +30,10 @@ def pruned_table(pruned: Pruned) -> str:
     """The layers of a pruned network, what each keeps and what is promised, and the statements below."""
     names = sorted({name for layer in pruned.layers for name in layer.strategies})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("weight", overflow="fold")
-    columns = ("rows", "fan-in", "kept", "keep", *(SHOWN_AS.get(name, name) for name in names), "dead rows")
-    for column in (*columns, *BOUND_COLUMNS):
-        table.add_column(column, justify="right")
-    for layer in pruned.layers:
-        table.add_row(
-            layer.name,
+    columns = ("weight", "rows", "fan-in", "kept", "keep", *(SHOWN_AS.get(name, name) for name in names), "dead rows")
+    rows = [
+        (
+            short_name(layer.name),
             str(layer.n_rows),
             str(layer.fan_in),
             f"{layer.kept:,}",
@@ -43,10 +42,19 @@ def pruned_table(pruned: Pruned) -> str:
             str(len(layer.dead_rows) or ""),
             *(number(value) for value in bounds_of(layer)),
         )
+        for layer in pruned.layers
+    ]
+    shown = [i for i in range(len(columns) + len(BOUND_COLUMNS)) if any(row[i] for row in rows)]  # not what is empty
+    for i in shown:
+        header = (*columns, *BOUND_COLUMNS)[i].replace(" ", "\n")  # narrow
+        table.add_column(header, justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
     lines = [
         f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%})"
         + ("" if pruned.pattern is None else f", {pruned.pattern} along every row"),
         text_of(table),
+        *column_words(names, any(value is not None for layer in pruned.layers for value in bounds_of(layer))),
         *statement_lines(pruned),
     ]
     if pruned.choice is not None:
@@ -65,6 +73,46 @@ def pruned_table(pruned: Pruned) -> str:
             + (", ..." if len(dead) > 6 else "")
         )
     return "\n".join(lines)
+
+
+def short_name(name: str) -> str:
+    """A name that fits a table: its first and last parts, with '...' between them where it is long."""
+    if len(name) <= NAME_LENGTH:
+        return name
+    half = (NAME_LENGTH - 3) // 2
+    return f"{name[: NAME_LENGTH - 3 - half]}...{name[-half:]}"
+
+
+# What the columns of a table of layers mean
+_STRATEGY_WORDS = {
+    "det": "det: rows that keep their most sensitive weights",
+    "rand": "rand: rows whose weights are drawn",
+    "lossless": "lossless: rows that keep all that ever mattered on the calibration points",
+}
+_BOUND_WORDS = (
+    "eps: largest relative error of a row, with the assumed and the measured constant (T5-T9, T19)",
+    "Delta: how much terms of both signs cancel",
+    "layer bound: eps measured x Delta",
+)
+
+
+def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
+    """A line or two below a table of layers: what its columns mean."""
+    shown = (SHOWN_AS.get(name, name) for name in strategies)
+    words = [_STRATEGY_WORDS[name] for name in shown if name in _STRATEGY_WORDS]
+    words += _BOUND_WORDS if has_bounds else ()
+    text = "; ".join(words)
+    return [textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ")] if text else []
+
+
+def pruned_html(pruned: Pruned) -> str:
+    """The same as HTML, for a notebook: one sentence, then the table and the statements, folded away."""
+    text = escape(pruned_table(pruned))
+    first, _, rest = text.partition("\n")
+    return (
+        f"<div><strong>{first}</strong><p>{escape(cost_of(pruned))}</p>"
+        f"<details><summary>Layers and statements</summary><pre>{rest}</pre></details></div>"
+    )
 
 
 def budget_line(pruned: Pruned) -> str:

@@ -15,6 +15,7 @@ EXTRAS = {
     "sklearn": ("scikit-learn", "train"),
     "accelerate": ("accelerate", "train"),
     "ray": ("ray", "ray"),
+    "transformers": ("transformers", "hf"),
     "onnx": ("onnx", "onnx"),
     "onnxscript": ("onnxscript", "onnx"),
     "onnxruntime": ("onnxruntime", "onnx"),

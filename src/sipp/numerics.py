@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -70,6 +70,18 @@ def budget_of(keep: float, n_weights: int) -> int:
             option="keep",
         )
     return budget
+
+
+def places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """The place along each dimension of flat indices, the last dimension running fastest.
+
+    torch.unravel_index imports half a second of packages at its first call.
+    """
+    places: list[Tensor] = []
+    for size in reversed(sizes):
+        places.insert(0, flat % size)
+        flat = flat // size
+    return places
 
 
 @contextmanager

@@ -25,6 +25,7 @@ READS = {
     "score": ("--weights", "--data"),
     "compare": ("--weights", "--data", "--holdout"),
     "certify": (*ALL, "--verify"),
+    "eval": ("--dense", "--pruned", "--data"),
     "bench": ("FILE", "--weights", "--data"),
     "inspect": ("FILE",),
     "export": ("FILE", "--data"),

@@ -397,7 +397,7 @@ def test_the_table_shows_what_a_person_asks() -> None:
         "keep",
         "det",
         "rand",
-        "dead rows",
+        "fan-in",
         "eps",
         "Delta",
         "layer bound",

@@ -48,7 +48,7 @@ def test_a_broken_page_fails_the_same_check(tmp_path: Path) -> None:
 
 
 def test_all_plots_are_drawn(played: Visit) -> None:
-    assert played.seen["figures"] == played.seen["drawn"] == 8
+    assert played.seen["figures"] == played.seen["drawn"] == 10
 
 
 def test_legend_hides_and_shows(played: Visit) -> None:
@@ -87,8 +87,11 @@ def test_choices_change_the_plot(played: Visit) -> None:
     assert "top-1 accuracy" in played.seen["label"] and "change" not in played.seen["label"]
 
 
+SAVED = "resnet56-cifar10-iterative-resnet56-on-cifar10-accuracy-against-keep"
+
+
 def test_downloads(played: Visit) -> None:
-    assert played.seen["saved"] == ["part0-accuracy.csv", "part0-accuracy.png"]
+    assert played.seen["saved"] == [f"{SAVED}.csv", f"{SAVED}.png"]
     lines = played.seen["csv"].strip("\ufeff\r\n").split("\r\n")
     assert len(lines) == 101 and lines[1].startswith('"sipp-hybrid",0.85,')
     assert played.seen["png"] == "PNG" and played.seen["pngSize"] > 10_000
@@ -97,7 +100,7 @@ def test_downloads(played: Visit) -> None:
 def test_readable_on_a_phone(page: str, tmp_path: Path) -> None:
     found = visit(page, tmp_path, width=PHONE, steps=LOOK + "return seen;")
     assert found.problems() == [] and found.width == PHONE
-    assert found.seen["figures"] == found.seen["drawn"] == 8
+    assert found.seen["figures"] == found.seen["drawn"] == 10
     assert found.seen["scale"] > 0.95  # plots are drawn for this width, not shrunk to it: text keeps its size
 
 

@@ -101,7 +101,8 @@ def test_small(page: str) -> None:
     assert len(page.encode()) < MAX_BYTES
     plots = data_of(page)["plots"]
     assert {key.removeprefix("part0-") for key in plots} == {
-        "accuracy", "certified", "theory", "statements", "layers", "allocation", "scores", "times"
+        "pruned", "retrained", "accuracy", "certified", "theory", "statements", "layers", "allocation", "scores",
+        "times",
     }  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
     folder = pruned_folder(tmp_path / "net", certificate=certificate(0.2501))
     made = render(read_results([folder]), version="sipp test")
     assert faults(made) == []
-    assert "certifies outputs within 25.1 %" in made and "sipp-hybrid at 21.32 % keep" in made  # rounded up
+    assert "certifies outputs within 25.1 %" in made and "sipp-hybrid at 21.3 % keep" in made  # rounded up
     assert "2 rows died in 1 layers" in made and "0.weight keeps" not in made and "1.weight keeps least" in made
     refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))
     assert "Certificate: not certified" in render(read_results([refused]), version="sipp test")

@@ -87,5 +87,5 @@ def test_no_holdout_no_certificate(tmp_path: Path) -> None:
 def test_the_page_of_a_real_run(done: Finished) -> None:
     page = render(read_results([done.folder.parent]), version="sipp test")
     assert faults(page) == [] and "not finished: " not in page
-    assert len(data_of(page)["plots"]) == 8
+    assert len(data_of(page)["plots"]) == 10
     assert done.records[1]["certificate"]["sentence"].split(":")[0] in json.dumps(data_of(page))

@@ -142,7 +142,7 @@ def test_one_seed_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
-        (0.03125, "share", "3.125 %"),
+        (0.03125, "share", "3.12 %"),
         (-0.0123, "points", "-1.23 points"),
         (0.5, "seconds", "0.5 s"),
         (75.0, "seconds", "1 min 15 s"),

@@ -85,13 +85,15 @@ def row_totals(values_FK: Tensor) -> Tensor:
     if values_FK.device.type != "cpu":
         return values_FK.sum(1, dtype=BOUND_DTYPE)
     rows = as_array(values_FK)
-    result = np.empty(len(rows))
-
-    def work(_: int, first: int, end: int, __: np.ndarray) -> None:
-        _fill_totals(rows[first:end], result[first:end])
-
-    over_rows(work, [rows.shape], n_scratch=0)
-    return torch.from_numpy(result)
+    lanes = np.zeros((len(rows), LANES))
+    for start in range(0, rows.shape[1], LANES):
+        part = rows[:, start : start + LANES]
+        lanes[:, : part.shape[1]] += part
+    width = LANES // 2
+    while width > 0:
+        lanes = lanes[:, :width] + lanes[:, width:]
+        width //= 2
+    return torch.from_numpy(lanes[:, 0].copy())
 
 
 def check_rows(where: str, values_FK: Tensor, *, beside: Sequence[Tensor] = (), numbers: Sequence[Tensor] = ()) -> None:
@@ -162,12 +164,6 @@ def total_of(values_K: np.ndarray) -> float:
         for i in range(part.shape[0]):
             lanes[i] += np.float64(part[i])
     return joined(lanes)
-
-
-@compiled
-def _fill_totals(rows_FK: np.ndarray, total_F: np.ndarray) -> None:
-    for i in range(rows_FK.shape[0]):
-        total_F[i] = total_of(rows_FK[i])
 
 
 @compiled

@@ -32,7 +32,7 @@ from sipp.inputs.batches import Data, batches_of, points_at
 from sipp.inputs.capture import Forms, OnUse, capture, depends_on_batch
 from sipp.inputs.layers import Selector
 from sipp.inputs.subject import Subject, subject_of
-from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rounding
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
 from sipp.options import DELTA, Constants, Scoring
 from sipp.records import Batch, DrawUnit, Use, Weight, to_rows
 from sipp.scoring.sensitivities import chunk_of, score
@@ -352,7 +352,7 @@ def _patches(use: Use, most: int) -> Iterator[Tensor]:
     sizes = windows.shape[1 : 2 + use.n_position_dims]
     for start in range(0, sizes.numel(), most):
         flat_P = torch.arange(start, min(start + most, sizes.numel()), dtype=torch.int64, device=windows.device)
-        at: list[Any] = [slice(None), *torch.unravel_index(flat_P, sizes)]
+        at: list[Any] = [slice(None), *places_of(flat_P, sizes)]
         patches_GPK = windows[tuple(at)].flatten(2).to(BOUND_DTYPE)
         peak_GP1 = patches_GPK.abs().amax(2, keepdim=True)
         yield patches_GPK / torch.where(peak_GP1 > 0, peak_GP1, torch.ones_like(peak_GP1))

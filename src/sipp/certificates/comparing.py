@@ -144,14 +144,14 @@ def _measure(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
     no_n = torch.zeros(n, dtype=torch.bool, device=f.device)
     has_classes = f.dim() == 2 and f.shape[1] > 1
     finite_n = g_nk.isfinite().all(1)
-    truth_n = _classes(batch, n) if has_classes else None
+    truth_n = classes_of(batch, n) if has_classes else None
     same_n = finite_n & (f_nk.argmax(1) == g_nk.argmax(1)) if has_classes else no_n
     right_n = no_n if truth_n is None else finite_n & (g_nk.argmax(1) == truth_n)
     found = (far_n, size_n, no_n | has_classes, same_n, no_n | (truth_n is not None), right_n)
     return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
 
 
-def _classes(batch: Batch, n: int) -> Tensor | None:
+def classes_of(batch: Batch, n: int) -> Tensor | None:
     """The labels, where they are class numbers: one whole number a point."""
     try:
         labels = torch.as_tensor(batch.labels, device="cpu")
@@ -181,7 +181,7 @@ def _points(subject: Subject, holdout: Data | None) -> _Points:
 def _usual(points: _Points) -> tuple[Method, ...]:
     """The usual methods; with class numbers as labels those that need them too."""
     batches = list(batches_of(points.chosen))
-    return USUAL + (LABELLED if all(_classes(batch, batch.n_points) is not None for batch in batches) else ())
+    return USUAL + (LABELLED if all(classes_of(batch, batch.n_points) is not None for batch in batches) else ())
 
 
 def _row(pruned: Pruned, keep: float, found: _Found) -> Compared:

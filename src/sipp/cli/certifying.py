@@ -11,6 +11,7 @@ from torch import nn
 import sipp
 from sipp.certificates.claims import AccuracyCertificate, Certificate, certify_accuracy, from_json, to_json, verify
 from sipp.cli.errors import Trouble, at
+from sipp.cli.evaluating import evaluate
 from sipp.cli.files import CERTIFICATE, check_file, check_ledger, write_file
 from sipp.cli.models import load_model, read_text, weights_read
 from sipp.cli.options import output_of
@@ -100,7 +101,7 @@ def _load(request: CertifyRequest) -> Material:
 def _points(request: CertifyRequest, spec: str, option: str, network: nn.Module) -> Points:
     """The points of a holdout (so many, all of a file, 1,000 of a large set) or of a calibration set (all)."""
     role: Role = "holdout" if option == "--holdout" else "calibration"
-    source = open_source(spec, role, option)
+    source = open_source(spec, role, option, model=request.model)
     n_points = None
     if role == "holdout":
         n_points = request.points or default_points(source, role, lambda: 0)
@@ -132,7 +133,17 @@ def _certified(request: CertifyRequest, material: Material) -> Answer:
     if request.out is not None and ok:
         with at(f"--out {request.out}", "give another file"):
             write_file(request.out, to_json(cert).encode(), CERTIFICATE, force=request.force)
-    return Answer(ok, str(cert), json.loads(to_json(cert)))
+    return Answer(ok, f"{cert}{_accuracies(request, material)}", json.loads(to_json(cert)))
+
+
+def _accuracies(request: CertifyRequest, material: Material) -> str:
+    """A line with the accuracy of both networks on these points; empty where no accuracy is asked for, or known."""
+    if not request.accuracy:
+        return ""
+    found = evaluate(*material.networks, material.fresh.batches, output_of(request.output))
+    if found.dense_accuracy is None or found.pruned_accuracy is None:
+        return ""
+    return f"\naccuracy on these points: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
 
 
 def _claim(request: CertifyRequest, material: Material) -> Certificate | AccuracyCertificate:

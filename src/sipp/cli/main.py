@@ -25,6 +25,7 @@ COMMANDS = {
     "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
     "compare": "Prune a network by every method at a few keeps, print what each does to its output, and which to use.",
     "certify": "Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier.",
+    "eval": "Measure accuracy, loss and epsilon of a pruned network beside the dense one.",
     "inspect": "Show what is in the file of a pruned network: bytes of every tensor, method, statements, certificate.",
     "export": "Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared.",
     "run": "Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.",

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sipp.cli.errors import Terminated, Trouble, at
+from sipp.cli.hugging_face import PREFIX, hf_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.nets import NETS, build
 from sipp.experiments.own_code import named
@@ -29,13 +30,13 @@ MOST_TEXT = 1 << 20  # bytes of a certificate
 def load_model(
     spec: str, weights: Path | None = None, *, option: str = "--weights", seed: int = 0, device: str = "cpu"
 ) -> nn.Module:
-    """The network `spec` names, a built-in one or `package.module:callable`, in eval mode, with its weights.
+    """The network `spec` names, a built-in one, `hf:DIR` or `package.module:callable`, in eval mode, with its weights.
 
     Without weights it is freshly initialised, with torch's global generator at `seed`.
     """
     torch.manual_seed(seed)
-    with at(f"--model {spec}", f"give package.module:callable, or one of {', '.join(NETS)}"):
-        model = _build_own(spec) if ":" in spec else build(spec)
+    with at(f"--model {spec}", f"give package.module:callable, hf:DIR, or one of {', '.join(NETS)}"):
+        model = _made(spec)
     if weights is not None:
         with at(f"{option} {weights}", "give the weights that were saved from this very network"):
             _load_into(model, weights_file(weights))
@@ -47,6 +48,13 @@ def load_model(
             fix="give a callable that builds the network on the CPU, with its values",
         )
     return model.to(find_device(device)).eval()
+
+
+def _made(spec: str) -> nn.Module:
+    """A built-in network, the folder of `hf:DIR`, or what a callable of the user's own gives."""
+    if spec.startswith(PREFIX):
+        return hf_model(spec)
+    return _build_own(spec) if ":" in spec else build(spec)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

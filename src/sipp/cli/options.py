@@ -14,15 +14,15 @@ from sipp.cli.errors import Trouble, at
 from sipp.options import Floor, Reduce, check_floor
 
 KINDS = (
-    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors), a folder of images, or noise "
-    "(random:16x3x32x32)"
+    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors; .txt for hf:DIR), a folder of images, "
+    "or noise (random:16x3x32x32)"
 )
 REAL_KINDS = KINDS.rpartition(", or")[0]  # of which a certificate can be made
 DEFAULT_ROOT = Path("data")  # where sets lie
 DEFAULT_RUNS = Path("runs")
 
 Model = Annotated[
-    str, typer.Option(help="A built-in network (resnet20, ...) or package.module:callable of your own code.")
+    str, typer.Option(help="A built-in network (resnet20, ...), package.module:callable of your own code, or hf:DIR.")
 ]
 Weights = Annotated[
     Path | None, typer.Option(help=".safetensors, .pt or a folder of `sipp prune`; default: freshly initialised.")
@@ -37,7 +37,7 @@ PointsOption = Annotated[
     ),
 ]
 HoldoutPoints = Annotated[
-    int | None, typer.Option(help="How many holdout points; default: all of a file, 1,000 of a set.", min=1)
+    int | None, typer.Option(help="How many holdout points; default: all of a file, up to 5,000 of a set.", min=1)
 ]
 Confidence = Annotated[float, typer.Option(help="Confidence of certificates and of statements about shares of inputs.")]
 OutputPart = Annotated[

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sipp.certificates.evidence import point_keys
 from sipp.cli.errors import Trouble, at
+from sipp.cli.hugging_face import sentences
 from sipp.cli.options import DEFAULT_ROOT, KINDS
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import (
@@ -38,8 +39,8 @@ from sipp.inputs.pointkeys import set_hash
 Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "random"]
 
-INPUTS, LABELS = "inputs", "labels"
-N_HOLDOUT = 1000  # points of a built-in set or a folder, unless told otherwise
+INPUTS, LABELS, TEXT = "inputs", "labels", ".txt"
+N_HOLDOUT = 5000  # points of a built-in set or a folder, or all it has, unless told otherwise
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
 MAX_FILE_BYTES = 16 << 30  # of unpacked points: they are held in memory
 MAX_RANDOM = 1 << 30  # numbers of `random:`
@@ -70,8 +71,10 @@ class Points:
     hash: str  # of the set of points, as in certificates
 
 
-def open_source(spec: str, role: Role, option: str, *, seed: int = 0) -> Source:
+def open_source(spec: str, role: Role, option: str, *, seed: int = 0, model: str = "") -> Source:
     """What `spec` names, for a role: of a set with a test part, calibration is drawn from training, holdout from test.
+
+    `model` names the network whose tokenizer reads text.
 
     A network from elsewhere may have been trained on all of the training part, so only test points are new to it.
     """
@@ -88,7 +91,7 @@ def open_source(spec: str, role: Role, option: str, *, seed: int = 0) -> Source:
             return _folder(spec, path, role)
         if not path.is_file():
             raise DataError(f"{spec} is neither a file, a folder nor the name of a set", fix=f"give {KINDS}")
-        return _file(spec, path)
+        return _text(spec, path, model) if path.suffix == TEXT else _file(spec, path)
 
 
 def points_read(option: str, spec: str | None) -> list[tuple[str, Path]]:
@@ -209,6 +212,13 @@ def _image_set(spec: str, data: ImageSet, role: Role) -> Source:
         }
 
     return Source(spec, "built-in", n, f"{part} images of {data.name}", take, has_holdout=True)
+
+
+def _text(spec: str, path: Path, model: str) -> Source:
+    """One sentence a line, read by the tokenizer of the network `model` names."""
+    found = sentences(path, model)
+    n = len(next(iter(found.values())))
+    return Source(spec, "file", n, f"sentences of {path.name}", lambda items: {k: t[items] for k, t in found.items()})
 
 
 def _file(spec: str, path: Path) -> Source:

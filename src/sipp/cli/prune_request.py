@@ -167,13 +167,13 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
     """Calibration and holdout points, disjoint; None where they are not needed."""
     holdout = None
     if request.holdout is not None:
-        source = open_source(request.holdout, "holdout", "--holdout", seed=request.seed)
+        source = open_source(request.holdout, "holdout", "--holdout", seed=request.seed, model=request.model)
         n_holdout = request.holdout_points or default_points(source, "holdout", lambda: 0)
         holdout = draw(source, n_holdout, seed=request.seed, batch_size=request.batch_size, model=model)
     if not method_of(request.method).needs_data and request.data is None and not request.has_tolerance:
         return None, holdout
     spec = _data_spec(request)
-    source = open_source(spec, "calibration", "--data", seed=request.seed)
+    source = open_source(spec, "calibration", "--data", seed=request.seed, model=request.model)
     if request.has_tolerance and source.kind == "random":
         raise Trouble(
             "a certificate on noise says nothing about your inputs", where=f"--data {spec}", fix="give real points"
@@ -190,7 +190,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
     n = n_points_of(request.points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
     if request.has_tolerance and holdout is None:
         if source.has_holdout:
-            other = open_source(spec, "holdout", "--data", seed=request.seed)
+            other = open_source(spec, "holdout", "--data", seed=request.seed, model=request.model)
             n_holdout = request.holdout_points or default_points(other, "holdout", lambda: 0)
             holdout = draw(other, n_holdout, seed=request.seed, batch_size=request.batch_size, model=model)
         else:

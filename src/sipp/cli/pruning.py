@@ -209,6 +209,20 @@ def write(request: PruneRequest, outcome: Outcome, record: dict[str, Any]) -> di
     return {str(request.out / WEIGHTS_NAME): len(tensors), str(request.out / RECORD_NAME): len(report)}
 
 
+def more_points_words(request: PruneRequest, outcome: Outcome) -> str:
+    """A word where the first level that failed did so for want of points, not for what was seen; else nothing (T15)."""
+    if outcome.walk is None or outcome.holdout is None or request.epsilon is None:
+        return ""
+    failed = next((level for level in outcome.walk.path if not level.passed), None)
+    n = outcome.holdout.n_points
+    if failed is None or not failed.count < request.holdout_delta * n:
+        return ""
+    return (
+        f"more points:     keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} points further off, fewer than "
+        f"{request.holdout_delta:.2%}: more holdout points may certify it"
+    )
+
+
 def tell(request: PruneRequest, outcome: Outcome, written: dict[str, int]) -> None:
     """Prints what was done."""
     origin = (
@@ -225,6 +239,8 @@ def tell(request: PruneRequest, outcome: Outcome, written: dict[str, int]) -> No
         show("noise:           the scores and bounds above are about random inputs, not about yours")
     if outcome.walk is not None:
         show(str(outcome.walk))
+        if words := more_points_words(request, outcome):
+            show(words)
     elif outcome.certificate is not None:
         show(f"certificate:     {outcome.certificate.sentence}")
     for path, n_bytes in written.items():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sipp.inputs.output_check import tolerance_of
-from sipp.numerics import integers
+from sipp.numerics import integers, places_of
 from sipp.records import Batch, Use, Weight
 
 MOST_VALUES = 1 << 16  # of the windows of one use that a comparison looks at, of all points alike
@@ -155,7 +155,7 @@ def _print(use: Use, order: Order) -> Print:
     per_patch = windows.shape[1] * windows.shape[2 + len(positions) :].numel()
     n_taken = min(n_patches, max(2, MOST_VALUES // (n_points * per_patch)))
     taken = torch.linspace(0, n_patches - 1, n_taken, dtype=torch.float64, device=device).round().long()
-    step, *others = torch.unravel_index(taken, positions)
+    step, *others = places_of(taken, positions)
     point_B1 = torch.arange(n_points, dtype=torch.int64, device=device)[:, None]
     if order == "interleaved":
         lies_at = step * n_points + point_B1

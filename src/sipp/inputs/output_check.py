@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import ModelError
 from sipp.inputs.layers import Site, by_point
-from sipp.numerics import exact_matmul
+from sipp.numerics import exact_matmul, places_of
 from sipp.records import Batch, Use, Weight, to_rows
 
 MOST_VALUES = 1 << 17  # of the windows of one use: some points and positions, far apart, tell as much as all of them
@@ -135,7 +135,7 @@ def _patches_at(use: Use, points: Tensor, positions: Tensor) -> Tensor:
     shape = use.windows.shape[2 : 2 + use.n_position_dims]
     if not shape:
         return use.windows[points].unsqueeze(2)
-    index: tuple[Any, ...] = (points[:, None], slice(None), *torch.unravel_index(positions, shape))
+    index: tuple[Any, ...] = (points[:, None], slice(None), *places_of(positions, shape))
     return use.windows[index].movedim(2, 1)
 
 

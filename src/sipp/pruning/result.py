@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from sipp.allocation.patterns import Pattern
-from sipp.display import pruned_table
+from sipp.display import pruned_html, pruned_table
 from sipp.options import Constants, Draws
 from sipp.pruning.blending import Blend, Choice
 from sipp.records import Batch, Scores, Weight
@@ -113,6 +113,15 @@ class Pruned:
 
     def __str__(self) -> str:
         return pruned_table(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Pruned {type(self.model).__name__} by {self.method}: {self.kept:,} of {self.n_weights:,} weights kept "
+            f"({self.keep:.2%}), {len(self.layers)} layers; print() shows them>"
+        )
+
+    def _repr_html_(self) -> str:
+        return pruned_html(self)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -17,6 +17,7 @@ from sipp.report.panels import panels_of
 from sipp.report.plots import Plot, pruned_plots, run_plots
 from sipp.report.read import Broken, PrunedModel, Result, Run
 from sipp.report.size_and_speed import BENCH, bench_finding, bench_plots
+from sipp.report.tables import Table, certified_cell, choice_of, method_table, networks_table
 from sipp.report.words import Finding, number
 from sipp.scoring.methods import Style
 from sipp.storage.marks import PAGE_MARK
@@ -36,6 +37,8 @@ class Section:
     kicker: str
     finding: Finding
     rows: list[list[str]]
+    table: Table | None = None
+    folded: list[str] = field(default_factory=list)  # plots that are shown when asked for, and why
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def render(
         heading=_heading(results, about),
         lede=_lede(results),
         parts=parts,
+        side_by_side=networks_table([result for result in results if isinstance(result, PrunedModel)]),
         broken=[f"Not shown: {one.folder.name} is broken. {one.reason}" for one in broken],
         version=version,
         policy=_policy(css, script),
@@ -268,20 +272,34 @@ def _run_sections(run: Run, plots: dict[str, Plot]) -> list[Section]:
         "Where each method spends its budget",
         "Kept share of each layer (number of weights in brackets) against that of the whole network; mean over seeds.",
     )
+    promised = ["certified", "theory"] if _is_met(run) else ["certified"]
+    # The sections in their order: a new one is a row here, with its plots in `run_plots`
     wanted = [
-        ("Accuracy", words.accuracy_finding(run), [["accuracy"]]),
-        ("Promises", words.certificate_finding(run), [["certified", "theory"], ["statements"]]),
+        ("Accuracy", words.accuracy_finding(run), [["pruned", "retrained"], ["accuracy"]]),
+        (
+            "Promises",
+            words.certificate_finding(run),
+            [promised, ["statements"]],
+        ),
         ("Layers", words.layers_finding(run), [["layers"]]),
         ("Budget", allocation, [["allocation"]]),
         ("Scores", scores, [["scores"]]),
         ("Time", words.time_finding(run), [["times"]]),
     ]
     sections = []
+    if (choice := choice_of(run)) is not None:
+        sections.append(Section("Which to use", choice, [], method_table(run)))
     for kicker, finding, rows in wanted:
         shown = [[plots[key]["id"] for key in row if key in plots] for row in rows]
+        folded = [plots["theory"]["id"]] if kicker == "Promises" and "theory" in plots and not _is_met(run) else []
         if any(shown) or kicker == "Accuracy":
-            sections.append(Section(kicker, finding, [row for row in shown if row]))
+            sections.append(Section(kicker, finding, [row for row in shown if row], None, folded))
     return sections
+
+
+def _is_met(run: Run) -> bool:
+    """Whether the theory's statement is a promise for any network of the run."""
+    return any(record.bound is not None and record.bound.holds for record in run.records)
 
 
 def _origin_rows(run: Run) -> list[tuple[str, str]]:
@@ -346,6 +364,8 @@ def _promise(record: PrunedRecord) -> str:
     certificate = record.certificate
     if certificate is not None and certificate.verdict == "certified" and certificate.limit is not None:
         limit = percent_up(certificate.limit)
+        if certified_cell(certificate.limit).tone:
+            return f"The certificate says nothing: it allows an error of {limit}, the output's own length or more"
         return f"The holdout certifies outputs within {limit} of the dense network's, for all but a share of inputs"
     if certificate is not None:
         return f"Certificate: {certificate.verdict or certificate.mode}"

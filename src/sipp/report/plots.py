@@ -35,6 +35,8 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
     if not series.methods_of(run):
         return {}
     found = {
+        "pruned": _one_metric(run, "before_top1", "Just pruned"),
+        "retrained": _one_metric(run, "top1", "Retrained"),
         "accuracy": _accuracy_plot(run),
         "certified": _epsilon_plot(series.certified_curves(run), "certified epsilon (holdout)"),
         "theory": _epsilon_plot(series.theory_curves(run), "epsilon of the theory"),
@@ -79,6 +81,17 @@ def _accuracy_plot(run: Run) -> Plot:
         "choices": [{"label": "Show", "options": labels}],
         "views": views,
     }
+
+
+def _one_metric(run: Run, key: str, title: str) -> Plot:
+    """One metric against keep, without a choice; nothing where the run does not know it."""
+    curves, dense = series.curves(run, key), series.dense_point(run, "top1")
+    if not curves:
+        return {}
+    view: dict[str, Any] = {"y": {"label": "top-1 accuracy", "unit": "share"}, "series": _series(curves)}
+    if dense is not None:
+        view["reference"] = {"label": "dense", "value": _rounded(dense.mean)}
+    return {"kind": "lines", "title": title, "x": KEEP_AXIS, "choices": [], "views": view}
 
 
 def _epsilon_plot(curves: tuple[Curve, ...], label: str) -> Plot:
@@ -293,6 +306,8 @@ def pruned_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
         contradicted=record.conditions is not None and record.conditions.contradicted,
         measured=None if record.measured is None else record.measured.words,
     )
+    for one in pruned.certificates:
+        cards = statement_cards(one, None, None, contradicted=False)[:1] + cards
     statements: Plot = {"kind": "facts", "title": "What is promised", "choices": [], "views": cards}
     found = {"layers": layers if record.layers else {}, "statements": statements}
     return {key: {"id": f"{ident}-{key}", **plot} for key, plot in found.items() if plot}

@@ -6,6 +6,7 @@ Files are read by `sipp.experiments.runs.reading`, which refuses what `sipp run`
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,12 @@ from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
 from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
 from sipp.storage.bench_schemas import BenchRecord, read_bench
+from sipp.storage.files import read_file
 from sipp.storage.marks import BENCH_NAME, RECORD_NAME, WEIGHTS_NAME
-from sipp.storage.network_schemas import NetworkRecord, PrunedRecord, ScoreBins
-from sipp.storage.run_schemas import OriginRecord
+from sipp.storage.network_schemas import CertificateRecord, NetworkRecord, PrunedRecord, ScoreBins
+from sipp.storage.run_schemas import OriginRecord, checked
+
+MOST_CERTIFICATE = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class PrunedModel:
     record: PrunedRecord
     marks: tuple[str, ...]  # what could not be checked
     bench: BenchRecord | None = None  # size and speed, where `sipp bench` left a record of them
+    certificates: tuple[CertificateRecord, ...] = ()  # that `sipp certify --out` wrote beside it
 
 
 @dataclass(frozen=True)
@@ -137,10 +142,33 @@ def read_run(folder: Path) -> Run:
 def read_pruned(folder: Path) -> PrunedModel:
     """The pruned model in this folder, as its report describes it."""
     record, marks = reading.read_pruned(folder)
+    certificates, more = _certificates(folder, record)
     bench = read_bench(folder / BENCH_NAME) if (folder / BENCH_NAME).exists() else None
     if bench is not None and bench.pruned_hash != record.pruned_hash:
         bench, marks = (
             None,
             (*marks, f"{BENCH_NAME} speaks of another network, and is not shown: run sipp bench again."),
         )
-    return PrunedModel(folder.resolve().name, record, marks, bench)
+    return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates)
+
+
+def _certificates(folder: Path, record: PrunedRecord) -> tuple[tuple[CertificateRecord, ...], tuple[str, ...]]:
+    """The certificates that lie beside a network, and marks for those that are not about it or cannot be read."""
+    found, marks = [], []
+    for path in sorted(folder.glob("*.json")):
+        if path.name in (RECORD_NAME, BENCH_NAME):
+            continue
+        try:
+            values = json.loads(read_file(path)) if path.stat().st_size <= MOST_CERTIFICATE else None
+            if not isinstance(values, dict) or "pruned_hash" not in values:
+                continue  # another file of the user's
+            one = checked(CertificateRecord, values, path)
+        except (OSError, ValueError, RecursionError, DataError):
+            marks.append(f"{path.name} is no certificate that can be read.")
+            continue
+        if values["pruned_hash"] != record.pruned_hash or values.get("dense_hash") != record.dense_hash:
+            marks.append(f"{path.name} is a certificate of other networks, and not shown.")
+        else:
+            found.append(one)
+            marks.append(f"{path.name} is shown as it is; sipp certify --verify checks it on its points.")
+    return tuple(found), tuple(marks)

@@ -27,7 +27,7 @@ def number(value: float | None, unit: Unit = "number") -> str:
     if value is None or not math.isfinite(value):
         return "none"
     if unit == "share":
-        return f"{_plain(100 * value)} %"
+        return f"{_plain(100 * value, digits=3)} %"
     if unit == "points":
         return f"{100 * value:+.2f} points"
     if unit == "seconds":
@@ -42,10 +42,10 @@ def up(value: float) -> str:
     return number(float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(value))))
 
 
-def _plain(value: float) -> str:
-    """Four digits, and no exponent where a person would not write one."""
+def _plain(value: float, *, digits: int = 4) -> str:
+    """So many digits, and no exponent where a person would not write one."""
     if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.{digits}g}"
     return f"{value:.2e}"
 
 

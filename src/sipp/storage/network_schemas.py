@@ -158,6 +158,12 @@ class ConditionsRecord(Record):
     contradicted: bool = False
 
 
+class MovedRecord(Record):
+    """How far the output moved on a few calibration points, over its length; None where it is not finite."""
+
+    error: MaybeNumber = None
+
+
 class PrunedRecord(Record):
     """What `sipp prune` says of the network beside it; everything else in it (versions, seeds) is kept as it is."""
 
@@ -173,4 +179,5 @@ class PrunedRecord(Record):
     guarantee: str | None = None
     conditions: ConditionsRecord | None = None
     measured: MeasuredRecord | None = None
+    moved: MovedRecord | None = None
     certificate: CertificateRecord | None = None

@@ -19,6 +19,7 @@ import sipp
 from sipp.scoring.kernels import chunk_ratios, reference
 from sipp.scoring.kernels.cpu import block_loops, host
 from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels.cpu.layout import numbers
 
 AGREEMENT = 1e-5
 SHAPES = [
@@ -167,9 +168,11 @@ def raise_best(understate: float, skip: bool = True, n_blocks: int = 40) -> tupl
         scratch.a_KP[:] = a[0, :, start : start + 64].numpy()
         for s in (0, 1):
             scratch.d_LP[s::2] = inverse[s, 0, :, start : start + 64].numpy()
-        block_loops.turn_lines(scratch)
+        at, signs = numbers(scratch), cpu._signs(positive)
+        block_loops.turn_lines(at.ctypes.data, signs.shape[-1])
         scratch.reach[:] *= understate
-        n_computed += block_loops.raise_best(scratch, cpu._signs(positive)[0], best.numpy(), skip)
+        block_loops.raise_best(at.ctypes.data, signs.ctypes.data, 32, signs.shape[-1], best.data_ptr(), int(skip))
+        n_computed += int(scratch.n_computed[0])
     return best, n_computed
 
 

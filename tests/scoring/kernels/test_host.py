@@ -9,10 +9,10 @@ import numba
 import numpy as np
 import pytest
 import torch
-from numba.np.numpy_support import carray
 
 from sipp.scoring.kernels.cpu import host
 from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels.cpu.llvm import long_at, put_long
 
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
@@ -111,11 +111,24 @@ def test_a_job_is_compiled_without_a_cache(error: Exception, monkeypatch: pytest
             raise error
         return real(*given, **options)
 
-    def double_first(raw: Any) -> None:
-        numbers = carray(raw, 2, np.int64)
-        numbers[0] = 2 * numbers[0] + numbers[1]
+    def double_first(at: int) -> None:
+        put_long(at, 0, 2 * long_at(at, 0) + long_at(at, 1))
 
     monkeypatch.setattr(numba, "cfunc", no_cache)
     numbers = np.array([20, 2])
-    host.entry(double_first)(numbers.ctypes.data)
+    host.Native(double_first)(numbers.ctypes.data)
     assert numbers.tolist() == [42, 2]
+
+
+def test_a_line_says_once_that_compiling_takes_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host, "_spent", 0.0)
+    for seconds in (0.4, 0.4):
+        host._tell(seconds)
+    assert not caplog.records  # not worth a word
+    for seconds in (0.4, 5.0):
+        host._tell(seconds)
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiling for this processor: a few seconds, once after an install"
+    ]

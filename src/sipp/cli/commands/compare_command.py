@@ -67,7 +67,7 @@ def compare(
         if holdout is None and holdout_points is not None:
             raise Trouble("there is no holdout", where="--holdout-points", fix="give --holdout, or leave it out")
         network = load_model(model, weights, seed=seed, device=device)
-        source = open_source(data, "calibration", "--data", seed=seed)
+        source = open_source(data, "calibration", "--data", seed=seed, model=model)
 
         def needed() -> int:
             example = example_of(source, network, model, seed=seed)
@@ -76,7 +76,7 @@ def compare(
         with at(f"--model {model}, --data {data}", "see sipp compare --help"):
             n = n_points_of(points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
             chosen = draw(source, n, seed=seed, batch_size=batch_size, model=network)
-        judging = _judging(holdout, holdout_points, network, seed, batch_size)
+        judging = _judging(holdout, holdout_points, network, model, seed, batch_size)
         for option, found in (("--data", chosen), ("--holdout", judging)):
             _check(network, found, model, option)
         with at(f"--model {model}, --data {data}", "see sipp compare --help"):
@@ -121,13 +121,15 @@ def _names(methods: str | None) -> list[Method] | None:
         return [method_of(text.strip()).name for text in methods.split(",")]
 
 
-def _judging(spec: str | None, n_points: int | None, network: nn.Module, seed: int, size: int | None) -> Points | None:
+def _judging(
+    spec: str | None, n_points: int | None, network: nn.Module, model: str, seed: int, size: int | None
+) -> Points | None:
     """The points of --holdout, if it was given."""
     from sipp.cli.points import default_points, draw, open_source
 
     if spec is None:
         return None
-    source = open_source(spec, "holdout", "--holdout", seed=seed)
+    source = open_source(spec, "holdout", "--holdout", seed=seed, model=model)
     n = n_points or default_points(source, "holdout", lambda: 0)
     return draw(source, n, seed=seed, batch_size=size, model=network)
 

@@ -92,7 +92,10 @@ def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
     with needed_for("drawing figures"):
         import matplotlib  # noqa: F401  before the page is written
     with at(f"--figures {folder}", "give another folder"):
-        for name in figure_names(results):
+        names = figure_names(results)
+        if not names:
+            raise OptionError("there is nothing to draw: figures are of runs with a pruned network", fix="leave it out")
+        for name in names:
             check_file(folder / name, FIGURE, force=force, makes_folder=True)
 
 

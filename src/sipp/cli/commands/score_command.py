@@ -67,7 +67,7 @@ def score(
                     fix="give a name that ends in .safetensors",
                 )
         network = load_model(model, weights, seed=seed, device=device)
-        source = open_source(data, "calibration", "--data", seed=seed)
+        source = open_source(data, "calibration", "--data", seed=seed, model=model)
 
         def needed() -> int:
             example = example_of(source, network, model, seed=seed)

@@ -181,6 +181,11 @@ function select(label, options, start, changed) {
   return make("label", {}, label, node);
 }
 
+function fileName(figure, plot, kind) { // says what is in it, and of which run
+  const words = figure.closest("article").querySelector("h2").textContent + " " + plot.title;
+  return words.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 90) + "." + kind;
+}
+
 function setUp(figure) {
   const plot = PAGE.plots[figure.dataset.plot];
   const state = { picked: plot.choices.map((choice) => choice.start || 0), hidden: new Set(), table: false, xlog: false, ylog: false };
@@ -222,19 +227,22 @@ function setUp(figure) {
   }
   toggle.addEventListener("click", () => { state.table = !state.table; toggle.setAttribute("aria-pressed", String(state.table)); draw(); });
   const csv = make("button", { type: "button", "aria-label": "Save as CSV" }, "CSV"), png = make("button", { type: "button", "aria-label": "Save as PNG" }, "PNG");
-  csv.addEventListener("click", () => save(plot.id + ".csv", new Blob(["\ufeff" + csvOf(tableOf(plot, viewOf(plot, state)))], { type: "text/csv" })));
+  csv.addEventListener("click", () => save(fileName(figure, plot, "csv"), new Blob(["\ufeff" + csvOf(tableOf(plot, viewOf(plot, state)))], { type: "text/csv" })));
   figure.picture = () => {
     if (!figure.drawn) { state.table = false; toggle.setAttribute("aria-pressed", "false"); draw(); }
     const shown = figure.drawn.legend.filter((name) => !state.hidden.has(name));
     return picture(figure.drawn.svg, shown.map((name) => [name, colourOf(name, holder)]), plot.title + chosen.textContent);
   };
-  png.addEventListener("click", () => savePicture(plot.id + ".png", figure.picture()));
+  png.addEventListener("click", () => savePicture(fileName(figure, plot, "png"), figure.picture()));
   bar.append(make("div", { class: "tools" }, toggle, csv, ...(plot.kind === "facts" ? [] : [png])));
   figure.append(make("figcaption", {}, plot.title, chosen), bar, holder);
   figure.redraw = draw;
   draw();
 }
 
+document.querySelectorAll("details").forEach((one) => one.addEventListener("toggle", () => {
+  one.querySelectorAll("figure[data-plot]").forEach((figure) => figure.redraw());
+}));
 const FIGURES = [...document.querySelectorAll("figure[data-plot]")];
 FIGURES.forEach(setUp);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => FIGURES.forEach((figure) => figure.redraw()));

@@ -110,16 +110,6 @@ def take_number(b: Any, counter: Any) -> Any:
     return b.atomic_rmw("add", b.inttoptr(counter, I64.as_pointer()), I64(1), "seq_cst")
 
 
-@primitive(types.CPointer(types.float32), types.int64)
-def floats_at(b: Any, address: Any) -> Any:
-    return b.inttoptr(address, F32.as_pointer())
-
-
-@primitive(types.CPointer(types.uint8), types.int64)
-def bytes_at(b: Any, address: Any) -> Any:
-    return b.inttoptr(address, ir.IntType(8).as_pointer())
-
-
 @primitive(types.none, types.int64)
 def invert_line(b: Any, line: Any) -> None:
     """line[p] = 1 / line[p], 0 where line[p] is 0 (T2). Half vectors: dividers are no wider."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from sipp.scoring.kernels.cpu.block_code import copy_line, panel_1, panel_2, panel_3
-from sipp.scoring.kernels.cpu.host import compiled
+from sipp.scoring.kernels.cpu.host import Native, inner
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     FLOAT,
     INDEX,
     LINE,
     MOST_RANKS,
+    PANEL,
     PATCH_BYTES,
     RANK,
     RANK_BYTES,
@@ -24,6 +25,14 @@ from sipp.scoring.kernels.cpu.layout import (
     SUM_BLOCK,
     PackedWeights,
     Scratch,
+)
+from sipp.scoring.kernels.cpu.llvm import (
+    calling,
+    float_at,
+    long_at,
+    put_float,
+    put_long,
+    reading,
 )
 from sipp.scoring.kernels.cpu.skip_code import (
     LARGEST_BAR,
@@ -44,22 +53,36 @@ from sipp.scoring.kernels.cpu.skip_code import (
 
 NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
 LARGEST_SCALE = 2.0**100  # of a line: any number serves, if its products stay finite
+N_PATTERNS = 2**PANEL
+
+read_weights, read_scratch = reading(PackedWeights), reading(Scratch)
+_call_2, _call_4, _call_6 = (calling(n) for n in (2, 4, 6))
 
 
-@compiled
-def denominators(a: int, weights: PackedWeights, group: int, d: np.ndarray) -> None:
+@inner
+def fill(at: int, n: int, value: float) -> None:
+    """Sets n floats to this value."""
+    for i in range(n):
+        put_float(at, i, value)
+
+
+@Native
+def denominators(a: int, weights_at: int, group: int, d: int) -> None:
     """Fills d[2 r + s, p] with sum over k of w_k^s a_k (T2), always in the same order of terms."""
-    panels, fan_in = weights.panels, weights.places_GNK.shape[2]
-    d[:] = 0.0
-    for chunk in range(weights.ends_GNCQ.shape[2]):
+    weights = read_weights(weights_at)
+    fan_in, n_chunks = weights.fan_in, weights.n_chunks
+    all_magnitudes = weights.magnitudes_GX + group * weights.n_rows * fan_in * FLOAT
+    fill(d, 2 * weights.n_rows * BLOCK, 0.0)
+    for chunk in range(n_chunks):
         start = chunk * SUM_BLOCK
-        for panel in range(len(panels) - 1):
-            first, n_rows = panels[panel], panels[panel + 1] - panels[panel]
-            magnitudes = weights.magnitudes_GX[group].ctypes.data + (first * fan_in + start * n_rows) * FLOAT
-            places = weights.places_GNK[group, panel].ctypes.data + start * INDEX
-            ends = weights.ends_GNCQ[group, panel, chunk].ctypes.data
+        for panel in range(weights.n_panels):
+            first = long_at(weights.panels, panel)
+            n_rows, panel_of_all = long_at(weights.panels, panel + 1) - first, group * weights.n_panels + panel
+            magnitudes = all_magnitudes + (first * fan_in + start * n_rows) * FLOAT
+            places = weights.places_GNK + (panel_of_all * fan_in + start) * INDEX
+            ends = weights.ends_GNCQ + (panel_of_all * n_chunks + chunk) * N_PATTERNS * INDEX
             for strip in range(0, BLOCK, STRIP):
-                source, target = a + strip * FLOAT, d[2 * first].ctypes.data + strip * FLOAT
+                source, target = a + strip * FLOAT, d + 2 * first * LINE + strip * FLOAT
                 if n_rows == 3:
                     panel_3(source, magnitudes, places, ends, target)
                 elif n_rows == 2:
@@ -68,87 +91,87 @@ def denominators(a: int, weights: PackedWeights, group: int, d: np.ndarray) -> N
                     panel_1(source, magnitudes, places, ends, target)
 
 
-@compiled
+@inner
 def band_ranks(first: int, n_ranks: int) -> int:
     """How many ranks the band has that starts at this one: 4, 2 or 1."""
     left = min(n_ranks - first, MOST_RANKS)
     return 4 if left >= 4 else (2 if left >= 2 else 1)
 
 
-@compiled
-def turn_rows(d: np.ndarray, turned: np.ndarray, totals: np.ndarray) -> None:
-    """Lays the reciprocals of a block out rows side by side, and fills totals[rank, s, r] with their sums."""
-    totals[:] = 0.0
-    for rank in range(len(turned)):
+@inner
+def turn_rows(scratch: Scratch, n_ranks: int) -> None:
+    """Lays the reciprocals of a block out rows side by side, and fills scales[rank, s, r] with their sums."""
+    fill(scratch.scales, n_ranks * 2 * RANK, 0.0)
+    for rank in range(n_ranks):
         for s in range(2):
-            line = d[2 * RANK * rank + s].ctypes.data
-            turn(line, 2 * LINE, turned[rank, 0, s].ctypes.data, totals[rank, s].ctypes.data)
+            line, turned = scratch.d_LP + (2 * RANK * rank + s) * LINE, scratch.turned + rank * RANK_BYTES
+            turn(line, 2 * LINE, turned + s * RANK_VECTOR, scratch.scales + rank * PATCH_BYTES + s * RANK_VECTOR)
 
 
-@compiled
-def turn_lines(scratch: Scratch) -> None:
+@Native
+def turn_lines(scratch_at: int, n_ranks: int) -> None:
     """Lays the reciprocals of a block out rows side by side, scales their lines, notes the patches' reach.
 
     A line is divided by its mean. One that is 0 in the whole block can raise nothing: its floor keeps it out of bars.
     """
-    turned, scales, floors = scratch.turned, scratch.scales, scratch.floors
-    n_ranks = len(turned)
-    turn_rows(scratch.d_LP, turned, scales)
-    flat_scales, flat_floors = scales.reshape(-1), floors.reshape(-1)
-    for i in range(len(flat_scales)):
-        total = flat_scales[i]
-        flat_floors[i] = np.float32(0.0 if total > 0.0 else LARGEST_BAR)
-        flat_scales[i] = min(np.float32(BLOCK) / total, np.float32(LARGEST_SCALE)) if total > 0.0 else np.float32(0.0)
+    scratch = read_scratch(scratch_at)
+    turn_rows(scratch, n_ranks)
+    for i in range(n_ranks * 2 * RANK):
+        total = float_at(scratch.scales, i)
+        is_zero = not total > 0.0
+        put_float(scratch.floors, i, np.float32(LARGEST_BAR) if is_zero else np.float32(0.0))
+        scale = np.float32(0.0) if is_zero else min(np.float32(BLOCK) / total, np.float32(LARGEST_SCALE))
+        put_float(scratch.scales, i, scale)
     rank, band = 0, 0
     while rank < n_ranks:
         n = band_ranks(rank, n_ranks)
-        reaches(turned[rank].ctypes.data, scales[rank].ctypes.data, n, scratch.reach[band].ctypes.data)
+        turned, scales = scratch.turned + rank * RANK_BYTES, scratch.scales + rank * PATCH_BYTES
+        reaches(turned, scales, n, scratch.reach + band * LINE)
         rank, band = rank + n, band + 1
 
 
-@compiled
-def raise_best(scratch: Scratch, signs: np.ndarray, best: np.ndarray, skip: bool) -> int:
-    """Raises best[k, r] to the largest product of the block; gives the number of (row, column, patch) triples computed.
+@Native
+def raise_best(scratch_at: int, signs: int, fan_in: int, n_ranks: int, best: int, skip: int) -> None:
+    """Raises best[k, r] to the largest product of the block; counts the (row, column, patch) triples computed.
 
     Skipping is exact: line k, patch p is left out of a band where
     a_kp * max_r (u_rp * scale_r) <= min_r (best_kr * scale_r) less the rounding of these products (BAR_SLACK); then
     a_kp * u_rp <= best_kr for every row r of the band. (Inputs are finite; bars that are not normal are not trusted.)
     """
-    fan_in, n_ranks = signs.shape
-    a, turned, scales, floors = scratch.a_KP.ctypes.data, scratch.turned, scratch.scales, scratch.floors
+    scratch = read_scratch(scratch_at)
+    a, bars, masks = scratch.a_KP, scratch.bars_K, scratch.masks_K
+    best_step, signs_step = n_ranks * RANK_VECTOR, n_ranks * SIGN_BYTES
     n_computed = 0
-    bars, masks = np.empty(fan_in, np.float32), np.full(fan_in, np.int64(-1))
     rank, band = 0, 0
     while rank < n_ranks:
         n = band_ranks(rank, n_ranks)
-        rows, reach_at = turned.ctypes.data + rank * RANK_BYTES, scratch.reach[band].ctypes.data
-        scale, floor = scales.ctypes.data + rank * PATCH_BYTES, floors.ctypes.data + rank * PATCH_BYTES
-        best_at, best_step = best.ctypes.data + rank * RANK_VECTOR, n_ranks * RANK_VECTOR
-        signs_at, signs_step = signs.ctypes.data + rank * SIGN_BYTES, n_ranks * SIGN_BYTES
-        if skip:  # three loops: what the first two find is there before the third has to branch on it
-            for k in range(fan_in):
-                bars[k] = _bar(n, best_at + k * best_step, scale, floor, signs_at + k * signs_step)
-            for k in range(fan_in):
-                masks[k] = above(a + k * LINE, reach_at, bars[k])
+        rows, reach = scratch.turned + rank * RANK_BYTES, scratch.reach + band * LINE
+        scale, floor = scratch.scales + rank * PATCH_BYTES, scratch.floors + rank * PATCH_BYTES
+        best_at, signs_at = best + rank * RANK_VECTOR, signs + rank * SIGN_BYTES
+        # three loops: what the first two find is there before the third has to branch on it
+        for k in range(fan_in if skip else 0):
+            put_float(bars, k, _bar(n, best_at + k * best_step, scale, floor, signs_at + k * signs_step))
+        for k in range(fan_in):
+            put_long(masks, k, above(a + k * LINE, reach, float_at(bars, k)) if skip else -1)
         for k in range(fan_in):
             line, column, column_signs = a + k * LINE, best_at + k * best_step, signs_at + k * signs_step
-            mask = masks[k]
-            if skip and bars[k] < LEAST_BAR:  # a maximum is 0 yet: the likeliest patches first, so that they set a bar
-                bar, peak = bars[k], highest(line, reach_at)
+            mask = long_at(masks, k)
+            if skip and float_at(bars, k) < LEAST_BAR:  # a maximum is 0 yet: the likeliest patches first set a bar
+                bar, peak = float_at(bars, k), highest(line, reach)
                 if peak >= LEAST_BAR:
-                    mask = above(line, reach_at, peak * np.float32(NEAR_PEAK))
+                    mask = above(line, reach, peak * np.float32(NEAR_PEAK))
                     n_computed += bit_count(mask) * n * RANK
                     _raise(n, mask, line, rows, column, column_signs)
                     bar = _bar(n, column, scale, floor, column_signs)
-                mask = above(line, reach_at, bar) if bar >= LEAST_BAR else above_zero(line)
+                mask = above(line, reach, bar) if bar >= LEAST_BAR else above_zero(line)
             if mask != 0:
                 n_computed += bit_count(mask) * n * RANK
                 _raise(n, mask, line, rows, column, column_signs)
         rank, band = rank + n, band + 1
-    return n_computed
+    put_long(scratch.n_computed, 0, long_at(scratch.n_computed, 0) + n_computed)
 
 
-@compiled
+@inner
 def _bar(n_ranks: int, best: int, scales: int, floors: int, signs: int) -> np.float32:
     if n_ranks == 4:
         return bar_4(best, scales, floors, signs)
@@ -157,7 +180,7 @@ def _bar(n_ranks: int, best: int, scales: int, floors: int, signs: int) -> np.fl
     return bar_1(best, scales, floors, signs)
 
 
-@compiled
+@inner
 def _raise(n_ranks: int, mask: int, line: int, turned: int, best: int, signs: int) -> None:
     if n_ranks == 4:
         raise_4(mask, line, turned, best, signs)
@@ -167,55 +190,71 @@ def _raise(n_ranks: int, mask: int, line: int, turned: int, best: int, signs: in
         raise_1(mask, line, turned, best, signs)
 
 
-@compiled
-def copy_lines(source: np.ndarray, start: int, last: int, block: np.ndarray, first_line: int, step: int) -> None:
-    """Copies patches start.. of every line of `source` into every `step`-th line of the block, zeros after."""
-    n_patches = min(BLOCK, last - start)
-    for k in range(len(source)):
-        line = first_line + k * step
-        if n_patches == BLOCK:
-            copy_line(source[k].ctypes.data + start * FLOAT, block[line].ctypes.data)
+@inner
+def copy_lines(source: int, source_step: int, n_lines: int, n_patches: int, block: int, block_step: int) -> None:
+    """Copies the first patches of lines into lines of a block, zeros after; both so many bytes apart."""
+    for k in range(n_lines):
+        line, to = source + k * source_step, block + k * block_step
+        if n_patches >= BLOCK:
+            copy_line(line, to)
         else:
-            block[line, :n_patches] = source[k, start:last]
-            block[line, n_patches:] = 0.0
+            for p in range(n_patches):
+                put_float(to, p, float_at(line, p))
+            for p in range(n_patches, BLOCK):
+                put_float(to, p, 0.0)
 
 
-@compiled
+@Native
 def product(
-    patches_GKP: np.ndarray,
-    inverse_SGRP: np.ndarray,
-    signs_GKR: np.ndarray,
-    stretch: tuple[int, int],
-    scratch: Scratch,
-    best_GKR: np.ndarray,
-    skip: bool,
+    patches_GKP: int,
+    inverse_SGRP: int,
+    signs_GKR: int,
+    sizes: int,
+    first: int,
+    last: int,
+    scratch_at: int,
+    best_GKR: int,
+    skip: int,
+    turn_lines: int,
+    raise_best: int,
 ) -> None:
-    """Takes a stretch of patches into the maxima of their products."""
-    first, last = stretch
-    for g in range(len(patches_GKP)):
+    """Takes a stretch of patches into the maxima of their products. `sizes`: groups, rows, fan-in, ranks, patches."""
+    scratch = read_scratch(scratch_at)
+    n_groups, n_rows, fan_in = long_at(sizes, 0), long_at(sizes, 1), long_at(sizes, 2)
+    n_ranks, step = long_at(sizes, 3), long_at(sizes, 4) * FLOAT
+    for g in range(n_groups):
+        signs, best = signs_GKR + g * fan_in * n_ranks * SIGN_BYTES, best_GKR + g * fan_in * n_ranks * RANK_VECTOR
         for start in range(first, last, BLOCK):
-            copy_lines(patches_GKP[g], start, last, scratch.a_KP, 0, 1)
+            left, at = last - start, start * FLOAT
+            copy_lines(patches_GKP + g * fan_in * step + at, step, fan_in, left, scratch.a_KP, LINE)
             for s in range(2):
-                copy_lines(inverse_SGRP[s, g], start, last, scratch.d_LP, s, 2)
-            turn_lines(scratch)
-            raise_best(scratch, signs_GKR[g], best_GKR[g], skip)
+                inverse = inverse_SGRP + (s * n_groups + g) * n_rows * step + at
+                copy_lines(inverse, step, n_rows, left, scratch.d_LP + s * LINE, 2 * LINE)
+            _call_2(turn_lines, scratch_at, n_ranks)
+            _call_6(raise_best, scratch_at, signs, fan_in, n_ranks, best, skip)
 
 
-@compiled
+@Native
 def sums(
-    patches_GKP: np.ndarray,
-    weights: PackedWeights,
-    stretch: tuple[int, int],
-    a: np.ndarray,
-    d: np.ndarray,
-    sums_SGRP: np.ndarray,
+    patches_GKP: int,
+    weights_at: int,
+    denominators: int,
+    n_patches: int,
+    first: int,
+    last: int,
+    a: int,
+    d: int,
+    out: int,
 ) -> None:
-    """Fills a stretch of the denominators."""
-    first, last = stretch
+    """Fills a stretch of the denominators out[s, g, r, p]."""
+    weights, step = read_weights(weights_at), n_patches * FLOAT
+    n_groups, n_rows = weights.n_groups, weights.n_rows
     for start in range(first, last, BLOCK):
-        n_patches = min(BLOCK, last - start)
-        for g in range(len(patches_GKP)):
-            copy_lines(patches_GKP[g], start, last, a, 0, 1)
-            denominators(a.ctypes.data, weights, g, d)
-            for line in range(len(d)):
-                sums_SGRP[line & 1, g, line >> 1, start : start + n_patches] = d[line, :n_patches]
+        for g in range(n_groups):
+            block = patches_GKP + g * weights.fan_in * step + start * FLOAT
+            copy_lines(block, step, weights.fan_in, last - start, a, LINE)
+            _call_4(denominators, a, weights_at, g, d)
+            for line in range(2 * n_rows):
+                to = (((line & 1) * n_groups + g) * n_rows + (line >> 1)) * n_patches + start
+                for p in range(min(BLOCK, last - start)):
+                    put_float(out, to + p, float_at(d, line * BLOCK + p))

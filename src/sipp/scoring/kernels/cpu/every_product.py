@@ -7,30 +7,21 @@ They have to fit the first cache.
 
 from __future__ import annotations
 
-from functools import cache, reduce
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
-from numba.np.numpy_support import carray
 from torch import Tensor
 
 from sipp.scoring.kernels import boundary
-from sipp.scoring.kernels.cpu.block_code import (
-    VECTOR_TYPE,
-    bytes_at,
-    copy_line,
-    floats_at,
-    prefetch_line,
-    take_number,
-)
-from sipp.scoring.kernels.cpu.block_loops import copy_lines
-from sipp.scoring.kernels.cpu.host import compiled, entry, run_job
+from sipp.scoring.kernels.cpu.block_code import VECTOR_TYPE, copy_line, prefetch_line, take_number
+from sipp.scoring.kernels.cpu.block_loops import copy_lines, fill
+from sipp.scoring.kernels.cpu.host import Native, inner, run_job
 from sipp.scoring.kernels.cpu.layout import BLOCK, FLOAT, LANES, LINE, RANK, SIGN_BYTES, VECTOR
-from sipp.scoring.kernels.cpu.llvm import I1, I64, across, larger, load, primitive, store, tree
-from sipp.scoring.kernels.cpu.packing import pack_signs
+from sipp.scoring.kernels.cpu.llvm import I1, I64, across, larger, load, primitive, put_float, reading, store, tree
 
 AHEAD = 2  # lines asked for before they are read: the maxima leave the first cache little room
 
@@ -75,19 +66,38 @@ def joined(b: Any, lanes: Any) -> Any:
     return across(b, larger, load(b, lanes, 0, VECTOR_TYPE))
 
 
-@compiled
-def raise_by_all(a: int, d: np.ndarray, n_rows: int, signs: np.ndarray, best: np.ndarray) -> None:
+class Job(NamedTuple):
+    """What the threads are given: the part to do next, sizes and addresses."""
+
+    following: int
+    n_parts: int
+    patches_GKP: int
+    inverse_SGRP: int
+    signs_GKR: int
+    n_groups: int
+    n_rows: int
+    fan_in: int
+    n_patches: int
+    scratch: int
+    best_NGRK: int  # for each part
+
+
+_read_job = reading(Job)
+
+
+@Native
+def raise_by_all(a: int, d: int, n_rows: int, fan_in: int, signs: int, best: int) -> None:
     """Raises best[k, r * LANES + lane] to the largest product of the lane.
 
-    `a` is the address of the block's patches; d holds the reciprocals.
+    `a` has the block's patches, d the reciprocals.
     """
-    fan_in, n_ranks = signs.shape
+    n_ranks = -(-n_rows // RANK)
     for k in range(fan_in):
-        bits, maxima = signs.ctypes.data + k * n_ranks * SIGN_BYTES, best.ctypes.data + k * n_rows * LANES * FLOAT
-        _raise_column(a + k * LINE, d.ctypes.data, n_rows, bits, maxima)
+        bits, maxima = signs + k * n_ranks * SIGN_BYTES, best + k * n_rows * LANES * FLOAT
+        _raise_column(a + k * LINE, d, n_rows, bits, maxima)
 
 
-@compiled
+@inner
 def _raise_column(line: int, d: int, n_rows: int, signs: int, best: int) -> None:
     for first in range(0, n_rows, RANK):
         lines, maxima, bits = d + first * 2 * LINE, best + first * LANES * FLOAT, signs + first // RANK * SIGN_BYTES
@@ -97,41 +107,37 @@ def _raise_column(line: int, d: int, n_rows: int, signs: int, best: int) -> None
             raise_rows(n_rows - first, line, lines, maxima, bits)
 
 
-@compiled
-def product(
-    patches_GKP: np.ndarray,
-    inverse_SGRP: np.ndarray,
-    positive_GRK: np.ndarray,
-    stretch: tuple[int, int],
-    a: np.ndarray,
-    d: np.ndarray,
-    lanes: np.ndarray,
-    best_GRK: np.ndarray,
-) -> None:
+@inner
+def _copy_reciprocals(job: Job, g: int, start: int, last: int, d: int) -> None:
+    """Copies the reciprocals of patches start..last of a group into a block's lines 2 r + s."""
+    step = job.n_patches * FLOAT
+    for s in range(2):
+        source = job.inverse_SGRP + (s * job.n_groups + g) * job.n_rows * step + start * FLOAT
+        copy_lines(source, step, job.n_rows, last - start, d + s * LINE, 2 * LINE)
+
+
+@inner
+def _do_part(job: Job, first: int, last: int, a: int, d: int, lanes: int, best_GRK: int) -> None:
     """Fills `best` with the maxima of a stretch of patches.
 
     Each line of the patches is read once, where it is. The reciprocals of a block are read for every column: they are
     copied to d[i % 2], those of the next block while this one is worked on, a few lines for each column.
     """
-    n_groups, n_rows, fan_in = positive_GRK.shape
-    first, last = stretch
-    n_ranks = -(-n_rows // RANK)
-    signs_GKR = np.empty((n_groups, fan_in, n_ranks), np.int16)
-    pack_signs(positive_GRK, signs_GKR, (0, n_rows))
-    line_step = patches_GKP.shape[2] * FLOAT
+    n_groups, n_rows, fan_in = job.n_groups, job.n_rows, job.fan_in
+    n_ranks, block_bytes = -(-n_rows // RANK), 2 * n_rows * LINE
+    line_step = job.n_patches * FLOAT
     sign_step = n_groups * n_rows * line_step
     for g in range(n_groups):
-        lanes[:] = 0.0
-        patches, inverse = patches_GKP[g].ctypes.data, inverse_SGRP[0, g].ctypes.data
-        signs = signs_GKR.ctypes.data + g * fan_in * n_ranks * SIGN_BYTES
-        for s in range(2):
-            copy_lines(inverse_SGRP[s, g], first, last, d[0], s, 2)
+        fill(lanes, fan_in * n_rows * LANES, 0.0)
+        patches, inverse = job.patches_GKP + g * fan_in * line_step, job.inverse_SGRP + g * n_rows * line_step
+        signs = job.signs_GKR + g * fan_in * n_ranks * SIGN_BYTES
+        _copy_reciprocals(job, g, first, last, d)
         for start in range(first, last, BLOCK):
             now, following = (start - first) // BLOCK % 2, start + BLOCK
-            here, other = d[now].ctypes.data, d[1 - now].ctypes.data
+            here, other = d + now * block_bytes, d + (1 - now) * block_bytes
             is_whole, copies = following <= last, following + BLOCK <= last
             if not is_whole:
-                copy_lines(patches_GKP[g], start, last, a, 0, 1)
+                copy_lines(patches + start * FLOAT, line_step, fan_in, last - start, a, LINE)
             n_copied, due = 0, 0
             for k in range(fan_in):
                 soon, ahead = (start, k + AHEAD) if k + AHEAD < fan_in else (following, k + AHEAD - fan_in)
@@ -142,60 +148,51 @@ def product(
                     prefetch_line(source + AHEAD // 2 * line_step)
                     copy_line(source, other + n_copied * LINE)
                     n_copied, due = n_copied + 1, due - fan_in
-                line = patches + start * FLOAT + k * line_step if is_whole else a.ctypes.data + k * LINE
-                bits, maxima = signs + k * n_ranks * SIGN_BYTES, lanes.ctypes.data + k * n_rows * LANES * FLOAT
+                line = patches + start * FLOAT + k * line_step if is_whole else a + k * LINE
+                bits, maxima = signs + k * n_ranks * SIGN_BYTES, lanes + k * n_rows * LANES * FLOAT
                 _raise_column(line, here, n_rows, bits, maxima)
             if not copies and following < last:
-                for s in range(2):
-                    copy_lines(inverse_SGRP[s, g], following, last, d[1 - now], s, 2)
+                _copy_reciprocals(job, g, following, last, other)
         for k in range(fan_in):
             for r in range(n_rows):
-                best_GRK[g, r, k] = joined(lanes.ctypes.data + (k * n_rows + r) * LANES * FLOAT)
+                put_float(best_GRK, (g * n_rows + r) * fan_in + k, joined(lanes + (k * n_rows + r) * LANES * FLOAT))
 
 
-# What a thread is given: the part to do next, then numbers and addresses
-NEXT, N_PARTS, PATCHES, INVERSE, POSITIVE, GROUPS, ROWS, FAN_IN, N_PATCHES, SCRATCH, BEST, JOB_SIZE = range(12)
+@Native
+def _do_parts(job_at: int) -> None:
+    """Does parts of a job, beside other threads, until none is left."""
+    job = _read_job(job_at)
+    n_rows, fan_in, n_blocks = job.n_rows, job.fan_in, -(-job.n_patches // BLOCK)
+    n_a, n_d, n_lanes = fan_in * BLOCK, 4 * n_rows * BLOCK, fan_in * n_rows * LANES
+    part = take_number(job_at)
+    while part < job.n_parts:
+        a = job.scratch + part * (n_a + n_d + n_lanes) * FLOAT
+        d = a + n_a * FLOAT
+        best = job.best_NGRK + part * job.n_groups * n_rows * fan_in * FLOAT
+        first, last = n_blocks * part // job.n_parts * BLOCK, n_blocks * (part + 1) // job.n_parts * BLOCK
+        _do_part(job, first, min(last, job.n_patches), a, d, d + n_d * FLOAT, best)
+        part = take_number(job_at)
 
 
-@compiled
-def _scratch_floats(n_rows: int, fan_in: int) -> tuple[int, int, int]:
-    """Of each part: a, two blocks of d, lanes."""
-    return fan_in * BLOCK, 4 * n_rows * BLOCK, fan_in * n_rows * LANES
-
-
-def _do_parts(raw: Any) -> None:
-    job = carray(raw, JOB_SIZE, np.int64)
-    n_groups, n_rows, fan_in, n_patches = job[GROUPS], job[ROWS], job[FAN_IN], job[N_PATCHES]
-    patches = carray(floats_at(job[PATCHES]), (n_groups, fan_in, n_patches))
-    inverse = carray(floats_at(job[INVERSE]), (2, n_groups, n_rows, n_patches))
-    positive = carray(bytes_at(job[POSITIVE]), (n_groups, n_rows, fan_in))
-    n_parts, n_blocks = job[N_PARTS], -(-n_patches // BLOCK)
-    best = carray(floats_at(job[BEST]), (n_parts, n_groups, n_rows, fan_in))
-    n_a, n_d, n_lanes = _scratch_floats(n_rows, fan_in)
-    part = take_number(job[NEXT:].ctypes.data)
-    while part < n_parts:
-        scratch = job[SCRATCH] + part * (n_a + n_d + n_lanes) * FLOAT
-        a = carray(floats_at(scratch), (fan_in, BLOCK))
-        d = carray(floats_at(scratch + n_a * FLOAT), (2, 2 * n_rows, BLOCK))
-        lanes = carray(floats_at(scratch + (n_a + n_d) * FLOAT), (fan_in, n_rows, LANES))
-        stretch = n_blocks * part // n_parts * BLOCK, min(n_blocks * (part + 1) // n_parts * BLOCK, n_patches)
-        product(patches, inverse, positive, stretch, a, d, lanes, best[part])
-        part = take_number(job[NEXT:].ctypes.data)
-
-
-@cache
-def _entry() -> Any:
-    """A compiled function of a job (above): does parts of it, beside other threads, until none is left."""
-    return entry(_do_parts)
-
-
-def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
+def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, signs_GKR: np.ndarray, n_rows: int) -> Tensor:
     """`cpu.max_times` of float32 without gaps: so little work for a patch that calls from Python would count."""
-    n_groups, n_rows, fan_in = positive_GRK.shape
+    n_groups, fan_in, n_patches = patches_GKP.shape
     n_parts = torch.get_num_threads()
     best = boundary.blank(n_parts, n_groups, n_rows, fan_in)
-    scratch = boundary.blank(n_parts * sum(_scratch_floats(n_rows, fan_in)))
-    given = boundary.address(patches_GKP), boundary.address(inverse_SGRP), boundary.address(positive_GRK, torch.bool)
-    sizes = n_groups, n_rows, fan_in, patches_GKP.shape[-1]
-    run_job(_entry(), [0, n_parts, *given, *sizes, boundary.address(scratch), boundary.address(best)], n_parts)
+    # of each part: a block of patches, two of reciprocals, the lanes
+    scratch = boundary.blank(n_parts * (fan_in * BLOCK + 4 * n_rows * BLOCK + fan_in * n_rows * LANES))
+    job = Job(
+        following=0,
+        n_parts=n_parts,
+        patches_GKP=boundary.address(patches_GKP),
+        inverse_SGRP=boundary.address(inverse_SGRP),
+        signs_GKR=signs_GKR.ctypes.data,
+        n_groups=n_groups,
+        n_rows=n_rows,
+        fan_in=fan_in,
+        n_patches=n_patches,
+        scratch=boundary.address(scratch),
+        best_NGRK=boundary.address(best),
+    )
+    run_job(_do_parts, list(job), n_parts)
     return reduce(torch.maximum, best.unbind())

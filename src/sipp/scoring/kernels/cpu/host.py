@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 import logging
 import os
 import platform
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +28,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from numba.core import codegen
+from numba.core import codegen, event
 
 _log = logging.getLogger("sipp")
 
@@ -96,16 +99,76 @@ def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def entry(function: Callable[[Any], None]) -> Any:
-    """The function of one address, compiled at once: a ctypes function, which threads call without Python."""
-    function.__qualname__ += f"_{_STAMP:x}"
+class Native:
+    """A function of whole numbers (sizes, addresses) that is compiled by itself when it is first called.
+
+    Called from Python it runs without the Python lock. Compiled code calls it by its `address` (`llvm.calling`), so
+    what lies behind that is not compiled again with its callers, and what a call does not need not at all.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        function.__qualname__ += f"_{_STAMP:x}"  # names the cache
+        self._function = function
+        self._lock = threading.Lock()
+        self._code: Any = None
+
+    def _compiled(self) -> Any:
+        with self._lock:
+            if self._code is None:
+                n_arguments = len(inspect.signature(self._function).parameters)
+                self._code = _cached_cfunc(f"void({', '.join(['int64'] * n_arguments)})", self._function)
+            return self._code
+
+    @property
+    def address(self) -> int:
+        return int(self._compiled().address)
+
+    def __call__(self, *numbers: int) -> None:
+        self._compiled().ctypes(*numbers)
+
+
+def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a part of the `Native` ones that call it: compiled with them, never by itself."""
+    return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
+
+
+def _cached_cfunc(signature: str, function: Callable[..., None]) -> Any:
+    """The function compiled at once; from the cache, and into it, where a folder can be written."""
+    begun = time.perf_counter()
     try:
-        made = numba.cfunc("void(voidptr)", cache=True, error_model="numpy")(function)
+        made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
     except (RuntimeError, OSError):  # no folder for the cache, or a full disk
-        made = numba.cfunc("void(voidptr)", error_model="numpy")(function)
-    result: Any = made.ctypes
-    result.code = made  # lives as long
-    return result
+        made = numba.cfunc(signature, error_model="numpy")(function)
+    _tell(time.perf_counter() - begun)
+    return made
+
+
+class _Watch(event.Listener):
+    """Tells how long the functions of `compiled` take; those that one of them calls are compiled within its time."""
+
+    def __init__(self) -> None:
+        self._begun: list[float] = []
+
+    def on_start(self, event: event.Event) -> None:
+        self._begun.append(time.perf_counter())
+
+    def on_end(self, event: event.Event) -> None:
+        begun = self._begun.pop()
+        if not self._begun:
+            _tell(time.perf_counter() - begun)
+
+
+event.register("numba:compile", _Watch())
+_TOLD_AFTER = 1.0  # seconds of compiling
+_spent = 0.0
+
+
+def _tell(seconds: float) -> None:
+    """Counts the seconds of compiling, and says once what takes so long."""
+    global _spent
+    before, _spent = _spent, _spent + seconds
+    if before < _TOLD_AFTER <= _spent:
+        _log.warning("compiling for this processor: a few seconds, once after an install")
 
 
 # --- Threads ----------------------------------------------------------------------------------------------------------
@@ -136,13 +199,14 @@ def run_parallel(work: Callable[[int], None], n: int) -> None:
         _run_in(library, work, n)
 
 
-def run_job(function: Any, job: list[int], n: int) -> None:
-    """Calls a compiled function (`entry`) with the address of these numbers on n threads."""
+def run_job(function: Native, job: list[int], n: int) -> None:
+    """Calls a compiled function with the address of these numbers on n threads."""
     library, numbers = torch_openmp(), (ctypes.c_int64 * len(job))(*job)
+    address, body = ctypes.addressof(numbers), function.address
     if library is None or n == 1:
-        run_parallel(lambda _: function(numbers), n)
+        run_parallel(lambda _: function(address), n)
     else:
-        library.GOMP_parallel(function, numbers, n, 0)
+        library.GOMP_parallel(_Body(body), address, n, 0)
 
 
 def _run_in(library: ctypes.CDLL, work: Callable[[int], None], n: int) -> None:

@@ -12,38 +12,38 @@ used.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cache, reduce
-from itertools import pairwise
+from functools import reduce
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sipp.numerics import integers
-from sipp.scoring.kernels import boundary, reference
+from sipp.scoring.kernels import boundary
 from sipp.scoring.kernels.cpu import block_loops, every_product, layer_loops, packing, plain_loops
+from sipp.scoring.kernels.cpu.extremes import cuts_of, n_threads
+from sipp.scoring.kernels.cpu.extremes import extremes as extremes
 from sipp.scoring.kernels.cpu.host import run_parallel
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
+    FLOAT,
     LANES,
     MOST_WEIGHTS,
+    NOTHING,
     PANEL,
     RANK,
     SUM_BLOCK,
+    Calls,
     Layer,
     PackedWeights,
     Scratch,
+    numbers,
 )
 
 FUSED = True  # has `max_ratios` and `mean_ratios`
 IN_FLOAT64 = plain_loops
-SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
-
-_SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
-_log = logging.getLogger("sipp")
 
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
@@ -52,18 +52,19 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     Each is summed in the same order whatever stands beside it: the same bits for any chunk and any batch.
     """
     boundary.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
-    _announce()
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_patches = patches_GKP.shape[-1]
     weights, patches = _packed(weight_GRK), _array(patches_GKP)
+    weights_at, denominators = numbers(weights), block_loops.denominators.address
     result = boundary.blank(2, n_groups, n_rows, n_patches)
 
     stretches = _stretches(n_patches)
     scratches = [(boundary.zeros(fan_in, BLOCK), boundary.zeros(2 * n_rows, BLOCK)) for _ in stretches]
 
     def work(i: int) -> None:
-        a, d = scratches[i]
-        block_loops.sums(patches, weights, stretches[i], boundary.array(a), boundary.array(d), boundary.array(result))
+        a, d = (boundary.address(x) for x in scratches[i])
+        given = patches.ctypes.data, weights_at.ctypes.data, denominators, n_patches
+        block_loops.sums(*given, *stretches[i], a, d, boundary.address(result))
 
     run_parallel(work, len(stretches))
     return result
@@ -75,10 +76,11 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
     With `skip=False` every product is computed; the result is the same, bit for bit.
     """
     boundary.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
-    _announce()
+    signs, n_rows = _signs(positive_GRK), positive_GRK.shape[1]
     if _takes_all(positive_GRK):
-        return every_product.max_times(_plain(patches_GKP), _plain(inverse_SGRP), positive_GRK.contiguous())
-    patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
+        return every_product.max_times(_plain(patches_GKP), _plain(inverse_SGRP), signs, n_rows)
+    patches, inverse = _array(patches_GKP), _array(inverse_SGRP)
+    sizes = np.array([*positive_GRK.shape, signs.shape[-1], patches.shape[-1]], np.int64)
     none = boundary.zeros().expand_as(positive_GRK)
 
     stretches = _stretches(patches.shape[-1])
@@ -86,7 +88,9 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
     scratches = [_scratch(positive_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        block_loops.product(patches, inverse, signs, stretches[i], scratches[i], boundary.array(bests[i]), skip)
+        given = (x.ctypes.data for x in (patches, inverse, signs, sizes))
+        scratch_at, best = numbers(scratches[i]), boundary.address(bests[i])
+        block_loops.product(*given, *stretches[i], scratch_at.ctypes.data, best, int(skip), *_skipping())
 
     run_parallel(work, len(stretches))
     return _joined(bests, positive_GRK)
@@ -114,15 +118,21 @@ def max_ratios(
     """
     best = boundary.Given("best_GRK", best_GRK, tuple(weight_GRK.shape))
     layer, squares_QP = _layer("max_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, best)
-    takes_all = _takes_all(weight_GRK)
+    weights, n_patches = _packed(weight_GRK), squares_QP.shape[1]
+    layer_at, weights_at = numbers(layer), numbers(weights)
+    turn_lines, raise_lines = (NOTHING, every_product.raise_by_all.address) if _takes_all(weight_GRK) else _skipping()
+    calls = numbers(_calls(layer)._replace(turn_lines=turn_lines, raise_lines=raise_lines))
 
-    stretches = _stretches(squares_QP.shape[1])
+    stretches = _stretches(n_patches)
     bests = [_maxima(best_GRK) for _ in stretches]
     scratches = [_scratch(weight_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        squares = boundary.array(squares_QP, torch.float64)
-        layer_loops.scan(layer, stretches[i], scratches[i], boundary.array(bests[i]), takes_all, squares)
+        scratch_at, best_at = numbers(scratches[i]), boundary.address(bests[i])
+        given = (x.ctypes.data for x in (calls, layer_at, weights_at, scratch_at))
+        squares = boundary.address(squares_QP, torch.float64)
+        best_step = bests[i][0].numel() * FLOAT
+        layer_loops.scan(*given, squares, n_patches, *stretches[i], best_at, best_step)
 
     run_parallel(work, len(stretches))
     return _joined(bests, weight_GRK), _by_point(squares_QP, factors_TB)
@@ -144,21 +154,28 @@ def mean_ratios(
     """
     counts = boundary.Given("counts_B", counts_B, tuple(windows.shape[:1]), boundary.INTEGERS)
     layer, squares_QP = _layer("mean_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, counts)
+    weights, n_patches = _packed(weight_GRK), squares_QP.shape[1]
+    layer_at, weights_at = numbers(layer), numbers(weights)
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_points = len(windows)
-    n_positions = squares_QP.shape[1] // n_points
+    n_positions = n_patches // n_points
+    add_means = layer_loops.add_means if n_positions <= BLOCK else layer_loops.add_part
+    calls = numbers(_calls(layer)._replace(add_means=add_means.address))
     shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
 
-    stretches = [_starts(first, last, n_positions) for first, last in _cuts(n_points, torch.get_num_threads())]
+    stretches = [_starts(first, last, n_positions) for first, last in cuts_of(n_points, torch.get_num_threads())]
     shape = (n_groups, fan_in, _padded(n_rows))
     bests = [boundary.zeros(*shape) for _ in stretches]
     totals = [boundary.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
     scratches = [_scratch(weight_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        given = (layer, boundary.array(stretches[i], torch.int64), boundary.array(shares_B), scratches[i])
-        squares = boundary.array(squares_QP, torch.float64)
-        layer_loops.scan_means(*given, boundary.array(totals[i]), boundary.array(bests[i]), squares)
+        scratch_at = numbers(scratches[i])
+        given = (x.ctypes.data for x in (calls, layer_at, weights_at, scratch_at))
+        squares, starts = boundary.address(squares_QP, torch.float64), boundary.address(stretches[i], torch.int64)
+        blocks = starts, len(stretches[i]) - 1, boundary.address(shares_B)
+        out = boundary.address(totals[i]), boundary.address(bests[i])
+        layer_loops.scan_means(*given, squares, n_patches, *blocks, *out)
 
     run_parallel(work, len(stretches))
     mean_GRK = reduce(torch.maximum, bests)[..., :n_rows].transpose(1, 2).contiguous()
@@ -177,19 +194,33 @@ def _layer(
     """(What `layer_loops` reads, the squares of each patch to add to), once it and `beside` are checked."""
     factors = {"factors_TB": factors_TB, "row_factors_GR": row_factors_GR}
     boundary.check_ratios(where, windows, n_position_dims, weight_GRK, **factors, beside=beside)
-    _announce()
+    occurs = (factors_TB != 0).any(1).tolist()
+    positions, signs = _offsets(windows, range(2, 2 + n_position_dims)), _signs(weight_GRK > 0)
     layer = Layer(
         source=_flat(windows),
+        n_points=len(windows),
         point_stride=windows.stride(0),
         group_stride=windows.stride(1),
-        positions=_offsets(windows, range(2, 2 + n_position_dims)),
+        n_positions=len(positions),
+        positions=positions,
         fan=_offsets(windows, range(2 + n_position_dims, windows.ndim)),
         factors_TB=_array(factors_TB),
-        weights=_packed(weight_GRK),
+        has_positive=occurs[0],
+        has_negative=occurs[1],
+        n_ranks=signs.shape[-1],
         row_factors_GR=boundary.array(row_factors_GR.detach().contiguous(), torch.float64),
-        signs_GKR=_signs(weight_GRK > 0),
+        signs_GKR=signs,
     )
-    return layer, boundary.zeros(N_SQUARES, len(windows) * len(layer.positions), dtype=torch.float64)
+    return layer, boundary.zeros(N_SQUARES, len(windows) * layer.n_positions, dtype=torch.float64)
+
+
+def _calls(layer: Layer) -> Calls:
+    """What every way through a layer needs; of the ways to gather patches the one for how most of them lie."""
+    steps = np.diff(layer.positions) if layer.n_positions > 1 else np.array([layer.point_stride])
+    values, counts = np.unique(steps, return_counts=True)
+    ways = {1: layer_loops.gather_beside, 2: layer_loops.gather_even}
+    gather = ways.get(int(values[counts.argmax()]), layer_loops.gather_apart)
+    return Calls(gather.address, block_loops.denominators.address, layer_loops.reciprocals.address)
 
 
 def _by_point(squares_QP: Tensor, factors_TB: Tensor) -> Tensor:
@@ -208,51 +239,14 @@ def _starts(first: int, last: int, n_positions: int) -> Tensor:
     return torch.cat((starts, integers(last, last + 1) * n_positions))
 
 
-def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(lowest up to 0, highest from 0, smallest magnitude above 0 or infinity) of each line, in one reading.
-
-    A NaN makes the highest (or, with its sign bit set, the lowest) NaN. Other dtypes than float32 go the slow way.
-    """
-    boundary.check_lines("extremes", values_BN, device="cpu")
-    if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
-        return reference.extremes(values_BN)
-    _announce()
-    found = boundary.zeros(len(values_BN), 3, dtype=torch.int64)
-
-    stretches = _cuts(len(values_BN), _n_threads(values_BN))
-
-    def work(i: int) -> None:
-        lines = slice(*stretches[i])
-        bits = values_BN[lines].detach().numpy().view(np.int32)
-        packing.extremes(bits, boundary.array(found[lines], torch.int64))
-
-    run_parallel(work, len(stretches))
-    signed, unsigned, below = found.unbind(1)
-    highest = torch.where(signed > 0, signed, 0).to(torch.int32).view(torch.float32)
-    lowest = torch.where(unsigned > _SIGN_BIT, unsigned - 2 * _SIGN_BIT, 0).to(torch.int32).view(torch.float32)
-    smallest = (below + 1).clamp(max=_INFINITY_BITS).to(torch.int32).view(torch.float32)
-    return lowest, highest, smallest
-
-
-@cache
-def _announce() -> None:
-    _log.info("preparing the CPU kernels; the first time on a machine they are compiled, which takes half a minute")
-
-
-def _n_threads(values: Tensor) -> int:
-    """How many threads read through these values once."""
-    return torch.get_num_threads() if values.numel() >= SHARED_VALUES else 1
-
-
-def _cuts(n: int, n_parts: int) -> list[tuple[int, int]]:
-    """0..n cut into at most n_parts stretches of nearly the same length."""
-    cuts = [n * i // n_parts for i in range(n_parts + 1)]
-    return [(first, last) for first, last in pairwise(cuts) if last > first] or [(0, 0)]
+def _skipping() -> tuple[int, int]:
+    """Where the two functions lie that compute only what can raise a maximum."""
+    return block_loops.turn_lines.address, block_loops.raise_best.address
 
 
 def _stretches(n_patches: int) -> list[tuple[int, int]]:
     """The patches cut into one stretch of whole blocks for each of torch's threads."""
-    cuts = _cuts(-(-n_patches // BLOCK), torch.get_num_threads())
+    cuts = cuts_of(-(-n_patches // BLOCK), torch.get_num_threads())
     return [(first * BLOCK, min(last * BLOCK, n_patches)) for first, last in cuts]
 
 
@@ -264,7 +258,7 @@ def _padded(n_rows: int) -> int:
 def _by_ranks(work: Callable[[tuple[int, int]], None], weight_GRK: Tensor) -> None:
     """Calls work(stretch) for stretches of whole ranks of rows, on threads where there is enough to do."""
     n_rows = weight_GRK.shape[1]
-    cuts = _cuts(_padded(n_rows) // RANK, _n_threads(weight_GRK))
+    cuts = cuts_of(_padded(n_rows) // RANK, n_threads(weight_GRK))
     run_parallel(lambda i: work((cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows))), len(cuts))
 
 
@@ -301,7 +295,7 @@ def _scratch(weight_GRK: Tensor) -> Scratch:
     n_ranks = _padded(n_rows) // RANK
     d = boundary.blank(2 * RANK * n_ranks, BLOCK)
     d[2 * n_rows :].zero_()
-    outputs, squares = boundary.blank(n_rows + 3, BLOCK, dtype=torch.float64).split((n_rows, 3))
+    outputs, squares = boundary.blank(n_rows + 4, BLOCK, dtype=torch.float64).split((n_rows, 4))
     scales, floors = boundary.blank(2, n_ranks, 2, RANK).unbind()
     return Scratch(
         a_KP=boundary.array(boundary.blank(fan_in, BLOCK)),
@@ -309,10 +303,15 @@ def _scratch(weight_GRK: Tensor) -> Scratch:
         outputs_RP=boundary.array(outputs, torch.float64),
         sums_P=boundary.array(boundary.blank(BLOCK)),
         squares_XP=boundary.array(squares, torch.float64),
+        offsets_P=boundary.array(boundary.blank(BLOCK, dtype=torch.int64), torch.int64),
+        factors_P=boundary.array(boundary.blank(BLOCK)),
         turned=boundary.array(boundary.blank(n_ranks, BLOCK, 2, RANK)),
         scales=boundary.array(scales),
         floors=boundary.array(floors),
         reach=boundary.array(boundary.blank(n_ranks, BLOCK)),
+        bars_K=boundary.array(boundary.zeros(fan_in)),
+        masks_K=boundary.array(boundary.blank(fan_in, dtype=torch.int64), torch.int64),
+        n_computed=boundary.array(boundary.zeros(1, dtype=torch.int64), torch.int64),
     )
 
 
@@ -343,7 +342,8 @@ def _signs(positive_GRK: Tensor) -> np.ndarray:
     n_groups, n_rows, fan_in = positive_GRK.shape
     signs = boundary.array(boundary.blank(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16), torch.int16)
     positive = boundary.array(positive_GRK.contiguous().view(torch.uint8), torch.uint8)
-    _by_ranks(lambda ranks: packing.pack_signs(positive, signs, ranks), positive_GRK)
+    given = positive.ctypes.data, n_groups, n_rows, fan_in, signs.ctypes.data
+    _by_ranks(lambda ranks: packing.pack_signs(*given, *ranks), positive_GRK)
     return signs
 
 
@@ -355,13 +355,25 @@ def _packed(weight_GRK: Tensor) -> PackedWeights:
     places = boundary.blank(n_groups, n_panels, fan_in, dtype=torch.int32)
     ends = boundary.blank(n_groups, n_panels, n_chunks, 2**PANEL, dtype=torch.int32)
     packed = PackedWeights(
+        n_groups=n_groups,
+        n_rows=n_rows,
+        fan_in=fan_in,
+        n_panels=n_panels,
+        n_chunks=n_chunks,
         panels=panels,
         magnitudes_GX=boundary.array(boundary.blank(n_groups, n_rows * fan_in)),
         places_GNK=boundary.array(places, torch.int32),
         ends_GNCQ=boundary.array(ends, torch.int32),
     )
-    weight, cuts = _array(weight_GRK), _cuts(n_panels, _n_threads(weight_GRK))
-    run_parallel(lambda i: packing.pack(weight, packed, cuts[i]), len(cuts))
+    weight, cuts = _array(weight_GRK), cuts_of(n_panels, n_threads(weight_GRK))
+    work = boundary.blank(len(cuts), fan_in + 2**PANEL + 2, dtype=torch.int64)  # each thread's patterns, their counts
+    weights_at = numbers(packed)
+
+    def pack(i: int) -> None:
+        patterns, filled = (boundary.address(x, torch.int64) for x in (work[i], work[i, fan_in:]))
+        packing.pack(weight.ctypes.data, weights_at.ctypes.data, patterns, filled, *cuts[i])
+
+    run_parallel(pack, len(cuts))
     return packed
 
 

@@ -16,262 +16,353 @@ from sipp.scoring.kernels.cpu.block_code import (
     invert_line,
     scale_line,
 )
-from sipp.scoring.kernels.cpu.block_loops import denominators, raise_best, turn_lines, turn_rows
-from sipp.scoring.kernels.cpu.every_product import raise_by_all
-from sipp.scoring.kernels.cpu.host import compiled
+from sipp.scoring.kernels.cpu.block_loops import fill, read_scratch, read_weights, turn_rows
+from sipp.scoring.kernels.cpu.host import Native, inner
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
+    DOUBLE,
     FLOAT,
     LINE,
     MEAN_COLUMNS,
+    NOTHING,
     PATCH_BYTES,
     RANK,
     RANK_BYTES,
     RANK_VECTOR,
     SIGN_BYTES,
+    WHOLE,
+    Calls,
     Layer,
     Scratch,
 )
-from sipp.scoring.kernels.cpu.llvm import product_and_sum
+from sipp.scoring.kernels.cpu.llvm import (
+    calling,
+    double_at,
+    float_at,
+    long_at,
+    product_and_sum,
+    put_double,
+    put_float,
+    put_long,
+    reading,
+)
 from sipp.scoring.kernels.cpu.mean_code import mean_column, mean_columns, sum_column, sum_columns
 
-ONLY_SIGN, FIRST_SIGN, SECOND_SIGN = 0, 1, 2  # of a block's activations
+ONLY_SIGN, FIRST_SIGN, SECOND_SIGN, NO_TURN = 0, 1, 2, 3  # of a block's activations
+
+_read_calls, _read_layer = reading(Calls), reading(Layer)
+_call_2, _call_4, _call_6, _call_8, _call_11 = (calling(n) for n in (2, 4, 6, 8, 11))
 
 
-@compiled
-def _gather(source: int, offsets: np.ndarray, fan: np.ndarray, factors: int, block: int, sums: int) -> None:
-    """Fills block[k, p] = max(0, source[offsets[p] + fan[k]] * factors[p]) and its sums[p], in runs of equal stride.
+@Native
+def gather_beside(
+    source: int, offsets: int, n_patches: int, fan: int, n_fan: int, factors: int, block: int, sums: int
+) -> None:
+    """Fills block[k, p] = max(0, source[offsets[p] + fan[k]] * factors[p]) and its sums[p], in runs of patches.
 
-    `source`, `factors`, `block` and `sums` are addresses. Where pieces overlap, the same values are written again.
+    Those of a run lie side by side in memory. Where pieces overlap, the same values are written again.
     """
-    n_patches, at_fan, n_fan = len(offsets), fan.ctypes.data, len(fan)
-    is_line = fan[-1] - fan[0] == n_fan - 1  # columns lie side by side
     first = 0
     while first < n_patches:
-        step = offsets[first + 1] - offsets[first] if first + 1 < n_patches else 1
-        last = first + 1
-        while last < n_patches and offsets[last] - offsets[last - 1] == step:
-            last += 1
-        n, start = last - first, source + offsets[first] * FLOAT
-        factor, to, total = factors + first * FLOAT, block + first * FLOAT, sums + first * FLOAT
-        done = 0
-        if step == 1:
-            while n - done >= 16:
-                i = done * FLOAT
-                gather_16(start + i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 16
-            while n >= 8 and done < n:
-                i = min(done, n - 8) * FLOAT
-                gather_8(start + i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 8
-            while n >= 4 and done < n:
-                i = min(done, n - 4) * FLOAT
-                gather_4(start + i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 4
-        elif step == 2:
-            while n - done >= 16:
-                i = done * FLOAT
-                gather_16_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 16
-            while n >= 8 and done < n:
-                i = min(done, n - 8) * FLOAT
-                gather_8_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 8
-            while n >= 4 and done < n:
-                i = min(done, n - 4) * FLOAT
-                gather_4_even(start + 2 * i, at_fan, n_fan, factor + i, to + i, total + i)
-                done += 4
-        elif is_line:
-            while n - done >= RANK:
-                i, patches = done * FLOAT, offsets[first + done :].ctypes.data
-                gather_lines(source + fan[0] * FLOAT, patches, n_fan, factor + i, to + i, total + i)
-                done += RANK
-        for patch in range(done, n):
-            i = patch * FLOAT
-            gather_1(start + step * i, at_fan, n_fan, factor + i, to + i, total + i)
+        last = _end_of_run(offsets, first, n_patches, 1)
+        n, done = last - first, 0
+        start, at = source + long_at(offsets, first) * FLOAT, first * FLOAT
+        while n - done >= 16:
+            i = done * FLOAT
+            gather_16(start + i, fan, n_fan, factors + at + i, block + at + i, sums + at + i)
+            done += 16
+        while n >= 8 and done < n:
+            i = min(done, n - 8) * FLOAT
+            gather_8(start + i, fan, n_fan, factors + at + i, block + at + i, sums + at + i)
+            done += 8
+        while n >= 4 and done < n:
+            i = min(done, n - 4) * FLOAT
+            gather_4(start + i, fan, n_fan, factors + at + i, block + at + i, sums + at + i)
+            done += 4
+        _gather_rest(source, offsets, first + done, last, fan, n_fan, factors, block, sums)
         first = last
 
 
-@compiled
-def _normalise(block: np.ndarray, sums: np.ndarray) -> None:
+@Native
+def gather_even(
+    source: int, offsets: int, n_patches: int, fan: int, n_fan: int, factors: int, block: int, sums: int
+) -> None:
+    """The same in runs of every second value."""
+    first = 0
+    while first < n_patches:
+        last = _end_of_run(offsets, first, n_patches, 2)
+        n, done = last - first, 0
+        start, at = source + long_at(offsets, first) * FLOAT, first * FLOAT
+        while n - done >= 16:
+            i = done * FLOAT
+            gather_16_even(start + 2 * i, fan, n_fan, factors + at + i, block + at + i, sums + at + i)
+            done += 16
+        while n >= 8 and done < n:
+            i = min(done, n - 8) * FLOAT
+            gather_8_even(start + 2 * i, fan, n_fan, factors + at + i, block + at + i, sums + at + i)
+            done += 8
+        while n >= 4 and done < n:
+            i = min(done, n - 4) * FLOAT
+            gather_4_even(start + 2 * i, fan, n_fan, factors + at + i, block + at + i, sums + at + i)
+            done += 4
+        _gather_rest(source, offsets, first + done, last, fan, n_fan, factors, block, sums)
+        first = last
+
+
+@Native
+def gather_apart(
+    source: int, offsets: int, n_patches: int, fan: int, n_fan: int, factors: int, block: int, sums: int
+) -> None:
+    """The same of patches that lie anywhere; RANK at a time where the columns of each lie side by side."""
+    done = 0
+    if long_at(fan, n_fan - 1) - long_at(fan, 0) == n_fan - 1:
+        while n_patches - done >= RANK:
+            at, first = done * FLOAT, source + long_at(fan, 0) * FLOAT
+            gather_lines(first, offsets + done * WHOLE, n_fan, factors + at, block + at, sums + at)
+            done += RANK
+    _gather_rest(source, offsets, done, n_patches, fan, n_fan, factors, block, sums)
+
+
+@inner
+def _end_of_run(offsets: int, first: int, n_patches: int, step: int) -> int:
+    """Where the patches end that follow `first` in memory at this step."""
+    last = first + 1
+    while last < n_patches and long_at(offsets, last) - long_at(offsets, last - 1) == step:
+        last += 1
+    return last
+
+
+@inner
+def _gather_rest(
+    source: int, offsets: int, first: int, last: int, fan: int, n_fan: int, factors: int, block: int, sums: int
+) -> None:
+    """Patch by patch."""
+    for p in range(first, last):
+        start, at = source + long_at(offsets, p) * FLOAT, p * FLOAT
+        gather_1(start, fan, n_fan, factors + at, block + at, sums + at)
+
+
+@inner
+def _normalise(block: int, fan_in: int, sums: int, factors: int) -> None:
     """Divides every patch of the block by its sum (0 stays 0)."""
-    factors = np.empty(BLOCK, np.float32)
     for p in range(BLOCK):
-        factors[p] = np.float32(1.0) / sums[p] if sums[p] > 0.0 else np.float32(0.0)
-    for k in range(len(block)):
-        scale_line(block[k].ctypes.data, factors.ctypes.data)
+        total = float_at(sums, p)
+        put_float(factors, p, np.float32(1.0) / total if total > 0.0 else np.float32(0.0))
+    for k in range(fan_in):
+        scale_line(block + k * LINE, factors)
 
 
-@compiled
-def _add_squares(row_factors: np.ndarray, turn: int, scratch: Scratch) -> None:
-    """Adds a block's squared denominators, and squared outputs once they are complete, to `squares_XP`.
+@inner
+def _add_squares(row_factors: int, n_rows: int, turn: int, scratch: Scratch) -> None:
+    """Fills `squares_XP` with a block's squared denominators, and squared outputs once they are complete.
 
     `turn`: ONLY_SIGN of the activations, FIRST_SIGN of two (their outputs wait), or SECOND_SIGN.
     """
     d, sums, waiting, squares = scratch.d_LP, scratch.sums_P, scratch.outputs_RP, scratch.squares_XP
-    outputs = np.empty(BLOCK)
-    for r in range(len(row_factors)):
+    outputs = squares + 3 * BLOCK * DOUBLE
+    for i in range(3 * BLOCK):
+        put_double(squares, i, 0.0)
+    for r in range(n_rows):
+        positives, negatives, row_factor = d + 2 * r * LINE, d + (2 * r + 1) * LINE, double_at(row_factors, r)
         for p in range(BLOCK):  # loops without a branch, which a compiler turns into vectors
-            scale = row_factors[r] * sums[p]
-            positive, negative = d[2 * r, p] * scale, d[2 * r + 1, p] * scale
-            squares[0, p] = product_and_sum(positive, positive, squares[0, p])
-            squares[1, p] = product_and_sum(negative, negative, squares[1, p])
-            outputs[p] = positive - negative
+            scale = row_factor * float_at(sums, p)
+            positive, negative = float_at(positives, p) * scale, float_at(negatives, p) * scale
+            put_double(squares, p, product_and_sum(positive, positive, double_at(squares, p)))
+            put_double(squares, BLOCK + p, product_and_sum(negative, negative, double_at(squares, BLOCK + p)))
+            put_double(outputs, p, positive - negative)
+        wait = waiting + r * BLOCK * DOUBLE
         if turn == FIRST_SIGN:
-            waiting[r] = outputs
+            for p in range(BLOCK):
+                put_double(wait, p, double_at(outputs, p))
             continue
         if turn == SECOND_SIGN:
             for p in range(BLOCK):
-                outputs[p] -= waiting[r, p]
+                put_double(outputs, p, double_at(outputs, p) - double_at(wait, p))
         for p in range(BLOCK):
-            squares[2, p] = product_and_sum(outputs[p], outputs[p], squares[2, p])
+            output = double_at(outputs, p)
+            put_double(squares, 2 * BLOCK + p, product_and_sum(output, output, double_at(squares, 2 * BLOCK + p)))
 
 
-@compiled
-def _prepare(layer: Layer, start: int, stop: int, g: int, t: int, scratch: Scratch) -> None:
+@inner
+def _prepare(calls: Calls, layer: Layer, fan_in: int, start: int, stop: int, g: int, t: int, scratch: Scratch) -> None:
     """Lays the patches start..stop of group g and sign t out in `a_KP`, scaled to sum 1 each; zeros after them."""
-    a, sums, positions, factors_B = scratch.a_KP, scratch.sums_P, layer.positions, layer.factors_TB[t]
-    offsets, factors = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.float32)
-    n_patches = min(BLOCK, stop - start)
-    point, position = divmod(start, len(positions))
+    a, sums, offsets, factors = scratch.a_KP, scratch.sums_P, scratch.offsets_P, scratch.factors_P
+    n_patches, n_positions = min(BLOCK, stop - start), layer.n_positions
+    point = start // n_positions
+    position = start - point * n_positions
     for p in range(n_patches):
-        offsets[p] = g * layer.group_stride + point * layer.point_stride + positions[position]
-        factors[p] = factors_B[point]
+        place = g * layer.group_stride + point * layer.point_stride + long_at(layer.positions, position)
+        put_long(offsets, p, place)
+        put_float(factors, p, float_at(layer.factors_TB, t * layer.n_points + point))
         position += 1
-        if position == len(positions):
+        if position == n_positions:
             point, position = point + 1, 0
     if n_patches < BLOCK:
-        a[:, n_patches:] = 0.0
-        sums[n_patches:] = 0.0
-    source, to, totals = layer.source.ctypes.data, a.ctypes.data, sums.ctypes.data
-    _gather(source, offsets[:n_patches], layer.fan, factors.ctypes.data, to, totals)
-    _normalise(a, sums)
+        for k in range(fan_in):
+            fill(a + k * LINE + n_patches * FLOAT, BLOCK - n_patches, 0.0)
+        fill(sums + n_patches * FLOAT, BLOCK - n_patches, 0.0)
+    _call_8(calls.gather, layer.source, offsets, n_patches, layer.fan, fan_in, factors, a, sums)
+    _normalise(a, fan_in, sums, factors)
 
 
-@compiled
-def _occurring(factors_TB: np.ndarray) -> tuple[bool, bool]:
-    """Whether there are positive, and negative, activations."""
-    return bool(np.any(factors_TB[0] != 0.0)), bool(np.any(factors_TB[1] != 0.0))
-
-
-@compiled
-def _reciprocals(
-    layer: Layer, start: int, stop: int, g: int, t: int, turn: int, scratch: Scratch, squares_QP: np.ndarray
+@Native
+def reciprocals(
+    calls_at: int,
+    layer_at: int,
+    weights_at: int,
+    scratch_at: int,
+    squares_QP: int,
+    n_patches: int,
+    start: int,
+    stop: int,
+    g: int,
+    t: int,
+    turn: int,
 ) -> None:
     """Lays one block of patches of group g and sign t out in `a_KP`, 1/D in `d_LP`, and adds their squares."""
-    row_factors, squares = layer.row_factors_GR[g], scratch.squares_XP
-    squares[:] = 0.0
-    _prepare(layer, start, stop, g, t, scratch)
-    lines = scratch.d_LP[: 2 * len(row_factors)]
-    denominators(scratch.a_KP.ctypes.data, layer.weights, g, lines)
-    _add_squares(row_factors, turn, scratch)
-    for p in range(stop - start):
-        squares_QP[2 * t, start + p] += squares[0, p]
-        squares_QP[2 * t + 1, start + p] += squares[1, p]
-        squares_QP[4, start + p] += squares[2, p]
-    for line in range(len(lines)):
-        invert_line(lines[line].ctypes.data)
+    calls, layer = _read_calls(calls_at), _read_layer(layer_at)
+    weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
+    n_rows, squares = weights.n_rows, scratch.squares_XP
+    _prepare(calls, layer, weights.fan_in, start, stop, g, t, scratch)
+    _call_4(calls.denominators, scratch.a_KP, weights_at, g, scratch.d_LP)
+    _add_squares(layer.row_factors_GR + g * n_rows * DOUBLE, n_rows, turn, scratch)
+    for x in range(3):  # the two quadrants of the sign t, and the whole output
+        to, found = (2 * t + x if x < 2 else 4) * n_patches + start, squares + x * BLOCK * DOUBLE
+        for p in range(stop - start):
+            put_double(squares_QP, to + p, double_at(squares_QP, to + p) + double_at(found, p))
+    for line in range(2 * n_rows):
+        invert_line(scratch.d_LP + line * LINE)
 
 
-@compiled
+@inner
+def _turn_of(layer: Layer, t: int) -> int:
+    """Which turn sign t of the activations has in a block; NO_TURN where there are none of it."""
+    if not (layer.has_negative if t else layer.has_positive):
+        return NO_TURN
+    return FIRST_SIGN + t if layer.has_positive and layer.has_negative else ONLY_SIGN
+
+
+@Native
 def scan(
-    layer: Layer,
-    stretch: tuple[int, int],
-    scratch: Scratch,
-    best_GKX: np.ndarray,
-    every_product: bool,
-    squares_QP: np.ndarray,
+    calls_at: int,
+    layer_at: int,
+    weights_at: int,
+    scratch_at: int,
+    squares_QP: int,
+    n_patches: int,
+    first: int,
+    last: int,
+    best_GKX: int,
+    best_step: int,
 ) -> None:
-    """Takes a stretch of patches into the maxima and the squares."""
-    n_groups, n_rows = layer.row_factors_GR.shape
-    occurs = _occurring(layer.factors_TB)
-    first, last = stretch
+    """Takes a stretch of patches into the maxima of each group, `best_step` bytes apart, and the squares."""
+    calls, layer = _read_calls(calls_at), _read_layer(layer_at)
+    weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
+    fan_in, n_ranks = weights.fan_in, layer.n_ranks
     for start in range(first, last, BLOCK):
         stop = min(start + BLOCK, last)
-        for g in range(n_groups):
+        for g in range(weights.n_groups):
+            signs, best = layer.signs_GKR + g * fan_in * n_ranks * SIGN_BYTES, best_GKX + g * best_step
             for t in range(2):
-                if not occurs[t]:
+                turn = _turn_of(layer, t)
+                if turn == NO_TURN:
                     continue
-                turn = (FIRST_SIGN + t) if occurs[0] and occurs[1] else ONLY_SIGN
-                _reciprocals(layer, start, stop, g, t, turn, scratch, squares_QP)
-                if every_product:
-                    a = scratch.a_KP.ctypes.data
-                    raise_by_all(a, scratch.d_LP, n_rows, layer.signs_GKR[g], best_GKX[g])
+                block = start, stop, g, t, turn
+                _call_11(calls.reciprocals, calls_at, layer_at, weights_at, scratch_at, squares_QP, n_patches, *block)
+                if calls.turn_lines == NOTHING:
+                    _call_6(calls.raise_lines, scratch.a_KP, scratch.d_LP, weights.n_rows, fan_in, signs, best)
                 else:
-                    turn_lines(scratch)
-                    raise_best(scratch, layer.signs_GKR[g], best_GKX[g], True)
+                    _call_2(calls.turn_lines, scratch_at, n_ranks)
+                    _call_6(calls.raise_lines, scratch_at, signs, fan_in, n_ranks, best, 1)
 
 
-@compiled
+@Native
 def scan_means(
-    layer: Layer,
-    starts: np.ndarray,
-    shares_B: np.ndarray,
-    scratch: Scratch,
-    totals_TGKR: np.ndarray,
-    best_GKR: np.ndarray,
-    squares_QP: np.ndarray,
+    calls_at: int,
+    layer_at: int,
+    weights_at: int,
+    scratch_at: int,
+    squares_QP: int,
+    n_patches: int,
+    starts: int,
+    n_blocks: int,
+    shares_B: int,
+    totals_TGKR: int,
+    best_GKR: int,
 ) -> None:
     """Takes the blocks from starts[i] to starts[i + 1] into the largest means of a point, and the squares.
 
     shares_B[b] is what a patch of point b counts. A block holds whole points, or a part of one: then its sums wait in
     `totals`, which are 0 before and after.
     """
-    n_each, occurs = len(layer.positions), _occurring(layer.factors_TB)
-    is_whole = n_each <= BLOCK
-    for i in range(len(starts) - 1):
-        start, stop = starts[i], starts[i + 1]
-        for g in range(len(layer.signs_GKR)):
+    calls, layer = _read_calls(calls_at), _read_layer(layer_at)
+    weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
+    n_each, n_groups, n_ranks = layer.n_positions, weights.n_groups, layer.n_ranks
+    is_whole, n_sums = n_each <= BLOCK, weights.fan_in * n_ranks * RANK
+    for i in range(n_blocks):
+        start, stop = long_at(starts, i), long_at(starts, i + 1)
+        n_here, shares = stop - start, shares_B + start // n_each * FLOAT
+        for g in range(n_groups):
+            signs, best = layer.signs_GKR + g * weights.fan_in * n_ranks * SIGN_BYTES, best_GKR + g * n_sums * FLOAT
             for t in range(2):
-                if not occurs[t]:
+                turn = _turn_of(layer, t)
+                if turn == NO_TURN:
                     continue
-                turn = (FIRST_SIGN + t) if occurs[0] and occurs[1] else ONLY_SIGN
-                _reciprocals(layer, start, stop, g, t, turn, scratch, squares_QP)
-                turn_rows(scratch.d_LP, scratch.turned, scratch.scales)
-                n_patches, shares = stop - start, shares_B[start // n_each :]
-                out = best_GKR[g] if is_whole else totals_TGKR[t, g]
-                n_summed = n_each if is_whole else n_patches
-                _add_means(scratch, n_patches, n_summed, layer.signs_GKR[g], shares, out, is_whole)
+                block = start, stop, g, t, turn
+                _call_11(calls.reciprocals, calls_at, layer_at, weights_at, scratch_at, squares_QP, n_patches, *block)
+                turn_rows(scratch, n_ranks)
+                totals = totals_TGKR + (t * n_groups + g) * n_sums * FLOAT
+                out, n_summed = (best, n_each) if is_whole else (totals, n_here)
+                _call_8(calls.add_means, scratch_at, n_here, n_summed, signs, weights.fan_in, n_ranks, shares, out)
                 if not is_whole and stop % n_each == 0:
-                    _settle(totals_TGKR[t, g].reshape(-1), shares[0], best_GKR[g].reshape(-1))
+                    _settle(totals, n_sums, float_at(shares, 0), best)
 
 
-@compiled
-def _add_means(
-    scratch: Scratch,
-    n_patches: int,
-    n_each: int,
-    signs: np.ndarray,
-    shares: np.ndarray,
-    out: np.ndarray,
-    is_whole: bool,
+@Native
+def add_means(
+    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_ranks: int, shares: int, out: int
 ) -> None:
-    """Takes the sums over patches, n_each of n_patches at a time, into out[k, r]."""
-    a, turned = scratch.a_KP.ctypes.data, scratch.turned.ctypes.data
-    fan_in, n_ranks = signs.shape
+    """Takes the means over the patches of whole points, n_each of n_patches at a time, into the largest, out[k, r]."""
+    scratch = read_scratch(scratch_at)
     signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
     for rank in range(n_ranks):
         k = 0
         while k < fan_in:
             is_wide = fan_in - k >= MEAN_COLUMNS
-            at, to = signs.ctypes.data + k * signs_step + rank * SIGN_BYTES, out[k].ctypes.data + rank * RANK_VECTOR
+            at, to = signs + k * signs_step + rank * SIGN_BYTES, out + k * out_step + rank * RANK_VECTOR
             for p in range(0, n_patches, n_each):  # here, so that what is raised stays in the cache
-                share = shares[p // n_each]
-                line, rows = a + k * LINE + p * FLOAT, turned + rank * RANK_BYTES + p * PATCH_BYTES
-                if is_wide and is_whole:
+                share = float_at(shares, p // n_each)
+                line, rows = scratch.a_KP + k * LINE + p * FLOAT, scratch.turned + rank * RANK_BYTES + p * PATCH_BYTES
+                if is_wide:
                     mean_columns(n_each, line, rows, at, signs_step, to, out_step, share)
-                elif is_wide:
-                    sum_columns(n_each, line, rows, at, signs_step, to, out_step, share)
-                elif is_whole:
-                    mean_column(n_each, line, rows, at, signs_step, to, out_step, share)
                 else:
-                    sum_column(n_each, line, rows, at, signs_step, to, out_step, share)
+                    mean_column(n_each, line, rows, at, signs_step, to, out_step, share)
             k += MEAN_COLUMNS if is_wide else 1
 
 
-@compiled
-def _settle(totals: np.ndarray, share: np.float32, best: np.ndarray) -> None:
+@Native
+def add_part(
+    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_ranks: int, shares: int, out: int
+) -> None:
+    """Adds the patches of a part of one point to its sums, out[k, r]; n_each and `shares` are not used."""
+    scratch = read_scratch(scratch_at)
+    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
+    for rank in range(n_ranks):
+        k, rows = 0, scratch.turned + rank * RANK_BYTES
+        while k < fan_in:
+            at, to = signs + k * signs_step + rank * SIGN_BYTES, out + k * out_step + rank * RANK_VECTOR
+            line = scratch.a_KP + k * LINE
+            if fan_in - k >= MEAN_COLUMNS:
+                sum_columns(n_patches, line, rows, at, signs_step, to, out_step, 0.0)
+                k += MEAN_COLUMNS
+            else:
+                sum_column(n_patches, line, rows, at, signs_step, to, out_step, 0.0)
+                k += 1
+
+
+@inner
+def _settle(totals: int, n: int, share: np.float32, best: int) -> None:
     """Takes the means of a point into the largest ones, and sets its sums to 0."""
-    for i in range(len(totals)):
-        best[i] = max(best[i], totals[i] * share)
-        totals[i] = 0.0
+    for i in range(n):
+        put_float(best, i, max(float_at(best, i), float_at(totals, i) * share))
+        put_float(totals, i, 0.0)

@@ -5,7 +5,7 @@ README.md draws it. Rows and patches are padded with zeros, rows to whole ranks,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ MOST_WEIGHTS = 512  # of a group where every product is computed, rows times fan
 
 # In bytes
 FLOAT = INDEX = 4
+DOUBLE = WHOLE = 8
 VECTOR = LANES * FLOAT
 LINE = BLOCK * FLOAT  # one column of a block
 CACHE_LINE = 64
@@ -37,6 +38,12 @@ SIGN_BYTES = RANK // 8  # one rank in `signs`
 # --- Records ----------------------------------------------------------------------------------------------------------
 
 
+# A record holds arrays and whole numbers in Python, and `numbers` of it is what compiled code is handed: addresses in
+# place of the arrays. Who calls compiled code holds the record until it is back.
+
+Array = Any  # an array in Python, its address in compiled code
+
+
 class PackedWeights(NamedTuple):
     """The weights as `block_loops.denominators` reads them; `packing.pack` fills them in.
 
@@ -44,39 +51,72 @@ class PackedWeights(NamedTuple):
     by the signs of its weights: bit i of a pattern q is set where the weight of its row i is negative.
     """
 
-    panels: np.ndarray
-    magnitudes_GX: np.ndarray  # |w| in that order, the rows of a panel side by side
-    places_GNK: np.ndarray  # which column stands there
-    ends_GNCQ: np.ndarray  # where the columns of pattern q end; after all ends come columns without a weight
+    n_groups: int
+    n_rows: int
+    fan_in: int
+    n_panels: int
+    n_chunks: int
+    panels: Array
+    magnitudes_GX: Array  # |w| in that order, the rows of a panel side by side
+    places_GNK: Array  # which column stands there
+    ends_GNCQ: Array  # where the columns of pattern q end; after all ends come columns without a weight
 
 
 class Layer(NamedTuple):
-    """The windows of a layer and its weights.
+    """The windows of a layer, and what is known of its rows.
 
-    Patch p is position p % n of point p / n, n = len(positions). Value k of its group g lies in `source` at
+    Patch p is position p % n of point p / n, n = n_positions. Value k of its group g lies in `source` at
     point * point_stride + g * group_stride + positions[p % n] + fan[k].
     """
 
-    source: np.ndarray  # all the memory that the windows view
+    source: Array  # all the memory that the windows view
+    n_points: int
     point_stride: int
     group_stride: int
-    positions: np.ndarray
-    fan: np.ndarray
-    factors_TB: np.ndarray  # scales the activations of point b that have sign t; 0 where there are none
-    weights: PackedWeights
-    row_factors_GR: np.ndarray  # take the scale of the weights out of norms
-    signs_GKR: np.ndarray  # RANK bits for every column and rank of rows, set where the weight is positive
+    n_positions: int
+    positions: Array
+    fan: Array
+    factors_TB: Array  # scales the activations of point b that have sign t; 0 where there are none
+    has_positive: int  # whether any activation is
+    has_negative: int
+    n_ranks: int
+    row_factors_GR: Array  # take the scale of the weights out of norms
+    signs_GKR: Array  # RANK bits for every column and rank of rows, set where the weight is positive
+
+
+NOTHING = 0  # the address of what is not called
+
+
+class Calls(NamedTuple):
+    """Where the functions lie that do the work for a block (`host.Native`): those that this layer needs."""
+
+    gather: int  # of `layer_loops.gather_beside`, `gather_even`, `gather_apart`
+    denominators: int
+    reciprocals: int
+    turn_lines: int = NOTHING  # where every product is computed
+    raise_lines: int = NOTHING  # `block_loops.raise_best` or `every_product.raise_by_all`
+    add_means: int = NOTHING  # `layer_loops.add_means` or `add_part`
 
 
 class Scratch(NamedTuple):
     """What one thread works in: a block of patches, its denominators, their reciprocals."""
 
-    a_KP: np.ndarray  # the patches
-    d_LP: np.ndarray  # line 2 r + s: denominators of row r and sign s, then their reciprocals
-    outputs_RP: np.ndarray  # of the first sign of the activations, until the second is there; float64
-    sums_P: np.ndarray  # of each patch before it was divided by it
-    squares_XP: np.ndarray  # of both signs of weights, and of the outputs; float64
-    turned: np.ndarray  # [r / RANK, p, s, r % RANK] the reciprocals with rows side by side
-    scales: np.ndarray  # [r / RANK, s, r % RANK] 1 / mean of each line of them
-    floors: np.ndarray  # the same shape: keeps lines of zeros out of bars
-    reach: np.ndarray  # [band, p]
+    a_KP: Array  # the patches
+    d_LP: Array  # line 2 r + s: denominators of row r and sign s, then their reciprocals
+    outputs_RP: Array  # of the first sign of the activations, until the second is there; float64
+    sums_P: Array  # of each patch before it was divided by it
+    squares_XP: Array  # of both signs of weights, of the outputs, and the outputs of one row; float64
+    offsets_P: Array  # where each patch lies in the windows
+    factors_P: Array  # what each patch is multiplied by
+    turned: Array  # [r / RANK, p, s, r % RANK] the reciprocals with rows side by side
+    scales: Array  # [r / RANK, s, r % RANK] 1 / mean of each line of them
+    floors: Array  # the same shape: keeps lines of zeros out of bars
+    reach: Array  # [band, p]
+    bars_K: Array
+    masks_K: Array  # bit p: patch p is above the bar of the column
+    n_computed: Array  # one number: the (row, column, patch) triples computed so far
+
+
+def numbers(record: PackedWeights | Layer | Calls | Scratch) -> np.ndarray:
+    """The record as compiled code reads it (`llvm.reading`)."""
+    return np.array([x.ctypes.data if isinstance(x, np.ndarray) else x for x in record], np.int64)

@@ -68,6 +68,59 @@ def store(b: Any, value: Any, address: Any, offset: int = 0) -> None:
     b.store(value, b.inttoptr(b.add(address, I64(offset)), value.type.as_pointer()), align=_ALIGN)
 
 
+def calling(n_arguments: int) -> Any:
+    """A function for compiled code: calls what lies at an address (`host.Native`) with this many whole numbers."""
+
+    @primitive(types.none, *[types.int64] * (1 + n_arguments))
+    def call(b: Any, address: Any, *numbers: Any) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [I64] * n_arguments)
+        b.call(b.inttoptr(address, kind.as_pointer()), numbers)
+
+    return call
+
+
+def reading(record: type) -> Any:
+    """A function for compiled code: the record of whole numbers (a NamedTuple class) that lies at an address."""
+    n = len(record._fields)  # type: ignore[attr-defined]
+
+    @primitive(types.NamedUniTuple(types.int64, n, record), types.int64)
+    def read(b: Any, address: Any) -> Any:
+        made = ir.Constant(ir.ArrayType(I64, n), ir.Undefined)
+        for i in range(n):
+            made = b.insert_value(made, load(b, address, 8 * i, I64), i)
+        return made
+
+    return read
+
+
+def _element(b: Any, address: Any, i: Any, kind: Any) -> Any:
+    """The place of element i of an array; counted from one address, so that loops over it become vectors."""
+    return b.gep(b.inttoptr(address, kind.as_pointer()), [i], source_etype=kind)
+
+
+def array_of(number: Any, kind: Any) -> tuple[Any, Any]:
+    """Two functions for compiled code, get(address, i) and put(address, i, value), of an array of such numbers."""
+
+    @primitive(number, types.int64, types.int64)
+    def get(b: Any, address: Any, i: Any) -> Any:
+        return b.load(_element(b, address, i, kind), align=kind_bytes, typ=kind)
+
+    @primitive(types.none, types.int64, types.int64, number)
+    def put(b: Any, address: Any, i: Any, value: Any) -> None:
+        b.store(value, _element(b, address, i, kind), align=kind_bytes)
+
+    kind_bytes = number.bitwidth // 8
+    return get, put
+
+
+float_at, put_float = array_of(types.float32, F32)
+double_at, put_double = array_of(types.float64, ir.DoubleType())
+byte_at, put_byte = array_of(types.uint8, ir.IntType(8))
+short_at, put_short = array_of(types.int16, ir.IntType(16))
+int_at, put_int = array_of(types.int32, I32)
+long_at, put_long = array_of(types.int64, I64)
+
+
 def pick(b: Any, left: Any, right: Any, lanes: list[int]) -> Any:
     """The lanes of these numbers, those of `right` counted on after those of `left`."""
     return b.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))

@@ -4,74 +4,99 @@ from __future__ import annotations
 
 import numpy as np
 
-from sipp.scoring.kernels.cpu.host import compiled
-from sipp.scoring.kernels.cpu.layout import RANK, SUM_BLOCK, PackedWeights
+from sipp.scoring.kernels.cpu.host import Native
+from sipp.scoring.kernels.cpu.layout import PANEL, RANK, SUM_BLOCK, PackedWeights
+from sipp.scoring.kernels.cpu.llvm import (
+    byte_at,
+    float_at,
+    int_at,
+    long_at,
+    put_float,
+    put_int,
+    put_long,
+    put_short,
+    reading,
+    short_at,
+)
+
+N_PATTERNS = 2**PANEL
+_weights_at = reading(PackedWeights)
 
 
-@compiled
-def extremes(bits_BN: np.ndarray, found_BX: np.ndarray) -> None:
-    """Fills found[b] with three numbers of each line of float32 bit patterns (int32).
+@Native
+def extremes(bits_BN: int, n_lines: int, step: int, n: int, found_BX: int) -> None:
+    """Fills found[b] with three numbers of each line of n float32 bit patterns (int32), lines `step` apart.
 
     They are the largest as int32, the largest as uint32, and the smallest magnitude above 0 less one (uint32), so that
     0 wraps around to the largest. Integers, because NaN has an order too.
     """
-    for b in range(len(bits_BN)):
-        line = bits_BN[b]
+    for b in range(n_lines):
         highest, wrapped, smallest = np.int32(-(2**31)), np.uint32(0), np.uint32(2**32 - 1)
-        for i in range(len(line)):
-            bits = np.uint32(line[i])
-            highest = max(highest, line[i])
+        for i in range(n):
+            value = int_at(bits_BN, b * step + i)
+            bits = np.uint32(value)
+            highest = max(highest, value)
             wrapped = max(wrapped, bits)
             smallest = min(smallest, np.uint32((bits & np.uint32(0x7FFFFFFF)) - np.uint32(1)))
-        found_BX[b, 0], found_BX[b, 1], found_BX[b, 2] = highest, wrapped, smallest
+        put_long(found_BX, 3 * b, highest)
+        put_long(found_BX, 3 * b + 1, wrapped)
+        put_long(found_BX, 3 * b + 2, smallest)
 
 
-@compiled
-def pack(weight_GRK: np.ndarray, packed: PackedWeights, stretch: tuple[int, int]) -> None:
-    """Lays a stretch of panels out as `denominators` reads them (`PackedWeights`)."""
-    panels, magnitudes_GX, places_GNK, ends_GNCQ = packed
-    n_groups, _, fan_in = weight_GRK.shape
-    n_chunks, n_patterns = ends_GNCQ.shape[2:]
-    pattern_K = np.empty(fan_in, np.int64)
-    first_panel, last_panel = stretch
-    for g in range(n_groups):
+@Native
+def pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel: int, last_panel: int) -> None:
+    """Lays a stretch of panels out as `denominators` reads them (`PackedWeights`).
+
+    It works in pattern_K, the pattern of each column, and filled[N_PATTERNS + 2].
+    """
+    packed = _weights_at(weights)
+    fan_in, n_chunks = packed.fan_in, packed.n_chunks
+    for g in range(packed.n_groups):
+        group, magnitudes = g * packed.n_rows, g * packed.n_rows * fan_in
         for panel in range(first_panel, last_panel):
-            first, n_rows = panels[panel], panels[panel + 1] - panels[panel]
-            pattern_K[:] = 0
+            first = long_at(packed.panels, panel)
+            n_rows, panel_of_all = long_at(packed.panels, panel + 1) - first, g * packed.n_panels + panel
             for k in range(fan_in):
-                is_empty = True
+                pattern, is_empty = 0, True
                 for i in range(n_rows):
-                    w = weight_GRK[g, first + i, k]
-                    pattern_K[k] |= np.int64(w < 0.0) << i
+                    w = float_at(weight_GRK, (group + first + i) * fan_in + k)
+                    pattern |= int(w < 0.0) << i
                     is_empty &= w == 0.0
-                if is_empty:
-                    pattern_K[k] = n_patterns
+                put_long(pattern_K, k, N_PATTERNS if is_empty else pattern)
             for chunk in range(n_chunks):
                 start, stop = chunk * SUM_BLOCK, min((chunk + 1) * SUM_BLOCK, fan_in)
-                filled = np.zeros(n_patterns + 2, np.int64)
+                for q in range(N_PATTERNS + 2):
+                    put_long(filled, q, 0)
                 for k in range(start, stop):
-                    filled[pattern_K[k] + 1] += 1
-                for q in range(n_patterns):
-                    filled[q + 1] += filled[q]
-                    ends_GNCQ[g, panel, chunk, q] = filled[q + 1]
+                    q = long_at(pattern_K, k) + 1
+                    put_long(filled, q, long_at(filled, q) + 1)
+                for q in range(N_PATTERNS):
+                    end = long_at(filled, q) + long_at(filled, q + 1)
+                    put_long(filled, q + 1, end)
+                    put_int(packed.ends_GNCQ, (panel_of_all * n_chunks + chunk) * N_PATTERNS + q, end)
                 for k in range(start, stop):
-                    at = start + filled[pattern_K[k]]
-                    filled[pattern_K[k]] += 1
-                    places_GNK[g, panel, at] = k
+                    q = long_at(pattern_K, k)
+                    at = start + long_at(filled, q)
+                    put_long(filled, q, at - start + 1)
+                    put_int(packed.places_GNK, panel_of_all * fan_in + at, k)
                     for i in range(n_rows):
-                        magnitudes_GX[g, first * fan_in + at * n_rows + i] = abs(weight_GRK[g, first + i, k])
+                        w = abs(float_at(weight_GRK, (group + first + i) * fan_in + k))
+                        put_float(packed.magnitudes_GX, magnitudes + first * fan_in + at * n_rows + i, w)
 
 
-@compiled
-def pack_signs(positive_GRK: np.ndarray, signs_GKR: np.ndarray, stretch: tuple[int, int]) -> None:
+@Native
+def pack_signs(
+    positive_GRK: int, n_groups: int, n_rows: int, fan_in: int, signs_GKR: int, first: int, last: int
+) -> None:
     """Sets, for a stretch of whole ranks, bit r % RANK of signs[g, k, r / RANK] where a byte is not 0."""
-    n_groups, n_rows, fan_in = positive_GRK.shape
-    bits_K = np.empty(fan_in, np.int16)
-    first, last = stretch
+    n_ranks = -(-n_rows // RANK)
     for g in range(n_groups):
         for start in range(first, last, RANK):
-            bits_K[:] = 0
+            at = g * fan_in * n_ranks + start // RANK
+            for k in range(fan_in):
+                put_short(signs_GKR, at + k * n_ranks, 0)
             for i in range(min(RANK, n_rows - start)):
+                row = (g * n_rows + start + i) * fan_in
                 for k in range(fan_in):
-                    bits_K[k] |= np.int16(positive_GRK[g, start + i, k]) << np.int16(i)
-            signs_GKR[g, :, start // RANK] = bits_K
+                    bit = np.int16(byte_at(positive_GRK, row + k)) << np.int16(i)
+                    put_short(signs_GKR, at + k * n_ranks, short_at(signs_GKR, at + k * n_ranks) | bit)

@@ -1,0 +1,65 @@
+"""Prune the net of a LightningModule and train it with `Trainer`: one callback holds the zeros. Needs lightning.
+
+python examples/lightning_fit.py
+"""
+
+import tempfile
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import sipp
+
+try:
+    import lightning as L
+except ImportError as missing:
+    raise SystemExit(f"skipped: {missing}; pip install lightning") from missing
+
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+
+    def training_step(self, batch, index):
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+class HoldMasks(L.Callback):
+    """Pruned weights stay zero while the Trainer trains."""
+
+    def __init__(self, masks):
+        self.masks = masks
+
+    def on_train_start(self, trainer, pl_module):
+        sipp.hold(pl_module.net, self.masks, optimizer=trainer.optimizers)
+
+    def on_train_end(self, trainer, pl_module):
+        sipp.release(pl_module.net)
+
+
+torch.manual_seed(0)
+x = torch.randn(256, 16)
+loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=32)
+module = Module()
+pruned = sipp.prune(module.net, x, keep=0.2)
+module.net.load_state_dict(pruned.model.state_dict())
+with tempfile.TemporaryDirectory() as folder:
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = L.Trainer(
+        max_epochs=3, accelerator="cpu", default_root_dir=folder, callbacks=[HoldMasks(pruned.masks)], **quiet
+    )
+    trainer.fit(module, loader)
+
+n_nonzero = sum(int(module.net.get_parameter(name).count_nonzero()) for name in pruned.masks)
+print(f"{n_nonzero:,} of {pruned.n_weights:,} prunable weights are not zero after training with Lightning")
+assert n_nonzero <= pruned.kept

@@ -1,0 +1,101 @@
+"""Two networks and points in, how good each is and how far they are apart out: what `sipp eval` measures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sipp.certificates.comparing import classes_of
+from sipp.certificates.evidence import Output, look
+from sipp.numerics import BOUND_DTYPE
+from sipp.records import Batch
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What points say of a dense and a pruned network. None: the output has no classes, or the points no labels."""
+
+    n_points: int
+    dense_accuracy: float | None
+    pruned_accuracy: float | None
+    dense_loss: float | None  # mean cross-entropy, as pruned_loss
+    pruned_loss: float | None
+    same_class: float | None  # the share of points for which both choose the same
+    error_mean: float | None  # of ||f^ - f|| / ||f||, as the two below; None where it is not finite
+    error_median: float | None
+    error_max: float | None
+    n_not_finite: int  # points with an output that is not finite, or a dense output of 0 that moved
+
+    def __str__(self) -> str:
+        lines = [f"points:          {self.n_points:,}"]
+        if self.dense_accuracy is not None and self.pruned_accuracy is not None:
+            change = 100 * (self.pruned_accuracy - self.dense_accuracy)
+            lines.append(
+                f"accuracy:        {self.pruned_accuracy:.2%} pruned, {self.dense_accuracy:.2%} dense "
+                f"({change:+.2f} points)"
+            )
+        if self.dense_loss is not None and self.pruned_loss is not None:
+            lines.append(f"loss:            {self.pruned_loss:.4g} pruned, {self.dense_loss:.4g} dense (cross-entropy)")
+        if self.same_class is not None:
+            lines.append(f"same class:      {self.same_class:.2%} of points")
+        if self.error_mean is None:
+            lines.append(f"epsilon:         not finite on {self.n_not_finite:,} points")
+        else:
+            lines.append(
+                f"epsilon:         {self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "
+                "largest (how far the output moved, over its length)"
+            )
+        lines.append("                 measured on these points: no claim about others; sipp certify makes one")
+        return "\n".join(lines)
+
+
+def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> Evaluation:
+    """How good both networks are on these points, and how far the pruned one is from the dense one."""
+    found_nk, _ = look(dense, pruned, data, _measure, output, None)
+    moved_n, classes_n, same_n, label_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
+    labelled, finite_n = bool(label_n.all()), moved_n.isfinite()
+    is_finite = bool(finite_n.all())
+    return Evaluation(
+        n_points=len(moved_n),
+        dense_accuracy=float(right_n.mean()) if labelled else None,
+        pruned_accuracy=float(pruned_right_n.mean()) if labelled else None,
+        dense_loss=_finite(loss_n) if labelled else None,
+        pruned_loss=_finite(pruned_loss_n) if labelled else None,
+        same_class=float(same_n.mean()) if bool(classes_n.all()) else None,
+        error_mean=float(moved_n.mean()) if is_finite else None,
+        error_median=float(moved_n.median()) if is_finite else None,
+        error_max=float(moved_n.max()) if is_finite else None,
+        n_not_finite=int((~finite_n).sum()),
+    )
+
+
+def _finite(values: Tensor) -> float | None:
+    mean = float(values.mean())
+    return mean if math.isfinite(mean) else None
+
+
+def _measure(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
+    """Of each point: ||f^ - f|| / ||f||; whether there are classes, the same; a label; who is right; both losses."""
+    n = len(f)
+    f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
+    far_n, size_n = (g_nk - f_nk).norm(dim=1), f_nk.norm(dim=1)
+    moved_n = torch.where(far_n == 0, 0.0, far_n / size_n)
+    moved_n = torch.where(moved_n.isnan(), torch.inf, moved_n)
+    has_classes = f.dim() == 2 and f.shape[1] > 1
+    truth_n = classes_of(batch, n) if has_classes else None
+    none_n = torch.zeros_like(moved_n)
+    found = [moved_n, none_n + has_classes, none_n, none_n, none_n, none_n, none_n, none_n]
+    if has_classes:
+        finite_n = g_nk.isfinite().all(1)
+        found[2] = finite_n & (f_nk.argmax(1) == g_nk.argmax(1))
+        if truth_n is not None and int(truth_n.min()) >= 0 and int(truth_n.max()) < f.shape[1]:
+            truth_n = truth_n.to(f.device)
+            found[3] = none_n + 1.0
+            found[4], found[5] = f_nk.argmax(1) == truth_n, finite_n & (g_nk.argmax(1) == truth_n)
+            found[6], found[7] = (F.cross_entropy(out, truth_n, reduction="none") for out in (f_nk, g_nk))
+    return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)

@@ -1,0 +1,147 @@
+"""Results in, the tables that a page begins with out: method by keep with the best choice, or networks side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sipp.display import percent_up
+from sipp.report import series
+from sipp.report.read import PrunedModel, Run
+from sipp.report.words import TOLERANCE, Finding, number, reach
+
+# Percentage points lost against the dense network, as shares: up to each, a tone from best to worst
+TONES = ((TOLERANCE, "t0"), (0.01, "t1"), (0.03, "t2"), (0.1, "t3"))
+WORST = "t4"
+USELESS = 1.0  # a certified error of the output's own length, or more, says nothing
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of a table; `tone` is the class of its colour, `title` what it says when pointed at."""
+
+    text: str
+    tone: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a head, each with its name."""
+
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def tone_of(change: float) -> str:
+    """The class of the colour of a change of accuracy."""
+    return next((tone for limit, tone in TONES if change >= -limit), WORST)
+
+
+def choice_of(run: Run) -> Finding | None:
+    """Which method to use at which keep: the least keep within the tolerance, of several the most accurate there."""
+    found = series.curves(run, "delta_top1")
+    reached = {curve.method: kept for curve in found if (kept := reach(curve)) is not None}
+    limit = f"{100 * TOLERANCE:g} points"
+    if not found:
+        return None
+    if not reached:
+        return Finding(
+            "No method can be recommended",
+            f"None stays within {limit} of the dense network at its first level.",
+        )
+    least = min(reached.values())
+    near = [method for method, kept in reached.items() if kept <= least * (1 + 1e-3)]
+    means = {curve.method: next(p.mean for p in curve.points if p.keep == reached[curve.method]) for curve in found
+             if curve.method in near}  # fmt: skip
+    best = max(means, key=lambda method: means[method])
+    detail = f"The sparsest network within {limit} of the dense one: {number(means[best], 'points')} top-1."
+    others = [method for method in near if method != best]
+    if others:
+        detail += f" {', '.join(others)} {'reaches' if len(others) == 1 else 'reach'} the same keep."
+    if len(series.seeds_of(run)) == 1:
+        detail += " One seed: small differences may be chance."
+    return Finding(f"Use {best} at keep {number(least, 'share')}", detail)
+
+
+def method_table(run: Run) -> Table | None:
+    """Top-1 accuracy of every method at every keep, retrained and just pruned, coloured by what was lost."""
+    levels, methods = series.levels_of(run), series.methods_of(run)
+    if not levels or not methods:
+        return None
+    after, changes = _by_level(run, "top1"), _by_level(run, "delta_top1")
+    before = _by_level(run, "before_top1")
+    rows = []
+    for method in methods:
+        cells = []
+        for level in levels:
+            value, change = after.get((method, level)), changes.get((method, level))
+            if value is None:
+                cells.append(Cell("", "", "not done"))
+                continue
+            pruned = before.get((method, level))
+            title = f"just pruned: {_percent(pruned)}" if pruned is not None else ""
+            change_words = "" if change is None else f"{number(change, 'points')} against the dense network"
+            tone = "" if change is None else tone_of(change)
+            cells.append(Cell(_percent(value), tone, "; ".join(x for x in (change_words, title) if x)))
+        rows.append((method, tuple(cells)))
+    head = ("method / keep", *(_percent(keep) for keep in levels.values()))
+    near = (
+        f"Green: within {100 * TOLERANCE:g} points of the dense network, paler up to 1 point; orange and red: beyond."
+    )
+    return Table(f"Top-1 accuracy after training, mean over seeds. {near}", head, tuple(rows))
+
+
+def _by_level(run: Run, metric: str) -> dict[tuple[str, int], float]:
+    """{(method, level): the mean over seeds}, where every seed knows it."""
+    value, dense = series.METRICS[metric].value, series.dense_of(run)
+    found = {}
+    for method in series.methods_of(run):
+        for level in series.levels_of(run):
+            values = [value(record, dense.get(record.seed)) for record in series.records_at(run, method, level)]
+            known = [one for one in values if one is not None]
+            if known and len(known) == len(values):
+                found[method, level] = sum(known) / len(known)
+    return found
+
+
+def networks_table(models: Sequence[PrunedModel]) -> Table | None:
+    """Pruned networks side by side: what each keeps, and what is known of its cost; None where there is only one."""
+    if len(models) < 2:
+        return None
+    rows = []
+    for model in sorted(models, key=lambda one: -one.record.keep):
+        record = model.record
+        certificates = [one for one in (record.certificate, *model.certificates) if one is not None]
+        limits = [one.limit for one in certificates if one.limit is not None]
+        certified = Cell("none") if not limits else certified_cell(max(limits))  # the best of several is no claim
+        error = None if record.moved is None else record.moved.error
+        rows.append(
+            (
+                model.name,
+                (
+                    Cell(record.method),
+                    Cell(_percent(record.keep)),
+                    Cell(f"{record.kept:,}"),
+                    Cell(f"{record.dead_rows:,}"),
+                    Cell("unknown" if error is None else _percent(error)),
+                    certified,
+                ),
+            )
+        )
+    head = ("network", "method", "keep", "kept weights", "dead rows", "output moved", "certified within")
+    return Table("Networks side by side; the output moved on a few calibration points", head, tuple(rows))
+
+
+def certified_cell(limit: float) -> Cell:
+    """A certified error, marked where it says nothing."""
+    if limit >= USELESS:
+        return Cell(f"{percent_up(limit)}: useless", WORST, "an error as large as the output itself")
+    return Cell(percent_up(limit))
+
+
+def _percent(share: float) -> str:
+    """A share as a person says it: 6.4 %."""
+    value = 100 * share
+    return f"{value:.1f} %" if value >= 1 else f"{value:.2g} %"

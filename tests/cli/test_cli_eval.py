@@ -1,0 +1,131 @@
+"""`sipp eval`, the accuracies of `sipp certify --accuracy`, and folders of Hugging Face with text as data."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_zoo import mlp
+from commandline import run, three_lines
+from safetensors.torch import save_file
+
+from sipp.cli.evaluating import evaluate
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 6)).astype(np.float32)
+    labels = mlp()(torch.from_numpy(x)).argmax(1).numpy()
+    labels[:30] = (labels[:30] + 1) % 3  # the dense network is right on 270 of 300
+    np.savez(tmp_path / "data.npz", inputs=x, labels=labels)
+    np.save(tmp_path / "plain.npy", x)
+    save_file(mlp().state_dict(), tmp_path / "dense.safetensors")
+    words = ["--model", "cli_zoo:mlp", "--weights", tmp_path / "dense.safetensors", "--data", tmp_path / "plain.npy"]
+    assert run("prune", *words, "--keep", 0.5, "--method", "wt", "--out", tmp_path / "net").returncode == 0
+    return tmp_path
+
+
+def words_of(folder: Path, *more: object) -> list[object]:
+    return ["--model", "cli_zoo:mlp", "--dense", folder / "dense.safetensors", "--pruned", folder / "net", *more]
+
+
+def test_accuracy_loss_and_epsilon_are_those_of_the_networks(folder: Path) -> None:
+    done = run("eval", *words_of(folder, "--data", folder / "data.npz", "--json"))
+    found = json.loads(done.stdout)
+    arrays = np.load(folder / "data.npz")
+    x, labels = (torch.from_numpy(arrays[name]) for name in ("inputs", "labels"))
+    dense, pruned = mlp().eval(), mlp().eval()
+    with torch.no_grad():
+        from safetensors.torch import load_file
+
+        pruned.load_state_dict(load_file(folder / "net" / "model.safetensors"))
+        f, g = dense(x).double(), pruned(x).double()
+    far = (g - f).norm(dim=1) / f.norm(dim=1)
+    assert found["dense_accuracy"] == 0.9 and found["n_points"] == 300
+    assert found["pruned_accuracy"] == float((g.argmax(1) == labels).double().mean()) < 0.9
+    assert found["same_class"] == float((g.argmax(1) == f.argmax(1)).double().mean())
+    assert found["dense_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(f, labels)), rel=1e-6)
+    assert found["pruned_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(g, labels)), rel=1e-6)
+    assert found["error_mean"] == pytest.approx(float(far.mean()), rel=1e-6)
+    assert found["error_max"] == pytest.approx(float(far.max()), rel=1e-6)
+
+
+def test_without_labels_there_is_no_accuracy_and_noise_is_named(folder: Path) -> None:
+    done = run("eval", *words_of(folder, "--data", folder / "plain.npy"))
+    assert done.returncode == 0 and "accuracy" not in done.stdout and "epsilon:" in done.stdout
+    assert "random inputs, not on yours" in run("eval", *words_of(folder, "--data", "random:20x6")).stdout
+
+
+def test_an_output_that_is_not_finite_is_never_a_small_error() -> None:
+    dense, pruned = mlp().eval(), mlp().eval()
+    with torch.no_grad():
+        pruned[2].bias[0] = torch.nan
+    found = evaluate(dense, pruned, [(torch.rand(8, 6), torch.zeros(8, dtype=torch.int64))], None)
+    assert found.error_mean is None and found.n_not_finite == 8 and found.pruned_accuracy == 0.0
+    assert found.pruned_loss is None and "not finite on 8 points" in str(found)
+
+
+def test_certify_accuracy_prints_both(folder: Path) -> None:
+    done = run("certify", *words_of(folder, "--holdout", folder / "data.npz", "--accuracy"))
+    assert done.returncode == 0 and "accuracy on these points: 90.00% dense, " in done.stdout, done.stderr
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny classifier with its tokenizer, as save_pretrained writes them, and sentences."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("hf")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=16, num_labels=2, **sizes)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(list("abcdefghij"), rng.integers(2, 9))) for _ in range(120)]
+    (folder / "sentences.txt").write_text("\n".join(dict.fromkeys(lines)))
+    (folder / "labelled.txt").write_text("\n".join(f"{line}\t{i % 2}" for i, line in enumerate(dict.fromkeys(lines))))
+    return folder
+
+
+def test_a_folder_of_hugging_face_is_pruned_and_measured_without_python(hf: Path, tmp_path: Path) -> None:
+    model = ["--model", f"hf:{hf}", "--output", "logits"]
+    words = ["--data", hf / "sentences.txt", "--keep", 0.6, "--method", "wt", "--out", tmp_path / "net"]
+    done = run("prune", *model[:2], *words)
+    assert done.returncode == 0 and "sentences of sentences.txt" in done.stdout, done.stderr
+    done = run(
+        "eval", *model, "--dense", hf / "model.safetensors", "--pruned", tmp_path / "net",
+        "--data", hf / "labelled.txt", "--json",
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["dense_accuracy"] is not None and 0 < found["error_mean"] < 10, done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["hf:", "hf:nowhere", "hf:/dev/null"])
+def test_a_folder_that_is_none_is_refused(wrong: str, hf: Path) -> None:
+    done = run("prune", "--model", wrong, "--data", hf / "sentences.txt", "--keep", 0.5, "--dry-run")
+    assert done.returncode == 2 and "no folder of a Hugging Face model" in three_lines(done.stderr)[0]
+
+
+@pytest.mark.parametrize("text", [b"", b"\n\n", b"\xff\xfe\x00"])
+def test_text_that_is_none_is_refused(text: bytes, hf: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(text)
+    done = run("prune", "--model", f"hf:{hf}", "--data", tmp_path / "x.txt", "--keep", 0.5, "--dry-run")
+    assert done.returncode == 2 and three_lines(done.stderr)
+
+
+def test_text_needs_a_tokenizer(hf: Path) -> None:
+    done = run("prune", "--model", "cli_zoo:mlp", "--data", hf / "sentences.txt", "--keep", 0.5, "--dry-run")
+    assert done.returncode == 2 and "no tokenizer" in three_lines(done.stderr)[0]
+
+
+def test_a_broken_folder_is_refused(hf: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    done = run("prune", "--model", f"hf:{tmp_path}", "--data", hf / "sentences.txt", "--keep", 0.5, "--dry-run")
+    assert done.returncode == 2 and "could not be loaded" in three_lines(done.stderr)[0]

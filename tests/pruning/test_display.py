@@ -1,0 +1,76 @@
+"""How a pruned network shows itself: short in a shell, folded in a notebook, a table that explains its columns."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from torch import nn
+
+import sipp
+from sipp.display import NAME_LENGTH, short_name
+
+
+@pytest.fixture(scope="module")
+def pruned() -> sipp.Pruned:
+    torch.manual_seed(0)
+    net = nn.Sequential()
+    net.add_module("<encoder>_of_a_network_whose_modules_have_long_names", nn.Linear(8, 16))
+    net.add_module("relu", nn.ReLU())
+    net.add_module("head", nn.Linear(16, 4))
+    return sipp.prune(net, torch.rand(50, 8), keep=0.5, method="sipp-hybrid")
+
+
+def test_repr_is_one_short_line_and_says_what_it_is(pruned: sipp.Pruned) -> None:
+    text = repr(pruned)
+    assert len(text) < 150 and "\n" not in text
+    assert "Sequential" in text and "sipp-hybrid" in text and "96 of 192" in text and "50.00%" in text
+
+
+def test_a_notebook_shows_all_of_it_as_whole_html(pruned: sipp.Pruned) -> None:
+    seen: list[str] = []
+    depth: list[str] = []
+
+    class Check(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            depth.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert depth.pop() == tag
+
+        def handle_data(self, data: str) -> None:
+            seen.append(data)
+
+    Check().feed(pruned._repr_html_())
+    assert not depth
+    text = "".join(seen)
+    assert str(pruned).splitlines()[0] in text and "head.weight" in text and "<encoder>" in text  # escaped, not lost
+
+
+def test_the_table_shortens_names_and_explains_its_columns(pruned: sipp.Pruned) -> None:
+    text = str(pruned)
+    (row,) = (line for line in text.splitlines() if "<encoder>" in line)
+    assert row.split()[0] == short_name(pruned.layers[0].name)
+    assert all(len(line) <= 120 for line in text.splitlines())
+    for word in ("eps: ", "Delta: ", "layer bound: ", "det: "):
+        assert word in text
+
+
+def test_short_names_keep_both_ends() -> None:
+    assert short_name("0.weight") == "0.weight"
+    long = "transformer.encoder.layers.11.attention.self.query.weight"
+    assert len(short_name(long)) == NAME_LENGTH
+    assert short_name(long).startswith("transformer.") and short_name(long).endswith("query.weight")
+
+
+def test_baselines_have_no_words_for_columns_they_do_not_show() -> None:
+    net = nn.Sequential(nn.Linear(4, 4))
+    assert "Delta: " not in str(sipp.prune(net, None, keep=0.5, method="wt"))
+
+
+def test_no_number_is_cut_in_a_wide_table() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1000, 2000), nn.ReLU(), nn.Linear(2000, 4))
+    text = str(sipp.prune(net, torch.rand(20, 1000), keep=0.01, method="sipp-hybrid"))
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text and "2000" in text
