@@ -1,4 +1,4 @@
-"""Prints how far `sipp-blend`, `wt` and `sipp-det` move a network's output before any repair, and whether the blend loses.
+"""Prints how far `sipp-blend`, `wt` and `sipp-det` move a network's output before any repair.
 
     python benchmarks/bench_blend.py --nets mlp lstm
     python benchmarks/bench_blend.py --nets resnet20 resnet56 --weights . --data data/

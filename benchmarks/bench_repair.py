@@ -1,6 +1,7 @@
 """Prints what `sipp.repair` brings back on published CIFAR-10 ResNets and on a sentence transformer.
 
-    python benchmarks/bench_repair.py images --weights resnet20-cifar10.safetensors --data data/
+    python benchmarks/bench_repair.py images --weights resnet20-cifar10.safetensors --data data/ --steps 0
+    python benchmarks/bench_repair.py images --weights resnet20-cifar10.safetensors --data data/ --mirror
     python benchmarks/bench_repair.py images --weights resnet20-cifar10.safetensors --points 10000 --steps 2000
     python benchmarks/bench_repair.py sentences --encoder all-MiniLM-L6-v2/
     python benchmarks/bench_repair.py walk --weights resnet20-cifar10.safetensors --data data/
@@ -16,6 +17,7 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,36 +55,31 @@ def points_of(images: Images, options: argparse.Namespace) -> list[Tensor]:
 
 
 def images_table(options: argparse.Namespace) -> None:
-    """Prints one line a keep: accuracy of the pruned, the refitted and the polished network, and what that took."""
+    """Prints one line a keep: accuracy of the pruned and the repaired network, and what the repair took."""
     images, net = images_of(options.data, options.seed), resnet(options.weights)
-    points = points_of(images, options)
-    rate = options.learning_rate
-    lines = [["1", f"{accuracy(net, images):.2f}", *[""] * 6]]
+    points, steps, rate = points_of(images, options), options.steps, options.learning_rate
+    lines = [["1", f"{accuracy(net, images):.2f}", *[""] * 4]]
     for keep in options.keep:
         pruned = sipp.prune(net, None, keep=keep, method="wt")
-        raw = f"{accuracy(pruned.model, images):.2f}"
-        refit, refit_time = timed(lambda: sipp.repair(net, pruned, points))  # noqa: B023  called at once
-        cells = [f"{keep:g}", raw, f"{accuracy(refit.model, images):.2f}", refit_time]
-        fixed, whole_time = timed(
-            lambda: sipp.repair(net, pruned, points, steps=options.steps, learning_rate=rate)  # noqa: B023
-        )
+        fixed, took = timed(partial(sipp.repair, net, pruned, points, steps=steps, learning_rate=rate))
         done = fixed.repair
-        assert done is not None and done.polish is not None
+        assert done is not None
         errors = (done.output_before, done.output_refit, done.output_after)
         shown = " / ".join("none" if error is None else f"{error:.3f}" for error in errors)
-        steps = f"{done.polish.best} of {done.polish.asked}"
-        lines.append([*cells, f"{accuracy(fixed.model, images):.2f}", steps, whole_time, shown])
+        best = "refit" if done.polish is None else f"{done.polish.best} of {done.polish.asked}"
+        scores = [f"{accuracy(model, images):.2f}" for model in (pruned.model, fixed.model)]
+        lines.append([f"{keep:g}", *scores, best, shown, took])
         print(lines[-1], flush=True)
+    mirror = " and their mirror images" if options.mirror else ""
     table(
-        f"{options.weights.stem}: accuracy, %, on 10,000 test images; {options.points} images"
-        f"{' and their mirror images' if options.mirror else ''} repair; s (CPU s a thread)",
-        ["keep", "pruned", "refit", "s", "refit + polish", "best step", "s", "output error: pruned / refit / polish"],
+        f"{options.weights.stem}: accuracy, %, on 10,000 test images; {options.points} training images{mirror} repair",
+        ["keep", "pruned", "repaired", "best step", "output error: pruned / refit / end", "s (CPU s a thread)"],
         lines,
     )
 
 
 def sentences_table(options: argparse.Namespace) -> None:
-    """Prints one line a mask: how far 95 % of new sentences' vectors move at most, and how many keep their neighbour."""
+    """Prints one line a mask: how far 95 % of the vectors of new sentences move at most, who keeps its neighbour."""
     net = encoder(options.encoder)
     data = sentences(options.encoder, 0, N_SENTENCES, options.seed)
     new = sentences(options.encoder, N_SENTENCES, N_NEW_SENTENCES, options.seed)
@@ -95,26 +92,15 @@ def sentences_table(options: argparse.Namespace) -> None:
     for keep in options.keep:
         for method in ("sipp-blend", "wt"):
             needed = None if method == "wt" else data  # statements about `wt` would take most of the time
-            pruned, prune_time = timed(lambda: sipp.prune(net, needed, keep=keep, method=method))  # noqa: B023
-            refit, refit_time = timed(lambda: sipp.repair(net, pruned, data))  # noqa: B023
-            cells = [f"{keep:g}", method, *shown(pruned.model), prune_time, *shown(refit.model), refit_time]
-            if options.steps:
-                fixed, whole_time = timed(
-                    lambda: sipp.repair(
-                        net,
-                        pruned,
-                        data,
-                        steps=options.steps,
-                        learning_rate=options.learning_rate,
-                    )
-                )
-                cells += [*shown(fixed.model), whole_time]
-            lines.append(cells)
+            pruned, prune_time = timed(partial(sipp.prune, net, needed, keep=keep, method=method))
+            fixed, took = timed(
+                partial(sipp.repair, net, pruned, data, steps=options.steps, learning_rate=options.learning_rate)
+            )
+            lines.append([f"{keep:g}", method, *shown(pruned.model), prune_time, *shown(fixed.model), took])
             print(lines[-1], flush=True)
-    pair = ["moved", "same nearest", "s"]
-    header = ["keep", "mask", *(f"pruned: {pair[0]}", *pair[1:]), *(f"refit: {pair[0]}", *pair[1:])]
-    header += [f"polish: {pair[0]}", *pair[1:]] if options.steps else []
-    table(f"95 % of {N_NEW_SENTENCES} sentence vectors move less than; s (CPU s a thread)", header, lines)
+    columns = ("moved", "same neighbour", "s (CPU s a thread)")
+    header = ["keep", "mask", *(f"{word}: {one}" for word in ("pruned", "repaired") for one in columns)]
+    table(f"95 % of {N_NEW_SENTENCES} sentence vectors move less than, and keep their nearest neighbour", header, lines)
 
 
 def walk_table(options: argparse.Namespace) -> None:
@@ -124,17 +110,8 @@ def walk_table(options: argparse.Namespace) -> None:
     holdout = list(images.test[: options.holdout].split(HOLDOUT_BATCH))
     lines = []
     for repair in (True, False):
-        best, took = timed(
-            lambda: sipp.prune_to(
-                net,
-                points,
-                holdout,
-                epsilon=EPSILON,
-                delta=DELTA,
-                method=options.method,
-                repair=repair,  # noqa: B023
-            )
-        )
+        walk = partial(sipp.prune_to, net, points, holdout, epsilon=EPSILON, delta=DELTA, method=options.method)
+        best, took = timed(partial(walk, repair=repair))
         print(best, flush=True)
         kept = f"{100 * best.keep:.1f} %"
         lines.append(
