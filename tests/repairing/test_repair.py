@@ -54,7 +54,7 @@ def test_the_output_comes_nearer_and_the_masks_stay(steps: int) -> None:
 def test_a_polish_brings_the_refit_nearer_and_says_how_far() -> None:
     dense, data = net(), points(600)
     pruned = sipp.prune(dense, None, keep=0.3, method="wt")
-    found = done(sipp.repair(dense, pruned, data, steps=60, learning_rate=3e-3))
+    found = done(sipp.repair(dense, pruned, data, steps=60, learning_rate=1e-2))
     assert found.output_after is not None and found.output_refit is not None and found.polish is not None
     assert found.output_after < 0.98 * found.output_refit
     assert 0 < found.polish.best <= found.polish.taken <= found.polish.asked == 60
