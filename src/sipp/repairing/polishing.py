@@ -23,7 +23,7 @@ from sipp.repairing.record import Polish
 OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; those beyond are computed anew
 N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
-PATIENCE = 4  # looks without a gain after which it stops
+PATIENCE = 8  # looks without a gain after which it stops; a rate that is too large gains only when it falls
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 Outputs = Callable[[int], list[Tensor]]
@@ -55,13 +55,13 @@ def polish(
     in a new order each time round; the rate rises from zero for a tenth of the steps, and falls to zero along a cosine.
     """
     trained = _trained(repaired, masks)
-    flags = [parameter.requires_grad for parameter in trained]
+    flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
     wanted, judged = _outputs_of(dense, fitted), _outputs_of(dense, aside)
     if not wanted(0):
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     optimizer = torch.optim.Adam(trained, lr=learning_rate)
-    for parameter in trained:
-        parameter.requires_grad_(True)
+    for parameter, _ in flags:
+        parameter.requires_grad_(any(parameter is one for one in trained))
     hold(repaired, masks, optimizer=optimizer)
     best, best_step, since = _error(repaired, aside, judged), 0, 0
     kept = [parameter.detach().clone() for parameter in trained]
@@ -83,10 +83,11 @@ def polish(
     finally:
         release(repaired)
         with torch.no_grad():
-            for parameter, value, flag in zip(trained, kept, flags):
+            for parameter, value in zip(trained, kept):
                 parameter.copy_(value)
                 parameter.grad = None
-                parameter.requires_grad_(flag)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
     return Polish(asked=steps, taken=taken, best=best_step), best
 
 
