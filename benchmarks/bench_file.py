@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,7 +33,9 @@ from sipp.storage.contents import Contents, entropy_bytes
 KEEPS = (0.5, 0.3, 0.1, 0.05, 0.02)
 VALUES: tuple[Precision, ...] = ("fp32", "lossless", "fp16", "bf16", "int8")
 FACTOR, ADDED = 1.03, 16 * 1024  # what a file may take above values and entropy
-ACCURACY_KEEPS = (1.0, 0.5, 0.3)
+ACCURACY_KEEPS = (1.0, 0.5, 0.2, 0.1)
+EXACT = ("fp32", "lossless")  # the same network
+N_REPAIR = 1024  # training images without labels, on which kept weights are refitted
 BATCH = 500
 
 
@@ -42,15 +45,17 @@ def main() -> None:
     parser.add_argument("--times", choices=[*NETS], help="only how long saving and loading takes")
     parser.add_argument("--weights", type=Path, help="of a CIFAR-10 ResNet20: only the accuracy")
     parser.add_argument("--data", type=Path, help="folder of CIFAR-10")
+    parser.add_argument("--keeps", nargs="*", type=float, help="other shares than the usual ones")
+    parser.add_argument("--test-images", type=int, default=10_000, help="of CIFAR-10, for the accuracy")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.sipp.safetensors"
         if args.weights:
-            accuracies(args.weights, args.data, path)
+            accuracies(args.weights, args.data, path, args.keeps or ACCURACY_KEEPS, args.test_images)
         elif args.times:
             times(args.times, path)
         else:
-            sizes(args.nets, path)
+            sizes(args.nets, path, args.keeps or KEEPS)
 
 
 def network(name: str) -> nn.Module:
@@ -75,12 +80,12 @@ def even(net: nn.Module, names: list[str], keep: float) -> tuple[nn.Module, dict
     return net, masks
 
 
-def sizes(names: list[str], path: Path) -> None:
+def sizes(names: list[str], path: Path, keeps: Sequence[float]) -> None:
     """How many times smaller than the dense fp32 file, and the share of the bytes allowed that is used."""
     rows, worst = [], 0.0
     for name in names:
         dense = len(dense_file(network(name).state_dict()))
-        for keep in KEEPS:
+        for keep in keeps:
             pruned = sipp.prune(network(name), None, keep=keep, method="wt")
             uniform, masks = even(network(name), [*pruned.masks], keep)
             for kind in ("wt", "even"):
@@ -120,30 +125,39 @@ def times(name: str, path: Path) -> None:
     table(f"{name}, keep 0.1: seconds", ("values", "save", "(processor)", "load", "(processor)"), cells)
 
 
-def accuracies(weights: Path, data: Path, path: Path) -> None:
+def accuracies(weights: Path, data: Path, path: Path, keeps: Sequence[float], n_test: int) -> None:
     """CIFAR-10 test accuracy of the network as the file gives it back."""
     images = load_cifar10(data)
-    points = normalise(images.images[images.n_train :])
-    labels = images.labels[images.n_train :]
+    points = normalise(images.images[images.n_train :][:n_test])
+    labels = images.labels[images.n_train :][:n_test]
     net, other = build("resnet20").eval(), build("resnet20").eval()
     net.load_state_dict(load_file(weights))
+    chosen = torch.randperm(images.n_train, generator=torch.Generator().manual_seed(0))[:N_REPAIR]
+    training = normalise(images.images[chosen])
     dense, rows = len(dense_file(net.state_dict())), []
-    for keep in ACCURACY_KEEPS:
-        pruned = sipp.prune(net, None, keep=keep, method="wt")
+    for keep in keeps:
+        pruned = sipp.prune(net, None, keep=keep, method="wt", floor=0.1)
+        pruned = sipp.repair(net, pruned, training) if keep < 1 else pruned
         for values in VALUES:
             contents = sipp.save(pruned, path, values=values)
             sipp.load(path, into=other)
-            with torch.inference_mode():
-                n_right = sum(
-                    int((other(x).argmax(1) == y).sum()) for x, y in zip(points.split(BATCH), labels.split(BATCH))
-                )
+            if values not in EXACT[1:]:
+                with torch.inference_mode():
+                    n_right = sum(
+                        int((other(x).argmax(1) == y).sum()) for x, y in zip(points.split(BATCH), labels.split(BATCH))
+                    )
             largest = max(one.largest_change for one in contents.tensors)
             norm = max(one.norm_change for one in contents.tensors)
             ratio, share = dense / contents.n_bytes, n_right / len(points)
             cells = (f"{contents.n_bytes:,}", f"{ratio:.2f}", f"{share:.2%}", f"{largest:.2g}", f"{norm:.2g}")
             rows.append((keep, values, *cells))
+            print(*rows[-1], flush=True)
     header = ("keep", "values", "bytes", "smaller x", "accuracy", "largest change", "norm change")
-    table(f"ResNet20, {len(points):,} test images, wt, not retrained", header, rows)
+    table(
+        f"ResNet20, {len(points):,} test images, wt, repaired on {N_REPAIR:,} images without labels, not retrained",
+        header,
+        rows,
+    )
 
 
 if __name__ == "__main__":

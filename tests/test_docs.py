@@ -169,7 +169,7 @@ def test_commands_run_in_order(page: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "line", ["sipp runs --recipes  # exit 3", "sipp run digits-iterative --no-such  # not run: never", "sipp nothing"]
+    "line", ["sipp recipes  # exit 3", "sipp run digits-iterative --no-such  # not run: never", "sipp nothing"]
 )
 def test_a_wrong_command_is_caught(line: str) -> None:
     with pytest.raises(Exception):  # noqa: B017 - typer's own kinds differ by version

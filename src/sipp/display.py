@@ -44,7 +44,8 @@ def pruned_table(pruned: Pruned) -> str:
             *(number(value) for value in bounds_of(layer)),
         )
     lines = [
-        f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%})",
+        f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%})"
+        + ("" if pruned.pattern is None else f", {pruned.pattern} along every row"),
         text_of(table),
         *statement_lines(pruned),
     ]

@@ -15,6 +15,9 @@ EXTRAS = {
     "sklearn": ("scikit-learn", "train"),
     "accelerate": ("accelerate", "train"),
     "ray": ("ray", "ray"),
+    "onnx": ("onnx", "onnx"),
+    "onnxscript": ("onnxscript", "onnx"),
+    "onnxruntime": ("onnxruntime", "onnx"),
 }
 
 

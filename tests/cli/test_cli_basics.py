@@ -164,7 +164,7 @@ def test_bench_times_what_is_right_and_refuses_what_is_not(points: Path, monkeyp
 
 def test_runs_and_recipes_as_json(tmp_path: Path) -> None:
     assert json.loads(run("runs", "--out", tmp_path, "--json").stdout) == {"kind": "runs", "runs": []}
-    names = [one["name"] for one in json.loads(run("runs", "--recipes", "--json").stdout)["recipes"]]
+    names = [one["name"] for one in json.loads(run("recipes", "--json").stdout)["recipes"]]
     assert "digits-iterative" in names
 
 

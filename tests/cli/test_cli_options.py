@@ -20,6 +20,7 @@ from commandline import Asked, asked, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
+import sipp
 from sipp.certificates.claims import certify, to_json
 from sipp.cli import benching
 from sipp.experiments.data import fetch_cifar10
@@ -30,7 +31,7 @@ SUFFIXES = (".safetensors", ".pt", ".npy", ".npz", ".yaml", ".json", "")
 TAKEN = {
     "--data": (".npy", ".npz"), "--holdout": (".safetensors",), "--calibration": (".npz",), "RECIPE": (".yaml",),
     "--weights": (".safetensors", ".pt"), "--dense": (".safetensors",), "--pruned": (".pt",), "--verify": (".json",),
-    "--out": ("", ".safetensors"),
+    "--out": ("", ".safetensors"), "FILE": (".safetensors", ""),
 }  # fmt: skip
 SECONDS = 30  # after which a command counts as one that hangs
 WIDE_ONE = "\N{FULLWIDTH DIGIT ONE}"
@@ -47,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, n in (("data", 70), ("holdout", 99)):
         np.save(base / f"{name}.npy", rng.normal(size=(n, 6)).astype(np.float32))
     save_file(mlp().state_dict(), base / "w.safetensors")
+    sipp.save(sipp.prune(mlp(), None, keep=0.5, method="wt"), base / "net.sipp.safetensors")
     holdout = torch.from_numpy(np.load(base / "holdout.npy"))
     (base / "cert.json").write_text(to_json(certify(mlp().eval(), mlp().eval(), holdout)))
     records = big_run(base / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1) / "records.jsonl"
@@ -83,6 +85,10 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "compare": {**model, **data, "--keeps": 0.5, "--methods": "wt"},
         "certify": {**model, "--dense": weights, "--pruned": weights, "--holdout": folder / "holdout.npy"},
         "run": {"RECIPE": "digits-iterative", "--out": out / "runs"},
+        "inspect": {"FILE": folder / "net.sipp.safetensors"},
+        "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--to": "pt2", "--out": out / "net.pt2"},
+        "study": {"NAME": "paper-fully-connected", "--out": out / "runs"},
+        "recipes": {"ACTION": "show", "RECIPE": "digits-iterative"},
         "runs": {"--out": folder},
         "report": {"RUNS": folder / "run", "--out": out / "page.html"},
         "data": {"NAME": "list", "FOLDER": folder},
@@ -127,6 +133,10 @@ def with_its_companions(one: Asked, options: dict[str, object], folder: Path) ->
         options["--method"] = "sipp-det"
     if one.command == "compare" and one.label == "--holdout-points":
         options["--holdout"] = folder / "holdout.npy"
+    if one.command == "bench" and one.label in ("FILE", "--batch", "--threads", "--out", "--force"):
+        options["FILE"] = folder / "net.sipp.safetensors"
+    if one.command == "prune" and one.label == "--pattern":
+        del options["--keep"]
     if one.label == "--verify":
         options["--calibration"] = folder / "data.npy"
     return options

@@ -13,7 +13,7 @@ from commandline import Done, asked, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli import benching, certifying, demo, models, pruning
+from sipp.cli import benching, certifying, demo, models, pruning, stored
 from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
 
@@ -25,8 +25,12 @@ READS = {
     "score": ("--weights", "--data"),
     "compare": ("--weights", "--data", "--holdout"),
     "certify": (*ALL, "--verify"),
-    "bench": ("--weights", "--data"),
+    "bench": ("FILE", "--weights", "--data"),
+    "inspect": ("FILE",),
+    "export": ("FILE", "--data"),
     "run": ("RECIPE", "--data"),
+    "study": ("--data",),
+    "recipes": ("RECIPE",),
     "runs": ("--out",),  # which only lists
     "report": ("RUNS",),
 }
@@ -34,8 +38,11 @@ WRITES = {
     "prune": ("--out", "--ledger"),
     "score": ("--out",),
     "certify": ("--out", "--ledger"),
+    "bench": ("--out",),
+    "export": ("--out",),
     "demo": ("--out",),
     "run": ("--out",),
+    "study": ("--out",),
     "report": ("--out", "--figures"),
     "data": ("FOLDER",),
 }
@@ -63,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save_file(mlp().state_dict(), tmp_path / f"{name}.safetensors")
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
-    for module in (pruning, certifying, models, benching):
+    for module in (pruning, certifying, models, benching, stored):
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 

@@ -49,8 +49,6 @@ def test_run_run_again_and_list(tmp_path: Path) -> None:
     assert second.exit_code == 0 and "nothing left to do" in second.stdout and "networks done" not in second.stdout
     listed = CliRunner().invoke(app, ["runs", "--out", str(tmp_path)], catch_exceptions=False)
     assert "2 of 2" in listed.stdout and "finished" in listed.stdout
-    recipes = CliRunner().invoke(app, ["runs", "--recipes"], catch_exceptions=False)
-    assert "resnet20-cifar10-at-init" in recipes.stdout
 
 
 def test_a_wrong_setting_is_named_before_any_work(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_every_field_of_a_manifest(folder: Path) -> None:
 
 def test_a_configuration_forged_with_its_checksum_is_marked(folder: Path) -> None:
     good = read_json(folder / "manifest.json")
-    plan = {("seed",), ("repetitions",), ("prune", "levels"), ("prune", "methods", 0)}
+    plan = {("seed",), ("repetitions",), ("prune", "levels"), ("prune", "keeps"), ("prune", "methods", 0)}
     for place in leaves(good["config"]):
         write_json(folder / "manifest.json", {**good, "config": forged(good["config"], place)})
         if place in plan:  # then some record is of no network of this plan, or one is missing

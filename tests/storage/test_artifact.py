@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,18 @@ def test_other_dtypes_and_layouts(path: Path, buffer: Tensor, values: str) -> No
     sipp.save(Bag(torch.zeros(2, 2), buffer), path, values=values)  # type: ignore[arg-type]
     found = sipp.load(path)["buffer"]
     assert found.shape == buffer.shape and found.dtype == buffer.dtype and bits(found) == bits(buffer)
+
+
+def test_a_pattern_is_checked_against_the_masks(path: Path) -> None:
+    pruned = sipp.prune(mlp(), None, pattern="2:4", method="wt")
+    sipp.save(pruned, path)
+    found = sipp.inspect(path)
+    assert found.statements is not None and found.statements.pattern == "2:4"
+    assert "pattern:         2:4 along every row, checked" in str(found)
+    sipp.save(replace(pruned, pattern="1:4"), path)
+    assert "1:4 is what the file says, and 0.weight" in str(sipp.inspect(path))
+    with pytest.raises(ValueError, match="is no pattern"):
+        sipp.save(replace(pruned, pattern="5:4"), path)
 
 
 def test_a_pruned_record_keeps_what_was_said_of_it(path: Path) -> None:

@@ -9,9 +9,11 @@ from sipp.allocation.even import even_layers, even_rows
 from sipp.allocation.floors import largest_above_floor
 from sipp.allocation.largest_scores import largest, order_of
 from sipp.allocation.optimal import Posed, Relaxed, allocate, allocate_posed, pose, relax, relax_posed
+from sipp.allocation.patterns import Pattern, largest_in_groups, pattern_of
 from sipp.allocation.row_bounds import draws_for, expected_kept
 
 __all__ = [
+    "Pattern",
     "Posed",
     "Relaxed",
     "allocate",
@@ -22,7 +24,9 @@ __all__ = [
     "expected_kept",
     "largest",
     "largest_above_floor",
+    "largest_in_groups",
     "order_of",
+    "pattern_of",
     "pose",
     "relax",
     "relax_posed",

@@ -29,7 +29,7 @@ def largest(scores: Sequence[Tensor], budget: int, *, order: Tensor | None = Non
         chosen[order[:budget]] = True
         parts = chosen.split([layer.numel() for layer in scores])
         return [part.view(layer.shape).to(layer.device) for part, layer in zip(parts, scores)]
-    _check_scores(scores)
+    check_scores(scores)
     if budget == 0 or budget == n_scores:
         return [torch.full(layer.shape, budget > 0, dtype=torch.bool, device=layer.device) for layer in scores]
     threshold, n_ties = _select(scores, budget)
@@ -52,12 +52,13 @@ def order_of(scores: Sequence[Tensor]) -> Tensor:
 
     One sorting serves any number of budgets; for a single one, `largest` without it takes less time and memory.
     """
-    _check_scores(scores)
+    check_scores(scores)
     flat = [(layer.detach().cpu().to(torch.float64) + 0.0).flatten().numpy() for layer in scores]
     return torch.from_numpy(np.argsort(-np.concatenate(flat or [np.zeros(0)]), kind="stable"))
 
 
-def _check_scores(scores: Sequence[Tensor]) -> None:
+def check_scores(scores: Sequence[Tensor]) -> None:
+    """Refuses scores that have no order."""
     for index, layer in enumerate(scores):
         if not layer.is_floating_point() or bool(layer.isnan().any()):
             raise DataError(f"scores of layer {index} hold NaN or are not floating point ({layer.dtype})")

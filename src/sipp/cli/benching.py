@@ -45,19 +45,19 @@ def measure(
     return f"{where.type}, {torch.get_num_threads()} threads, torch {torch.__version__}", lines
 
 
-def alternate(first: Callable[[], object], second: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """The best time of each in seconds; they take turns, so that a noisy moment meets both."""
-    best = [float("inf"), float("inf")]
-    for function in (first, second):
+def alternate(*functions: Callable[[], object], repeats: int) -> list[float]:
+    """The best time of each in seconds; they take turns, so that a noisy moment meets all."""
+    best = [float("inf")] * len(functions)
+    for function in functions:
         function()
     for _ in range(repeats):
-        for i, function in enumerate((first, second)):
+        for i, function in enumerate(functions):
             begun = time.perf_counter()
             function()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             best[i] = min(best[i], time.perf_counter() - begun)
-    return best[0], best[1]
+    return best
 
 
 def refuse_wrong(what: str, found: Tensor, expected: Tensor) -> float:
@@ -85,7 +85,7 @@ def _kernel_line(rows: int, fan_in: int, patches: int, device: torch.device, rep
     parts = a[..., :CHECKED_PATCHES], inverse[:, :, :CHECKED_ROWS, :CHECKED_PATCHES], (weight > 0)[:, :CHECKED_ROWS]
     small = [part.contiguous() for part in parts]
     off_by = refuse_wrong("max_times", fast.max_times(*small), reference.max_times(*small))
-    matmul, ours = alternate(lambda: weight[0] @ a[0], lambda: fast.max_times(a, inverse, weight > 0), repeats)
+    matmul, ours = alternate(lambda: weight[0] @ a[0], lambda: fast.max_times(a, inverse, weight > 0), repeats=repeats)
     return _line("kernel", f"{rows} x {fan_in} x {patches}", matmul, ours, off_by)
 
 
@@ -106,8 +106,8 @@ def _network_line(model: str, network: nn.Module, spec: str, repeats: int) -> di
         with torch.no_grad():
             network(*batch.args, **batch.kwargs)
 
-    times = alternate(forward, lambda: sipp.sensitivity(network, points.batches), repeats)
-    return _line(f"network {model}", f"{points.n_points} points", *times, off_by)
+    passed, scored = alternate(forward, lambda: sipp.sensitivity(network, points.batches), repeats=repeats)
+    return _line(f"network {model}", f"{points.n_points} points", passed, scored, off_by)
 
 
 def _line(what: str, size: str, matmul: float, ours: float, off_by: float) -> dict[str, Any]:

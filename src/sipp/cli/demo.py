@@ -102,7 +102,7 @@ def _made(folder: Path, force: bool) -> Iterator[None]:
 
 def _records(recipe: Recipe, out: Path, progress: bool) -> list[dict[str, Any]]:
     """One record per network of the run."""
-    n_networks = recipe.repetitions * (1 + len(recipe.prune.methods) * recipe.prune.levels)
+    n_networks = recipe.repetitions * (1 + len(recipe.prune.methods) * recipe.prune.n_levels)
     with (
         progress_bar("train, prune, retrain: networks", n_networks, shown=progress) as advance,
         warnings.catch_warnings(),
@@ -122,7 +122,7 @@ def _result(recipe: Recipe, records: list[dict[str, Any]], page: Path) -> DemoRe
         if record["method"] is None:
             dense = record["after"]["top1"]
             continue
-        key = record["method"], recipe.prune.alpha ** record["level"]
+        key = record["method"], recipe.prune.keep_at(record["level"])
         before[key], after[key] = record["before"]["top1"], record["after"]["top1"]
     return DemoResult(dense, before, after, page)
 

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from sipp.errors import DataError, OptionError
 from sipp.storage.files import publish, staged, sync_folder, write_atomic, write_through
-from sipp.storage.marks import FIGURE_MARK, PAGE_MARK, SCORES_MARK
+from sipp.storage.marks import BENCH_KIND, FIGURE_MARK, PAGE_MARK, SCORES_MARK
 
 HEAD = 1 << 14  # bytes in which a page, a picture or a file of tensors says who made it
+HEAD_OF_NETWORK = 64
 MOST_RECORD = 1 << 28  # bytes of a record that is looked into
 
 Inputs = Sequence[tuple[str, Path]]  # the option or argument, and what it reads
@@ -57,11 +58,7 @@ def _is_figure(path: Path) -> bool:
 def _is_certificate(path: Path) -> bool:
     from sipp.certificates.record import SCHEMA  # its statistics need scipy
 
-    try:
-        found = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and found.get("schema") == SCHEMA
+    return _json_of(path).get("schema") == SCHEMA
 
 
 def _is_pruned(folder: Path) -> bool:
@@ -74,9 +71,28 @@ def _is_pruned(folder: Path) -> bool:
         return False
 
 
+def _is_bench(path: Path) -> bool:
+    return _json_of(path).get("kind") == BENCH_KIND
+
+
+def _json_of(path: Path) -> dict[str, object]:
+    """The object in a JSON file; an empty one where there is none."""
+    try:
+        found = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_network(path: Path) -> bool:
+    return b'{"__metadata__":{"format":"sipp-file/' in _head(path, HEAD_OF_NETWORK)
+
+
 PAGE = Kind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
 FIGURE = Kind("figure of sipp", _is_figure)
 SCORES = Kind("file of scores of `sipp score`", _is_scores)
+BENCH = Kind("record of `sipp bench`", _is_bench)
+NETWORK = Kind("file of `sipp.save`", _is_network)
 CERTIFICATE = Kind("certificate", _is_certificate)
 PRUNED_FOLDER = Kind("whole folder of `sipp prune`", _is_pruned)
 

@@ -1,4 +1,4 @@
-"""The command line: `sipp demo, score, prune, compare, certify, run, runs, report, data, bench`.
+"""The command line: `sipp` with the commands of `COMMANDS` below.
 
 Exit codes: 0 done; 1 unexpected (a bug: `--debug` shows the traceback); 2 wrong input; 3 not certified, or not
 verified: nothing was written; 130 stopped by Ctrl-C, 143 by SIGTERM. Results go to stdout (`--json`: one document),
@@ -25,11 +25,15 @@ COMMANDS = {
     "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
     "compare": "Prune a network by every method at a few keeps, print what each does to its output, and which to use.",
     "certify": "Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier.",
+    "inspect": "Show what is in the file of a pruned network: bytes of every tensor, method, statements, certificate.",
+    "export": "Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared.",
     "run": "Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.",
+    "study": "Make a figure of the paper: all runs of a named study, then one page; without a name, list the studies.",
+    "recipes": "List the recipes, or show one with the meaning of every key.",
     "runs": "List the runs in a folder, and how far each is.",
     "report": "Show runs, finished or not, on one page that needs no network, and as figures for print.",
     "data": "List the data sets and whether they are here; fetch CIFAR-10, checked, resumed where it was stopped.",
-    "bench": "Time the kernels and the scoring of a network on this machine, after checking that they are right.",
+    "bench": "Time a stored network against the dense one; or kernels and scoring, after checking that they are right.",
 }
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
-import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 from sipp.cli.errors import Terminated, Trouble, at
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.nets import NETS, build
+from sipp.experiments.own_code import named
 from sipp.storage.marks import WEIGHTS_NAME
 
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints keep it
@@ -80,13 +79,8 @@ def find_device(name: str) -> torch.device:
 
 def _build_own(spec: str) -> nn.Module:
     """The network that a callable of the user's own code gives. Their folder comes first, as for `python -m`."""
-    module_name, _, attribute = spec.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
-        made: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            made = getattr(made, part)
+        made = named(spec)
         model = made if isinstance(made, nn.Module) else made()
     except Terminated:
         raise

@@ -53,6 +53,13 @@ BatchSize = Annotated[
     int | None, typer.Option(help="Points per forward pass; by default more, the smaller they are.", min=1)
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value: train.epochs=10.")
+]
+RunsOut = Annotated[Path, typer.Option(help="Folder that holds one folder per run; what is no run stays as it is.")]
+DataRoot = Annotated[Path, typer.Option(help="Folder with cifar-10-batches-bin/, mnist/ or imagenet/.")]
+Workers = Annotated[int, typer.Option(help="Processes that decode image files.", min=0)]
+AcceptChanges = Annotated[bool, typer.Option("--accept-changes", help="Resume although data, code or device changed.")]
 Force = Annotated[
     bool,
     typer.Option("--force", help="Replace what this command wrote there before; never what it reads, nor other files."),

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from torch import nn
 
+from sipp.allocation.patterns import pattern_of
 from sipp.binomial import holdout_needed
 from sipp.checking import check_share
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
-from sipp.cli.files import check_folder, check_ledger
+from sipp.cli.files import NETWORK, check_file, check_folder, check_ledger
 from sipp.cli.models import weights_read
 from sipp.cli.options import n_points_of
 from sipp.cli.points import Points, collect, default_points, draw, example_of, open_source, points_read, split
@@ -20,6 +21,7 @@ from sipp.inputs.apart import ASIDE_SHARE
 from sipp.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Mode, Reduce
 from sipp.scoring.methods import Method, method_of
 from sipp.scoring.theory_points import check_delta, sample_size
+from sipp.storage.marks import FILE_SUFFIX
 
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 
@@ -33,6 +35,7 @@ class PruneRequest:
     data: str | None
     keep: float | None
     budget: int | None
+    pattern: str | None
     epsilon: float | None
     max_accuracy_drop: float | None
     holdout: str | None
@@ -60,6 +63,11 @@ class PruneRequest:
     progress: bool
 
     @property
+    def is_one_file(self) -> bool:
+        """Whether --out names a file of `sipp.save`, and not a folder."""
+        return self.out is not None and self.out.suffix == FILE_SUFFIX
+
+    @property
     def has_tolerance(self) -> bool:
         return self.epsilon is not None or self.max_accuracy_drop is not None
 
@@ -69,6 +77,7 @@ def check(request: PruneRequest) -> None:
     goals = {
         "--keep": request.keep,
         "--budget": request.budget,
+        "--pattern": request.pattern,
         "--epsilon": request.epsilon,
         "--max-accuracy-drop": request.max_accuracy_drop,
     }
@@ -81,13 +90,18 @@ def check(request: PruneRequest) -> None:
         )
     if request.out is None and not request.dry_run:
         raise Trouble(
-            "the pruned network would be lost", where="sipp prune", fix="give --out DIR, or --dry-run to see the table"
+            "the pruned network would be lost",
+            where="sipp prune",
+            fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
         )
     reads = weights_read("--weights", request.weights) + points_read("--data", request.data)
     reads += points_read("--holdout", request.holdout)
     if request.out is not None:
-        with at(f"--out {request.out}", "give another folder"):
-            check_folder(request.out, force=request.force, inputs=reads)
+        with at(f"--out {request.out}", "give another place"):
+            if request.is_one_file:
+                check_file(request.out, NETWORK, force=request.force, inputs=reads)
+            else:
+                check_folder(request.out, force=request.force, inputs=reads)
     if request.dry_run and request.ledger is not None:
         raise Trouble(
             "a dry run writes nothing, so its look at the holdout would go unrecorded",
@@ -136,6 +150,9 @@ def _check_numbers(request: PruneRequest) -> None:
             where=f"--epsilon {request.epsilon}",
             fix="give a number from 0 on, such as 0.1",
         )
+    if request.pattern is not None:
+        with at(f"--pattern {request.pattern}", "give for example 2:4"):
+            pattern_of(request.pattern)
     with at(f"--delta {request.delta}", "give a probability between 0 and 1, such as 1e-16"):
         check_delta(request.delta)
     shares = {"confidence": request.confidence, "holdout-delta": request.holdout_delta}

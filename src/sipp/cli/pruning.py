@@ -13,7 +13,7 @@ import sipp
 from sipp.certificates.evidence import model_hash
 from sipp.certificates.record import AnyCertificate, Certificate
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
-from sipp.cli.files import write_folder
+from sipp.cli.files import NETWORK, check_file, write_folder
 from sipp.cli.models import load_model, weights_file
 from sipp.cli.options import output_of
 from sipp.cli.output import plain, show, size, too_wide
@@ -98,6 +98,7 @@ def _prune(
         None if calibration is None else calibration.batches,
         keep=request.keep,
         budget=request.budget,
+        pattern=request.pattern,
         method=request.method,
         delta=request.delta,
         confidence=request.confidence,
@@ -172,6 +173,7 @@ def record_of(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
         "data": summary(outcome.calibration),
         "holdout": summary(outcome.holdout),
         "keep_asked": request.keep,
+        "pattern": request.pattern,
         "epsilon_asked": request.epsilon,
         "max_accuracy_drop_asked": request.max_accuracy_drop,
         "include": request.include,
@@ -195,6 +197,11 @@ def write(request: PruneRequest, outcome: Outcome, record: dict[str, Any]) -> di
     """The files written, {path: bytes}; none in a dry run, and none where nothing is certified."""
     if request.out is None or request.dry_run or outcome.pruned is None or not outcome.certified:
         return {}
+    if request.is_one_file:
+        with at(f"--out {request.out}", "give another place"):
+            check_file(request.out, NETWORK, force=request.force)
+            saved = sipp.save(outcome.pruned, request.out, certificate=outcome.certificate)
+        return {str(request.out): saved.n_bytes}
     with at(f"--out {request.out}", "give another folder"):
         tensors = tensors_to_bytes(outcome.pruned.model.state_dict())
         report = json.dumps(seal(plain(record)), indent=1, allow_nan=False).encode()
@@ -222,7 +229,12 @@ def tell(request: PruneRequest, outcome: Outcome, written: dict[str, int]) -> No
         show(f"certificate:     {outcome.certificate.sentence}")
     for path, n_bytes in written.items():
         show(f"written:         {path} ({size(n_bytes)})")
-    if written:
+    if written and request.is_one_file and outcome.pruned is not None:
+        n_dense = sum(tensor.nbytes for tensor in outcome.pruned.model.state_dict().values())
+        show(
+            f"                 {n_dense / sum(written.values()):.2f} x smaller than dense; see sipp inspect, sipp bench"
+        )
+    elif written:
         show("                 zeros are stored in place: the file is as large as before pruning")
     if request.dry_run:
         show("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))

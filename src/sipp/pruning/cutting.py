@@ -15,6 +15,7 @@ from sipp.allocation import (
     even_rows,
     largest,
     largest_above_floor,
+    largest_in_groups,
     order_of,
     pose,
 )
@@ -75,7 +76,12 @@ def sparse_rows(ranking: Ranking, uncut: Uncut, budget: int, *, seed: int) -> tu
 
 
 def _masks(ranking: Ranking, uncut: Uncut, row: MethodRow, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
-    """The weights to keep: the largest scores of all, of each layer or of each row, with the floor asked for."""
+    """The weights to keep: the largest scores of all, of each layer or of each row, with the floor asked for.
+
+    With a pattern: those of each group, which leaves every row and layer an even share of its own.
+    """
+    if ranking.pattern is not None:
+        return [largest_in_groups(score_FK, ranking.pattern) for score_FK in scores]
     shapes, least = [rank_FK.shape for rank_FK in scores], 0 if ranking.floor is None else 1
     if row.cut == "row":
         return [largest_in_rows(*layer) for layer in zip(scores, even_rows(shapes, budget, least=least))]

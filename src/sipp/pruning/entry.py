@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
 from torch import nn
 
+from sipp.allocation.patterns import pattern_of
 from sipp.bounds.assumption import check_assumption_of
 from sipp.bounds.chain import chain_obstacle
 from sipp.bounds.given_weights import judge
@@ -27,6 +29,7 @@ from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduc
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
 from sipp.pruning.ranking import RankOptions, rank_subject, take_aside
 from sipp.pruning.result import Moved, Pruned, PrunedLayer, Ranking
+from sipp.records import Weight
 from sipp.repairing.entry import repair as repair_network
 from sipp.repairing.polishing import output_error
 from sipp.scoring.methods import DEFAULT, Method
@@ -38,6 +41,7 @@ def prune(
     *,
     keep: float | None = None,
     budget: int | None = None,
+    pattern: str | None = None,
     method: Method = DEFAULT,
     delta: float = DELTA,
     confidence: float = CONFIDENCE,
@@ -57,13 +61,12 @@ def prune(
 ) -> Pruned:
     """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
-    `bound` chooses how the network statement is computed: the paper's formula, or operator norms on the graph of the
-    model. What rests on a maximum over points holds for all but a share of inputs, at `confidence` (T18); for the
-    network statement that share is smallest with a `holdout` of points that serve nothing else. `bound="sound"` needs
-    such points: without a holdout the last quarter of `data` is kept aside, not scored. `looks_at_assumption` adds
-    what data and holdout say of T4. With a `floor` every row keeps a weight, and every layer that share of what an even
-    cut would leave it; "method" is the method's own: 0.1 for sipp-blend, none for the others. `repair` refits the kept
-    weights on `data`, without labels (`sipp.repair`); everything that is said then speaks of the repaired network.
+    `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `bound` chooses how the
+    network statement is computed: the paper's formula, or operator norms on the graph. What rests on a maximum over
+    points holds for all but a share of inputs, at `confidence` (T18), smallest for the network with a `holdout` of
+    points that serve nothing else. `bound="sound"` needs such: without, the last quarter of `data` is kept aside, not
+    scored. `looks_at_assumption` adds what data and holdout say of T4. With a `floor` every row keeps a weight, and
+    every layer that share of what an even cut would leave it. `repair` refits the kept weights, without labels.
 
     Example:
         >>> import sipp, torch
@@ -72,10 +75,10 @@ def prune(
         >>> pruned.kept, pruned.n_weights
         (96, 192)
     """
-    options = RankOptions(method, delta, confidence, draws, reduce, floor, constants)
+    options = RankOptions(method, delta, confidence, draws, reduce, floor, constants, pattern)
     _check_reading(data, holdout, bound, looks_at_assumption, repair)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    n_kept = _budget(keep, budget, sum(weight.n_weights for weight in subject.weights))
+    n_kept = _budget(keep, budget, pattern, subject.weights)
     aside = holdout
     if bound == "sound" and data is not None and holdout is None:
         subject, aside = take_aside(subject, options)
@@ -115,7 +118,7 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     write_rows(model, ranking, rows)
     pruned = state(ranking, rows, uncut.dense, model, masks_by_name(model, ranking, rows), budget=budget, seed=seed)
     _warn_of_dead(pruned.layers)
-    return replace(pruned, choice=choice)
+    return replace(pruned, choice=choice, pattern=None if ranking.pattern is None else str(ranking.pattern))
 
 
 def repaired(ranking: Ranking, pruned: Pruned, data: Data, *, seed: int = 0, progress: bool = False) -> Pruned:
@@ -156,10 +159,15 @@ def _warn_of_dead(layers: tuple[PrunedLayer, ...]) -> None:
             )
 
 
-def _budget(keep: float | None, budget: int | None, n_weights: int) -> int:
+def _budget(keep: float | None, budget: int | None, pattern: str | None, weights: Sequence[Weight]) -> int:
     """The number of weights to keep, known before the work: a wrong budget should not cost a pass over the data."""
-    if (keep is None) == (budget is None):
-        raise OptionError("give exactly one of keep (a share in (0, 1]) and budget (a number of weights)")
+    if sum(goal is not None for goal in (keep, budget, pattern)) != 1:
+        raise OptionError(
+            "give exactly one of keep (a share in (0, 1]), budget (a number of weights) and pattern (n:m)"
+        )
+    n_weights = sum(weight.n_weights for weight in weights)
+    if pattern is not None:
+        return sum(weight.n_rows * pattern_of(pattern).kept(weight.fan_in) for weight in weights)
     if keep is not None:
         return budget_of(keep, n_weights)
     return check_whole("budget", budget, least=1, most=n_weights)  # all prunable weights

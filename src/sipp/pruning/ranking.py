@@ -13,6 +13,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from sipp.allocation.patterns import pattern_of
 from sipp.checking import check_choice, check_flag, check_record, check_seed, check_share
 from sipp.errors import OptionError
 from sipp.inputs.apart import ASIDE_SHARE, keep_aside
@@ -46,6 +47,7 @@ class RankOptions:
     reduce: Reduce | None = None
     floor: Floor = "method"
     constants: Constants = Constants()
+    pattern: str | None = None
 
     def __post_init__(self) -> None:
         method_of(self.method)
@@ -56,6 +58,14 @@ class RankOptions:
             check_choice("reduce", self.reduce, get_args(Reduce))
         check_floor(self.floor)
         check_record("constants", self.constants, Constants)
+        if self.pattern is not None:
+            pattern_of(self.pattern)
+            if self.row.is_sampled:
+                raise OptionError(
+                    f"method={self.method!r} draws weights, and a pattern says which ones there may be",
+                    fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
+                    option="method",
+                )
 
     @property
     def row(self) -> MethodRow:
@@ -113,6 +123,7 @@ def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, stat
         example=None if first is None else _few(first),
         sample=None if first is None else points_at(first, slice(N_SAMPLE)),
         floor=options.least_share,
+        pattern=None if options.pattern is None else pattern_of(options.pattern),
         blend=_blend(subject, scores, aside) if row.is_blend and scores is not None else None,
     )
 

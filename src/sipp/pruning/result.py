@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from sipp.allocation.patterns import Pattern
 from sipp.display import pruned_table
 from sipp.options import Constants, Draws
 from sipp.pruning.blending import Blend, Choice
@@ -98,6 +99,7 @@ class Pruned:
     choice: Choice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
+    pattern: str | None = None  # n:m, which every row obeys; None: weights were chosen one by one
     moved: Moved | None = None  # the output on a few calibration points; None where there were none to run
 
     @property
@@ -132,6 +134,7 @@ class Ranking:
     sample: Batch | None = None  # some more, on which the output of a cut is measured; None where nothing was scored
     is_thinned: bool = False  # a rank of 0 is a weight that an earlier step pruned, and is not taken back
     floor: float | None = None  # under rows and layers; None: they may die
+    pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
     blend: Blend | None = None  # what a blend is chosen from; None for other methods
     holdout: Scores | None = None  # norms on points that are new to the pruning (T18)
 

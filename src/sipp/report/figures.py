@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -10,6 +11,7 @@ from typing import Any
 
 from sipp.extras import needed_for
 from sipp.report import palette, series
+from sipp.report.panels import Panel, panels_of
 from sipp.report.read import Result, Run
 from sipp.report.series import METRICS, Curve
 from sipp.report.words import number
@@ -22,6 +24,8 @@ DPI = 300  # of the PNG
 COLUMN = 3.35  # inches: one column of a two-column page
 WIDE = 6.9  # both columns
 HEIGHT = 2.5
+PANEL_HEIGHT = 2.7
+PANELS = "panels"  # name of the figure of all runs
 LOG_RATIO = 8.0  # of the largest to the least keep, from which on the keep axis is logarithmic; as on the page
 NEAR_ZERO = 0.5  # percentage points: linear below, logarithmic above; as on the page
 STEEP = 10.0  # percentage points of loss from which on the axis of changes is logarithmic away from zero
@@ -48,7 +52,10 @@ Draw = Callable[[Any, Run], bool]
 
 
 def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
-    """The files written: for every run, each figure it has numbers for, in each format. Pruned models have none."""
+    """The files written: for every run, each figure it has numbers for, in each format. Pruned models have none.
+
+    Several runs also have one figure together, with a panel for each network.
+    """
     with needed_for("drawing figures"):
         import matplotlib
         from matplotlib.figure import Figure  # without pyplot: no window system, no choice of backend for the caller
@@ -63,7 +70,27 @@ def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
                     figure.draw_without_rendering()
                     figure.set_layout_engine("none")  # laid out once for both formats
                     written += [_save(figure, folder, f"{stem}-{name}", kind) for kind in FORMATS]
+    shown = _panels(results)
+    if shown:
+        with matplotlib.rc_context(PRINT_STYLE):
+            n_rows = math.ceil(len(shown) / 2)
+            figure = Figure(figsize=(WIDE, n_rows * PANEL_HEIGHT))
+            for axes, panel in zip(
+                figure.subplots(n_rows, 2, squeeze=False).flat, [*shown, *[None] * (len(shown) % 2)]
+            ):
+                if panel is None or not _metric_drawer(series.default_metric(panel.run))(axes, panel.run):
+                    axes.set_axis_off()
+                else:
+                    axes.set_title(_literal(panel.title), fontsize=7, wrap=True)
+            written += [_save(figure, folder, PANELS, kind) for kind in FORMATS]
     return written
+
+
+def _panels(results: Sequence[Result]) -> list[Panel]:
+    """The panels of all runs together; none where there is only one run."""
+    runs = [result for result in results if isinstance(result, Run)]
+    found = panels_of(runs) if len(runs) > 1 else []
+    return [panel for panel in found if series.methods_of(panel.run)]
 
 
 def figure_names(results: Sequence[Result]) -> list[str]:
@@ -73,7 +100,7 @@ def figure_names(results: Sequence[Result]) -> list[str]:
         for run, stem in _stems(results)
         for name in _figures(run)
         for kind in FORMATS
-    ]
+    ] + [_file_name(PANELS, kind) for kind in FORMATS if _panels(results)]
 
 
 def _stems(results: Sequence[Result]) -> list[tuple[Run, str]]:

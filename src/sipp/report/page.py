@@ -13,8 +13,10 @@ from typing import Any
 from sipp.display import percent_up
 from sipp.extras import needed_for
 from sipp.report import palette, series, words
+from sipp.report.panels import panels_of
 from sipp.report.plots import Plot, pruned_plots, run_plots
 from sipp.report.read import Broken, PrunedModel, Result, Run
+from sipp.report.size_and_speed import BENCH, bench_finding, bench_plots
 from sipp.report.words import Finding, number
 from sipp.scoring.methods import Style
 from sipp.storage.marks import PAGE_MARK
@@ -51,8 +53,22 @@ class Part:
     tables: list[tuple[str, list[tuple[str, str]]]]
 
 
-def render(results: Sequence[Result], *, version: str, broken: Sequence[Broken] = ()) -> str:
-    """The page of these results, in their order; it says which others lay beside them and could not be read."""
+@dataclass(frozen=True)
+class About:
+    """What a page is about beside its results: a study's name, what it shows, and rows of what is known of it."""
+
+    title: str
+    finding: Finding
+    rows: list[tuple[str, str]]
+
+
+def render(
+    results: Sequence[Result], *, version: str, broken: Sequence[Broken] = (), about: About | None = None
+) -> str:
+    """The page of these results, in their order; it says which others lay beside them and could not be read.
+
+    Where there are several runs, or the page is `about` something, it begins with a panel for each network.
+    """
     with needed_for("drawing the page"):
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
@@ -65,9 +81,14 @@ def render(results: Sequence[Result], *, version: str, broken: Sequence[Broken] 
             found = run_plots(result, ident)
             parts.append(_run_part(result, ident, found))
         else:
-            found = pruned_plots(result, ident)
+            found = pruned_plots(result, ident) | bench_plots(result, ident)
             parts.append(_pruned_part(result, ident, found))
         plots |= {plot["id"]: plot for plot in found.values()}
+    runs = [result for result in results if isinstance(result, Run)]
+    if len(runs) > 1 or about is not None:
+        drawn = _panel_plots(runs)
+        parts.insert(0, _panels_part(runs, drawn, about))
+        plots |= {plot["id"]: plot for plot in drawn}
     methods = _methods(results)
     styles = {
         name: {"cls": f"m{i}", "marker": style.marker, "dash": list(style.dash)}
@@ -78,8 +99,8 @@ def render(results: Sequence[Result], *, version: str, broken: Sequence[Broken] 
     script = _file("draw.js") + _file("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_file(TEMPLATE)).render(
-        title=parts[0].title if len(parts) == 1 else f"{len(parts)} pruning results",
-        heading="Pruning report" if len(parts) == 1 else f"{len(parts)} pruning results",
+        title=parts[0].title if about is not None or len(results) == 1 else f"{len(results)} pruning results",
+        heading=_heading(results, about),
         lede=_lede(results),
         parts=parts,
         broken=[f"Not shown: {one.folder.name} is broken. {one.reason}" for one in broken],
@@ -133,10 +154,59 @@ def _colours(methods: dict[str, Style]) -> str:
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 
 
+def _heading(results: Sequence[Result], about: About | None) -> str:
+    if about is not None:
+        return about.title
+    return "Pruning report" if len(results) == 1 else f"{len(results)} pruning results"
+
+
 def _lede(results: Sequence[Result]) -> str:
     n_networks = sum(len(result.records) if isinstance(result, Run) else 1 for result in results)
     text = f"What was pruned, what that costs and what is promised about it: {n_networks:,} networks. "
     return text + "Point at a plot, or focus it and use the arrow keys, for exact values; every plot has its table."
+
+
+# --- panels ---------------------------------------------------------------------------------------------------------
+
+
+def _panel_plots(runs: Sequence[Run]) -> list[Plot]:
+    """The plot of accuracies of each panel; one without a pruned network has none."""
+    found = []
+    for index, panel in enumerate(panels_of(runs)):
+        plot = run_plots(panel.run, f"panel{index}").get("accuracy")
+        if plot is not None:
+            seeds = len(series.seeds_of(panel.run))
+            found.append({**plot, "title": f"{panel.title}, {seeds} seed{'' if seeds == 1 else 's'}"})
+    return found
+
+
+def _panels_part(runs: Sequence[Run], plots: list[Plot], about: About | None) -> Part:
+    panels = panels_of(runs)
+    n_stages, n_done = sum(run.n_stages for run in runs), sum(len(run.records) for run in runs)
+    idents = [plot["id"] for plot in plots]
+    finding = Finding(
+        "A panel for each network", "Runs that differ only in seeds and methods are one panel; means over seeds."
+    )
+    return Part(
+        ident="panels",
+        kicker="all runs",
+        title="All runs" if about is None else about.title,
+        state="finished" if n_done >= n_stages else f"unfinished, {n_done} of {n_stages}",
+        finished=n_done >= n_stages,
+        caveats=[],
+        tiles=[("panels", str(len(panels))), ("runs", str(len(runs))), ("networks", f"{n_done:,}")],
+        sections=[
+            Section(
+                "Panels",
+                finding if about is None else about.finding,
+                [idents[start : start + 2] for start in range(0, len(idents), 2)],
+            )
+        ],
+        tables=[
+            *([] if about is None else [("What this shows", about.rows)]),
+            ("Runs of each panel", [(panel.title, ", ".join(panel.folders)) for panel in panels]),
+        ],
+    )
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
@@ -246,6 +316,8 @@ def _pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Par
     sections = [Section("Promises", promise, [[plots["statements"]["id"]]])]
     if "layers" in plots:
         sections.append(Section("Layers", Finding(heading, detail), [[plots["layers"]["id"]]]))
+    if pruned.bench is not None:
+        sections.append(Section("Size and speed", bench_finding(pruned.bench), [[plots[name]["id"]] for name in BENCH]))
     return Part(
         ident=ident,
         kicker="pruned model",

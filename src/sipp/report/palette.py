@@ -6,6 +6,9 @@ The colours can be told apart with protanopia, deuteranopia and tritanopia, and 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from sipp.experiments.arms import BETWEEN
 from sipp.scoring.methods import METHODS, Style
 
 STYLES: dict[str, Style] = {row.name: row.style for row in METHODS}
@@ -32,9 +35,24 @@ LESS = ("#b35806", "#ff9d4d")
 MORE = ("#0b5fb0", "#4eacfc")
 
 
+ARM_DASH = (2, 2)  # of an arm that names its reduction; () where its method has a dash of its own
+
+
 def style_of(method: str, methods: tuple[str, ...]) -> Style:
-    """The look of a method; one that is not listed gets the look of its place among the others of the run."""
+    """The look of a method; one that is not listed gets the look of its place among the others of the run.
+
+    An arm that names a reduction ("sipp-det mean") looks like its method, and has another dash beside the other form.
+    """
     if method in STYLES:
         return STYLES[method]
+    name, _, reduce = method.partition(BETWEEN)
+    if name in STYLES and reduce:
+        beside = [one for one in methods if one.partition(BETWEEN)[0] == name]
+        style = STYLES[name]
+        return style if beside[:1] == [method] or len(beside) < 2 else replace(style, dash=_other_dash(style))
     others = [name for name in methods if name not in STYLES]
     return OTHERS[others.index(method) % len(OTHERS)]
+
+
+def _other_dash(style: Style) -> tuple[int, ...]:
+    return () if style.dash else ARM_DASH

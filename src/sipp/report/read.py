@@ -15,7 +15,8 @@ from sipp.errors import DataError
 from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
 from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
-from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.bench_schemas import BenchRecord, read_bench
+from sipp.storage.marks import BENCH_NAME, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.network_schemas import NetworkRecord, PrunedRecord, ScoreBins
 from sipp.storage.run_schemas import OriginRecord
 
@@ -50,6 +51,7 @@ class PrunedModel:
     name: str
     record: PrunedRecord
     marks: tuple[str, ...]  # what could not be checked
+    bench: BenchRecord | None = None  # size and speed, where `sipp bench` left a record of them
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def files_read(paths: Sequence[Path]) -> list[Path]:
     found = []
     for path in paths:
         for folder in [path] if _is_result(path) else (inner for inner in _folders(path) if _is_result(inner)):
-            names = (MANIFEST, RECORDS, RECORD_NAME, WEIGHTS_NAME)
+            names = (MANIFEST, RECORDS, RECORD_NAME, WEIGHTS_NAME, BENCH_NAME)
             found += [folder / name for name in names] + sorted(folder.glob(f"*/{FINAL}.*"))
     return found
 
@@ -135,4 +137,10 @@ def read_run(folder: Path) -> Run:
 def read_pruned(folder: Path) -> PrunedModel:
     """The pruned model in this folder, as its report describes it."""
     record, marks = reading.read_pruned(folder)
-    return PrunedModel(folder.resolve().name, record, marks)
+    bench = read_bench(folder / BENCH_NAME) if (folder / BENCH_NAME).exists() else None
+    if bench is not None and bench.pruned_hash != record.pruned_hash:
+        bench, marks = (
+            None,
+            (*marks, f"{BENCH_NAME} speaks of another network, and is not shown: run sipp bench again."),
+        )
+    return PrunedModel(folder.resolve().name, record, marks, bench)

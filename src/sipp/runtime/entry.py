@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import fresh
-from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.records import Batch
+from sipp.errors import ModelError
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size
+from sipp.runtime.examples import call_of, try_example
 from sipp.runtime.graph import trace
 from sipp.runtime.plan import Plan, flat_inputs, make_plan
 from sipp.runtime.shelf import Shelved, restore, shelve
@@ -167,27 +164,6 @@ def sparse(model: nn.Module, example: Any) -> Sparse:
             raise ModelError(
                 f"is on {tensor.device}, and the runtime is for the CPU", where=name, fix="give model.cpu()"
             )
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(example, Tensor):
-        args = (example,)
-    elif isinstance(example, Mapping):
-        kwargs = dict(example)
-    elif isinstance(example, tuple):
-        args = example
-    else:
-        raise DataError(
-            f"the example is a {type(example).__name__}",
-            fix="give a tensor, a tuple of arguments or a dict of named ones",
-        )
-    _try(model, args, kwargs)
+    args, kwargs = call_of(example)
+    try_example(model, args, kwargs)
     return Sparse(model, args, kwargs)
-
-
-def _try(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises a DataError where the model does not run on the example; what this pass changes is put back."""
-    if any(isinstance(value, Tensor) and value.layout is not torch.strided for value in (*args, *kwargs.values())):
-        raise DataError("the example holds a sparse tensor", fix="give a dense one")
-    batch = Batch(index=0, where="the example", args=args, kwargs=kwargs, labels=None, n_points=1)
-    with scoring_mode(model, "running"):
-        run_batch(model, fresh(batch))

@@ -14,6 +14,8 @@ from sipp.runtime.layers import Layer
 from sipp.runtime.steps import Values
 from sipp.runtime.tiles import Plane
 
+Fill = Callable[[Values], None]
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -25,7 +27,24 @@ class Operand:
     row: int  # of taps
     phase: int
     n: int  # points side by side
-    fill: Callable[[Values], None] | None
+    fill: Fill | None
+
+
+def fills_of(*operands: Operand | None) -> list[Fill]:
+    """What has to be copied before a product can run."""
+    return [operand.fill for operand in operands if operand is not None and operand.fill is not None]
+
+
+def filled_run(fills: list[Fill], job: Callable[[], None], out: int, result: Tensor) -> Fill:
+    """The fast way of a step: its operands are brought to their places, the job is run, its result has its number."""
+
+    def fast(current: Values) -> None:
+        for fill in fills:
+            fill(current)
+        job()
+        current[out] = result
+
+    return fast
 
 
 def image_input(layer: Layer, x: Tensor, arena: Arena) -> Operand:

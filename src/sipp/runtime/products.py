@@ -14,6 +14,8 @@ from sipp.runtime.code import FLOAT
 from sipp.runtime.layers import Layer, dense_step, run_dense
 from sipp.runtime.operands import (
     Operand,
+    filled_run,
+    fills_of,
     image_beside,
     image_input,
     image_output,
@@ -75,7 +77,7 @@ def _chosen(
     )
     packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
     jobs = [_job(packs[way.n_rounds], bias, way, source, out, beside, arena.flag) for way in ways]
-    fills = [operand.fill for operand in (source, beside) if operand is not None and operand.fill is not None]
+    fills = fills_of(source, beside)
     for fill in fills:
         fill(values)
     dense = dense_step(layer, weight, values)
@@ -84,20 +86,14 @@ def _chosen(
     best = times.index(min(times))
     job, way, packed = jobs[best], ways[best], packs[ways[best].n_rounds]
 
-    def fast(current: Values) -> None:
-        for fill in fills:
-            fill(current)
-        job()
-        current[op.out] = result
-
     def plain(current: Values) -> None:
         current[op.out] = run_dense(layer, _unpacked(layer, packed, places), current)
 
     chosen = dense
     if times[best] <= LEAST_GAIN * dense.dense_seconds:
         chosen = Step(
-            op.name, _kernel_name(way), fast, plain, op.out, dense.keep, packed.n_bytes,
-            weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
+            op.name, _kernel_name(way), filled_run(fills, job, op.out, result), plain, op.out, dense.keep,
+            packed.n_bytes, weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
         )  # fmt: skip
     chosen.fast(values)
     return chosen

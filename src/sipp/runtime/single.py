@@ -15,16 +15,16 @@ from torch import Tensor
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.code import FLOAT, I8, I16, I32, I64, Loop, constant, generate, vector
 from sipp.runtime.layers import Layer, dense_step, run_dense
-from sipp.runtime.operands import token_beside, token_input
+from sipp.runtime.operands import filled_run, fills_of, token_beside, token_input
 from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
 from sipp.runtime.product import raise_flag
 from sipp.runtime.steps import LEAST_GAIN, Job, Step, Values
 from sipp.runtime.tails import emit_tail
-from sipp.scoring.kernels.cpu.host import _FEATURES, WIDE
+from sipp.scoring.kernels.cpu.host import HAS_AVX2, WIDE
 from sipp.scoring.kernels.cpu.llvm import fused
 
 MOST_COLUMNS = LANES * 2**16
-LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if "+avx2" in _FEATURES else None
+LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if HAS_AVX2 else None
 
 # Numbers of the job, after its head
 X, OUT, BESIDE, BIAS, ENDS, VALUES, PLACES, WINDOWS, N_GROUPS, FLAG = range(10)
@@ -46,15 +46,9 @@ def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     ]  # fmt: skip
     code = generate(("single", op.act, beside is not None), lambda loop: _emit(loop, op.act, beside is not None))
     job = Job(code, numbers, len(packed.ends) - 1, (packed, bias, source, out, beside, arena.flag))
-    fills = [operand.fill for operand in (source, beside) if operand is not None and operand.fill is not None]
-    result = out.tokens(tuple(x.shape[:-1]), strides)
+    fills = fills_of(source, beside)
+    fast = filled_run(fills, job, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     shape = (layer.shape[0], layer.shape[1])
-
-    def fast(current: Values) -> None:
-        for fill in fills:
-            fill(current)
-        job()
-        current[op.out] = result
 
     def plain(current: Values) -> None:
         current[op.out] = run_dense(layer, torch.from_numpy(unpack_windows(packed, shape)), current)

@@ -243,6 +243,7 @@ def _index(
             network=str(pruned.bound),
             rows_and_layers=None if pruned.guarantee is None else str(pruned.guarantee),
             measured=None if pruned.measured is None else str(pruned.measured),
+            pattern=pruned.pattern,
         )
     return Index(
         model=f"{type(model).__module__}.{type(model).__qualname__}",

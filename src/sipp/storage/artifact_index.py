@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from sipp.allocation.patterns import pattern_of
 from sipp.errors import DataError
 from sipp.storage.huffman import MOST_SYMBOLS_PER_BYTE
 from sipp.storage.planes import DTYPES, TURNED
@@ -35,6 +36,7 @@ def _printable(text: str) -> str:
 
 
 Count = Annotated[int, Field(ge=0, le=MOST_WEIGHTS)]
+NamedPattern = Annotated[str, AfterValidator(lambda text: str(pattern_of(text)))]
 Line = Annotated[str, AfterValidator(_printable)]  # what is shown: no line breaks, nothing that steers a terminal
 
 
@@ -105,6 +107,7 @@ class Statements(IndexRecord):
     network: Line
     rows_and_layers: Line | None
     measured: Line | None
+    pattern: NamedPattern | None = None  # n:m; whether the masks obey it is seen when it is shown
 
 
 class Index(IndexRecord):

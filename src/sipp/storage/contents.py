@@ -14,12 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from sipp.allocation.patterns import breaking, pattern_of
 from sipp.certificates.record import AnyCertificate
 from sipp.display import LABEL, WIDTH, number, text_of
 from sipp.storage.artifact_index import Entry, Index, Precision, Statements
 from sipp.storage.planes import DTYPES
 from sipp.storage.rounding import FORMATS
 
+CHANGES = ("largest change", "norm change")  # columns, where values were rounded
 About = Literal["stored values", "values before rounding"]
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
 
@@ -47,6 +49,11 @@ class StoredTensor:
         if self.values == "int8":
             return self.kept + 4 * (self.shape[0] if self.shape else 1)
         return self.kept * (FORMATS.get(self.values) or DTYPES[self.dtype]).itemsize
+
+    @property
+    def bound_bytes(self) -> float:
+        """Bytes of the stored values and n H(kept / n) / 8 for their positions."""
+        return self.value_bytes + entropy_bytes(self.n_weights, self.kept)
 
 
 @dataclass(frozen=True)
@@ -136,16 +143,18 @@ def contents_text(contents: Contents) -> str:
     """The table of tensors; those that are stored whole and exact share a line."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("tensor", overflow="fold")
-    for column in ("weights", "kept", "positions", "values", "largest change", "norm change", "bytes", "dense"):
+    moved = any(one.largest_change for one in contents.tensors)
+    columns = ("weights", "kept", "positions", "values", *(CHANGES if moved else ()), "bytes", "bound", "dense")
+    for column in columns:
         table.add_column(column, justify="right")
     plain = [one for one in contents.tensors if not _is_shown(one)]
     for one in contents.tensors:
         if _is_shown(one):
-            table.add_row(*_cells(escape(" = ".join(one.names)), [one], one.positions, _format(one)))
+            table.add_row(*_cells(escape(" = ".join(one.names)), [one], one.positions, _format(one), moved))
     if plain:
-        table.add_row(*_cells(f"{len(plain)} whole tensors", plain, "all", "exact"))
+        table.add_row(*_cells(f"{len(plain)} whole tensors", plain, "all", "exact", moved))
     table.add_section()
-    table.add_row(*_cells("all tensors", contents.tensors, "", contents.precision))
+    table.add_row(*_cells("all tensors", contents.tensors, "", contents.precision, moved))
     ratio = contents.dense_bytes / contents.n_bytes
     lines = [
         f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes, {ratio:.2f} x smaller than dense "
@@ -166,7 +175,7 @@ def _format(one: StoredTensor) -> str:
     return one.dtype if one.values == "exact" else one.values
 
 
-def _cells(name: str, group: Sequence[StoredTensor], positions: str, values: str) -> tuple[str, ...]:
+def _cells(name: str, group: Sequence[StoredTensor], positions: str, values: str, moved: bool) -> tuple[str, ...]:
     kept, n_weights = sum(one.kept for one in group), sum(one.n_weights for one in group)
     largest = max((one.largest_change for one in group), default=0.0)
     norm = max((one.norm_change for one in group), default=0.0)
@@ -176,9 +185,9 @@ def _cells(name: str, group: Sequence[StoredTensor], positions: str, values: str
         f"{kept / max(n_weights, 1):.2%}",
         positions,
         values,
-        number(largest) if largest else "",
-        number(norm) if norm else "",
+        *((number(largest) if largest else "", number(norm) if norm else "") if moved else ()),
         f"{sum(one.n_bytes for one in group):,}",
+        f"{sum(one.bound_bytes for one in group):,.0f}",
         f"{sum(one.dense_bytes for one in group):,}",
     )
 
@@ -189,6 +198,8 @@ def _words(contents: Contents) -> list[str]:
     said = contents.statements
     if said is not None:
         lines.append(_line("pruned", f"{said.method}, {said.kept:,} of {said.n_weights:,} weights kept"))
+        if said.pattern is not None:
+            lines.append(_line("pattern", _pattern_words(contents, said.pattern)))
         if contents.statements_about != "stored values":
             lines.append(_line("statements", ROUNDED_NOTE))
         for label, text in (("measured", said.measured), ("network", said.network), ("rows", said.rows_and_layers)):
@@ -198,6 +209,14 @@ def _words(contents: Contents) -> list[str]:
         note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
         lines.append(_line("certificate", note + contents.certificate.sentence))
     return lines
+
+
+def _pattern_words(contents: Contents, text: str) -> str:
+    """The pattern that the file names, and whether its masks obey it: what it says is not believed."""
+    wrong = breaking(contents.masks, pattern_of(text))
+    if not wrong:
+        return f"{text} along every row, checked"
+    return f"{text} is what the file says, and {', '.join(wrong[:3])} ({len(wrong)} of {len(contents.masks)}) break it"
 
 
 def _line(label: str, text: str) -> str:

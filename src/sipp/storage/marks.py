@@ -1,7 +1,13 @@
 """The names and marks by which files that this package wrote are known again."""
 
+from typing import Final
+
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network
+FILE_SUFFIX = ".safetensors"  # of a network that is one file
+BENCH_NAME = "bench.json"  # what `sipp bench` found out about a network, beside it
+BENCH_KIND: Final = "file bench"  # in that record
+BENCH_FORMAT = 1
 RECORD_KIND, RECORD_FORMAT = "pruned", 2  # in that record
 SCORES_MARK = {"sipp": "scores"}  # in the header of a file of scores
 PAGE_MARK = '<meta name="generator" content="sipp report">'  # in the head of a page

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sipp.checking import first_problem
 from sipp.errors import DataError
@@ -94,8 +94,19 @@ class Manifest(Record):
 
 
 class _PlanPruning(Record):
-    levels: int
+    levels: int | None = None
+    keeps: Annotated[tuple[float, ...], Field(strict=False)] | None = None  # runs of older versions have levels only
     methods: Annotated[tuple[str, ...], Field(strict=False)]
+
+    @property
+    def n_levels(self) -> int:
+        return len(self.keeps) if self.keeps is not None else self.levels or 0
+
+    @model_validator(mode="after")
+    def _has_levels(self) -> _PlanPruning:
+        if self.levels is None and self.keeps is None:
+            raise ValueError("'levels' is missing")
+        return self
 
 
 class _PlanData(Record):

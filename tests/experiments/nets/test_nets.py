@@ -27,6 +27,8 @@ N_PARAMETERS = {
     "lenet-5": 431_080,
     "lstm": 19_594,
     "digits-cnn": 24_058,
+    "digits-cnn5": 98_682,
+    "digits-fc": 50_610,
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
     "resnet50": 25_557_032,

@@ -16,6 +16,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from sipp.cli import run_display
 from sipp.cli.commands import run_command
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.parallel import on_ray
@@ -165,7 +166,7 @@ def test_a_sweep_that_is_asked_to_stop(whole: Finished, tmp_path: Path, monkeypa
             os.kill(os.getpid(), signal.SIGTERM)
 
     handler = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(run_command, "_plain_line", ask)
+    monkeypatch.setattr(run_display, "_plain_line", ask)
     stopped = CliRunner().invoke(app, [*command, "--at-once", "2"], catch_exceptions=False)
     assert stopped.exit_code == 128 + signal.SIGTERM and "stopped by SIGTERM" in stopped.output
     assert signal.getsignal(signal.SIGTERM) is handler and [one.state for one in list_runs(tmp_path)] == ["stopped"]

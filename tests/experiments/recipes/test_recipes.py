@@ -16,9 +16,9 @@ from sipp.errors import OptionError
 from sipp.experiments.nets import build
 from sipp.experiments.recipes import check_recipe, config_of, load_recipe, recipe_descriptions, recipe_names
 from sipp.experiments.recipes.yamlfile import read_yaml
-from sipp.experiments.runs.run_recipe import hyper_of
 from sipp.experiments.runs.store import config_hash
 from sipp.experiments.training.schedule import rate
+from sipp.experiments.training.setup import hyper_of
 
 # The two tables of the paper, written down apart from the recipes: epochs, warm-up, batch, rate, decay factor and
 # epochs, momentum, Nesterov, weight decay, delta, alpha.
@@ -69,8 +69,43 @@ def test_every_recipe_builds(name: str) -> None:
 
 def test_there_is_one_of_each() -> None:
     expected = {f"{column}-{pipeline}{end}" for column in TABLE for pipeline in PIPELINES for end in ("", "-short")}
-    ours = {"digits-gradual", "resnet20-cifar10-gradual-short"}  # no pipeline of the paper
+    ours = {"digits-gradual", "resnet20-cifar10-gradual", "resnet20-cifar10-gradual-short"}  # no pipeline of the paper
+    ours |= {
+        f"{net}-{pipeline}" for net in ("digits-fc", "digits-cnn5", "lenet-300-100-mnist") for pipeline in PIPELINES
+    }
+    ours |= {f"cnn5-cifar10-{pipeline}{end}" for pipeline in PIPELINES for end in ("", "-short")}
+    ours |= {f"wrn16-8-cifar10-{pipeline}-decay160" for pipeline in PIPELINES}
     assert set(recipe_names()) == expected | {f"digits-{pipeline}" for pipeline in PIPELINES} | ours
+
+
+def test_as_the_authors_ran_it() -> None:
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        if "digits" not in name and name != "resnet20-cifar10-gradual":
+            assert "sipp-det mean" in recipe.prune.methods and recipe.prune.reduce == "max"
+        retrained = {"vgg16-cifar10-iterative": 150, "vgg16-cifar10-iterative-short": 15}.get(name)
+        assert recipe.retraining.epochs == (retrained or recipe.train.epochs)
+    for pipeline in PIPELINES:
+        other = hyper_of(load_recipe(f"wrn16-8-cifar10-{pipeline}-decay160"))
+        assert [round(rate(other.schedule, e), 8) for e in (59, 60, 120, 159, 160)] == [0.1, 0.02, 0.004, 0.004, 0.0008]
+
+
+def test_one_way_to_say_it_ends_the_other() -> None:
+    listed = load_recipe("digits-iterative", settings=("prune.keeps=[0.3, 0.1]", "train.decay.every=2"))
+    assert (listed.prune.alpha, listed.prune.levels, listed.prune.n_levels) == (None, None, 2)
+    assert [listed.prune.keep_at(level) for level in range(3)] == [1.0, 0.3, 0.1]
+    assert listed.train.decay.milestones is None
+    back = load_recipe("digits-iterative", settings=("prune.keeps=[0.3]", "prune.alpha=0.5", "prune.levels=3"))
+    assert (back.prune.keeps, back.prune.n_levels, back.prune.keep_at(2)) == (None, 3, 0.25)
+
+
+def test_retraining_is_training_but_for_what_it_says() -> None:
+    recipe = load_recipe(
+        "digits-iterative", settings=("retrain.epochs=3", "retrain.decay={factor: 0.5, every: 1}", "retrain.rate=0.01")
+    )
+    first, again = hyper_of(recipe), hyper_of(recipe, again=True)
+    assert (first.epochs, again.epochs, first.batch_size) == (8, 3, again.batch_size)
+    assert [rate(again.schedule, epoch) for epoch in (1, 2)] == [0.005, 0.0025] and rate(first.schedule, 1) == 0.1
 
 
 def refused(text: str, *, settings: tuple[str, ...] = (), folder: Path) -> str:
@@ -98,8 +133,18 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "train: {rate: true}", ("train.rate",)),
         (GOOD + "train: {epochs: 3.5}", ("train.epochs",)),
         (GOOD + "train: {epochs: 0}", ("train.epochs",)),
-        (GOOD + "train: {decay: {every: 3}}", ("train.decay", "exactly one")),
-        (GOOD + "train: {augment: true}", ("digits are 8 x 8",)),
+        (GOOD + "train: {decay: {every: 3, milestones: [2]}}", ("train.decay", "exactly one")),
+        (GOOD + "prune: {alpha: 0.5, keeps: [0.5]}", ("prune", "either alpha and levels, or keeps")),
+        (GOOD + "prune: {keeps: [0.2, 0.5]}", ("prune", "keeps must fall")),
+        (GOOD + "prune: {methods: [sipp-det, sipp-det max]}", ("twice",)),
+        (GOOD + "prune: {methods: [wt mean]}", ("prune.methods.0", "uses no sensitivities")),
+        (GOOD + "prune: {methods: [sipp-blend mean]}", ("prune.methods.0", "tries both")),
+        (GOOD + "prune: {methods: [sipp-det median]}", ("prune.methods.0", "max, mean")),
+        (GOOD + "init: xavier", ("init",)),
+        (GOOD + "retrain: {epochs: 3}", ("never reached within epochs=3",)),
+        (GOOD + "retrain: {distill: {weight: 0.0, temperature: 4.0}}", ("retrain.distill.weight",)),
+        ("base: digits-at-init\nretrain: {epochs: 8}", ("retrain belongs to", "at-init")),
+        (GOOD + "train: {augment: true}", ("mirroring digits",)),
         (GOOD + "net: resnet2", ("resnet20",)),
         (GOOD + "net: resnet20", ("(3, 32, 32)",)),
         (GOOD + "prune: {alpha: 1.0}", ("prune.alpha",)),

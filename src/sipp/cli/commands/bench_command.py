@@ -1,31 +1,127 @@
-"""The command `sipp bench`: the kernels of this machine against torch's matmul, scoring against a forward pass."""
+"""The command `sipp bench`: a stored network against the dense one; or the kernels of this machine."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import sipp
-from sipp.cli.options import Device, Weights
-from sipp.cli.output import Json, only_json, plain_table, print_json, show
+from sipp.cli.errors import Trouble, at
+from sipp.cli.options import Device, Force, Weights
+from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
+from sipp.storage.marks import BENCH_NAME
+
+if TYPE_CHECKING:
+    from sipp.storage.bench_schemas import BenchRecord
 
 REPEATS, MOST_REPEATS = 5, 1000
+SCORED, N_POINTS, MOST_POINTS, MOST_THREADS = "resnet20", 64, 4096, 1024
+
+File = Annotated[
+    Path | None,
+    typer.Argument(help="A file of sipp.save, or a folder of `sipp prune`; without: kernels and scoring are timed."),
+]
+OwnModel = Annotated[
+    str | None,
+    typer.Option(help="Built-in network or package.module:callable; of FILE, built-in ones are recognised."),
+]
+Batch = Annotated[
+    int | None, typer.Option(help=f"Points of a call with FILE; default: {N_POINTS}.", min=1, max=MOST_POINTS)
+]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads with FILE; default: as torch has them.", min=1, max=MOST_THREADS)
+]
 
 
 def bench(
-    model: Annotated[
-        str, typer.Option(help="The network to score: built-in, or package.module:callable.")
-    ] = "resnet20",
+    file: File = None,
+    model: OwnModel = None,
     weights: Weights = None,
     data: Annotated[str | None, typer.Option(help="Points; default: noise of a built-in network's shape.")] = None,
+    batch: Batch = None,
+    threads: Threads = None,
     repeats: Annotated[
         int, typer.Option(help="Times each is measured; the best counts.", min=1, max=MOST_REPEATS)
     ] = REPEATS,
     device: Device = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help=f"New file for the record; as {BENCH_NAME} in a folder, the page shows it.")
+    ] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Time the kernels and the scoring of a network on this machine, after checking that they are right."""
+    """Time a stored network against the dense one; or kernels and scoring, after checking that they are right."""
+    if file is None:
+        for option, value in (("--batch", batch), ("--threads", threads), ("--out", out)):
+            if value is not None:
+                raise Trouble("it is for a stored network", where=option, fix="give FILE, or leave it out")
+        _kernels(model or SCORED, weights, data, repeats, device, as_json)
+        return
+    if weights is not None or device == "cuda":
+        option = "--weights" if weights is not None else "--device cuda"
+        raise Trouble("FILE holds the weights, and is run on the CPU", where=option, fix="leave it out")
+    from sipp.cli.files import BENCH, check_file, write_file
+    from sipp.cli.output import plain
+    from sipp.cli.points import points_read
+    from sipp.storage.files import seal
+
+    with only_json(as_json):
+        if out is not None:
+            with at(f"--out {out}", "give another place"):
+                check_file(out, BENCH, force=force, inputs=[("FILE", file), *points_read("--data", data)])
+        from sipp.cli.file_bench import bench_file
+
+        record = bench_file(
+            file, model=model, data=data, n_points=batch or N_POINTS, n_threads=threads, repeats=repeats
+        )
+        values = plain(record.model_dump(mode="json"))
+        if out is not None:
+            with at(f"--out {out}", "give another place"):
+                write_file(out, json.dumps(seal(values), indent=1, allow_nan=False).encode(), BENCH, force=force)
+        if not as_json:
+            _tell(record, out)
+    if as_json:
+        print_json(values)
+
+
+def _tell(record: BenchRecord, out: Path | None) -> None:
+    """Prints the tables, and the three numbers on the last line."""
+    show(f"{record.network} on {record.machine}, {record.n_threads} threads")
+    steps = plain_table("step", "kernel", "kept", "bytes dense", "bytes", "ms dense", "ms", "ratio", texts=("kernel",))
+    for step in record.steps:
+        is_timed = step.dense_ms is not None and step.sparse_ms is not None
+        steps.add_row(
+            step.name,
+            step.kernel,
+            "" if step.keep is None else f"{step.keep:.2%}",
+            f"{step.n_dense_bytes:,}",
+            f"{step.n_bytes:,}",
+            f"{step.dense_ms:.3f}" if step.dense_ms is not None else "",
+            f"{step.sparse_ms:.3f}" if step.sparse_ms is not None else "",
+            f"{step.dense_ms / step.sparse_ms:.2f}" if is_timed and step.sparse_ms and step.dense_ms else "",
+        )
+    show(f"steps with weights, {record.step_points} points, one thread:", steps)
+    calls = plain_table("points", "dense ms", "sparse ms", "dense points/s", "sparse points/s", "ratio", "off by")
+    for run in record.runs:
+        rates = (f"{1e3 * run.n_points / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms))
+        times = (f"{run.dense_ms:.3f}", f"{run.sparse_ms:.3f}")
+        calls.add_row(str(run.n_points), *times, *rates, f"{run.ratio:.2f}", f"{run.off_by:.0e}")
+    show("calls:", calls)
+    found = record.bytes
+    show(
+        f"bytes:           {size(found.file)} stored, {size(round(found.bound))} by the entropy bound, "
+        f"{size(found.dense)} dense; weights in memory {size(found.memory)}, dense {size(found.memory_dense)}"
+    )
+    if out is not None:
+        show(f"written:         {out}")
+    show(record.line)
+
+
+def _kernels(model: str, weights: Path | None, data: str | None, repeats: int, device: str, as_json: bool) -> None:
+    """Times the kernels, and the scoring of a network against its forward pass."""
     from sipp.cli.benching import measure
 
     with only_json(as_json):

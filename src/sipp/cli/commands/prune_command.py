@@ -1,4 +1,4 @@
-"""The command `sipp prune`: a network and data in, a folder with the sparse network and its report out."""
+"""The command `sipp prune`: a network and data in, the sparse network and its report out, as a folder or one file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sipp.cli.options import (
 from sipp.cli.output import Json, only_json, print_json, shows_progress
 from sipp.options import CONFIDENCE, DELTA, HOLDOUT_DELTA, Draws, Mode, Reduce
 from sipp.scoring.methods import DEFAULT, NAMES, Method
-from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.marks import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
 
 Epsilon = Annotated[
     float | None, typer.Option(help="Instead of --keep: prune as far as this relative error is certified (T15).")
@@ -43,6 +43,13 @@ MethodName = Annotated[Method, typer.Option(help=f"How weights are chosen: {', '
 OwnReduce = Annotated[
     Reduce | None, typer.Option(help="Over patches; mean has no bounds (T3). The default is the method's own.")
 ]
+Out = Annotated[
+    Path | None,
+    typer.Option(help=f"New folder for {WEIGHTS_NAME} and {RECORD_NAME}; or one small file, name{FILE_SUFFIX}."),
+]
+PatternOption = Annotated[
+    str | None, typer.Option(help="Instead of --keep: n of every m weights of a row, such as 2:4.")
+]
 FloorOption = Annotated[
     str, typer.Option(help="Under rows and layers: a share of an even cut such as 0.1, off, or the method's own.")
 ]
@@ -54,6 +61,7 @@ def prune(
     data: Data = None,
     keep: Annotated[float | None, typer.Option(help="Share of the prunable weights to keep, in (0, 1].")] = None,
     budget: Annotated[int | None, typer.Option(help="Number of weights to keep, instead of --keep.")] = None,
+    pattern: PatternOption = None,
     epsilon: Epsilon = None,
     max_accuracy_drop: AccuracyDrop = None,
     holdout: HoldoutData = None,
@@ -78,7 +86,7 @@ def prune(
     batch_size: BatchSize = None,
     device: Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the table and the bounds; write nothing.")] = False,
-    out: Annotated[Path | None, typer.Option(help=f"New folder for {WEIGHTS_NAME} and {RECORD_NAME}.")] = None,
+    out: Out = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -87,7 +95,7 @@ def prune(
     from sipp.cli.pruning import not_certified, record_of, tell, work, write
 
     request = PruneRequest(
-        model=model, weights=weights, data=data, keep=keep, budget=budget, epsilon=epsilon,
+        model=model, weights=weights, data=data, keep=keep, budget=budget, pattern=pattern, epsilon=epsilon,
         max_accuracy_drop=max_accuracy_drop, holdout=holdout, method=method, include=include, exclude=exclude,
         points=points, holdout_points=holdout_points, delta=delta, holdout_delta=holdout_delta, confidence=confidence,
         draws=draws, reduce=reduce, floor=floor_of(floor), repair=repair, bound=bound, output=output, ledger=ledger,

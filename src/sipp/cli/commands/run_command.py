@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
-from rich.table import Table
 
 from sipp.cli.errors import at
 from sipp.cli.files import refuse_inputs
-from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, Device
+from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, AcceptChanges, DataRoot, Device, RunsOut, Settings, Workers
 from sipp.cli.output import Json, print_json
+from sipp.cli.run_display import display, records_table
 
 if TYPE_CHECKING:
     from sipp.experiments.recipes import Recipe
-    from sipp.experiments.runs.run_recipe import Finished, Progress
-    from sipp.storage.files import Values
+    from sipp.experiments.runs.run_recipe import Finished
 
 PROCESSES = "WORLD_SIZE"  # set by accelerate launch and torchrun
 
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value: train.epochs=10.")
-]
-Out = Annotated[Path, typer.Option(help="Folder that holds one folder per run; what is no run stays as it is.")]
-Data = Annotated[Path, typer.Option(help="Folder with cifar-10-batches-bin/ or imagenet/.")]
-Workers = Annotated[int, typer.Option(help="Processes that decode image files.", min=0)]
-AcceptChanges = Annotated[bool, typer.Option("--accept-changes", help="Resume although data, code or device changed.")]
 EngineName = Annotated[
     Literal["process", "ray"],
     typer.Option(help="Train one network after another in this process, or several at once on Ray: same records."),
@@ -46,10 +33,10 @@ RayAddress = Annotated[
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `sipp runs --recipes`) or a .yaml file.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `sipp recipes`) or a .yaml file.")],
     settings: Settings = None,
-    out: Out = DEFAULT_RUNS,
-    data: Data = DEFAULT_ROOT,
+    out: RunsOut = DEFAULT_RUNS,
+    data: DataRoot = DEFAULT_ROOT,
     device: Device = "auto",
     workers: Workers = 0,
     accept_changes: AcceptChanges = False,
@@ -57,6 +44,13 @@ def run(
     engine: EngineName = "process",
     at_once: AtOnce = None,
     ray_address: RayAddress = None,
+    model: Annotated[
+        str | None, typer.Option(help="A network of your own instead of the recipe's: package.module:callable.")
+    ] = None,
+    own_data: Annotated[
+        str | None,
+        typer.Option(help="Data of your own: package.module:callable that gives images and labels, train then test."),
+    ] = None,
 ) -> None:
     """Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.
 
@@ -64,16 +58,17 @@ def run(
     """
     from sipp.experiments.parallel.on_ray import LOCAL, RayOptions
     from sipp.experiments.parallel.processes import ALONE, join_processes, leave_processes
-    from sipp.experiments.recipes import load_recipe
+    from sipp.experiments.recipes import Code, load_recipe
     from sipp.experiments.runs.run_recipe import run as run_recipe
     from sipp.experiments.training.signals import Interrupted
 
-    chosen = load_recipe(recipe, settings=settings or ())
+    code = Code(net=model, data=own_data) if model is not None or own_data is not None else None
+    chosen = load_recipe(recipe, settings=settings or (), code=code)
     _check_out(out, recipe, chosen, data)
     processes = join_processes(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
     console = Console(quiet=not processes.leads, stderr=as_json)
     try:
-        with _display(console) as on_progress:
+        with display(console) as on_progress:
             done = run_recipe(
                 chosen,
                 out=out,
@@ -113,56 +108,3 @@ def _tell(console: Console, done: Finished) -> None:
     console.print(records_table(done.records))
     made = f"{done.n_made} networks made now" if done.n_made else "nothing left to do"
     console.print(f"{made}; records: {done.folder / 'records.jsonl'}", soft_wrap=True)
-
-
-def records_table(records: list[Values]) -> Table:
-    """Test accuracy before -> after training, one line per method and keep, repetitions in columns."""
-    seeds = sorted({record["seed"] for record in records})
-    table = Table(box=box.SIMPLE_HEAD, title="test accuracy, pruned -> trained")
-    for column in ("method", "keep", *(f"seed {seed}" for seed in seeds), "dead rows"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    lines: dict[tuple[str, int], dict[int, Values]] = {}
-    for record in records:
-        lines.setdefault((record["method"] or "dense", record["level"]), {})[record["seed"]] = record
-    for (method, _), by_seed in lines.items():
-        first = next(iter(by_seed.values()))
-        cells = [_cell(by_seed.get(seed)) for seed in seeds]
-        dead = ", ".join(str(record.get("dead_rows", 0)) for record in by_seed.values())
-        table.add_row(method, f"{first.get('keep', 1.0):.2%}", *cells, dead)
-    return table
-
-
-def _cell(record: Values | None) -> str:
-    if record is None:
-        return ""
-    before = f"{record['before']['top1']:.2%} -> " if "before" in record else ""
-    return f"{before}{record['after']['top1']:.2%}"
-
-
-@contextmanager
-def _display(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """A function that shows how far the run is: one live line on a terminal, one line per network elsewhere."""
-    if not console.is_terminal:
-        yield lambda progress: _plain_line(console, progress)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
-    with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
-        task = bars.add_task("preparing", total=None)
-        under_way: dict[str, int] = {}  # epochs of networks that are not done: on Ray there are several
-
-        def show(progress: Progress) -> None:
-            epoch = under_way[progress.stage] = 0 if progress.epoch is None else progress.epoch.epoch
-            test = None if progress.epoch is None else progress.epoch.test
-            text = f"{progress.stage}  {progress.n_done}/{progress.n_stages} networks"
-            text += f"  epoch {epoch}/{progress.n_epochs}" if epoch else ""
-            text += f"  test {test.top1:.2%}" if test is not None else ""
-            total = progress.n_stages * progress.n_epochs
-            n_epochs = progress.n_done * progress.n_epochs + sum(under_way.values())
-            bars.update(task, description=text, total=total, completed=n_epochs)
-
-        yield show
-
-
-def _plain_line(console: Console, progress: Progress) -> None:
-    if progress.epoch is None:
-        console.print(f"{progress.stage}: {progress.n_done} of {progress.n_stages} networks done", highlight=False)

@@ -1,4 +1,4 @@
-"""The command `sipp runs`: which runs and which recipes there are."""
+"""The command `sipp runs`: which runs there are."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ BROKEN = "broken"  # the state of a run folder that cannot be read
 
 def runs(
     out: Annotated[Path, typer.Option(help="Folder that holds one folder per run.")] = DEFAULT_RUNS,
-    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes there are instead.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder, and how far each is."""
-    from sipp.experiments.recipes import recipe_descriptions
     from sipp.experiments.runs.listing import Unread, list_runs
 
     if out.exists() and not out.is_dir():
@@ -37,17 +35,7 @@ def runs(
     console = Console()
     table = Table(box=box.SIMPLE_HEAD)
     if as_json:
-        found = recipe_descriptions() if recipes else {}
-        named = [{"name": name, "description": description} for name, description in found.items()]
-        listed = [] if recipes else [_values(one) for one in list_runs(out)]
-        print_json({"kind": "recipes", "recipes": named} if recipes else {"kind": "runs", "runs": listed})
-        return
-    if recipes:
-        table.add_column("recipe", no_wrap=True)
-        table.add_column("what it does")
-        for name, description in recipe_descriptions().items():
-            table.add_row(name, description)
-        console.print(table)
+        print_json({"kind": "runs", "runs": [_values(one) for one in list_runs(out)]})
         return
     for column in ("run", "pipeline", "networks", "state"):
         table.add_column(column, overflow="fold")

@@ -1,6 +1,10 @@
-"""The given network with He-initialised weights: the one rule all convolutional networks here share."""
+"""The given network with fresh weights: by He's rule, which all convolutional networks share, or by torch's own."""
+
+from typing import Literal
 
 from torch import nn
+
+Init = Literal["he", "pytorch"]
 
 
 def he_init_(net: nn.Module) -> None:
@@ -14,3 +18,14 @@ def he_init_(net: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+def torch_init_(net: nn.Module) -> None:
+    """Redraws every convolution and linear layer of `net` as torch's constructors do.
+
+    Weights and biases are uniform in +-1/sqrt(fan_in), a sixth of the variance of He's rule. Draws come from torch's
+    global generator.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.reset_parameters()

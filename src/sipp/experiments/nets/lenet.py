@@ -8,6 +8,7 @@ from torch import nn
 from sipp.experiments.nets.init import he_init_
 
 SIDE = 28
+DIGITS_SIDE = 8
 HIDDEN_300_100 = (300, 100)
 LENET5_FILTERS = (20, 50)
 LENET5_KERNEL = 5
@@ -17,10 +18,19 @@ LENET5_LAST_SIDE = 4  # 28 -> 24 -> 12 -> 8 -> 4
 
 def lenet_300_100(n_classes: int) -> nn.Sequential:
     """A He-initialised network of two hidden layers: logits for N x 1 x 28 x 28."""
+    return _two_hidden(SIDE, n_classes)
+
+
+def digits_fc(n_classes: int) -> nn.Sequential:
+    """The same for digits, N x 1 x 8 x 8."""
+    return _two_hidden(DIGITS_SIDE, n_classes)
+
+
+def _two_hidden(side: int, n_classes: int) -> nn.Sequential:
     first, second = HIDDEN_300_100
     net = nn.Sequential(
         nn.Flatten(),
-        nn.Linear(SIDE * SIDE, first),
+        nn.Linear(side * side, first),
         nn.ReLU(),
         nn.Linear(first, second),
         nn.ReLU(),

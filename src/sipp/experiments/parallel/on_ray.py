@@ -35,7 +35,7 @@ from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.walk import finished, make_network
 from sipp.experiments.runs.work import Work
-from sipp.experiments.training.setup import device_named, feed_of, hyper_of, threads
+from sipp.experiments.training.setup import code_of, device_named, feed_of, threads
 from sipp.experiments.training.signals import Interrupted, Wish
 from sipp.extras import needed_for
 from sipp.storage.files import read_json, remove_leftovers
@@ -131,7 +131,7 @@ class Worker:
             )
         device = device_named(job.device)
         feed = feed_of(job.recipe, data_root=job.data_root, device=device, n_workers=job.n_workers)
-        found = runs.Origin(feed.splits.digest, runs.code_version(), device.type)
+        found = runs.Origin(feed.splits.digest, code_of(job.recipe), device.type)
         if found != job.origin:
             raise OptionError(
                 f"{here} has other data or code than the machine that began the sweep ({found}, not {job.origin})",
@@ -142,7 +142,7 @@ class Worker:
             self._newest = (stage, row)
 
         store = runs.Store(job.folder, config_of(job.recipe), resumed=True)
-        return Work(job.recipe, store, feed, hyper_of(job.recipe), lambda: self._asked, job.checkpoint_seconds, keep)
+        return Work(job.recipe, store, feed, lambda: self._asked, job.checkpoint_seconds, keep)
 
 
 def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) -> Stage | None:

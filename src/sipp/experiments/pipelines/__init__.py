@@ -37,6 +37,11 @@ class Pipeline:
     mask_changes: Callable[[Work, Stage, int], MaskChanges] | None = None
     note_on_time: str = ""  # what a reader of the plot of times should know
 
+    @property
+    def has_parent(self) -> bool:
+        """Whether pruned networks start from a trained dense one."""
+        return self.parent is not no_parent
+
 
 def pipeline_names() -> list[str]:
     """The names a recipe may give: those of the files in this folder, with - for _."""

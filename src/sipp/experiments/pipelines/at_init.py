@@ -18,15 +18,12 @@ if TYPE_CHECKING:
 
 def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
     """The initial network, cut to the weights of this level of the ladder."""
-    from sipp.experiments.pipelines.shared import cut_to, next_budget
+    from sipp.experiments.pipelines.shared import budget_of, cut_to
 
     began = time.monotonic()
     ranking = _ranking(work, stage)
     scored_in = time.monotonic() - began
-    budget = ranking.n_weights
-    for _ in range(stage.level):
-        budget = next_budget(budget, work.recipe.prune.alpha)
-    return cut_to(work, stage, ranking, {}, budget, scored_in)
+    return cut_to(work, stage, ranking, {}, budget_of(work, stage, ranking.n_weights), scored_in)
 
 
 def _ranking(work: Work, stage: Stage) -> Ranking:

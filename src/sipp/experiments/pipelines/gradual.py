@@ -48,7 +48,7 @@ def _cut_once(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The masks at time t of the schedule, of the network as it is now, and what is known of it since this cut."""
     from sipp.experiments.parallel.processes import share_buffers
-    from sipp.experiments.pipelines.shared import cut_to, next_budget, rank_for
+    from sipp.experiments.pipelines.shared import budget_of, cut_to, rank_for
     from sipp.experiments.runs.work import Network
     from sipp.pruning.little_by_little import budget_at
 
@@ -56,10 +56,7 @@ def _cut_once(
     began = time.monotonic()
     now = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
     ranking = rank_for(work, stage, now, norm_stats="running")
-    last = ranking.n_weights
-    for _ in range(stage.level):
-        last = next_budget(last, work.recipe.prune.alpha)
-    budget = budget_at(t, ranking.n_weights, last)
+    budget = budget_at(t, ranking.n_weights, budget_of(work, stage, ranking.n_weights))
     made = cut_to(work, stage, ranking, state.masks, budget, time.monotonic() - began)
     state.model.load_state_dict(made.network.state)  # sampling changes the weights that it keeps (T8)
     path = [*state.facts.get("path", []), {"after_step": step, "keep": made.facts["keep"]}]

@@ -1,4 +1,4 @@
-"""Train once; then, level by level: keep alpha of what is left, retrain with the whole schedule.
+"""Train once; then, level by level: cut what is left to the keep of the level, retrain with the whole schedule.
 
 All methods of one seed share its trained parent.
 """
@@ -21,15 +21,17 @@ def parent(stage: Stage) -> Stage:
 
 
 def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
-    """The trained network of the level above, cut to alpha of the weights it has left."""
-    from sipp.experiments.pipelines.shared import cut_to, next_budget, rank_for
+    """The trained network of the level above, cut to alpha of the weights it has left, or to this level's keep."""
+    from sipp.experiments.pipelines.shared import budget_of, cut_to, next_budget, rank_for
 
     assert above is not None
     began = time.monotonic()
     ranking = rank_for(work, stage, above, norm_stats="running")
     scored_in = time.monotonic() - began
     left = sum(int(mask.sum()) for mask in above.masks.values()) if above.masks else ranking.n_weights
-    return cut_to(work, stage, ranking, above.masks, next_budget(left, work.recipe.prune.alpha), scored_in)
+    alpha = work.recipe.prune.alpha
+    budget = next_budget(left, alpha) if alpha is not None else budget_of(work, stage, ranking.n_weights)
+    return cut_to(work, stage, ranking, above.masks, min(left, budget), scored_in)
 
 
 PIPELINE = Pipeline(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sipp.certificates.claims import certify, to_json
 from sipp.errors import DataError, ModelError
+from sipp.experiments.arms import arm_of
 from sipp.experiments.parallel.processes import from_leader, rank_together
 from sipp.experiments.runs.plan import Stage
 from sipp.experiments.runs.work import Network, Prepared, Work, module_of
@@ -46,16 +47,28 @@ def next_budget(left: int, alpha: float) -> int:
     return max(1, round(alpha * left))
 
 
+def budget_of(work: Work, stage: Stage, n_weights: int) -> int:
+    """The number of weights of a stage's level, of so many: its keep's share, or alpha again and again."""
+    spec, budget = work.recipe.prune, n_weights
+    if spec.alpha is None:
+        return max(1, round(spec.keep_at(stage.level) * n_weights))
+    for _ in range(stage.level):
+        budget = next_budget(budget, spec.alpha)
+    return budget
+
+
 def rank_for(work: Work, stage: Stage, network: Network, *, norm_stats: NormStats) -> Ranking:
-    """The scores of all weights of a network by the stage's method, on all calibration points."""
-    feed, spec, method = work.feed, work.recipe.prune, stage.method
-    assert method is not None
+    """The scores of all weights of a network by the stage's arm, on all calibration points."""
+    feed, spec = work.feed, work.recipe.prune
+    assert stage.method is not None
+    arm, label = arm_of(stage.method), stage.method
+    options = RankOptions(method=arm.method, delta=spec.delta, draws=spec.draws, reduce=arm.reduce or spec.reduce)
     model = module_of(work, network)
 
     def rank_batches(batches: list[Any]) -> Ranking:
-        seed = prune_seed(stage.seed, method, stage.level)
+        seed = prune_seed(stage.seed, label, stage.level)
         subject = subject_of(model, batches, scoring=Scoring(norm_stats=norm_stats), seed=seed)
-        return rank(subject, RankOptions(method=method, delta=spec.delta, draws=spec.draws, reduce=spec.reduce))
+        return rank(subject, options)
 
     batches = list(plain_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
     return rank_together(work.processes, rank_batches, batches)
@@ -83,7 +96,7 @@ def _cut(
     # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
     masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
     state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
-    before = evaluate(pruned.model, work.feed, work.feed.splits.test, precision=work.hyper.precision)
+    before = evaluate(pruned.model, work.feed, work.feed.splits.test, precision=work.recipe.train.precision)
     facts = _facts(ranking, pruned, masks, before)
     for weight, scores_FK, layer in zip(ranking.weights, ranking.ranks, facts["layers"]):
         layer["scores"] = _score_counts(scores_FK, to_rows(weight, masks[weight.name]))

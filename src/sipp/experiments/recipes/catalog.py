@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import OptionError
-from sipp.experiments.recipes.schema import NAME_PATTERN, Recipe, check_recipe
+from sipp.experiments.recipes.schema import NAME_PATTERN, OWN, Code, Recipe, check_recipe
 
 BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
 SUFFIX = ".yaml"
 MAX_CHAIN = 8
+# Keys that say the same in two ways: one that is given ends those that a base gave. No two parts share such a name.
+INSTEAD = {
+    "keeps": ("alpha", "levels"),
+    "alpha": ("keeps",),
+    "levels": ("keeps",),
+    "milestones": ("every",),
+    "every": ("milestones",),
+}
 MAX_BYTES = 1 << 20  # of a recipe's file
 
 
@@ -28,8 +36,11 @@ def recipe_descriptions() -> dict[str, str]:
     return {name: str(_packaged(name, ()).get("description", "")) for name in recipe_names()}
 
 
-def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
-    """The recipe of this name, or in this .yaml file, with `key=value` settings put in (dotted keys, YAML values)."""
+def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code | None = None) -> Recipe:
+    """The recipe of this name, or in this .yaml file, with `key=value` settings put in (dotted keys, YAML values).
+
+    `code` names a network or data of the caller's own, which then take the place of the recipe's.
+    """
     if name_or_path.endswith(SUFFIX):
         path = Path(name_or_path)
         try:
@@ -44,8 +55,29 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = ()) -> Recipe:
         values, where = _packaged(name_or_path, ()), f"recipe {name_or_path!r}"
         values["name"] = name_or_path
     for setting in settings:
-        _put(values, setting)
+        values = _put(values, setting)
+    if "code" in values:
+        raise OptionError("'code' is named on the command line only", where=where, fix="use --model, --own-data")
+    if code is not None:
+        own: dict[str, Any] = {"net": OWN} if code.net is not None else {}
+        own |= {"data": {"name": OWN}} if code.data is not None else {}
+        values = merged(values, {**own, "code": code.model_dump()})
     return check_recipe(values, where=where)
+
+
+def derived_recipe(values: dict[str, Any], *, where: str, settings: Sequence[str] = ()) -> Recipe:
+    """The recipe of these values over those of the packaged recipe that they name as `base`, with settings put in.
+
+    Without a `name` it has that of its base.
+    """
+    base = values.get("base")
+    if not isinstance(base, str):
+        raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
+    above = {key: value for key, value in values.items() if key != "base"}
+    found = merged({**_packaged(base, ()), "name": base}, above)
+    for setting in settings:
+        found = _put(found, setting)
+    return check_recipe(found, where=where)
 
 
 def _file_names() -> list[str]:
@@ -77,20 +109,21 @@ def _derived(text: str, where: str, chain: tuple[str, ...]) -> dict[str, Any]:
         raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
     if base in chain or len(chain) >= MAX_CHAIN:
         raise OptionError(f"'base' leads in a circle or too far: {' -> '.join((*chain, base))}", where=where)
-    return _merged(_packaged(base, chain or (where,)), values)
+    return merged(_packaged(base, chain or (where,)), values)
 
 
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, mapping by mapping; lists and values are replaced whole."""
-    merged = dict(below)
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, mapping by mapping; lists and values are replaced whole, and end what they stand for."""
+    ended = {other for key in above for other in INSTEAD.get(key, ())} - above.keys()
+    found = {key: value for key, value in below.items() if key not in ended}
     for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
+        old = found.get(key)
+        found[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return found
 
 
-def _put(values: dict[str, Any], setting: str) -> None:
-    """Puts one `a.b=value` into the values, to be checked with all others."""
+def _put(values: dict[str, Any], setting: str) -> dict[str, Any]:
+    """The values with one `a.b=value` put in, to be checked with all others."""
     from sipp.experiments.recipes.yamlfile import read_yaml
 
     key, equals, text = setting.partition("=")
@@ -99,9 +132,7 @@ def _put(values: dict[str, Any], setting: str) -> None:
         raise OptionError("write key=value, such as train.epochs=10", where=f"--set {setting!r}")
     if parts == ["name"] or parts == ["base"]:
         raise OptionError(f"{parts[0]!r} cannot be set", where=f"--set {setting!r}", fix="write a recipe file for that")
-    place = values
-    for part in parts[:-1]:
-        inner = place.get(part)
-        place[part] = dict(inner) if isinstance(inner, dict) else {}
-        place = place[part]
-    place[parts[-1]] = read_yaml(text, where=f"--set {key}")
+    above: Any = read_yaml(text, where=f"--set {key}")
+    for part in reversed(parts):
+        above = {part: above}
+    return merged(values, above)

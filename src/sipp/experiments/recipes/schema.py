@@ -5,51 +5,62 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sipp.checking import check_choice, problem_words
 from sipp.errors import OptionError
-from sipp.experiments.pipelines import pipeline_names
+from sipp.experiments.arms import arm_of
+from sipp.experiments.pipelines import pipeline_names, pipeline_of
 from sipp.options import Draws, Reduce
-from sipp.scoring.methods import Method, method_of
 
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
-DataName = Literal["digits", "cifar10", "imagenet"]
+DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
+OWN = "own"  # a network, or data, of the user's own code
 
 NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # a name becomes part of a folder's name: no slash, no "..", no blank
-INPUT_SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "imagenet": (3, 224, 224)}
-N_CLASSES = {"digits": 10, "cifar10": 10, "imagenet": 1000}
+INPUT_SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "imagenet": (3, 224, 224)}
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-def _known(method: Method) -> Method:
-    return method_of(method).name
+def _known(label: str) -> str:
+    return arm_of(label).label
 
 
 class _Part(BaseModel):
     # strict: "1e-3" is text, not a number, and true is not 1; JSON lists still become tuples.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class DataSpec(_Part):
     """The data set and how many of its training items are set apart for calibration and holdout."""
 
     name: DataName
+    """the data set"""
     n_calibration: Count
+    """points of the training part set apart to score weights with (S)"""
     n_holdout: Annotated[int, Field(ge=0)] = 0
+    """points of the training part set apart for certificates (V, T14)"""
     split_seed: int = 0
+    """seed of that split, the same for all repetitions"""
 
 
 class Decay(_Part):
     """factor@{milestones} or factor@{every, ...} of the paper's tables."""
 
     factor: Annotated[float, Field(gt=0, le=1)]
+    """what a decay leaves of the rate"""
     milestones: tuple[Count, ...] | None = None
+    """epochs after which the rate decays"""
     every: Count | None = None
+    """epochs between two decays, instead of milestones"""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Decay:
@@ -62,22 +73,38 @@ class Decay(_Part):
 
 
 class Training(_Part):
-    """Hyperparameters of training, and of retraining, which repeats it; the loss is cross-entropy."""
+    """Hyperparameters of training, and of retraining, which repeats it where `retrain` says nothing else."""
 
     optimizer: Literal["sgd", "adam"]
+    """the optimizer"""
     epochs: Count
+    """epochs of training"""
     warmup_epochs: Annotated[float, Field(ge=0)]
+    """epochs over which the rate rises from 0"""
     batch_size: Count
+    """images of a step"""
     rate: Annotated[float, Field(gt=0)]
+    """the nominal learning rate"""
     decay: Decay
+    """when and how the rate falls"""
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """of SGD"""
     nesterov: bool = False
+    """Nesterov's form of it"""
     weight_decay: Annotated[float, Field(ge=0)]
+    """of all parameters"""
     augment: bool
+    """images shifted by up to 4 pixels and mirrored"""
     precision: Literal["float32", "bfloat16"] = "float32"
+    """of the network; the loss is always float32"""
     channels_last: bool = False
+    """memory layout that suits convolutions on GPUs"""
     eval_every: Count = 1
+    """epochs between evaluations on the test set; the last always is"""
     step: Literal["auto", "eager", "graph", "compiled"] = "auto"
+    """how a step runs: as written, as a CUDA graph, or compiled"""
+    together: Count = 1
+    """networks that are trained side by side, as one program: the same but for rounding"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Training:
@@ -92,50 +119,149 @@ class Training(_Part):
         return self
 
 
-class Pruning(_Part):
-    """Methods, and the ladder of budgets: each level keeps `alpha` of what the level before kept."""
+class Distill(_Part):
+    """The loss (1 - weight) x cross-entropy + weight x temperature^2 x KL(dense parent || network)."""
 
-    methods: Annotated[tuple[Annotated[Method, AfterValidator(_known)], ...], Field(min_length=1)]
+    weight: Annotated[float, Field(gt=0, le=1)]
+    """of the parent's outputs; the labels have the rest"""
+    temperature: Annotated[float, Field(gt=0)]
+    """both outputs are divided by it"""
+
+
+class Retraining(_Part):
+    """What training after a cut does otherwise than `train`; what is left out is the same."""
+
+    epochs: Count | None = None
+    """epochs after a cut"""
+    warmup_epochs: Annotated[float, Field(ge=0)] | None = None
+    """as in train"""
+    rate: Annotated[float, Field(gt=0)] | None = None
+    """as in train"""
+    decay: Decay | None = None
+    """as in train"""
+    distill: Distill | None = None
+    """learn the dense parent's outputs as well"""
+
+
+class Pruning(_Part):
+    """Arms, and the ladder of budgets: `keeps`, or `levels` times `alpha` of what the level before kept."""
+
+    methods: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(min_length=1)]
+    """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
     delta: Share
-    alpha: Share
-    levels: Count
+    """failure probability of the theory (T4)"""
+    alpha: Share | None = None
+    """the share KEPT by each level of what the level before kept"""
+    levels: Count | None = None
+    """number of levels"""
+    keeps: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
+    """the share of all weights that each level keeps, instead of alpha and levels"""
     draws: Draws = "until"
+    """how often a sampled row is drawn (T8)"""
     reduce: Reduce = "max"
-    batch_size: Count = 128  # calibration points that go through the network at once
+    """over patches, of arms that name none: max (with bounds) or mean (T3)"""
+    batch_size: Count = 128
+    """calibration points that go through the network at once"""
 
     @model_validator(mode="after")
-    def _no_method_twice(self) -> Pruning:
-        if len(set(self.methods)) != len(self.methods):
+    def _no_arm_twice(self) -> Pruning:
+        arms = [arm_of(label) for label in self.methods]
+        if len({(arm.method, arm.reduce or self.reduce) for arm in arms}) != len(arms):
             raise ValueError("a method is listed twice")
         return self
+
+    @model_validator(mode="after")
+    def _one_ladder(self) -> Pruning:
+        if (self.alpha is None) != (self.levels is None) or (self.alpha is None) == (self.keeps is None):
+            raise ValueError("give either alpha and levels, or keeps (a list of shares)")
+        if any(b >= a for a, b in itertools.pairwise(self.keeps or ())):
+            raise ValueError("keeps must fall")
+        return self
+
+    @property
+    def n_levels(self) -> int:
+        return len(self.keeps) if self.keeps is not None else self.levels or 0
+
+    def keep_at(self, level: int) -> float:
+        """The share of weights that a level is to keep; 1 at level 0."""
+        if self.keeps is not None:
+            return self.keeps[level - 1] if level else 1.0
+        return float((self.alpha or 0.0) ** level)
+
+
+class Code(_Part):
+    """Code of the user's own, as package.module:callable; named on the command line, never in a file."""
+
+    net: str | None = None
+    """makes the network"""
+    data: str | None = None
+    """gives the data"""
 
 
 class Recipe(_Part):
     """One experiment: a network, data, training, pruning, and the pipeline that puts them in order."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
+    """the recipe's name, and the start of its runs' folders"""
     description: str = ""
+    """one line"""
     pipeline: PipelineName
+    """in which order networks are pruned and trained"""
     net: str
+    """the network"""
+    init: Literal["he", "pytorch"] = "he"
+    """how its weights start: He's rule, or that of torch's layers"""
     data: DataSpec
+    """the data set and its split"""
     train: Training
+    """training"""
+    retrain: Retraining | None = None
+    """what training after a cut does otherwise"""
     prune: Pruning
+    """methods and levels"""
+    code: Code | None = None
+    """the user's own code, named on the command line only"""
     repetitions: Count
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of the first repetition; the others count on from it
-    n_threads: Count | None = None  # null leaves torch's own choice
+    """number of seeds"""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """of the first repetition; the others count on from it"""
+    n_threads: Count | None = None
+    """CPU threads; null leaves torch's own choice"""
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
         from sipp.experiments.nets import net_spec  # the networks themselves, which need torch
 
+        code = self.code or Code()
+        if (self.net == OWN) != (code.net is not None) or (self.data.name == OWN) != (code.data is not None):
+            raise ValueError("a network or data of your own are named on the command line: --model, --own-data")
+        if self.net == OWN and self.init != "he":
+            raise ValueError("init does not reach a network of your own: it has the weights it is made with")
+        if OWN in (self.net, self.data.name):
+            return self
         spec = net_spec(self.net)
         if spec.input_shape != INPUT_SHAPES[self.data.name]:
             raise ValueError(
                 f"{self.net} takes {spec.input_shape} inputs, {self.data.name} has {INPUT_SHAPES[self.data.name]}"
             )
-        if self.data.name == "digits" and self.train.augment:
-            raise ValueError("digits are 8 x 8: shifting and mirroring them changes what they show; set augment: false")
+        if self.data.name in ("digits", "mnist") and self.train.augment:
+            raise ValueError("shifting and mirroring digits changes what they show; set train.augment: false")
         return self
+
+    @model_validator(mode="after")
+    def _retrains(self) -> Recipe:
+        if self.retrain is not None and not pipeline_of(self.pipeline).has_parent:
+            raise ValueError(f"retrain belongs to a pipeline that trains a dense parent first, not to {self.pipeline}")
+        assert self.retraining.epochs  # checks it: milestones within the epochs
+        return self
+
+    @property
+    def retraining(self) -> Training:
+        """How a network is trained after a cut: as `train` says, but for what `retrain` says."""
+        if self.retrain is None:
+            return self.train
+        changes = self.retrain.model_dump(exclude_none=True, exclude={"distill"})
+        return Training.model_validate({**self.train.model_dump(), **changes}, strict=False)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -159,13 +285,44 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
     return recipe.model_dump(mode="json", exclude={"description"})
 
 
+@dataclass(frozen=True)
+class Described:
+    """One key of a recipe: its value there, None where it has none, and what it means."""
+
+    key: str
+    value: Any
+    meaning: str
+
+
+def described(recipe: Recipe) -> list[Described]:
+    """Every key that a recipe may have, in their order, also those of parts that this one leaves out."""
+    return list(_described(Recipe, recipe.model_dump(mode="json"), ""))
+
+
+def _described(model: type[BaseModel], values: dict[str, Any], prefix: str) -> Iterator[Described]:
+    for name, field in model.model_fields.items():
+        inner, value = _part_of(field.annotation), values.get(name)
+        if inner is None:
+            yield Described(prefix + name, value, field.description or "")
+        else:
+            yield from _described(inner, value or {}, f"{prefix}{name}.")
+
+
+def _part_of(annotation: Any) -> type[BaseModel] | None:
+    """The part of a recipe that an annotation stands for, with or without None; None: it is a plain value."""
+    for one in (annotation, *get_args(annotation)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one
+    return None
+
+
 def known_keys(path: tuple[str, ...]) -> list[str]:
     """The keys a recipe may have at this place: () is the top, ("train",) its part `train`."""
     model: type[BaseModel] = Recipe
     for part in path:
         field = model.model_fields.get(part)
-        inner = field.annotation if field is not None else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        inner = None if field is None else _part_of(field.annotation)
+        if inner is None:
             return []
         model = inner
     return list(model.model_fields)

@@ -65,4 +65,4 @@ def planned(folder: Path) -> tuple[Manifest, list[Stage]]:
     manifest = store.read_manifest(folder)
     config = checked(PlanConfig, manifest.config, files.inside(folder, store.MANIFEST))
     seeds = range(config.seed, config.seed + config.repetitions)
-    return manifest, stages_of(seeds, config.prune.methods, config.prune.levels)
+    return manifest, stages_of(seeds, config.prune.methods, config.prune.n_levels)

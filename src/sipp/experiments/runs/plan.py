@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sipp.scoring.methods import Method
+from sipp.experiments.arms import folder_part
 
 if TYPE_CHECKING:
     from sipp.experiments.recipes import Recipe
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stage:
-    """One network of a run: level 0 is the dense one, which has no method."""
+    """One network of a run: level 0 is the dense one, which has no method; others have the label of an arm."""
 
     seed: int
-    method: Method | None
+    method: str | None
     level: int
 
     @property
     def name(self) -> str:
         """What its folder is called."""
-        return f"seed{self.seed}.dense" if self.method is None else f"seed{self.seed}.{self.method}.{self.level:02d}"
+        arm = None if self.method is None else folder_part(self.method)
+        return f"seed{self.seed}.dense" if arm is None else f"seed{self.seed}.{arm}.{self.level:02d}"
 
 
-def stages_of(seeds: Sequence[int], methods: Sequence[Method], levels: int) -> list[Stage]:
+def stages_of(seeds: Sequence[int], methods: Sequence[str], levels: int) -> list[Stage]:
     """The networks of these seeds, methods and levels, in the order in which they are made."""
     stages = []
     for seed in seeds:
@@ -38,4 +39,4 @@ def stages_of(seeds: Sequence[int], methods: Sequence[Method], levels: int) -> l
 
 def plan(recipe: Recipe) -> list[Stage]:
     """All networks of a recipe's run, in the order in which they are made."""
-    return stages_of(recipe.seeds, recipe.prune.methods, recipe.prune.levels)
+    return stages_of(recipe.seeds, recipe.prune.methods, recipe.prune.n_levels)

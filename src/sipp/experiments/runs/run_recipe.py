@@ -17,9 +17,10 @@ from sipp.experiments.parallel.processes import ALONE, Processes, from_leader
 from sipp.experiments.recipes import Recipe, config_of
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import plan
+from sipp.experiments.runs.sharing import take_over
 from sipp.experiments.runs.walk import make_networks
 from sipp.experiments.runs.work import Work
-from sipp.experiments.training.setup import Device, device_named, feed_of, hyper_of, threads
+from sipp.experiments.training.setup import Device, code_of, device_named, feed_of, threads
 from sipp.experiments.training.signals import stop_on_signals
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import EpochRow
@@ -65,29 +66,34 @@ def run(
 ) -> Finished:
     """All records of the recipe's run, which goes on from wherever it was left; a finished one is only read.
 
+    Networks that other runs in `out` have made with the same data, code and device are taken over, not trained again.
     Several processes call this with the same arguments; only the leader touches the folder. SIGTERM and Ctrl-C
     save a checkpoint after the step under way and raise `Interrupted`. Engine "ray" makes several networks at once, in
     processes of their own, and gives the same records; `ray` says where (without it: on this machine).
     """
-    _check_engine(engine, ray, processes)
+    _check_engine(engine, ray, processes, recipe.train.together)
     # On Ray the GPUs may be those of other machines, and this process trains nothing.
     target = torch.device("cuda") if engine == "ray" and device == "cuda" else device_named(device)
     names = [stage.name for stage in plan(recipe)]
+    code = code_of(recipe)  # before anything is written: this calls the user's own code, if there is any
     with threads(recipe.n_threads), stop_on_signals() as wish:
         place = torch.device("cpu") if engine == "ray" else target
         feed = feed_of(recipe, data_root=data_root, device=place, n_workers=n_workers)
         device_name = target.type if processes.count == 1 else f"{target.type} x {processes.count}"
-        origin = runs.Origin(data=feed.splits.digest, code=runs.code_version(), device=device_name)
+        origin = runs.Origin(data=feed.splits.digest, code=code, device=device_name)
         with ExitStack() as stack:
             opened = runs.open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
             store = from_leader(processes, lambda: stack.enter_context(opened))
             records: dict[str, Values] = {}
+            from_leader(processes, lambda: take_over(store, recipe, origin, accept_changes=accept_changes))
             _add_records(processes, store, names, records, names)
             n_before = len(records)
 
+            n_epochs = max(recipe.train.epochs, recipe.retraining.epochs)
+
             def show(stage: str, row: EpochRow | None) -> None:
                 if on_progress is not None and processes.leads:
-                    on_progress(Progress(stage, row, recipe.train.epochs, len(records), len(names)))
+                    on_progress(Progress(stage, row, n_epochs, len(records), len(names)))
 
             if engine == "ray":
                 kind: Literal["cpu", "cuda"] = "cuda" if target.type == "cuda" else "cpu"
@@ -95,7 +101,7 @@ def run(
                 job = Job(recipe, *folders, kind, n_workers, n_threads, checkpoint_seconds, origin)
                 made = run_on_ray(job, store, ray or RayOptions(), wish, show)
             else:
-                work = Work(recipe, store, feed, hyper_of(recipe), wish, checkpoint_seconds, show, processes)
+                work = Work(recipe, store, feed, wish, checkpoint_seconds, show, processes)
                 made = make_networks(work)
             for stage in stack.enter_context(closing(made)):  # closed before the lock is given back
                 _add_records(processes, store, names, records, [stage.name])
@@ -112,13 +118,18 @@ def _add_records(
     from_leader(processes, lambda: runs.write_records(store, names, records))
 
 
-def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes) -> None:
+def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes, together: int) -> None:
     check_choice("engine", engine, get_args(Engine))
     if engine == "process" and ray is not None:
         raise OptionError(
             f"{ray} says how to use Ray, but the engine is 'process'", fix="pass engine='ray' (--engine ray)"
         )
     if engine == "ray":
+        if together > 1:
+            raise OptionError(
+                f"train.together={together} trains networks side by side in one process, engine 'ray' in many",
+                fix="use one of the two",
+            )
         if processes.count > 1:
             raise OptionError(
                 "engine 'ray' starts processes of its own", fix="run it without accelerate launch or torchrun"

@@ -178,6 +178,16 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, acc
     return True
 
 
+def add_origins(store: Store, other: Manifest) -> None:
+    """Adds to the manifest the origins of another run whose networks become part of this one; the newest stays last."""
+    known = read_manifest(store.folder)
+    origins = [plain(one) for one in known.origins]
+    new = [one for one in map(plain, other.origins) if one not in origins]
+    if new:
+        values = {"config": known.config, "origins": [*new, *origins]}
+        files.write_json(files.inside(store.folder, MANIFEST), values)
+
+
 # --- checkpoints of a stage -----------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,8 @@ is prepared from, and whether its masks change while it is trained, says the rec
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from sipp.experiments.pipelines.shared import accuracy_values
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.work import Network, Prepared, Work, below, initial_network, module_of, network_of
+from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import n_steps
-from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, set_masks, train
+from sipp.experiments.training.loop import Hyper, MaskChanges, TrainState, new_state, set_masks, train
+from sipp.experiments.training.population import Member, Program, check_alone, fits, make_program, train_together
 from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.pruning.masking import release
@@ -37,6 +40,9 @@ SUMS = "sums"
 
 def make_networks(work: Work) -> Generator[Stage, None, None]:
     """Each stage that had to be made, once it is done; those done before are only looked at."""
+    if work.recipe.train.together > 1:
+        yield from make_populations(work)
+        return
     for stage in plan(work.recipe):
         if finished(work.processes, work.store.stage(stage.name)) is None:
             yield from make_network(work, stage)
@@ -52,8 +58,8 @@ def make_network(work: Work, stage: Stage) -> Iterator[Stage]:
     prepared = _prepared(work, stage, pipeline, parent)
     _stop_if_asked(work)
     with training_stream(work.feed.device):
-        state, facts, seconds, parts = _trained(work, stage, pipeline, prepared)
-        _record(work, stage, state, facts, seconds, parts)
+        begun = _begun(work, stage, pipeline, prepared)
+        _record(work, stage, begun, _train(work, stage, begun))
     yield stage
 
 
@@ -83,12 +89,22 @@ def _prepared(work: Work, stage: Stage, pipeline: Pipeline, parent: Stage | None
     return Prepared(made.network, facts)
 
 
-def _trained(
-    work: Work, stage: Stage, pipeline: Pipeline, prepared: Prepared
-) -> tuple[TrainState, Values, float, dict[str, float]]:
-    """The trained state, what is known of the network, the seconds spent on the stage, and on each part of it."""
+@dataclass(frozen=True)
+class _Begun:
+    """A stage whose training begins, or goes on from its newest checkpoint."""
+
+    state: TrainState
+    changes: MaskChanges | None
+    facts: Values  # what was known before training
+    parts: dict[str, float]  # seconds of what came before training
+    prepared_in: float
+    spent: float  # seconds, all in all
+
+
+def _begun(work: Work, stage: Stage, pipeline: Pipeline, prepared: Prepared) -> _Begun:
     folder, facts = work.store.stage(stage.name), dict(prepared.facts)
-    state = new_state(module_of(work, prepared.network), work.hyper, masks=prepared.network.masks or None)
+    hyper = work.hyper(stage)
+    state = new_state(module_of(work, prepared.network), hyper, masks=prepared.network.masks or None)
     spent = prepared_in = float(facts.pop("seconds"))
     parts = facts.pop("part_seconds", {})
     newest = from_leader(work.processes, lambda: runs.newest_checkpoint(folder))
@@ -96,18 +112,17 @@ def _trained(
         spent = _restore(state, *newest, leads=work.processes.leads)
     changes = None
     if pipeline.mask_changes is not None and stage.method is not None:
-        n_all = work.hyper.epochs * n_steps(work.feed, work.hyper.batch_size)
+        n_all = hyper.epochs * n_steps(work.feed, hyper.batch_size)
         changes = pipeline.mask_changes(work, stage, n_all)
-    spent = _train(work, stage, state, changes, spent)
-    cuts = state.facts.pop("part_seconds", {})  # of masks that changed on the way
-    parts = {**parts, **cuts, "train": spent - prepared_in - sum(cuts.values())}
-    return state, {**facts, **state.facts}, spent, parts
+    return _Begun(state, changes, facts, parts, prepared_in, spent)
 
 
-def _record(
-    work: Work, stage: Stage, state: TrainState, facts: Values, seconds: float, parts: Mapping[str, float]
-) -> None:
+def _record(work: Work, stage: Stage, begun: _Begun, seconds: float) -> None:
     """Saves the trained network and its record, which ends the stage."""
+    state = begun.state
+    cuts = state.facts.pop("part_seconds", {})  # of masks that changed on the way
+    parts = {**begun.parts, **cuts, "train": seconds - begun.prepared_in - sum(cuts.values())}
+    facts = {**begun.facts, **state.facts}
     release(state.model)
     tensors = {key: tensor.detach().cpu() for key, tensor in state.model.state_dict().items()}
     result = Network(tensors, state.masks)
@@ -137,26 +152,97 @@ def _record(
     from_leader(work.processes, lambda: runs.finish_stage(folder, result.tensors(), saved))
 
 
+# --- many stages at once ----------------------------------------------------------------------------------------------
+
+
+def make_populations(work: Work) -> Generator[Stage, None, None]:
+    """Each stage that had to be made: those whose parents are done, as many side by side as the recipe says."""
+    check_alone(work.processes, work.feed)
+    at_once = work.recipe.train.together
+    programs: list[Program] = []
+    depths = {stage: _depth(work.recipe.pipeline, stage) for stage in plan(work.recipe)}
+    for kind in sorted(set(depths.values())):
+        todo = [
+            stage
+            for stage, depth in depths.items()
+            if depth == kind and finished(work.processes, work.store.stage(stage.name)) is None
+        ]
+        for start in range(0, len(todo), at_once):
+            yield from _make_population(work, todo[start : start + at_once], programs)
+
+
+def _depth(pipeline: str, stage: Stage) -> int:
+    """How many stages lie between this one and the initial network; the dense one comes first, it may teach."""
+    parent = parent_of(pipeline, stage)
+    return int(stage.method is not None) if parent is None else 1 + _depth(pipeline, parent)
+
+
+def _make_population(work: Work, stages: Sequence[Stage], programs: list[Program]) -> Iterator[Stage]:
+    """These stages, trained by one program, the last one's if that fits: it is kept for the next.
+
+    Each stage's seconds of training are an equal share of all.
+    """
+    pipeline, hyper = pipeline_of(work.recipe.pipeline), work.hyper(stages[0])
+    begun = []
+    with training_stream(work.feed.device):
+        for stage in stages:
+            prepared = _prepared(work, stage, pipeline, parent_of(work.recipe.pipeline, stage))
+            begun.append(_begun(work, stage, pipeline, prepared))
+            _stop_if_asked(work)
+        if len({(one.state.epoch, one.state.step) for one in begun}) > 1:  # killed while their checkpoints were saved
+            for stage in stages:
+                runs.drop_checkpoints(work.store.stage(stage.name))
+            yield from _make_population(work, stages, programs)
+            return
+        seconds = _train_population(work, stages, begun, hyper, programs)
+        for stage, one in zip(stages, begun):
+            _record(work, stage, one, one.spent + seconds)
+    yield from stages
+
+
+def _train_population(
+    work: Work, stages: Sequence[Stage], begun: Sequence[_Begun], hyper: Hyper, programs: list[Program]
+) -> float:
+    """The seconds that training took, by member; it is saved at the ends of epochs, and can be stopped there."""
+    began = last_saved = time.monotonic()
+
+    def on_epoch() -> None:
+        nonlocal last_saved
+        for stage, one in zip(stages, begun):
+            work.on_epoch(stage.name, one.state.rows[-1])
+        asked, is_due = work.wish(), time.monotonic() - last_saved >= work.checkpoint_seconds
+        if (asked or is_due) and begun[0].state.epoch < hyper.epochs:
+            for stage, one in zip(stages, begun):
+                _save(work, stage, one.state, one.spent + (time.monotonic() - began) / len(stages))
+            last_saved = time.monotonic()
+        if asked:
+            raise Interrupted(asked)
+
+    members = [Member(one.state, stage.seed, one.changes) for stage, one in zip(stages, begun)]
+    teachers = [teacher for stage in stages if (teacher := _teacher(work, stage)) is not None]
+    if teachers or not programs or not fits(programs[-1], members, hyper):
+        programs[:] = [make_program(members, work.feed, hyper, teachers)]
+    train_together(programs[-1], members, work.feed, on_epoch=on_epoch)
+    return (time.monotonic() - began) / len(stages)
+
+
 # --- training that can be stopped at any moment -----------------------------------------------------------------------
 
 
-def _train(work: Work, stage: Stage, state: TrainState, changes: MaskChanges | None, spent: float) -> float:
+def _train(work: Work, stage: Stage, begun: _Begun) -> float:
     """The seconds spent on this stage by all processes that worked on it, once its network is trained."""
     began = last_saved = time.monotonic()
-    folder = work.store.stage(stage.name)
+    hyper, spent = work.hyper(stage), begun.spent
 
     def save(state: TrainState) -> None:
         nonlocal last_saved
-        tensors, values = _captured(work.processes, state)
-        values["seconds"] = spent + time.monotonic() - began
-        name = runs.step_name(state.epoch, state.step)
-        from_leader(work.processes, lambda: runs.save_checkpoint(folder, name, tensors, values))
+        _save(work, stage, state, spent + time.monotonic() - began)
         last_saved = time.monotonic()
 
     def on_step(state: TrainState) -> None:
         if state.step == 0:
             work.on_epoch(stage.name, state.rows[-1])
-        is_due = time.monotonic() - last_saved >= work.checkpoint_seconds and state.epoch < work.hyper.epochs
+        is_due = time.monotonic() - last_saved >= work.checkpoint_seconds and state.epoch < hyper.epochs
         asked, due = largest_of(work.processes, (work.wish() or 0, is_due and work.processes.leads))
         if asked or due:
             save(state)
@@ -165,13 +251,14 @@ def _train(work: Work, stage: Stage, state: TrainState, changes: MaskChanges | N
 
     try:
         train(
-            state,
+            begun.state,
             work.feed,
-            work.hyper,
+            hyper,
             seed=stage.seed,
             on_step=on_step,
-            changes=changes,
+            changes=begun.changes,
             processes=work.processes,
+            teacher=_teacher(work, stage),
         )
     except DataError:
         # Ctrl-C reaches the processes that decode images too: their death is no fault then. Only fetching a batch
@@ -179,9 +266,29 @@ def _train(work: Work, stage: Stage, state: TrainState, changes: MaskChanges | N
         asked = work.wish()
         if asked is None or work.processes.count > 1:
             raise
-        save(state)
+        save(begun.state)
         raise Interrupted(asked) from None
     return spent + time.monotonic() - began
+
+
+def _save(work: Work, stage: Stage, state: TrainState, seconds: float) -> None:
+    """Saves a checkpoint, from which training goes on to the same bits."""
+    tensors, values = _captured(work.processes, state)
+    name, folder = runs.step_name(state.epoch, state.step), work.store.stage(stage.name)
+    values["seconds"] = seconds
+    from_leader(work.processes, lambda: runs.save_checkpoint(folder, name, tensors, values))
+
+
+def _teacher(work: Work, stage: Stage) -> Teacher | None:
+    """The dense network of the stage's seed, where the recipe has its outputs learned in retraining."""
+    spec = None if work.recipe.retrain is None else work.recipe.retrain.distill
+    if spec is None or stage.method is None:
+        return None
+    dense = finished(work.processes, work.store.stage(Stage(stage.seed, None, 0).name))
+    if dense is None:
+        raise DataError(f"{stage.name} learns from the dense network, which is not done", fix="run the recipe again")
+    model = module_of(work, dense).eval().requires_grad_(False)
+    return Teacher(model, spec.weight, spec.temperature)
 
 
 def _stop_if_asked(work: Work) -> None:

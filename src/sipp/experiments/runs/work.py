@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from sipp.experiments.nets import build
+from sipp.experiments.own_code import own_network
 from sipp.experiments.parallel.processes import ALONE, Processes
 from sipp.experiments.recipes import Recipe
+from sipp.experiments.runs.plan import Stage
 from sipp.experiments.runs.store import Store
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import Hyper
+from sipp.experiments.training.setup import hyper_of
 from sipp.experiments.training.signals import Wish
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import EpochRow
@@ -51,12 +54,15 @@ class Work:
     recipe: Recipe
     store: Store
     feed: Feed
-    hyper: Hyper
     wish: Wish
     checkpoint_seconds: float
     on_epoch: Callable[[str, EpochRow], None]
     processes: Processes = ALONE
     memory: dict[Any, Any] = field(default_factory=dict)  # what a pipeline keeps from one stage to the next
+
+    def hyper(self, stage: Stage) -> Hyper:
+        """How the network of a stage is trained."""
+        return hyper_of(self.recipe, again=stage.method is not None)
 
 
 def network_of(tensors: Mapping[str, Tensor]) -> Network:
@@ -72,16 +78,23 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def module_of(work: Work, network: Network) -> nn.Module:
     """The network as a module on the device; torch's global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
-        model = build(work.recipe.net, n_classes=work.feed.n_classes)
+        model = _built(work)
     model.load_state_dict(network.state)
     if work.feed.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.to(work.feed.device)
 
 
+def _built(work: Work) -> nn.Module:
+    recipe = work.recipe
+    if recipe.code is not None and recipe.code.net is not None:
+        return own_network(recipe.code.net)
+    return build(recipe.net, n_classes=work.feed.n_classes, init=recipe.init)
+
+
 def initial_network(work: Work, seed: int) -> Network:
     """The initial network of a seed, the same for every method and level."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build(work.recipe.net, n_classes=work.feed.n_classes)
+        model = _built(work)
     return Network({key: tensor.detach().clone() for key, tensor in model.state_dict().items()}, {})

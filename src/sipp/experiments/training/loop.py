@@ -20,6 +20,7 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.data import ImageSet
 from sipp.experiments.parallel.processes import ALONE, Processes, add_up, check_same, share_buffers
 from sipp.experiments.seeds import step_seed
+from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import Feed, n_steps, plain_batches, train_batches
 from sipp.experiments.training.schedule import Schedule, rate
 from sipp.experiments.training.step import Precision, Step, StepKind, Trained, logits_of, make_step, resolve_step
@@ -154,9 +155,11 @@ def train(
     on_step: OnStep | None = None,
     changes: MaskChanges | None = None,
     processes: Processes = ALONE,
+    teacher: Teacher | None = None,
 ) -> TrainState:
     """The state after the last epoch; `on_step` sees it after every step and may stop training by raising.
 
+    With a `teacher` the loss is that of `distill.py`, and so are the losses in the rows of epochs.
     Masks change right after a step (`changes`), before `on_step` and before an epoch is evaluated, so that a state
     saved by `on_step` has its new masks already. Several processes share out every batch and add up their gradients:
     the same step as one process makes, but for rounding and for BatchNorm, which sees a process's own share (the
@@ -164,7 +167,7 @@ def train(
     """
     in_memory = isinstance(feed.data, ImageSet)
     kind = resolve_step(hyper.step, feed.device, in_memory=in_memory, n_processes=processes.count)
-    trained = Trained(state.model, state.optimizer, state.sums)
+    trained = Trained(state.model, state.optimizer, state.sums, teacher)
 
     def make() -> Step:
         return make_step(trained, kind, batch_size=hyper.batch_size, precision=hyper.precision, processes=processes)

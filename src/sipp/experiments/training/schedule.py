@@ -1,7 +1,7 @@
 """Learning rates: a pure function of how many epochs (and parts of one) have passed.
 
 The paper's tables give a nominal rate, a warm-up in epochs and a decay written factor@{epochs}. Retraining repeats the
-whole schedule, warm-up and all (learning-rate rewinding), so there is no second schedule.
+whole schedule, warm-up and all (learning-rate rewinding), unless a recipe gives it one of its own (`retrain`).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sipp.errors import OptionError
 from sipp.experiments.parallel.processes import ALONE, Processes, add_gradients
+from sipp.experiments.training.distill import Teacher, distilled_losses
 from sipp.experiments.training.feed import NO_LABEL
 
 StepKind = Literal["auto", "eager", "graph", "compiled"]
@@ -33,6 +34,7 @@ class Trained:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     sums: Tensor
+    teacher: Teacher | None = None  # whose outputs are learned too; no step changes it
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,11 @@ def _compute(
     """Makes the step itself, at the rate that is set, without waiting for the device anywhere."""
     trained.optimizer.zero_grad(set_to_none=True)
     logits = logits_of(forward, images, precision)
-    if processes.count == 1:
+    if trained.teacher is not None:
+        with torch.no_grad():
+            taught = logits_of(trained.teacher.model, images, precision)
+        loss = distilled_losses(logits, labels, taught, trained.teacher).sum() / n_items
+    elif processes.count == 1:
         loss = F.cross_entropy(logits, labels)
     else:
         loss = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum") / n_items

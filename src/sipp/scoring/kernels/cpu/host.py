@@ -38,6 +38,7 @@ _FEATURES = (
 IS_COMPILED = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
 # The vector code is portable LLVM, but its tiles are cut for these processors and it was run on no other.
 HAS_VECTOR_CODE = IS_COMPILED and PROCESSOR.lower() in ("x86_64", "amd64")
+HAS_AVX2 = "+avx2" in _FEATURES
 WIDE = "+avx512f" in _FEATURES  # 32 registers of 16 floats; else 16 of 8
 HAS_FUSED = "+fma" in _FEATURES or PROCESSOR in ("aarch64", "arm64")  # a product and a sum that are rounded once
 

@@ -1,0 +1,66 @@
+"""The command `sipp export`: the file of a pruned network in, a file that other programs read out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import sipp
+from sipp.cli.errors import Trouble, at
+from sipp.cli.files import check_place, refuse_inputs
+from sipp.cli.options import KINDS
+from sipp.cli.output import Json, only_json, print_json, show
+from sipp.errors import OptionError
+
+N_POINTS = 2  # of an example: from one alone torch concludes that there is always one
+
+OwnModel = Annotated[
+    str | None, typer.Option(help="package.module:callable of your own code; built-in networks are recognised.")
+]
+
+
+def export(
+    file: Annotated[Path, typer.Argument(help="A file of sipp.save, or a folder of `sipp prune`.")],
+    to: Annotated[
+        Literal["safetensors", "pt", "pt2", "onnx", "hf"],
+        typer.Option(help="Weights (safetensors, pt), a program (pt2, onnx), a Hugging Face folder (hf)."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="New file; with hf, new folder. Nothing is replaced.")],
+    model: OwnModel = None,
+    data: Annotated[
+        str | None, typer.Option(help=f"Example for pt2 and onnx; default: noise for a built-in network. {KINDS}.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared."""
+    from sipp.cli.points import points_read
+    from sipp.cli.stored import example_for, stored_network
+    from sipp.runtime.exporting import TRACED
+    from sipp.runtime.exporting import export as export_network
+
+    with only_json(as_json):
+        if data is not None and to not in TRACED:
+            raise Trouble(f"--to {to} needs no example", where=f"--data {data}", fix="leave it out")
+        with at(f"--out {out}", "give another place"):
+            _check_out(out, [("FILE", file), *points_read("--data", data)])
+        stored = stored_network(file, model)
+        example = example_for(stored, data, N_POINTS) if to in TRACED else None
+        with at(f"FILE {file}, --to {to}", "see sipp export --help"):
+            made = export_network(stored.model, out, to=to, example=example)
+        if not as_json:
+            show(str(made))
+    if as_json:
+        print_json({"kind": "export", "sipp": sipp.__version__, "network": stored.name, **asdict(made)})
+
+
+def _check_out(path: Path, inputs: list[tuple[str, Path]]) -> None:
+    """Refuses a place that cannot be written, or where something is: what others read may be in use."""
+    refuse_inputs(path, inputs)
+    check_place(path)
+    if not path.parent.is_dir():
+        raise OptionError(f"{path.parent} is no folder", fix="make it first, or give another place")
+    if path.is_symlink() or path.exists():
+        raise OptionError(f"{path} exists", fix="give another name, or move it away")

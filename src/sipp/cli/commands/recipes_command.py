@@ -1,0 +1,63 @@
+"""The command `sipp recipes`: which recipes there are, and what one says, key by key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+
+from sipp.cli.output import Json, plain_table, print_json, show
+from sipp.errors import OptionError
+
+
+def recipes(
+    action: Annotated[Literal["list", "show"], typer.Argument(help="List all, or show one.")] = "list",
+    recipe: Annotated[str | None, typer.Argument(help="With show: a recipe's name or a .yaml file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, or show one with the meaning of every key.
+
+    Any of these keys can be given to `sipp run` and `sipp study` with --set KEY=VALUE, or stand in a .yaml file of
+    yours that begins with `base: NAME`.
+    """
+    from sipp.experiments.recipes import recipe_descriptions
+
+    if action == "show":
+        if recipe is None:
+            raise OptionError(
+                "there is no name of a recipe", where="sipp recipes show", fix="give one of `sipp recipes`"
+            )
+        _show(recipe, as_json)
+        return
+    found = recipe_descriptions()
+    if as_json:
+        print_json({"kind": "recipes", "recipes": [{"name": n, "description": words} for n, words in found.items()]})
+        return
+    table = plain_table("recipe", "what it does", texts=("what it does",))
+    for name, words in found.items():
+        table.add_row(name, words)
+    show(table)
+
+
+def _show(name: str, as_json: bool) -> None:
+    from sipp.experiments.recipes import load_recipe
+    from sipp.experiments.recipes.schema import described
+
+    chosen = load_recipe(name)
+    rows = described(chosen)
+    if as_json:
+        keys = [{"key": row.key, "value": row.value, "meaning": row.meaning} for row in rows]
+        print_json({"kind": "recipe", "name": chosen.name, "keys": keys})
+        return
+    table = plain_table("key", "value", "meaning", texts=("value", "meaning"))
+    for row in rows:
+        table.add_row(row.key, escape(_words(row.value)), escape(row.meaning))
+    show(table)
+
+
+def _words(value: Any) -> str:
+    """The value as YAML writes it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_words, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,166 @@
+"""What `sipp bench FILE` measures: bytes on the disk and in memory, and calls against the dense network, in one run.
+
+Dense is torch in inference mode, in its better memory format. Runs take turns, and the best of each counts.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import sipp
+from sipp.certificates.evidence import state_hash
+from sipp.certificates.record import Certificate
+from sipp.cli.benching import alternate
+from sipp.cli.errors import UNEXPECTED, Trouble, at
+from sipp.cli.stored import StoredNetwork, example_for, stored_network
+from sipp.display import percent, percent_up, sure
+from sipp.runtime.entry import Sparse
+from sipp.runtime.examples import call_of
+from sipp.storage.bench_schemas import BenchBytes, BenchRecord, BenchRun, BenchStep
+from sipp.storage.contents import Contents
+from sipp.storage.marks import BENCH_FORMAT, BENCH_KIND
+
+AGREEMENT = 1e-4  # of the largest output
+LEAST_SECONDS = 0.01  # of what is timed at once: shorter calls are made several times in a row
+MS = 1e3
+
+
+def bench_file(
+    path: Path, *, model: str | None, data: str | None, n_points: int, n_threads: int | None, repeats: int
+) -> BenchRecord:
+    """Bytes and times of a stored network, for single points and for `n_points` at once."""
+    stored = stored_network(path, model)
+    with _threads(n_threads), at(f"FILE {path}", "see sipp bench --help"):
+        runs, fast = [], None
+        for n in sorted({1, n_points}):
+            example = example_for(stored, data, n)
+            fast = sipp.sparse(stored.model, example)
+            runs.append(_run(stored.model, fast, example, repeats))
+        assert fast is not None
+        return _record(stored, fast, runs)
+
+
+def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
+    """A call dense and sparse; what gives other outputs is not timed."""
+    args, kwargs = call_of(example)
+    last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
+    with torch.inference_mode():
+        off_by = _off_by(fast(*args, **kwargs), model(*args, **kwargs))
+        if not off_by <= AGREEMENT:
+            raise Trouble(
+                f"the sparse network's outputs differ by {off_by:.1e} of their size: not timed",
+                where="sipp bench",
+                fix="report this network",
+                code=UNEXPECTED,
+            )
+        begun = time.perf_counter()
+        fast(*args, **kwargs)
+        n_calls = max(1, math.ceil(LEAST_SECONDS / max(time.perf_counter() - begun, 1e-7)))
+        times = alternate(
+            lambda: [fast(*args, **kwargs) for _ in range(n_calls)],
+            lambda: [model(*args, **kwargs) for _ in range(n_calls)],
+            lambda: [last(*last_args, **kwargs) for _ in range(n_calls)],
+            repeats=repeats,
+        )
+    sparse_s, *dense_s = (seconds / n_calls for seconds in times)
+    n_points = next(len(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+    return BenchRun(n_points=n_points, dense_ms=MS * min(dense_s), sparse_ms=MS * sparse_s, off_by=off_by)
+
+
+def _channels_last(value: Any) -> Any:
+    is_image = isinstance(value, Tensor) and value.ndim == 4
+    return value.contiguous(memory_format=torch.channels_last) if is_image else value
+
+
+def _off_by(found: Any, expected: Any) -> float:
+    """The largest difference of an output, relative to the largest number of that output."""
+    gaps = [
+        (one.double() - other.double()).abs().max() / other.double().abs().max().clamp(min=1e-300)
+        for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected))
+        if isinstance(other, Tensor) and other.numel()
+    ]
+    return max((float(gap) for gap in gaps), default=0.0)
+
+
+def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun]) -> BenchRecord:
+    contents = stored.contents
+    steps = [
+        BenchStep(
+            name=step.name, kernel="torch" if fast.latest.is_dense else step.kernel, keep=step.keep,
+            n_bytes=step.n_bytes, n_dense_bytes=step.n_dense_bytes,
+            dense_ms=None if step.dense_seconds is None else MS * step.dense_seconds,
+            sparse_ms=None if step.seconds is None else MS * step.seconds,
+        )
+        for step in fast.steps if step.keep is not None
+    ]  # fmt: skip
+    certified = certified_words(contents)
+    smaller, best = contents.dense_bytes / contents.n_bytes, runs[-1]
+    n_threads = torch.get_num_threads()
+    line = (
+        f"{smaller:.2f} x smaller ({contents.n_bytes:,} of {contents.dense_bytes:,} bytes), {best.ratio:.2f} x faster "
+        f"({best.n_points} points, {n_threads} thread{'' if n_threads == 1 else 's'}), "
+        + (f"certified: {certified}" if certified else "not certified")
+    )
+    return BenchRecord(
+        kind=BENCH_KIND,
+        format=BENCH_FORMAT,
+        sipp=sipp.__version__,
+        machine=f"{_processor()}, torch {torch.__version__}",
+        n_threads=n_threads,
+        network=stored.name,
+        pruned_hash=state_hash(stored.model.state_dict()),
+        bytes=BenchBytes(
+            file=contents.n_bytes, dense=contents.dense_bytes, bound=contents.bound_bytes,
+            memory=fast.n_bytes, memory_dense=fast.n_dense_bytes,
+        ),
+        runs=tuple(runs),
+        steps=tuple(steps),
+        step_points=fast.latest.chunk or best.n_points,
+        certified=certified,
+        line=line,
+    )  # fmt: skip
+
+
+def certified_words(contents: Contents) -> str | None:
+    """What is certified of the stored values, in a few words; None where nothing is, or of other values."""
+    certificate = contents.certificate
+    if certificate is None or contents.certificate_about != "stored values":
+        return None
+    if not isinstance(certificate, Certificate):
+        return f"accuracy falls by at most {percent_up(certificate.drop_upper)}, {sure(certificate.confidence)}"
+    if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
+        return None
+    outputs = f"outputs within {percent_up(certificate.epsilon)} of the dense ones"
+    return f"{outputs} for all but {percent(certificate.delta)} of inputs, {sure(certificate.confidence)}"
+
+
+def _processor() -> str:
+    """The processor's name, as Linux or Python tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+@contextmanager
+def _threads(n_threads: int | None) -> Iterator[None]:
+    """A context in which torch uses so many threads; None: as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

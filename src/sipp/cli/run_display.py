@@ -1,0 +1,70 @@
+"""What is shown of a run: how far it is while it goes on, its accuracies when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from sipp.experiments.runs.run_recipe import Progress
+    from sipp.storage.files import Values
+
+
+def records_table(records: list[Values]) -> Table:
+    """Test accuracy before -> after training, one line per method and keep, repetitions in columns."""
+    seeds = sorted({record["seed"] for record in records})
+    table = Table(box=box.SIMPLE_HEAD, title="test accuracy, pruned -> trained")
+    for column in ("method", "keep", *(f"seed {seed}" for seed in seeds), "dead rows"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    lines: dict[tuple[str, int], dict[int, Values]] = {}
+    for record in records:
+        lines.setdefault((record["method"] or "dense", record["level"]), {})[record["seed"]] = record
+    for (method, _), by_seed in lines.items():
+        first = next(iter(by_seed.values()))
+        cells = [_cell(by_seed.get(seed)) for seed in seeds]
+        dead = ", ".join(str(record.get("dead_rows", 0)) for record in by_seed.values())
+        table.add_row(method, f"{first.get('keep', 1.0):.2%}", *cells, dead)
+    return table
+
+
+def _cell(record: Values | None) -> str:
+    if record is None:
+        return ""
+    before = f"{record['before']['top1']:.2%} -> " if "before" in record else ""
+    return f"{before}{record['after']['top1']:.2%}"
+
+
+@contextmanager
+def display(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """A function that shows how far the run is: one live line on a terminal, one line per network elsewhere."""
+    if not console.is_terminal:
+        yield lambda progress: _plain_line(console, progress)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
+    with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
+        task = bars.add_task("preparing", total=None)
+        under_way: dict[str, int] = {}  # epochs of networks that are not done: on Ray there are several
+
+        def show(progress: Progress) -> None:
+            epoch = under_way[progress.stage] = 0 if progress.epoch is None else progress.epoch.epoch
+            test = None if progress.epoch is None else progress.epoch.test
+            text = f"{progress.stage}  {progress.n_done}/{progress.n_stages} networks"
+            text += f"  epoch {epoch}/{progress.n_epochs}" if epoch else ""
+            text += f"  test {test.top1:.2%}" if test is not None else ""
+            total = progress.n_stages * progress.n_epochs
+            n_epochs = progress.n_done * progress.n_epochs + sum(under_way.values())
+            bars.update(task, description=text, total=total, completed=n_epochs)
+
+        yield show
+
+
+def _plain_line(console: Console, progress: Progress) -> None:
+    if progress.epoch is None:
+        console.print(f"{progress.stage}: {progress.n_done} of {progress.n_stages} networks done", highlight=False)

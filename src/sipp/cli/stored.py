@@ -1,0 +1,118 @@
+"""A network on the disk as the commands read it: a file of `sipp.save`, or a folder of `sipp prune`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import sipp
+from sipp.certificates.record import AnyCertificate, from_json
+from sipp.cli.errors import Trouble, at
+from sipp.cli.models import load_model
+from sipp.cli.points import check_fits, draw, open_source
+from sipp.experiments.nets import NETS, build
+from sipp.experiments.runs.reading import read_pruned
+from sipp.inputs.batches import batches_of
+from sipp.storage.contents import Contents
+from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.network_schemas import PrunedRecord
+from sipp.storage.run_schemas import plain
+
+GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
+
+
+@dataclass(frozen=True)
+class StoredNetwork:
+    """A network with its stored values, in eval mode on the CPU, and what its file holds."""
+
+    name: str  # what --model would say
+    model: nn.Module
+    contents: Contents
+
+
+def read_contents(path: Path) -> Contents:
+    """What is in a file of `sipp.save`."""
+    with at(f"FILE {path}", GIVE_FILE):
+        return sipp.inspect(path)
+
+
+def stored_network(path: Path, model: str | None) -> StoredNetwork:
+    """The network of a file or folder, built by `model`, or by the built-in network that has the same tensors.
+
+    What a file says of its class is not run: code of others has to be named on the command line.
+    """
+    if path.is_dir():
+        return _of_folder(path, model)
+    contents = read_contents(path)
+    name = model or built_in(contents)
+    if name is None:
+        raise _unknown(path, contents.model)
+    network = load_model(name)
+    with at(f"FILE {path}, --model {name}", "give the network that was saved"):
+        sipp.load(path, into=network)
+    return StoredNetwork(name, network.eval(), contents)
+
+
+def built_in(contents: Contents) -> str | None:
+    """The built-in network of this class with these tensors; None: there is none."""
+    stored = {name: (one.shape, one.dtype) for one in contents.tensors for name in one.names}
+    return next((name for name in NETS if _built(name) == (contents.model, stored)), None)
+
+
+@cache
+def _built(name: str) -> tuple[str, dict[str, tuple[tuple[int, ...], str]]]:
+    """The class and the tensors of a built-in network, without their numbers."""
+    with torch.device("meta"):
+        net = build(name)
+    tensors = {key: (tuple(value.shape), str(value.dtype)[6:]) for key, value in net.state_dict().items()}
+    return f"{type(net).__module__}.{type(net).__qualname__}", tensors
+
+
+def example_for(stored: StoredNetwork, data: str | None, n_points: int) -> Any:
+    """So many points as the network takes them, of `data` or of noise in a built-in network's shape."""
+    if data is None and stored.name not in NETS:
+        raise Trouble(
+            f"{stored.name} needs points to run on",
+            where=f"FILE {stored.contents.path}",
+            fix=f"give --data, such as random:{n_points}x3x32x32",
+        )
+    spec = data if data is not None else "random:" + "x".join(map(str, (n_points, *NETS[stored.name].input_shape)))
+    points = draw(open_source(spec, "calibration", "--data"), n_points, seed=0, batch_size=n_points, model=stored.model)
+    check_fits(stored.model, points, stored.name, "--data")
+    batch = next(iter(batches_of(points.batches)))
+    return batch.kwargs or batch.args
+
+
+def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
+    """The network that `sipp prune` put into a folder, and what a file of `sipp.save` would hold of it."""
+    with at(f"FILE {folder}", GIVE_FILE):
+        record, _ = read_pruned(folder)
+        said = json.loads((folder / RECORD_NAME).read_bytes()).get("model")
+    name = model or (said if said in NETS else None)
+    if name is None:
+        raise _unknown(folder, f"{said!r:.60}")
+    network = load_model(name, folder / WEIGHTS_NAME)
+    with tempfile.TemporaryDirectory() as place, at(f"FILE {folder}", GIVE_FILE):
+        contents = sipp.save(network, Path(place) / "net", certificate=_certificate(record))
+    return StoredNetwork(name, network, replace(contents, path=folder))
+
+
+def _certificate(record: PrunedRecord) -> AnyCertificate | None:
+    if record.certificate is None or record.certificate.is_refusal:
+        return None
+    return from_json(json.dumps(plain(record.certificate)))
+
+
+def _unknown(path: Path, what: str) -> Trouble:
+    return Trouble(
+        f"it holds a {what}, which is no built-in network of the usual size",
+        where=f"FILE {path}",
+        fix="say how it is built: --model package.module:callable",
+    )

@@ -1,0 +1,91 @@
+"""A study in; what is left to train, its finished runs, and its page out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sipp
+from sipp.cli.files import PAGE, write_file
+from sipp.experiments.recipes import Recipe, config_of
+from sipp.experiments.runs import store as runs
+from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.runs.run_recipe import Finished, Progress
+from sipp.experiments.runs.run_recipe import run as run_recipe
+from sipp.experiments.runs.sharing import find_made, stage_key
+from sipp.experiments.studies import Study
+from sipp.experiments.training.setup import Device
+from sipp.report import read_results, render
+from sipp.report.page import About
+from sipp.report.words import Finding
+from sipp.storage import pairs
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study: its networks, those that are there, and what is left to train."""
+
+    run: str  # the name of its folder
+    n_all: int
+    n_there: int  # in its own folder
+    n_shared: int  # in other runs, or made by a run of this study before it
+    n_new: int
+    n_epochs: int  # of the new ones
+
+
+def planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> list[PlannedRun]:
+    """What each run of the study still has to train, by names and manifests alone: data are not compared."""
+    found, before = [], set[str]()
+    code = runs.code_version()
+    for recipe in study.recipes:
+        name, stages = runs.run_name(config_of(recipe)), plan(recipe)
+        there = [stage for stage in stages if pairs.has_pair(out / name / stage.name, runs.FINAL)]
+        todo = [stage for stage in stages if stage not in there]
+        made = find_made(
+            out, recipe, todo, lambda one: accept_changes or all(origin.code == code for origin in one.origins)
+        )
+        new = [stage for stage in todo if stage not in made and stage_key(recipe, stage) not in before]
+        before |= {stage_key(recipe, stage) for stage in stages}
+        n_epochs = sum(_epochs(recipe, stage) for stage in new)
+        found.append(PlannedRun(name, len(stages), len(there), len(todo) - len(new), len(new), n_epochs))
+    return found
+
+
+def _epochs(recipe: Recipe, stage: Stage) -> int:
+    return recipe.train.epochs if stage.method is None else recipe.retraining.epochs
+
+
+def run_study(
+    study: Study,
+    *,
+    out: Path,
+    data_root: Path,
+    device: Device,
+    n_workers: int,
+    accept_changes: bool,
+    on_progress: Callable[[Progress], None],
+) -> list[Finished]:
+    """The runs of the study, one after the other: what one has made, the next take over."""
+    return [
+        run_recipe(
+            recipe,
+            out=out,
+            data_root=data_root,
+            device=device,
+            n_workers=n_workers,
+            accept_changes=accept_changes,
+            on_progress=on_progress,
+        )
+        for recipe in study.recipes
+    ]
+
+
+def write_page(study: Study, folders: Sequence[Path], page: Path) -> None:
+    """Writes the page of the study: its panels, what the paper says of them, then every run."""
+    rows = [("study", study.name), ("form", study.form), ("source", study.source), ("the paper's claim", study.claim)]
+    finding = Finding(study.description, f"{study.source}. The paper: {study.claim}")
+    about = About(f"Study {study.name} ({study.form})", finding, rows)
+    results = read_results(list(folders))
+    text = render(results, version=f"sipp {sipp.__version__}", about=about)
+    write_file(page, text.encode(errors="replace"), PAGE, force=True)

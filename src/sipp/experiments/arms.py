@@ -1,0 +1,50 @@
+"""Arms of an experiment: a method, alone or with its own way to take the patches together (T3). Needs no torch.
+
+An arm is written as it stands in recipes, records and on the page: "wt", "sipp-det", "sipp-det mean". Both forms of a
+method can so stand in one run, and share its dense network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from sipp.errors import OptionError
+from sipp.options import Reduce
+from sipp.scoring.methods import Method, method_of
+
+BETWEEN = " "
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method and, where the arm names one, the reduction over patches that it uses."""
+
+    method: Method
+    reduce: Reduce | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called everywhere but in names of folders."""
+        return self.method if self.reduce is None else f"{self.method}{BETWEEN}{self.reduce}"
+
+
+def arm_of(label: Any) -> Arm:
+    """The arm of this label; OptionError where there is no such method, or it takes no patches together."""
+    words = label.split() if isinstance(label, str) else []
+    if len(words) < 2:
+        return Arm(method_of(words[0] if words else label).name)
+    row = method_of(words[0])
+    if len(words) > 2 or words[1] not in get_args(Reduce):
+        raise OptionError(
+            f"{label!r:.60} is no arm", fix=f"write a method alone, or with one of {', '.join(get_args(Reduce))}"
+        )
+    if not row.is_scored or row.is_blend:
+        why = "it tries both" if row.is_blend else "it uses no sensitivities"
+        raise OptionError(f"{row.name} takes no {words[1]} over patches: {why}", fix=f"write {row.name} alone")
+    return Arm(row.name, "max" if words[1] == "max" else "mean")
+
+
+def folder_part(label: str) -> str:
+    """The label as part of a folder's name."""
+    return label.replace(BETWEEN, "-")

@@ -1,0 +1,92 @@
+"""A user's own network and data in a run: the code that a person named on the command line, and what it gives.
+
+Names of code come from the command line only (`load_recipe` refuses them in a recipe's file), so that no file that was
+received from elsewhere decides what is run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sipp.errors import OptionError
+from sipp.experiments.data import ImageSet
+from sipp.storage.files import sha256_of
+
+DIGEST_LENGTH = 12
+SETS = "(training images, training labels, test images, test labels)"
+
+
+def named(spec: str) -> Any:
+    """What `package.module:name` names. The folder a person is in comes first, as for `python -m`."""
+    module_name, _, attribute = spec.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    found: Any = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def own_network(spec: str) -> nn.Module:
+    """A network that the user's callable makes, in train mode; torch's global generator decides its weights."""
+    model = _called(spec, "a network")
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="return a new network")
+    return model.train()
+
+
+def own_images(spec: str) -> ImageSet:
+    """The data that the user's callable gives: four tensors, images N x C x H x W in float32 and labels from 0 on."""
+    given = _called(spec, "data")
+    parts = given if isinstance(given, tuple) else ()
+    if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
+        raise OptionError(f"{spec!r} does not give four tensors", fix=f"return {SETS}")
+    images, labels = torch.cat([parts[0], parts[2]]), torch.cat([parts[1], parts[3]])
+    if images.dtype != torch.float32 or not bool(images.isfinite().all()):
+        raise OptionError(f"the images of {spec!r} are not all finite float32", fix="convert them")
+    if labels.dtype != torch.int64 or not len(labels) or int(labels.min()) < 0:
+        raise OptionError(f"the labels of {spec!r} are not int64 from 0 on", fix="convert them")
+    return ImageSet("own", images, labels, len(parts[0]), int(labels.max()) + 1)
+
+
+def source_digest(spec: str) -> str:
+    """A digest of the file in which the named code stands: a run that is resumed with other code is refused."""
+
+    def digest() -> str:
+        path = inspect.getsourcefile(named(spec))
+        if path is None:
+            raise TypeError("its source is not known")
+        return sha256_of(Path(path).read_bytes())
+
+    return f"{spec} source {_tried(spec, 'source', digest)[:DIGEST_LENGTH]}"
+
+
+def _called(spec: str, what: str) -> Any:
+    def call() -> Any:
+        made = named(spec)
+        if isinstance(made, nn.Module) or not callable(made):
+            raise TypeError(f"{type(made).__name__} is no function or class")
+        return made()
+
+    return _tried(spec, what, call)
+
+
+def _tried(spec: str, what: str, work: Callable[[], Any]) -> Any:
+    """What `work` gives; OptionError where the user's code raises, or runs as a script that ends."""
+    try:
+        return work()
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and type(error) is not SystemExit:  # a signal on its way out
+            raise
+        raise OptionError(
+            f"{spec!r} gives no {what} ({type(error).__name__}: {error})",
+            fix="give package.module:callable, which is called without arguments",
+        ) from error

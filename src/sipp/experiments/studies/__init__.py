@@ -1,0 +1,5 @@
+"""Studies: named sets of recipes, each of which makes one figure of the paper. One YAML file each, no code."""
+
+from sipp.experiments.studies.catalog import Form, Study, load_study, study_descriptions, study_names
+
+__all__ = ["Form", "Study", "load_study", "study_descriptions", "study_names"]

@@ -1,0 +1,81 @@
+"""A study's name in, its recipes out, checked; short or full."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sipp.checking import first_problem
+from sipp.errors import OptionError
+from sipp.experiments.recipes.catalog import SUFFIX, derived_recipe, merged
+from sipp.experiments.recipes.schema import Recipe
+
+Form = Literal["short", "full"]
+Panel = str | dict[str, Any]  # the name of a recipe, or a recipe's values over those of its `base`
+
+
+class StudySpec(BaseModel):
+    """What a study's file says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    description: str  # one line for the list of studies
+    source: str  # which figure of the paper it makes
+    claim: str  # what the paper says of it
+    common: dict[str, Any] = Field(default_factory=dict)  # values of every recipe of the study
+    short: Annotated[tuple[Panel, ...], Field(min_length=1)]  # minutes on two cores, or on one GPU
+    full: Annotated[tuple[Panel, ...], Field(min_length=1)]  # as the paper has it
+
+
+@dataclass(frozen=True)
+class Study:
+    """One form of a study: its recipes, in the order in which they run, which is that of the panels."""
+
+    name: str
+    form: Form
+    description: str
+    source: str
+    claim: str
+    recipes: tuple[Recipe, ...]
+
+
+def study_names() -> list[str]:
+    """The names of all studies."""
+    files = resources.files("sipp.experiments.studies").iterdir()
+    return sorted(file.name.removesuffix(SUFFIX) for file in files if file.name.endswith(SUFFIX))
+
+
+def study_descriptions() -> dict[str, str]:
+    """What each study says of itself."""
+    return {name: _spec(name).description for name in study_names()}
+
+
+def load_study(name: str, *, form: Form = "short", settings: Sequence[str] = ()) -> Study:
+    """The study of this name; the settings (`key=value`) are put into every one of its recipes."""
+    spec = _spec(name)
+    recipes = []
+    for number, panel in enumerate(spec.short if form == "short" else spec.full, start=1):
+        values = {"base": panel} if isinstance(panel, str) else panel
+        over = merged(spec.common, values)
+        recipes.append(derived_recipe(over, where=f"study {name!r}, {form}, recipe {number}", settings=settings))
+    return Study(name, form, spec.description, spec.source, spec.claim, tuple(recipes))
+
+
+def _spec(name: str) -> StudySpec:
+    from sipp.experiments.recipes.yamlfile import read_yaml
+
+    if name not in study_names():
+        near = difflib.get_close_matches(name, study_names(), n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise OptionError(f"unknown study {name!r:.60}{hint}", fix=f"known: {', '.join(study_names())}")
+    text = resources.files("sipp.experiments.studies").joinpath(name + SUFFIX).read_text(encoding="utf-8")
+    try:
+        return StudySpec.model_validate_json(json.dumps(read_yaml(text, where=f"study {name!r}")))
+    except ValidationError as error:
+        raise OptionError(first_problem(error), where=f"study {name!r}") from error

@@ -1,0 +1,96 @@
+"""Runs in, panels out: runs that differ only in seeds and methods become one, and each panel says what is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sipp.experiments.runs.store import without_clock
+from sipp.report.read import Run
+from sipp.storage.run_schemas import plain
+
+# Differences that a title does not name.
+QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones"}
+LISTS = ("seed", "repetitions")  # of a configuration: which networks there are, not what they are
+TAKEN = "taken_from"  # of a record; where a network was trained changes nothing of it
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One network, data set and pipeline: its title, and its runs as one."""
+
+    title: str
+    run: Run
+    folders: tuple[str, ...]
+
+
+def panels_of(runs: Sequence[Run]) -> list[Panel]:
+    """The panels of these runs, in the order of the first run of each."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        group = next((one for one in groups if _same(one[0], run) and all(_fits(other, run) for other in one)), None)
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    joined = [_joined(group) for group in groups]
+    titles = _titles(joined)
+    return [Panel(title, run, tuple(o.name for o in group)) for title, run, group in zip(titles, joined, groups)]
+
+
+def _bare(run: Run) -> dict[str, Any]:
+    """The configuration without its lists of seeds and methods."""
+    config = {key: value for key, value in run.config.items() if key not in LISTS}
+    return {**config, "prune": {key: value for key, value in config["prune"].items() if key != "methods"}}
+
+
+def _same(one: Run, other: Run) -> bool:
+    return _bare(one) == _bare(other) and {o.data for o in one.origins} == {o.data for o in other.origins}
+
+
+def _fits(one: Run, other: Run) -> bool:
+    """Whether networks of the same seed and method are the same in both: otherwise changes have two references."""
+    known = {key: _content(record) for key, record in _by_place(one).items()}
+    return all(known.get(key, _content(record)) == _content(record) for key, record in _by_place(other).items())
+
+
+def _by_place(run: Run) -> dict[tuple[int, str | None, int], Any]:
+    return {(record.seed, record.method, record.level): record for record in run.records}
+
+
+def _content(record: Any) -> dict[str, Any]:
+    return {key: value for key, value in without_clock(plain(record)).items() if key != TAKEN}
+
+
+def _joined(group: Sequence[Run]) -> Run:
+    if len(group) == 1:
+        return group[0]
+    records: dict[Any, Any] = {}
+    methods: dict[str, None] = {}
+    for run in group:
+        records = {**_by_place(run), **records}
+        methods |= dict.fromkeys(run.config["prune"]["methods"])
+    config = {**group[0].config, "prune": {**group[0].config["prune"], "methods": list(methods)}}
+    n_stages = len(records) + sum(run.n_stages - len(run.records) for run in group)
+    return replace(group[0], config=config, records=tuple(records.values()), n_stages=n_stages)
+
+
+def _titles(runs: Sequence[Run]) -> list[str]:
+    """Network, data and pipeline of each; where two would be the same, what tells their configurations apart."""
+    short = [f"{run.config['net']} on {run.config['data']['name']}, {run.config['pipeline']}" for run in runs]
+    titles = []
+    for index, run in enumerate(runs):
+        twins = [_flat(_bare(other)) for other, title in zip(runs, short) if title == short[index]]
+        differ = {key for one in twins for key in one if any(one.get(key) != other.get(key) for other in twins)}
+        own = _flat(_bare(run))
+        words = [f"{key.rpartition('.')[2]} {own.get(key)}" for key in sorted(differ - QUIET)]
+        titles.append(short[index] + (f" ({', '.join(words)})" if words else ""))
+    return titles
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

@@ -1,0 +1,76 @@
+"""What `sipp bench` left beside a pruned network -> the section "Size and speed" of its page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sipp.report.plots import Plot
+from sipp.report.read import PrunedModel
+from sipp.report.words import Finding, number
+from sipp.storage.bench_schemas import BenchRecord, BenchStep
+
+BENCH = ("size", "speed")  # its plots, in order
+STEP_VALUES = ("times faster", "milliseconds dense", "milliseconds sparse", "bytes dense", "bytes sparse")
+
+
+def bench_finding(bench: BenchRecord) -> Finding:
+    """How much smaller and faster, and how that was measured."""
+    best = bench.runs[-1]
+    heading = f"{bench.smaller:.2f} times smaller on the disk, {best.ratio:.2f} times faster"
+    if best.ratio < 1:
+        heading = f"{bench.smaller:.2f} times smaller on the disk, and no faster"
+    return Finding(
+        heading,
+        f"Against the same network run dense by torch in its better memory format, in turns, {best.n_points:,} points "
+        f"a call, {bench.n_threads} threads of {bench.machine}. Steps are timed on one thread, "
+        f"{bench.step_points:,} points at a time.",
+    )
+
+
+def bench_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
+    """Bytes and calls in words and numbers, and every step with weights; none without a record."""
+    bench = pruned.bench
+    if bench is None:
+        return {}
+    size: Plot = {"kind": "facts", "title": "Size and speed", "choices": [], "views": _cards(bench)}
+    x = {"label": "step", "kind": "names", "names": [step.name for step in bench.steps]}
+    views = []
+    for what in STEP_VALUES:
+        values = [_value(step, what) for step in bench.steps]
+        points = [[i, value] for i, value in enumerate(values) if value is not None]
+        y = {"label": what, "unit": "count" if what.startswith("bytes") else "number", "log": False, "zero": True}
+        views.append({"y": y, "series": [{"name": pruned.record.method, "points": points}]})
+    choices = [{"label": "Show", "options": list(STEP_VALUES)}]
+    speed: Plot = {"kind": "lines", "title": "Step by step", "x": x, "choices": choices, "views": views}
+    return {key: {"id": f"{ident}-{key}", **plot} for key, plot in zip(BENCH, (size, speed))}
+
+
+def _cards(bench: BenchRecord) -> list[dict[str, Any]]:
+    found = bench.bytes
+    stored = [
+        ["stored", f"{found.file:,} bytes"],
+        ["entropy bound", f"{found.bound:,.0f} bytes"],
+        ["dense", f"{found.dense:,} bytes"],
+        ["weights in memory", f"{found.memory:,} bytes"],
+        ["dense in memory", f"{found.memory_dense:,} bytes"],
+    ]
+    cards = [{"title": "Bytes", "text": "The bound: kept values, and n H(keep) bits for positions.", "rows": stored}]
+    for run in bench.runs:
+        rates = [1e3 * run.n_points / ms for ms in (run.dense_ms, run.sparse_ms)]
+        rows = [
+            ["dense", f"{number(run.dense_ms)} ms, {rates[0]:,.0f} points/s"],
+            ["sparse", f"{number(run.sparse_ms)} ms, {rates[1]:,.0f} points/s"],
+            ["times faster", f"{run.ratio:.2f}"],
+            ["outputs differ by", number(run.off_by)],
+        ]
+        title = "One point a call" if run.n_points == 1 else f"{run.n_points:,} points a call"
+        cards.append({"title": title, "text": "", "rows": rows})
+    cards.append({"title": "Certified", "text": bench.certified or "Nothing of the stored values.", "rows": []})
+    return cards
+
+
+def _value(step: BenchStep, what: str) -> float | None:
+    if what == "times faster":
+        return step.dense_ms / step.sparse_ms if step.dense_ms and step.sparse_ms else None
+    values = (step.dense_ms, step.sparse_ms, float(step.n_dense_bytes), float(step.n_bytes))
+    return dict(zip(STEP_VALUES[1:], values))[what]

@@ -1,0 +1,143 @@
+"""`export(model, path, to=...)`: a network as a file that other programs read, zeros and all.
+
+    safetensors, pt   every tensor of the state_dict, dense
+    pt2, onnx         the network itself, traced on an example (programs.py)
+    hf                a folder that `from_pretrained` of the model's class loads
+
+What is written was read back first, and compared: numbers bit by bit, programs by running them on the example.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from sipp.checking import check_choice
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.restore import copy_of
+from sipp.runtime.examples import call_of, try_example
+from sipp.runtime.programs import onnx_bytes, program_bytes
+from sipp.storage.files import publish, staged, write_atomic
+from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
+
+Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
+TRACED: tuple[Target, ...] = ("pt2", "onnx")  # these need an example
+MARK = {"format": "pt"}  # by which readers of safetensors know whose tensors these are
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how far what was read back is from the network. `print` it."""
+
+    path: Path
+    to: Target
+    n_bytes: int
+    off_by: float  # of outputs on the example, relative to the largest; 0 for weights: they are compared bit by bit
+    n_points: int | None  # the only number of points that a traced network takes; None: any
+
+    def __str__(self) -> str:
+        text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, zeros stored in place; read back, "
+        if self.to not in TRACED:
+            return text + "every bit is the same"
+        points = "any number of points" if self.n_points is None else f"{self.n_points} points at a time only"
+        return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {points}"
+
+
+def export(model: nn.Module, path: str | PathLike[str], *, to: Target, example: Any = None) -> Exported:
+    """Writes the network to a file (with "hf", a new folder), and gives what was written. The model is left as it was.
+
+    `example` is an input as `sipp.sparse` takes it; "pt2" and "onnx" need one, with two points or more if the file is
+    to take any number of them. A file that is there is replaced in one step, a folder with content is not.
+
+    Example:
+        >>> import sipp, tempfile, torch
+        >>> from sipp.runtime.exporting import export
+        >>> pruned = sipp.prune(torch.nn.Linear(8, 4), None, keep=0.5, method="wt")
+        >>> made = export(pruned.model, tempfile.mkdtemp() + "/net.pt2", to="pt2", example=torch.rand(2, 8))
+        >>> bool((torch.export.load(made.path).module()(torch.ones(5, 8)) == pruned.model(torch.ones(5, 8))).all())
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give pruned.model")
+    check_choice("to", to, get_args(Target))
+    if not isinstance(path, (str, PathLike)) or not Path(path).name or "\0" in str(path):
+        raise OptionError(f"path={path!r:.80} is no path of a file", fix="give one such as 'net.onnx'")
+    if (example is None) == (to in TRACED):
+        words = "needs an example: it holds a traced network" if example is None else "takes no example"
+        raise OptionError(f"to={to!r} {words}", fix=f"give an example to {' and '.join(TRACED)}, and only there")
+    target = Path(path)
+    own = copy_of(model).to("cpu").eval()
+    if to == "hf":
+        return Exported(target, to, _pretrained(own, target), 0.0, None)
+    off_by, n_points = 0.0, None
+    if to in TRACED:
+        call = call_of(example)
+        try_example(own, *call)
+        content, off_by, n_points = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
+    else:
+        content = _weights(own, to)
+    write_atomic(target, content)
+    return Exported(target, to, len(content), off_by, n_points)
+
+
+def _weights(model: nn.Module, to: Target) -> bytes:
+    """The state_dict as safetensors, or as torch.save writes it: nothing but tensors is in it."""
+    state = dict(model.state_dict())
+    content = tensors_to_bytes(state, MARK)
+    if to == "pt":
+        file = io.BytesIO()
+        torch.save(state, file)
+        content = file.getvalue()
+        _check_same(state, torch.load(io.BytesIO(content), weights_only=True))
+    else:
+        _check_same(state, tensors_from_bytes(content, "what was just made"))
+    return content
+
+
+def _pretrained(model: nn.Module, folder: Path) -> int:
+    """The bytes of the folder that the model's own save_pretrained makes; it appears in one step, read back before."""
+    save: Any = getattr(model, "save_pretrained", None)
+    load: Any = getattr(type(model), "from_pretrained", None)
+    if not callable(save) or not callable(load):
+        raise ModelError(
+            f"{type(model).__name__} has no save_pretrained and from_pretrained",
+            fix="give a Hugging Face model, or export to safetensors",
+        )
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise OptionError(f"{folder} exists and is no empty folder", fix="give another name, or move it away")
+    made = staged(folder)
+    try:
+        try:
+            save(made, safe_serialization=True)
+            back = load(made, local_files_only=True)
+            _check_same(dict(model.state_dict()), dict(back.state_dict()))
+            n_bytes = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())
+            publish(made, folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"could not be written ({error.strerror or error})", where=folder, fix="free space, or give another place"
+        ) from error
+    return n_bytes
+
+
+def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
+    """Raises where what was read back is not what was to be written."""
+    if set(state) != set(back):
+        raise ModelError(f"{sorted({*state} ^ {*back})[:3]} were lost on the way", fix="report this network")
+    for name, tensor in state.items():
+        found = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
+        if tensor.shape != found.shape or not torch.equal(_bits(tensor), _bits(found)):
+            raise ModelError("is not the same after it was written and read", where=name, fix="report this network")
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,131 @@
+"""A network traced by torch.export as the bytes of a file: a program of torch (.pt2), or ONNX; each run and compared.
+
+The number of points of the example, the size that all its tensors have in front, is left open where the network
+allows it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sipp.errors import ModelError
+from sipp.extras import needed_for
+
+AGREEMENT = 1e-4  # of the largest number of an output
+ONNX_LIMIT = 2**31 - 1  # bytes: protobuf has no longer messages
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def onnx_bytes(model: nn.Module, call: Call) -> tuple[bytes, float, int | None]:
+    """The ONNX file of a network, how far onnxruntime is from torch on the example, the points it takes (None: any)."""
+    with needed_for("exporting to ONNX"):
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    program = _traced(model, call)
+    with _quiet():
+        try:
+            proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto  # type: ignore[union-attr]
+            content = proto.SerializeToString()
+        except Exception as error:  # any of its hundred passes
+            raise ModelError(
+                f"torch.onnx cannot convert it ({_reason(error)})",
+                fix="export to pt2, which holds what torch.export traced; files of more than 2 GB do not exist in ONNX",
+            ) from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+
+    def by_onnxruntime() -> list[Any]:
+        given = [value for value in pytree.tree_leaves(call) if isinstance(value, Tensor)]
+        return [torch.from_numpy(out) for out in session.run(None, {n: x.numpy() for n, x in zip(names, given)})]
+
+    return content, _compared(model, call, by_onnxruntime, "onnxruntime"), _only_size(program)
+
+
+def program_bytes(model: nn.Module, call: Call) -> tuple[bytes, float, int | None]:
+    """The file of torch.export, how far it is from the network on the example, the points it takes (None: any)."""
+    program = _traced(model, call)
+    file = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, file)
+        file.seek(0)
+        back = torch.export.load(file).module()
+    off_by = _compared(model, call, lambda: pytree.tree_leaves(back(*call[0], **call[1])), "the program read back")
+    return file.getvalue(), off_by, _only_size(program)
+
+
+def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
+    """The network as a graph; the size in front of every tensor is open, if torch finds that nothing depends on it."""
+    args, kwargs = call
+    shapes = pytree.tree_map(
+        lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and len(x) > 1 else None, call
+    )
+    with _quiet():
+        try:
+            return torch.export.export(model, args, kwargs, dynamic_shapes=(*shapes[0],) if args else shapes[1])
+        except Exception as error:  # whatever their forward does, or torch.export has no rule for
+            raise ModelError(
+                f"torch.export cannot trace it ({_reason(error)})",
+                fix="export to safetensors, pt or hf, which hold weights only",
+            ) from error
+
+
+def _only_size(program: torch.export.ExportedProgram) -> int | None:
+    """The only number of points that a program takes; None: it is open."""
+    names = set(program.graph_signature.user_inputs)
+    values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
+    sizes = [value.shape[0] for value in values if isinstance(value, Tensor) and value.ndim]
+    return next((int(size) for size in sizes if isinstance(size, int)), None)
+
+
+def _compared(model: nn.Module, call: Call, run: Callable[[], list[Any]], what: str) -> float:
+    """The largest difference of an output, relative to its largest number; ModelError where that is too much."""
+    with torch.no_grad():
+        expected = [value for value in pytree.tree_leaves(model(*call[0], **call[1])) if isinstance(value, Tensor)]
+        found = [value for value in run() if isinstance(value, Tensor)]
+    if [one.shape for one in found] != [one.shape for one in expected]:
+        raise ModelError(f"{what} gives other outputs than the network", fix="report this network")
+    worst = max((_off_by(one, other) for one, other in zip(found, expected)), default=0.0)
+    if not worst <= AGREEMENT:
+        raise ModelError(
+            f"{what} differs from the network by {worst:.1e} on the example, more than {AGREEMENT:.0e}",
+            fix="see that the network gives finite numbers there, and the same in every call",
+        )
+    return worst
+
+
+def _off_by(found: Tensor, expected: Tensor) -> float:
+    if not expected.numel() or torch.equal(found, expected):
+        return 0.0
+    gap, scale = (found.double() - expected.double()).abs().max(), expected.double().abs().max()
+    return float(gap / scale)  # NaN and infinity, also of a scale of 0, are refused
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context without what torch says to itself while it exports: its own deprecations, packages it could use."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

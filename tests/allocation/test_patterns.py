@@ -1,0 +1,139 @@
+"""Patterns n:m: exactly the n largest of every m, for any score, with bounds and repair; what breaks one is named."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from oracles import patterns as oracle
+from torch import nn
+
+import sipp
+from sipp.allocation.patterns import Pattern, breaking, largest_in_groups, obeys, pattern_of
+from sipp.errors import DataError, OptionError
+from sipp.scoring.methods import METHODS, MethodRow
+
+FEW = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3e-20, 2e18, 7.0])  # ties, zeros, negative ones
+SHAPES = st.tuples(st.integers(0, 4), st.integers(0, 13))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[torch.Tensor, Pattern]:
+    n_rows, fan_in = draw(SHAPES)
+    values = draw(st.lists(FEW, min_size=n_rows * fan_in, max_size=n_rows * fan_in))
+    m = draw(st.integers(1, 9))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+    return torch.tensor(values, dtype=dtype).reshape(n_rows, fan_in), Pattern(draw(st.integers(1, m)), m)
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_masks_are_their_definition(case: tuple[torch.Tensor, Pattern]) -> None:
+    score_FK, pattern = case
+    mask_FK = largest_in_groups(score_FK, pattern)
+    assert mask_FK.tolist() == oracle.largest_in_groups(score_FK.tolist(), pattern.n, pattern.m)
+    assert mask_FK.shape == score_FK.shape and mask_FK.dtype == torch.bool
+    assert int(mask_FK.sum()) == len(score_FK) * pattern.kept(score_FK.shape[1])
+    assert obeys(mask_FK, pattern)
+    assert obeys(score_FK, pattern) == oracle.obeys(score_FK.tolist(), pattern.n, pattern.m)
+    either = [oracle.obeys(matrix.tolist(), pattern.n, pattern.m) for matrix in (score_FK, score_FK.t())]
+    assert (breaking({"w": score_FK.t()}, pattern) == []) == any(either)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=2)  # fan-in 27, 36
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)).eval()
+
+
+def points() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.rand(40, 3, 4, 4, generator=generator), torch.arange(40) % 5) for _ in range(3)]
+
+
+@pytest.mark.parametrize("row", [row for row in METHODS if not row.is_sampled], ids=lambda row: row.name)
+def test_every_score_that_ranks(row: MethodRow) -> None:
+    model = net()
+    pruned = sipp.prune(model, points(), pattern="2:4", method=row.name)
+    assert breaking(pruned.masks, Pattern(2, 4)) == []
+    counts = {layer.name: layer.kept for layer in pruned.layers}
+    assert counts == {"0.weight": 8 * 14, "2.weight": 8 * 18, "5.weight": 5 * 64}
+    assert pruned.kept == pruned.budget == sum(counts.values()) and pruned.pattern == "2:4"
+    for name, mask in pruned.masks.items():
+        expected = torch.where(mask, model.get_parameter(name), 0.0)
+        assert torch.equal(pruned.model.get_parameter(name), expected)
+    assert all(layer.eps is not None for layer in pruned.layers)  # T5, T17: of any mask
+    assert "2:4" in str(pruned)
+
+
+def test_magnitudes_are_those_of_the_oracle() -> None:
+    model = net()
+    pruned = sipp.prune(model, None, pattern="3:5", method="wt")
+    for name, mask in pruned.masks.items():
+        rows = model.get_parameter(name).detach().flatten(1).abs().tolist()
+        assert mask.flatten(1).tolist() == oracle.largest_in_groups(rows, 3, 5)
+
+
+def test_the_bound_is_that_of_the_same_masks() -> None:
+    """What T17 says of given masks does not depend on how they came about."""
+    model = net()
+    pruned = sipp.prune(model, points(), pattern="1:4", method="wt")
+    given = sipp.assess(model, pruned.model, points())
+    assert [layer.eps for layer in given.layers] == pytest.approx([layer.eps for layer in pruned.layers])
+
+
+def test_repair_keeps_the_pattern() -> None:
+    model, data = net(), [x for x, _ in points()]
+    plain = sipp.prune(model, data, pattern="2:4", method="sipp-det")
+    fixed = sipp.prune(model, data, pattern="2:4", method="sipp-det", repair=True)
+    assert fixed.repair is not None and fixed.pattern == "2:4"
+    assert all(torch.equal(mask, plain.masks[name]) for name, mask in fixed.masks.items())
+    assert breaking({name: fixed.model.get_parameter(name) for name in fixed.masks}, Pattern(2, 4)) == []
+    x = data[0]
+    errors = [float((found.model(x) - model(x)).norm().detach()) for found in (plain, fixed)]
+    assert errors[1] < errors[0]
+
+
+def test_recurrent_layers_and_rows_that_lie_in_columns() -> None:
+    torch.manual_seed(0)
+    pruned = sipp.prune(nn.LSTM(6, 5), None, pattern="1:3", method="wt")
+    assert len(pruned.masks) == 2 and breaking(pruned.masks, Pattern(1, 3)) == []
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    gpt2 = transformers.GPT2Model(transformers.GPT2Config(vocab_size=50, bos_token_id=0, eos_token_id=0, **sizes))
+    pruned = sipp.prune(gpt2, None, pattern="2:4", method="wt")
+    assert breaking(pruned.masks, Pattern(2, 4)) == [] and pruned.keep == 0.5
+    assert all(obeys(mask.t(), Pattern(2, 4)) for mask in pruned.masks.values())  # inputs x outputs
+
+
+def test_who_breaks_a_pattern_is_named() -> None:
+    good, bad = torch.tensor([[1.0, 0.0, 2.0, 0.0]]), torch.tensor([[1.0, 3.0, 2.0, 0.0], [4.0, 0.0, 0.0, 0.0]])
+    bad_conv = torch.ones(2, 3, 1, 1)
+    tensors = {"good": good, "bad": torch.cat((bad, bad)), "conv": bad_conv, "vector": torch.ones(2)}
+    assert breaking(tensors, Pattern(2, 4)) == ["bad", "conv"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "2", "2:", ":4", "0:4", "5:4", "2:4:8", " 2:4", "2:4\n", "-1:4", "1:9999999", "2.0:4", 2, 0.5, b"2:4", [2]],
+)
+def test_what_is_no_pattern(text: object) -> None:
+    with pytest.raises(OptionError, match="is no pattern n:m"):
+        pattern_of(text)
+
+
+def test_what_does_not_go_together() -> None:
+    for more in ({"keep": 0.5}, {"budget": 10}, {"keep": 0.5, "budget": 10}):
+        with pytest.raises(OptionError, match="give exactly one of keep"):
+            sipp.prune(net(), None, pattern="2:4", method="wt", **more)  # type: ignore[arg-type]
+    for method in ("sipp-rand", "sipp-hybrid"):
+        with pytest.raises(OptionError, match="draws weights"):
+            sipp.prune(net(), points(), pattern="2:4", method=method)
+    with pytest.raises(OptionError, match="is no pattern"):
+        sipp.prune(net(), None, pattern=24, method="wt")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="NaN"):
+        largest_in_groups(torch.tensor([[1.0, torch.nan]]), Pattern(1, 2))
+
+
+def test_a_pattern_that_leaves_everything() -> None:
+    pruned = sipp.prune(net(), None, pattern="4:4", method="wt")
+    assert pruned.kept == pruned.n_weights

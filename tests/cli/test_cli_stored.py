@@ -1,0 +1,191 @@
+"""`sipp prune --out NAME.safetensors`, then `inspect`, `export`, `bench` and `report`: one flow, one network."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_zoo import mlp
+from commandline import Done, files_in, run, three_lines
+from safetensors.torch import load_file, save_file
+
+import sipp
+from sipp.cli.stored import built_in
+from sipp.experiments.nets import build
+from sipp.report import read_results, render
+from sipp.storage.bench_schemas import read_bench
+from sipp.storage.files import seal
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Points, dense weights of two networks, and what `sipp prune` makes of them."""
+    base = tmp_path_factory.mktemp("stored")
+    rng = np.random.default_rng(0)
+    for name, n in (("data", 200), ("holdout", 200)):
+        np.save(base / f"{name}.npy", rng.normal(size=(n, 6)).astype(np.float32))
+    save_file(mlp().state_dict(), base / "w.safetensors")
+    done = prune(base, "--out", base / "net.sipp.safetensors")
+    assert done.returncode == 0, done.stderr
+    digits = sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="wt")
+    sipp.save(digits, base / "digits.sipp.safetensors")
+    return base
+
+
+def prune(folder: Path, *more: object) -> Done:
+    net = ["--model", "cli_zoo:mlp", "--weights", folder / "w.safetensors", "--data", folder / "data.npy"]
+    return run("prune", *net, "--keep", 0.5, "--repair", "--holdout", folder / "holdout.npy", *more)
+
+
+def refused(done: Done, where: str, what: str) -> None:
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    found, place, _ = three_lines(done.stderr)
+    assert place.startswith(where) and what in found, done.stderr
+
+
+def test_prune_writes_one_small_file_with_its_certificate(folder: Path, tmp_path: Path) -> None:
+    contents = sipp.inspect(folder / "net.sipp.safetensors")
+    assert contents.certificate_about == "stored values" and contents.statements is not None
+    assert contents.statements.method == "sipp-blend" and contents.statements.kept == 72
+    out = tmp_path / "again.safetensors"
+    assert json.loads(prune(folder, "--out", out, "--json").stdout)["written"] == {str(out): out.stat().st_size}
+    assert sipp.inspect(out).sha256 == contents.sha256
+    before = files_in(tmp_path)
+    refused(prune(folder, "--out", out), "--out", "exists")
+    assert files_in(tmp_path) == before
+    assert prune(folder, "--out", out, "--force").returncode == 0
+    (tmp_path / "mine.safetensors").write_bytes((folder / "w.safetensors").read_bytes())
+    before = files_in(tmp_path)
+    refused(prune(folder, "--out", tmp_path / "mine.safetensors", "--force"), "--out", "is no file of `sipp.save`")
+    refused(prune(folder, "--out", folder / "w.safetensors", "--force"), "--out", "what --weights reads")
+    assert files_in(tmp_path) == before
+
+
+def test_a_pattern_from_the_command_line(folder: Path, tmp_path: Path) -> None:
+    words = ["prune", "--model", "cli_zoo:mlp", "--method", "wt", "--out", tmp_path / "net.safetensors"]
+    assert run(*words, "--pattern", "2:4").returncode == 0
+    found = json.loads(run("inspect", tmp_path / "net.safetensors", "--json").stdout)
+    assert found["statements"]["pattern"] == "2:4" and found["breaking_pattern"] == []
+    assert found["statements"]["kept"] == 16 * 4 + 3 * 8  # fan-in 6: a group of 4, and one of 2
+    refused(run(*words, "--pattern", "2:4", "--keep", 0.5, "--force"), "sipp prune", "exclude each other")
+    refused(run(*words, "--pattern", "4:2", "--force"), "--pattern", "is no pattern")
+    rand = ["prune", "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--method", "sipp-rand", "--dry-run"]
+    refused(run(*rand, "--pattern", "2:4"), "--model", "draws weights")
+
+
+def test_inspect_shows_what_is_in_a_file(folder: Path) -> None:
+    done = run("inspect", folder / "digits.sipp.safetensors")
+    assert done.returncode == 0 and "network:         digits-cnn" in done.stdout
+    contents = sipp.inspect(folder / "digits.sipp.safetensors")
+    assert str(contents) in done.stdout
+    found = json.loads(run("inspect", folder / "digits.sipp.safetensors", "--json").stdout)
+    assert found["network"] == "digits-cnn" and found["n_bytes"] == contents.n_bytes
+    assert [one["names"] for one in found["tensors"]] == [list(one.names) for one in contents.tensors]
+    assert found["bound_bytes"] == pytest.approx(contents.bound_bytes) and found["certificate"] is None
+    own = json.loads(run("inspect", folder / "net.sipp.safetensors", "--json").stdout)
+    assert own["network"] is None and own["certificate"]["verdict"] == "certified"
+    refused(run("inspect", folder / "w.safetensors"), "FILE", "is no file of sipp.save")
+    refused(run("inspect", folder / "absent"), "FILE", "is no file")
+
+
+def test_a_network_is_known_by_its_tensors_and_its_class(folder: Path, tmp_path: Path) -> None:
+    net = build("lenet-5")
+    assert built_in(sipp.save(net, tmp_path / "a")) == "lenet-5"
+    assert built_in(sipp.save(build("lenet-5", n_classes=7), tmp_path / "a")) is None
+    other = torch.nn.Module()
+    other.load_state_dict = None  # type: ignore[assignment]
+    for name, child in net.named_children():
+        other.add_module(name, child)
+    assert built_in(sipp.save(other, tmp_path / "a")) is None
+
+
+@pytest.mark.parametrize("to", ["safetensors", "pt", "pt2"])
+def test_export_gives_the_network_back(to: str, folder: Path, tmp_path: Path) -> None:
+    own, out = ["--model", "cli_zoo:mlp"], tmp_path / f"net.{to}"
+    points = ["--data", folder / "data.npy"] if to == "pt2" else []
+    words = ["export", folder / "net.sipp.safetensors", "--to", to, "-o", out]
+    done = run(*words, *own, *points, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["n_bytes"] == out.stat().st_size and found["to"] == to and found["network"] == "cli_zoo:mlp"
+    state = sipp.load(folder / "net.sipp.safetensors")
+    if to == "pt2":
+        assert found["n_points"] is None
+        x = torch.ones(5, 6)
+        net = mlp()
+        net.load_state_dict(state)
+        torch.testing.assert_close(torch.export.load(out).module()(x), net(x))
+    else:
+        back = load_file(out) if to == "safetensors" else torch.load(out, weights_only=True)
+        assert all(torch.equal(back[name], value) for name, value in state.items())
+    before = files_in(tmp_path)
+    refused(run(*words, *own, *points), "--out", "exists")
+    assert files_in(tmp_path) == before
+    refused(run(*words[:-1], tmp_path / "new", *points), "FILE", "no built-in network")
+    refused(run(*words[:-1], folder / "net.sipp.safetensors", *own, *points), "--out", "what FILE reads")
+    refused(run(*words[:-1], tmp_path / "absent" / "x", *own, *points), "--out", "is no folder")
+    assert files_in(tmp_path) == before
+
+
+def test_export_that_cannot_be(folder: Path, tmp_path: Path) -> None:
+    words = ["export", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "-o", tmp_path / "x", "--to"]
+    refused(run(*words, "pt2"), "FILE", "needs points to run on")
+    refused(run(*words, "pt", "--data", folder / "data.npy"), "--data", "needs no example")
+    refused(run(*words, "hf"), "FILE", "has no save_pretrained")
+    refused(run(*words, "pt", "--model", "cli_zoo:grouped"), "FILE", "which the model has")
+    assert not list(tmp_path.iterdir())
+
+
+def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
+    words = ["bench", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "--data", folder / "data.npy"]
+    threads = torch.get_num_threads()
+    record = tmp_path / "bench.json"
+    done = run(*words, "--batch", 20, "--threads", 1, "--repeats", 1, "--out", record)
+    assert done.returncode == 0, done.stderr
+    found = read_bench(record)
+    assert done.stdout.splitlines()[-1] == found.line
+    contents = sipp.inspect(folder / "net.sipp.safetensors")
+    assert contents.certificate is not None
+    assert found.line.startswith(f"{contents.dense_bytes / contents.n_bytes:.2f} x smaller (")
+    assert f"{found.runs[-1].ratio:.2f} x faster (20 points, 1 thread), certified: outputs within " in found.line
+    assert (found.bytes.file, found.bytes.dense) == (contents.n_bytes, contents.dense_bytes)
+    assert [run.n_points for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
+    assert [round(step.keep or 0, 2) for step in found.steps] and torch.get_num_threads() == threads
+    assert len(found.steps) == 2 and found.pruned_hash == contents.certificate.pruned_hash
+    refused(run(*words, "--repeats", 1, "--out", record), "--out", "exists")
+    refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "what FILE reads")
+    refused(run(*words, "--weights", folder / "w.safetensors"), "--weights", "FILE holds the weights")
+    refused(run("bench", "--batch", 3), "--batch", "for a stored network")
+    found_json = json.loads(run(*words, "--batch", 1, "--repeats", 1, "--json").stdout)
+    assert found_json["kind"] == "file bench" and [one["n_points"] for one in found_json["runs"]] == [1]
+
+
+def test_without_a_certificate_nothing_is_certified(folder: Path) -> None:
+    done = run("bench", folder / "digits.sipp.safetensors", "--batch", 2, "--repeats", 1)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith(", not certified"), done.stderr
+
+
+def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_path: Path) -> None:
+    net = tmp_path / "net"
+    assert prune(folder, "--out", net).returncode == 0
+    assert "Size and speed" not in render(read_results([net]), version="")
+    words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch", 4, "--repeats", 1]
+    done = run(*words, "--out", net / "bench.json")
+    assert done.returncode == 0, done.stderr
+    page = render(read_results([net]), version="")
+    found = read_bench(net / "bench.json")
+    assert "Size and speed" in page and f"{found.smaller:.2f} times smaller on the disk" in page
+    assert f"{found.bytes.file:,} bytes" in page and "4 points a call" in page and found.certified is not None
+    assert prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100).returncode == 0  # another network now
+    (result,) = read_results([net])
+    assert "speaks of another network" in result.marks[0]
+    assert "Size and speed" not in render([result], version="")
+    values = json.loads((net / "bench.json").read_text())
+    (net / "bench.json").write_text(json.dumps(values | {"line": "1000 x faster"}))
+    with pytest.raises(ValueError, match="checksum"):
+        read_results([net])
+    values.pop("check")
+    (net / "bench.json").write_text(json.dumps(seal(values | {"runs": []})))
+    with pytest.raises(ValueError, match="'runs'"):
+        read_results([net])

@@ -1,0 +1,56 @@
+"""`sipp study`: from nothing to a page, resumed, with one more method; `sipp recipes`."""
+
+import json
+from pathlib import Path
+
+from commandline import run, three_lines
+
+from sipp.experiments.studies import study_names
+
+SMALL = (
+    "--set=train.epochs=1", "--set=train.decay={factor: 0.5, every: 1}", "--set=train.batch_size=256",
+    "--set=prune.keeps=[0.3]", "--set=repetitions=1", "--set=data.n_holdout=0", "--device=cpu",
+)  # fmt: skip
+
+
+def plan(*words: object) -> list[tuple[int, int, int]]:
+    """(there, taken over, to train) of each run of the study."""
+    done = run("study", *words, "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    return [(one["n_there"], one["n_shared"], one["n_new"]) for one in json.loads(done.stdout)["runs"]]
+
+
+def test_a_study_and_one_more_method(tmp_path: Path) -> None:
+    words = ["paper-fully-connected", *SMALL, "--out", tmp_path]
+    first = [*words, "--set=prune.methods=[wt]"]
+    assert plan(*first) == [(0, 0, 2), (0, 1, 1)] and not list(tmp_path.iterdir())  # one dense network for both
+    done = run("study", *first, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [one["n_made"] for one in told["runs"]] == [2, 1] and told["page"].endswith("-short.html")
+    page = Path(told["page"]).read_text()
+    assert "Study paper-fully-connected (short)" in page and page.count('data-plot="panel') == 2
+    assert plan(*first) == [(2, 0, 0), (2, 0, 0)]
+    assert "nothing left to do" in run("study", *first).stdout
+    more = [*words, "--set=prune.methods=[sipp-det, wt]"]
+    assert plan(*more) == [(0, 2, 1), (0, 2, 1)]
+    told = json.loads(run("study", *more, "--json").stdout)
+    assert [one["n_made"] for one in told["runs"]] == [1, 1]
+    assert [[r["method"] for r in one["records"]] for one in told["runs"]] == [[None, "sipp-det", "wt"]] * 2
+
+
+def test_lists() -> None:
+    assert [one["name"] for one in json.loads(run("study", "--json").stdout)["studies"]] == study_names()
+    assert "blend" in run("study").stdout and "digits-iterative" in run("recipes").stdout
+    text = run("recipes", "show", "vgg16-cifar10-iterative").stdout
+    assert any(line.split()[:2] == ["retrain.epochs", "150"] for line in text.splitlines())
+    keys = json.loads(run("recipes", "show", "digits-iterative", "--json").stdout)["keys"]
+    assert {"key": "train.epochs", "value": 8, "meaning": "epochs of training"} in keys
+    assert "sipp recipes" in three_lines(run("recipes", "show").stderr)[1]
+
+
+def test_a_page_that_is_no_page_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "paper-cnn5-short.html").write_text("mine")
+    done = run("study", "paper-cnn5", *SMALL, "--out", tmp_path)
+    assert done.returncode == 2 and three_lines(done.stderr)[1].startswith("--out")
+    assert [path.name for path in tmp_path.iterdir()] == ["paper-cnn5-short.html"]

@@ -1,0 +1,92 @@
+"""What decides a network's numbers, and that a run trains only what no run beside it has made."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sipp.experiments.recipes import Recipe, load_recipe
+from sipp.experiments.runs import store as runs
+from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.runs.run_recipe import Finished, run
+from sipp.experiments.runs.sharing import TAKEN, stage_key
+from sipp.report.read import read_run
+from sipp.storage.pairs import load_pair
+
+SMALL = (
+    "train.epochs=1",
+    "train.decay={factor: 0.5, every: 1}",
+    "train.batch_size=256",
+    "data.n_calibration=40",
+    "data.n_holdout=0",
+    "prune.keeps=[0.5, 0.2]",
+)
+
+
+def small(name: str, *settings: str) -> Recipe:
+    return load_recipe(name, settings=(*SMALL, "prune.methods=[wt]", *settings))
+
+
+def taken(done: Finished) -> set[str]:
+    return {Stage(r["seed"], r["method"], r["level"]).name for r in done.records if TAKEN in r}
+
+
+def keys(recipe: Recipe) -> dict[str, str]:
+    return {stage.name: stage_key(recipe, stage) for stage in plan(recipe)}
+
+
+def test_lists_do_not_decide_and_all_else_does() -> None:
+    old = keys(small("digits-iterative"))
+    more = keys(small("digits-iterative", "prune.methods=[lamp, wt]", "repetitions=2", "prune.keeps=[0.5, 0.2, 0.1]"))
+    assert old == keys(small("digits-iterative", "train.eval_every=7"))
+    assert old.items() <= more.items() and len(set(more.values())) == len(more)
+    for setting in ("seed=1", "train.rate=0.2", "init=pytorch", "data.split_seed=1", "n_threads=2"):
+        assert not set(keys(small("digits-iterative", setting)).values()) & set(old.values()), setting
+    pruned = ("pipeline=gradual", "prune.delta=0.1", "prune.batch_size=9", "retrain.epochs=2", "prune.draws=fixed")
+    for setting in (*pruned, "prune.keeps=[0.6, 0.2]", "retrain.distill={weight: 0.5, temperature: 1.0}"):
+        new = keys(small("digits-iterative", setting))
+        assert {name for name in old if old[name] == new[name]} == {"seed0.dense"}, setting
+    lower = keys(small("digits-iterative", "prune.keeps=[0.5, 0.1]"))
+    assert {name for name in old if old[name] == lower[name]} == {"seed0.dense", "seed0.wt.01"}
+    one, other = (
+        keys(small("digits-iterative", "prune.methods=[sipp-det, wt]", f"prune.reduce={r}")) for r in ("max", "mean")
+    )
+    assert one["seed0.wt.02"] == other["seed0.wt.02"] and one["seed0.sipp-det.01"] != other["seed0.sipp-det.01"]
+
+
+def test_a_run_trains_only_what_is_new(tmp_path: Path) -> None:
+    first = run(small("digits-iterative"), out=tmp_path, device="cpu")
+    assert first.n_made == 3 and taken(first) == set()
+    again = run(small("digits-iterative", "prune.methods=[lamp, wt]", "repetitions=2"), out=tmp_path, device="cpu")
+    assert taken(again) == {"seed0.dense", "seed0.wt.01", "seed0.wt.02"}
+    assert again.n_made == 10 - 3 and again.folder != first.folder
+    gradual = run(small("digits-gradual", "prune.keeps=[0.2]"), out=tmp_path, device="cpu")
+    assert taken(gradual) == {"seed0.dense"} and gradual.n_made == 1
+    assert {record["pipeline"] for record in gradual.records} == {"gradual"}
+    assert gradual.records[0][TAKEN] in {first.folder.name, again.folder.name}  # the run that trained it, or its copy
+    alone = run(small("digits-gradual", "prune.keeps=[0.2]"), out=tmp_path / "alone", device="cpu")
+    for stage in ("seed0.dense", "seed0.wt.01"):
+        a, b = (load_pair(one.folder / stage, "final")[0] for one in (gradual, alone))
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    assert read_run(again.folder).marks == () and len(read_run(again.folder).origins) == 1
+
+
+def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(small("digits-at-init", "prune.keeps=[0.2]"), out=tmp_path, device="cpu")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / runs.MANIFEST).write_text("{}")
+    monkeypatch.setattr(runs, "code_version", lambda: "another")
+    lamp = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[lamp]")
+    refused = run(lamp, out=tmp_path, device="cpu")
+    assert taken(refused) == set() and refused.n_made == 2
+    both = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[wt, erk]")
+    done = run(both, out=tmp_path, device="cpu", accept_changes=True)
+    assert taken(done) == {"seed0.dense", "seed0.wt.01"} and done.records[1][TAKEN] == first.folder.name
+    assert [one.code for one in read_run(done.folder).origins][-1] == "another"
+    assert len(read_run(done.folder).origins) == 2
+    hurt = first.folder / "seed0.wt.01" / "final.safetensors"
+    hurt.write_bytes(hurt.read_bytes()[:-1] + b"\xff")
+    (done.folder / "seed0.wt.01" / "final.json").unlink()
+    with pytest.warns(UserWarning, match="SHA-256"):
+        assert run(both, out=tmp_path, device="cpu", accept_changes=True).n_made == 1

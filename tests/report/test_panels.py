@@ -1,0 +1,60 @@
+"""Panels: runs that differ only in seeds and methods are one; others are told apart by what differs."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.synthetic import big_run
+
+from sipp.report import figures
+from sipp.report.page import render
+from sipp.report.panels import panels_of
+from sipp.report.read import Run, read_run
+
+
+def made(folder: Path, **options: Any) -> Run:
+    return read_run(big_run(folder, **{"methods": ("wt",), "n_levels": 2, "n_seeds": 1, "n_layers": 1, **options}))
+
+
+def moved(run: Run, seed: int) -> Run:
+    """The same run as one of another seed."""
+    records = tuple(record.model_copy(update={"seed": seed}) for record in run.records)
+    return replace(run, name=f"seed{seed}", config={**run.config, "seed": seed}, records=records)
+
+
+def test_seeds_and_methods_are_joined(tmp_path: Path) -> None:
+    first = made(tmp_path / "a")
+    (panel,) = panels_of([first, moved(first, 1), moved(first, 2), first])
+    assert len(panel.run.records) == 3 * len(first.records) and panel.run.finished
+    assert panel.folders == (first.name, "seed1", "seed2", first.name)
+    other = replace(first, config={**first.config, "prune": {**first.config["prune"], "methods": ["lamp"]}})
+    dense, *levels = first.records
+    other = replace(other, records=(dense, *(one.model_copy(update={"method": "lamp"}) for one in levels)))
+    (panel,) = panels_of([first, other])
+    assert panel.run.config["prune"]["methods"] == ["wt", "lamp"]
+    worse = dense.model_copy(update={"after": dense.after.model_copy(update={"top1": 0.1})})
+    assert len(panels_of([first, replace(other, records=(worse, *other.records[1:]))])) == 2  # another dense network
+
+
+def test_what_differs_is_in_the_title(tmp_path: Path) -> None:
+    first = made(tmp_path / "a")
+    he, torch_ = (replace(first, config={**first.config, "init": init}) for init in ("he", "pytorch"))
+    titles = [panel.title for panel in panels_of([he, torch_])]
+    assert titles[0].endswith("(init he)") and titles[1].endswith("(init pytorch)")
+    twice = render(
+        [first, replace(first, origins=(*first.origins[:-1], first.origins[-1].model_copy(update={"data": "x"})))],
+        version="",
+    )
+    assert twice.count('data-plot="panel') == 2
+    assert 'data-plot="panel' not in render([first], version="")
+
+
+def test_the_figure_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "FORMATS", ("png",))
+    monkeypatch.setattr(figures, "DPI", 30)
+    first = made(tmp_path / "a")
+    three = [replace(first, name=init, config={**first.config, "init": init}) for init in ("he", "pytorch", "x")]
+    written = figures.write_figures(three, tmp_path / "f")
+    assert tmp_path / "f" / "panels.png" in written and {p.name for p in written} <= set(figures.figure_names(three))
+    assert "panels.png" not in figures.figure_names([first])

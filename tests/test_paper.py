@@ -1,0 +1,40 @@
+"""docs/paper.md: every place in the code that it names is there, every command it gives is one, nothing is left out."""
+
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from sipp.cli.main import COMMANDS
+from sipp.experiments.recipes import load_recipe, recipe_names
+from sipp.experiments.studies import load_study, study_names
+
+PAGE = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()
+CODE = re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)+):([A-Za-z_]+)`", PAGE)
+LINES = re.findall(r"`sipp ([^`]+)`", PAGE)
+
+
+@pytest.mark.parametrize(("module", "name"), CODE, ids=lambda word: word)
+def test_the_code_is_there(module: str, name: str) -> None:
+    assert hasattr(import_module(f"sipp.{module}"), name)
+
+
+def test_every_command_is_one() -> None:
+    assert len(CODE) > 20 and len(LINES) > 15
+    for line in LINES:
+        command, *words = shlex.split(line)
+        assert command in COMMANDS
+        if command == "study" and words[0] != "NAME":
+            assert load_study(words[0], form="full" if "--full" in words else "short").recipes
+        if command in ("run", "recipes"):
+            assert load_recipe(words[-1]).name == words[-1]
+
+
+def test_nothing_is_left_out() -> None:
+    for name in study_names():
+        assert f"`sipp study {name}`" in PAGE and f"`sipp study {name} --full`" in PAGE
+    assert all(f"`{name}`" in PAGE for name in recipe_names() if "decay160" in name)
+    for what in ("Regularity assumption", "sign complexity", "OptAlloc", "Sparsify", "SiPPsimple", "ImageNet", "CNN5"):
+        assert what in PAGE
