@@ -10,6 +10,10 @@ import sipp
 from sipp.allocation import largest, largest_above_floor
 from sipp.allocation.optimal import allocate_posed, pose, relax_posed
 from sipp.errors import OptionError
+from sipp.experiments.nets import build
+from sipp.inputs.subject import subject_of
+from sipp.pruning.entry import cut, rank
+from sipp.pruning.ranking import RankOptions
 from sipp.scoring.methods import NAMES
 
 OPTIONS = {"n_outputs": 40, "delta": 1e-3, "c_constant": 3.0}
@@ -107,6 +111,17 @@ def test_no_row_dies_with_a_floor_whatever_the_method(method: str) -> None:
     pruned = sipp.prune(net(), data, keep=0.033, method=method, floor=0.0)  # 69 weights for 64 rows
     assert pruned.kept == round(0.033 * pruned.n_weights) and not any(layer.dead_rows for layer in pruned.layers)
     assert any(layer.dead_rows for layer in sipp.prune(net(), data, keep=0.02, method="wt", floor="off").layers)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", NAMES)
+def test_no_row_of_the_digits_network_dies_at_two_per_cent(method: str) -> None:
+    torch.manual_seed(0)
+    model = build("digits-cnn").eval()
+    data = [(torch.rand(16, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 10)]
+    ranking = rank(subject_of(model, data), RankOptions(method=method, floor=0.1))
+    pruned = cut(ranking, round(0.02 * ranking.n_weights))
+    assert pruned.kept == pruned.budget and not any(layer.dead_rows for layer in pruned.layers)
 
 
 @pytest.mark.filterwarnings("ignore")

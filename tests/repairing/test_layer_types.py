@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import sipp
 from sipp.pruning.result import Pruned
 
-ASIDE_OF = 5
+ASIDE_OF = 10
 
 
 def fit_points(points: Tensor) -> Tensor:
-    """The points that are fitted: all but each fifth."""
+    """The points that are fitted: all but each tenth."""
     return points[torch.arange(len(points)) % ASIDE_OF != ASIDE_OF - 1]
 
 
@@ -171,7 +171,7 @@ def test_attention(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     net = Attends(**options)
     n_keys = options.get("kdim", 8)
-    query, other = alike(60, 5, 8), alike(60, 7, n_keys)
+    query, other = alike(150, 5, 8), alike(150, 7, n_keys)
     pruned, fixed = repaired(net, [((query, other), None)])
     for i, (letter, given) in enumerate(zip("qkv", (query, other, other))):
         x = f64(fit_points(given).flatten(0, 1))

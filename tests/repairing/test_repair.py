@@ -54,11 +54,11 @@ def test_the_output_comes_nearer_and_the_masks_stay(steps: int) -> None:
 def test_a_polish_brings_the_refit_nearer_and_says_how_far() -> None:
     dense, data = net(), points(600)
     pruned = sipp.prune(dense, None, keep=0.3, method="wt")
-    found = done(sipp.repair(dense, pruned, data, steps=60, learning_rate=3e-3))
+    found = done(sipp.repair(dense, pruned, data, steps=60, learning_rate=1e-2))
     assert found.output_after is not None and found.output_refit is not None and found.polish is not None
     assert found.output_after < 0.98 * found.output_refit
     assert 0 < found.polish.best <= found.polish.taken <= found.polish.asked == 60
-    aside = data[4::5]
+    aside = data[9::10]
     assert found.n_aside == len(aside) and found.n_points == 600 - len(aside)
     refit = sipp.repair(dense, pruned, data)
     assert math.isclose(found.output_refit, error(dense, refit.model, aside), rel_tol=1e-4)
@@ -129,7 +129,7 @@ def test_dead_rows_and_rows_of_zeros() -> None:
     mask[1] = False
     mask[0, ::2] = False
     fixed = sipp.repair(dense, sipp.assess(dense, {"weight": mask}, points()), points())
-    x = points()[torch.arange(120) % 5 != 4]
+    x = points()[torch.arange(120) % 10 != 9]
     assert bool((fixed.model.weight[1:3] == 0).all())
     assert torch.allclose(fixed.model.bias[1] - dense.bias[1], (x @ dense.weight[1]).mean(), atol=1e-5)
     assert torch.allclose(fixed.model.bias[2], dense.bias[2], atol=1e-6)

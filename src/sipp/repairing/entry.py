@@ -26,7 +26,7 @@ from sipp.repairing.record import LayerRepair, Polish, Repair
 from sipp.repairing.refitting import refit
 from sipp.scoring.sensitivities import chunk_of
 
-ASIDE_OF = 5  # one point in so many is kept aside: it chooses the ridges, judges the layers and stops the polish
+ASIDE_OF = 10  # one point in so many is kept aside: it chooses the ridges, judges the layers and stops the polish
 FEWEST_POINTS = 10
 LEARNING_RATE = 1e-3
 MOST_STEPS = 10_000_000
@@ -51,7 +51,7 @@ def repair(
 
     Layer by layer in the order of execution, each row's kept weights and its intercept get the least-squares fit of the
     dense layer's outputs, on the inputs that the repaired network itself meets. Then `steps` of Adam bring the outputs
-    of the whole network nearer to the dense ones. One point in five of `data` is kept aside: a layer that is not better
+    of the whole network nearer to the dense ones. One point in ten of `data` is kept aside: a layer that is not better
     there is left alone, and the polish stops where it no longer gains. `repair` of the record says what was done.
     All points are used unless `n_points` says how many; all of them are held in memory. Neither model is changed.
 

@@ -14,18 +14,21 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from sipp.errors import DataError
 from sipp.inputs.capture import Forms, runner
 from sipp.inputs.layers import Site
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records import Batch, Use, Weight, to_rows
 from sipp.repairing.moments import Moments
+from sipp.repairing.replaying import Replay
 
 TARGET_BYTES = 512 << 20  # of dense outputs that are kept, so that one pass of the dense network serves many layers
 PATCHES_PER_FEATURE = 128  # neighbouring windows of an image are much alike: of more than that, some are left out
 FEWEST_POSITIONS = 4  # along an axis that is thinned out
 
 Rows = tuple[int, int, int]  # first row, number of rows and of groups of a use: each such block has sums of its own
+OnUse = Callable[[Weight, Use, Batch], None]
 Targets = dict[str, list[Tensor]]  # by weight: the dense outputs of its chunks of patches, G x R x P
 
 
@@ -138,6 +141,8 @@ class Gatherer:
     census: Census
     forms: Forms
     chunk_bytes: int
+    finished: set[str] = field(default_factory=set)  # weights that change no more
+    replay: Replay = field(default_factory=Replay)  # of the repaired network
 
     def targets(self, names: Sequence[str], i: int) -> Targets:
         """The outputs, without bias, of these weights of the dense network on batch i."""
@@ -153,8 +158,12 @@ class Gatherer:
         return found
 
     def gather(self, names: Sequence[str], known: list[Targets] | None) -> dict[str, Sums]:
-        """The moments of these weights, with the repaired network as it is now; `known`: the targets of each batch."""
+        """The moments of these weights, with the repaired network as it is now; `known`: the targets of each batch.
+
+        The weights must come in the order of execution, and must not change after the refit that follows.
+        """
         sums = {name: Sums() for name in names}
+        self._check_replay(names)
         for i, is_aside in enumerate(self.is_aside):
             targets = self.targets(names, i) if known is None else known[i]
             left = {name: list(reversed(targets[name])) for name in names}
@@ -163,11 +172,33 @@ class Gatherer:
                 one = sums[weight.name]
                 self._add(one, one.aside if is_aside else one.fit, weight, use, left[weight.name])
 
-            self._run(self.repaired, self.repaired_sites, names, i, on_use)
+            self._replayed(names, i, on_use)
             for name in names:
                 if left[name]:
                     sums[name].obstacle = _NOT_ALIGNED
+        self.finished.update(names)
         return sums
+
+    def _replayed(self, names: Sequence[str], i: int, on_use: OnUse) -> None:
+        """Hands over the uses of these weights of the repaired network, which is run from where it is new."""
+        all_sites = self.repaired_sites
+        unfinished = {s.module for s in all_sites if any(w.name not in self.finished for w in s.weights.values())}
+        with self.replay.of(self.repaired, i, unfinished):
+            self._run(self.repaired, all_sites, names, i, on_use)
+
+    def _check_replay(self, names: Sequence[str]) -> None:
+        """Switches the replay off where the first batch's inputs differ: modules that speak past their outputs."""
+        if self.replay.is_off or not self.replay.kept.get(0):
+            return
+        met: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._run(self.repaired, self.repaired_sites, names, 0, lambda _, use, __: met[0].append(use.windows.clone()))
+        try:
+            self._replayed(names, 0, lambda _, use, __: met[1].append(use.windows.clone()))
+            is_same = len(met[0]) == len(met[1]) and all(map(_same, *met))
+        except DataError:
+            is_same = False
+        if not is_same:
+            self.replay.switch_off()
 
     def _add(self, sums: Sums, into: dict[Rows, Moments], weight: Weight, use: Use, left: list[Tensor]) -> None:
         """Adds one use of the pruned network to the moments; `left` are the dense outputs, the next one last."""
@@ -193,7 +224,7 @@ class Gatherer:
         sites: tuple[Site, ...],
         names: Sequence[str],
         i: int,
-        on_use: Callable[[Weight, Use, Batch], None],
+        on_use: OnUse,
     ) -> None:
         """Hands over the uses of these weights on batch i, and stops behind the last of them."""
         n_left = sum(self.census.n_uses[i][name] for name in names)

@@ -22,7 +22,8 @@ from sipp.repairing.record import Polish
 
 OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; those beyond are computed anew
 N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps
-PATIENCE = 4  # looks without a gain after which it stops
+WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
+PATIENCE = 8  # looks without a gain after which it stops; a rate that is too large gains only when it falls
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 Outputs = Callable[[int], list[Tensor]]
@@ -51,16 +52,16 @@ def polish(
     """What the steps did to `repaired`, in place, and its output error on the points kept aside.
 
     Kept weights, the biases beside them and the norms are trained, in eval mode. The batches come as they were given,
-    in a new order each time round, and the rate falls to zero along a cosine.
+    in a new order each time round; the rate rises from zero for a tenth of the steps, and falls to zero along a cosine.
     """
     trained = _trained(repaired, masks)
-    flags = [parameter.requires_grad for parameter in trained]
+    flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
     wanted, judged = _outputs_of(dense, fitted), _outputs_of(dense, aside)
     if not wanted(0):
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     optimizer = torch.optim.Adam(trained, lr=learning_rate)
-    for parameter in trained:
-        parameter.requires_grad_(True)
+    for parameter, _ in flags:
+        parameter.requires_grad_(any(parameter is one for one in trained))
     hold(repaired, masks, optimizer=optimizer)
     best, best_step, since = _error(repaired, aside, judged), 0, 0
     kept = [parameter.detach().clone() for parameter in trained]
@@ -68,7 +69,7 @@ def polish(
     try:
         while taken < steps and since < PATIENCE:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate * (1 + math.cos(math.pi * taken / steps)) / 2
+                group["lr"] = learning_rate * _share_of_rate((taken + 0.5) / steps)
             i = next(order)
             _step(repaired, optimizer, fitted[i], wanted(i))
             taken += 1
@@ -82,11 +83,17 @@ def polish(
     finally:
         release(repaired)
         with torch.no_grad():
-            for parameter, value, flag in zip(trained, kept, flags):
+            for parameter, value in zip(trained, kept):
                 parameter.copy_(value)
                 parameter.grad = None
-                parameter.requires_grad_(flag)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
     return Polish(asked=steps, taken=taken, best=best_step), best
+
+
+def _share_of_rate(done: float) -> float:
+    """The share of the learning rate when this share of the steps is done."""
+    return min(1.0, done / WARM_UP) * (1 + math.cos(math.pi * done)) / 2
 
 
 def _trained(model: nn.Module, masks: Mapping[str, Tensor]) -> list[nn.Parameter]:

@@ -18,7 +18,7 @@ from sipp.repairing.solving import solve_rows
 
 # Shares of a feature's own square that a change of its weight costs: the larger, the nearer to the weights as they are
 RIDGES = (1e-8, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-N_TRIAL_ROWS = 64  # spread over the weight, that choose the ridge; then all rows are solved once
+N_TRIAL_ROWS = 32  # spread over the weight, that choose the ridge; then all rows are solved once
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""Runs a network again and again while its weights change from first to last: what no longer changes is computed once.
+
+Weights are refitted in the order of execution. So all that a pass over a batch computes before it meets a weight that
+is not refitted yet is the same in every later pass: the outputs of modules that are through by then are kept, and
+handed out in place of a call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+REPLAY_BYTES = 1 << 30  # of outputs that are kept; those beyond are computed anew
+
+Path = tuple[tuple[str, int], ...]  # of a call: a module's name and the how many-th call of it, from outside to inside
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An output, and how often it had been written to: once more, and it is another one."""
+
+    output: Tensor
+    version: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.output.numel() * self.output.element_size()
+
+    @property
+    def is_intact(self) -> bool:
+        return self.output._version == self.version
+
+
+@dataclass
+class Replay:
+    """The outputs of one network's modules that are final, batch by batch."""
+
+    kept: dict[int, dict[Path, _Kept]] = field(default_factory=dict)
+    is_off: bool = False
+
+    @contextmanager
+    def of(self, model: nn.Module, batch: int, unfinished: Collection[nn.Module]) -> Iterator[None]:
+        """A context for one pass over a batch; `unfinished` are the modules whose weights are still to change."""
+        if self.is_off:
+            yield
+            return
+        calls = _Calls(self.kept.get(batch, {}), REPLAY_BYTES - self._n_bytes())
+        patched = []
+        try:
+            for name, module in model.named_modules():
+                if module is not model and not isinstance(module, torch.jit.ScriptModule):
+                    patched.append((module, vars(module).get("forward")))
+                    watch = calls.stopping if module in unfinished else calls.watching
+                    module.forward = watch(name, module.forward)
+            yield
+        finally:
+            for module, own in patched:
+                del module.forward
+                if own is not None:
+                    module.forward = own
+            self.kept[batch] = {path: one for path, one in calls.kept.items() if one.is_intact}
+
+    def switch_off(self) -> None:
+        """Computes everything anew from here on."""
+        self.is_off = True
+        self.kept.clear()
+
+    def _n_bytes(self) -> int:
+        return sum(one.n_bytes for kept in self.kept.values() for one in kept.values())
+
+
+@dataclass
+class _Calls:
+    """The calls of modules in one pass. A module inside of one that is not called has other paths elsewhere."""
+
+    kept: dict[Path, _Kept]
+    n_bytes_left: int
+    is_stopped: bool = False
+    around: list[tuple[Path, Counter[str]]] = field(default_factory=lambda: [((), Counter())])
+
+    def stopping(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The forward of a module whose weights will change: nothing is kept from its call on."""
+
+        def stopped(*args: Any, **kwargs: Any) -> Any:
+            self.is_stopped = True
+            return forward(*args, **kwargs)
+
+        return stopped
+
+    def watching(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The forward of a module, which is not run where its output is known, and remembered where that is final."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            outer, n_calls = self.around[-1]
+            path = (*outer, (name, n_calls[name]))
+            n_calls[name] += 1
+            if path in self.kept:
+                return self.kept[path].output
+            self.around.append((path, Counter()))
+            try:
+                output = forward(*args, **kwargs)
+            finally:
+                self.around.pop()
+            if not self.is_stopped and type(output) is Tensor and not output.is_inference():
+                self._keep(path, _Kept(output, output._version))
+            return output
+
+        return watched
+
+    def _keep(self, path: Path, one: _Kept) -> None:
+        """Keeps an output, in place of those of the calls inside of this one."""
+        inside = {at for at in self.kept if at[: len(path)] == path}
+        n_bytes_left = self.n_bytes_left + sum(self.kept[at].n_bytes for at in inside) - one.n_bytes
+        if n_bytes_left >= 0:
+            self.kept = {at: other for at, other in self.kept.items() if at not in inside} | {path: one}
+            self.n_bytes_left = n_bytes_left
