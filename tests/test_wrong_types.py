@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -81,31 +82,35 @@ def pruned_and_saved() -> tuple[sipp.Pruned, Path]:
     return pruned, file
 
 
-def right_calls() -> dict[str, dict[str, object]]:
-    """Arguments with which each public function works."""
-    pruned, file = pruned_and_saved()
-    return {
-        "save": {"pruned": pruned, "path": file.with_name("other"), "values": "bf16"},
-        "load": {"path": file, "into": net()},
-        "inspect": {"path": file},
-        "sensitivity": {"model": net(), "data": points()},
-        "prune": {"model": net(), "data": labelled(), "keep": 0.5},
-        "sample_size": {"model": net(), "example": points(1)},
-        "certify": {"dense": net(), "pruned": pruned.model, "holdout": points(100)},
-        "certify_accuracy": {"dense": net(), "pruned": pruned.model, "holdout": labelled()},
-        "prune_to": {"model": net(), "data": points(), "holdout": points(100), "epsilon": 0.5, "method": "wt"},
-        "compare": {"model": net(), "data": labelled(), "keeps": (0.5,), "methods": ("wt",)},
-        "check_assumption": {"model": net(), "data": points(8)},
-        "sound_bound": {"dense": net(), "pruned": pruned.model, "inputs": points(4)},
-        "assess": {"dense": net(), "pruned": pruned.masks, "data": points()},
-        "hold": {"model": net(), "masks": pruned.masks},
-        "release": {"model": net()},
-        "sparse": {"model": net(), "example": points(4)},
-        "gradual": {"model": net(), "train_step": lambda step: None, "data": labelled(), "keep": 0.5, "steps": 5},
-        "repair": {"model": net(), "pruned": pruned, "data": points()},
-    }
+def pruned() -> sipp.Pruned:
+    return pruned_and_saved()[0]
 
 
+def file() -> Path:
+    return pruned_and_saved()[1]
+
+
+# Arguments with which each public function works, made anew for every call.
+RIGHT: dict[str, Callable[[], dict[str, object]]] = {
+    "save": lambda: {"pruned": pruned(), "path": file().with_name("other"), "values": "bf16"},
+    "load": lambda: {"path": file(), "into": net()},
+    "inspect": lambda: {"path": file()},
+    "sensitivity": lambda: {"model": net(), "data": points()},
+    "prune": lambda: {"model": net(), "data": labelled(), "keep": 0.5},
+    "sample_size": lambda: {"model": net(), "example": points(1)},
+    "certify": lambda: {"dense": net(), "pruned": pruned().model, "holdout": points(100)},
+    "certify_accuracy": lambda: {"dense": net(), "pruned": pruned().model, "holdout": labelled()},
+    "prune_to": lambda: {"model": net(), "data": points(), "holdout": points(100), "epsilon": 0.5, "method": "wt"},
+    "compare": lambda: {"model": net(), "data": labelled(), "keeps": (0.5,), "methods": ("wt",)},
+    "check_assumption": lambda: {"model": net(), "data": points(8)},
+    "sound_bound": lambda: {"dense": net(), "pruned": pruned().model, "inputs": points(4)},
+    "assess": lambda: {"dense": net(), "pruned": pruned().masks, "data": points()},
+    "hold": lambda: {"model": net(), "masks": pruned().masks},
+    "release": lambda: {"model": net()},
+    "sparse": lambda: {"model": net(), "example": points(4)},
+    "gradual": lambda: {"model": net(), "train_step": lambda step: None, "data": labelled(), "keep": 0.5, "steps": 5},
+    "repair": lambda: {"model": net(), "pruned": pruned(), "data": points()},
+}
 FUNCTIONS = sorted(name for name in sipp.__all__ if inspect.isfunction(getattr(sipp, name)))
 
 
@@ -114,7 +119,7 @@ def cases() -> list[tuple[str, str]]:
 
 
 def test_every_public_function_is_covered() -> None:
-    assert set(right_calls()) == set(FUNCTIONS)
+    assert set(RIGHT) == set(FUNCTIONS)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -125,7 +130,7 @@ def test_a_wrong_type_is_an_error_of_ours(
     monkeypatch.chdir(tmp_path)  # text may be taken for the name of a file
     failures = []
     for name, value in JUNK.items():
-        arguments = {**right_calls()[function], parameter: value}
+        arguments = {**RIGHT[function](), parameter: value}
         try:
             getattr(sipp, function)(**arguments)
         except TYPED:

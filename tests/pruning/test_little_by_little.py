@@ -107,3 +107,12 @@ def test_what_is_refused() -> None:
     sipp.hold(net, {"4.weight": torch.ones(3, 64, dtype=torch.bool)})
     with pytest.raises(ModelError, match="are held"):
         sipp.gradual(net, step, points, keep=0.5, steps=10)
+
+
+@pytest.mark.parametrize("wrong", ["sgd", [None], torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)])
+def test_a_wrong_optimizer_is_refused_before_any_training(wrong: Any) -> None:
+    net, _, points, _ = made()
+    made_steps: list[int] = []
+    with pytest.raises(OptionError):
+        sipp.gradual(net, made_steps.append, points, keep=0.5, steps=4, optimizer=wrong)
+    assert made_steps == []

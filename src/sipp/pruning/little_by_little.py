@@ -24,7 +24,7 @@ from sipp.numerics import budget_of
 from sipp.options import Floor, Scoring
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
 from sipp.pruning.entry import rank
-from sipp.pruning.masking import hold, masks_of, release
+from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
 from sipp.pruning.ranking import RankOptions, only_alive
 from sipp.pruning.result import Ranking
 from sipp.scoring.methods import DEFAULT, Method
@@ -105,6 +105,7 @@ def gradual(
     n_steps, n_cuts = _checked_course(train_step, data, steps, cuts)
     options = RankOptions(method=method, floor=floor)
     n_weights, last = _checked_model(model, keep, include, exclude, scoring)
+    checked_optimizers(model, optimizer)  # before any training
     times = cut_times(n_steps, n_cuts)
     masks: dict[str, Tensor] = {}
     path = []

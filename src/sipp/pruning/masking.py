@@ -104,7 +104,7 @@ def hold(
     if not isinstance(masks, Mapping):
         raise OptionError(f"masks is a {type(masks).__name__}, not a dict of bool tensors by parameter name")
     checked = _checked_masks(model, masks)
-    optimizers = _checked_optimizers(model, optimizer)
+    optimizers = checked_optimizers(model, optimizer)
     n_zeroed = 0
     for entry, mask in checked:
         n_zeroed += int(torch.count_nonzero(entry.param.detach().masked_fill(mask, 0)))
@@ -264,7 +264,8 @@ def _refuse_sparse(grad: Tensor | None, name: str) -> None:
         raise ModelError(f"the gradient of {name!r} is sparse, a held one needs dense ones", fix="set sparse=False")
 
 
-def _checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
+def checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
+    """The optimizers that are given, each with a parameter of the model in it."""
     if not isinstance(optimizer, Optimizer | list | tuple | None):
         raise OptionError(
             f"optimizer is a {type(optimizer).__name__}", fix="give a torch.optim.Optimizer, or a list of them"
