@@ -25,6 +25,7 @@ from sipp.records import Weight, from_rows
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the sensitivity, besides 0: there the reduction makes no difference
 NOISE = 0.05  # relative: errors that are closer are the same
+MAGNITUDE_NOISE = 0.1  # the same for magnitude: it has looked at no points, and a few are not enough to leave it
 LOST = 0.9  # an error at which next to nothing of the output is left: those above are equal
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
@@ -106,10 +107,15 @@ def choose(
 def best_of(candidates: Sequence[Candidate]) -> Candidate:
     """The candidate of the least error; of those as good as that, the first, which has the smallest p.
 
-    A difference of `NOISE` on a few points decides nothing, and neither does one among outputs that are all lost.
+    A difference of `NOISE` on a few points decides nothing (`MAGNITUDE_NOISE` where p = 0), and neither does one among
+    outputs that are all lost.
     """
-    limit = (1 + NOISE) * min(min(one.error, LOST) for one in candidates)
-    return next(one for one in candidates if min(one.error, LOST) <= limit)
+    least = min(min(one.error, LOST) for one in candidates)
+
+    def is_as_good(one: Candidate) -> bool:
+        return min(one.error, LOST) <= (1 + (MAGNITUDE_NOISE if one.p == 0 else NOISE)) * least
+
+    return next(one for one in candidates if is_as_good(one))
 
 
 def _candidates(blend: Blend) -> list[tuple[float, Reduce]]:
