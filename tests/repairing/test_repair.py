@@ -73,6 +73,25 @@ def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(refit.model.state_dict().values(), wild.model.state_dict().values()))
 
 
+def test_a_network_that_is_near_is_polished_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    step = torch.optim.Adam.step
+
+    def noted(optimizer: torch.optim.Adam) -> None:
+        rates.extend(group["lr"] for group in optimizer.param_groups)
+        step(optimizer)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", noted)
+    dense = net()
+    for keep in (0.9, 0.1):
+        rates.clear()
+        found = done(sipp.repair(dense, sipp.prune(dense, None, keep=keep, method="wt"), points(600), steps=60))
+        assert found.output_refit is not None and found.polish is not None
+        wanted = 1e-3 * min(1.0, 2 * found.output_refit)
+        assert (found.output_refit < 0.5) == (keep == 0.9) and math.isclose(found.polish.rate, wanted)
+        assert 0.9 * wanted < max(rates) <= wanted  # of every step, the rise at the beginning over
+
+
 def test_the_given_models_are_left_as_they_were() -> None:
     dense = net().train()
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")

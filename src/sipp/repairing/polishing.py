@@ -24,6 +24,7 @@ OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; those beyond are com
 N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
 PATIENCE = 8  # looks without a gain after which it stops; a rate that is too large gains only when it falls
+NEAR = 2.0  # an error below half of the output's length lowers the rate in proportion: what is near needs small steps
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 Outputs = Callable[[int], list[Tensor]]
@@ -53,6 +54,7 @@ def polish(
 
     Kept weights, the biases beside them and the norms are trained, in eval mode. The batches come as they were given,
     in a new order each time round; the rate rises from zero for a tenth of the steps, and falls to zero along a cosine.
+    A network whose output is near to the dense one already has a smaller rate.
     """
     trained = _trained(repaired, masks)
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
@@ -64,12 +66,13 @@ def polish(
         parameter.requires_grad_(any(parameter is one for one in trained))
     hold(repaired, masks, optimizer=optimizer)
     best, best_step, since = _error(repaired, aside, judged), 0, 0
+    rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
     kept = [parameter.detach().clone() for parameter in trained]
     order, taken = _shuffled(len(fitted), seed), 0
     try:
         while taken < steps and since < PATIENCE:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate * _share_of_rate((taken + 0.5) / steps)
+                group["lr"] = rate * _share_of_rate((taken + 0.5) / steps)
             i = next(order)
             _step(repaired, optimizer, fitted[i], wanted(i))
             taken += 1
@@ -88,7 +91,7 @@ def polish(
                 parameter.grad = None
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
-    return Polish(asked=steps, taken=taken, best=best_step), best
+    return Polish(asked=steps, taken=taken, best=best_step, rate=rate), best
 
 
 def _share_of_rate(done: float) -> float:

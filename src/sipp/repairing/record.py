@@ -32,6 +32,7 @@ class Polish:
     asked: int
     taken: int  # until it stopped
     best: int  # the step whose weights were kept; 0: the refit's own
+    rate: float  # the largest learning rate of a step
 
 
 @dataclass(frozen=True)
