@@ -14,6 +14,7 @@ from sipp.certificates.evidence import model_hash
 from sipp.certificates.record import AnyCertificate, Certificate
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli.files import NETWORK, check_file, write_folder
+from sipp.cli.hugging_face import PREFIX
 from sipp.cli.models import load_model, weights_file
 from sipp.cli.options import output_of
 from sipp.cli.output import plain, show, size, too_wide
@@ -225,9 +226,11 @@ def more_points_words(request: PruneRequest, outcome: Outcome) -> str:
 
 def tell(request: PruneRequest, outcome: Outcome, written: dict[str, int]) -> None:
     """Prints what was done."""
-    origin = (
-        f"weights {request.weights}" if request.weights is not None else f"freshly initialised (seed {request.seed})"
-    )
+    if request.weights is not None:
+        origin = f"weights {request.weights}"
+    else:
+        is_folder = request.model.startswith(PREFIX)
+        origin = "weights of that folder" if is_folder else f"freshly initialised (seed {request.seed})"
     calibration = "not used" if outcome.calibration is None else outcome.calibration.words
     show(f"network: {request.model}, {origin}", f"data:    {calibration}")
     if outcome.holdout is not None:

@@ -84,7 +84,8 @@ def example_for(stored: StoredNetwork, data: str | None, n_points: int) -> Any:
             fix=f"give --data, such as random:{n_points}x3x32x32",
         )
     spec = data if data is not None else "random:" + "x".join(map(str, (n_points, *NETS[stored.name].input_shape)))
-    points = draw(open_source(spec, "calibration", "--data"), n_points, seed=0, batch_size=n_points, model=stored.model)
+    source = open_source(spec, "calibration", "--data", model=stored.name)  # whose tokenizer reads text
+    points = draw(source, n_points, seed=0, batch_size=n_points, model=stored.model)
     check_fits(stored.model, points, stored.name, "--data")
     batch = next(iter(batches_of(points.batches)))
     return batch.kwargs or batch.args
