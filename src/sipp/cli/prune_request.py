@@ -12,7 +12,6 @@ from sipp.allocation.patterns import pattern_of
 from sipp.binomial import holdout_needed
 from sipp.checking import check_share
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
-from sipp.cli.files import NETWORK, check_file, check_folder, check_ledger
 from sipp.cli.models import weights_read
 from sipp.cli.options import n_points_of
 from sipp.cli.points import Points, collect, default_points, draw, example_of, open_source, points_read, split
@@ -21,7 +20,8 @@ from sipp.inputs.apart import ASIDE_SHARE
 from sipp.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Mode, Reduce
 from sipp.scoring.methods import Method, method_of
 from sipp.scoring.theory_points import check_delta, sample_size
-from sipp.storage.marks import FILE_SUFFIX
+from sipp.storage.marks import FILE_SUFFIX, Precision
+from sipp.storage.outputs import NETWORK, check_file, check_folder, check_ledger
 
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 
@@ -59,6 +59,7 @@ class PruneRequest:
     device: str
     dry_run: bool
     out: Path | None
+    values: Precision
     force: bool
     progress: bool
 
@@ -66,6 +67,11 @@ class PruneRequest:
     def is_one_file(self) -> bool:
         """Whether --out names a file of `sipp.save`, and not a folder."""
         return self.out is not None and self.out.suffix == FILE_SUFFIX
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the stored values are not those of the pruning."""
+        return self.values not in ("fp32", "lossless")
 
     @property
     def has_tolerance(self) -> bool:
@@ -123,6 +129,18 @@ def check(request: PruneRequest) -> None:
         _refuse_ignored(kept_for_keep, f"cannot be chosen with {given[0]}", "leave it out, or use --keep")
     elif request.holdout is None:
         _refuse_ignored(for_certificates, "serves a certificate only", "give --holdout or --epsilon, or leave it out")
+    if request.values != "fp32" and not request.is_one_file:
+        _refuse_ignored(
+            {f"--values {request.values}": True},
+            "is of one file, and a folder holds plain weights",
+            f"give --out NAME{FILE_SUFFIX}, or leave it out",
+        )
+    if request.rounds and request.has_tolerance:
+        raise Trouble(
+            f"the walk to {given[0]} certifies the values before rounding, not those in the file",
+            where=f"--values {request.values}",
+            fix="give --values lossless; or --keep with --holdout, which certifies what is stored",
+        )
     _check_numbers(request)
     if request.ledger is not None:
         with at(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):

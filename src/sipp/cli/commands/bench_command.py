@@ -63,10 +63,9 @@ def bench(
     if weights is not None or device == "cuda":
         option = "--weights" if weights is not None else "--device cuda"
         raise Trouble("FILE holds the weights, and is run on the CPU", where=option, fix="leave it out")
-    from sipp.cli.files import BENCH, check_file, write_file
-    from sipp.cli.output import plain
     from sipp.cli.points import points_read
-    from sipp.storage.files import seal
+    from sipp.storage.files import plain, seal
+    from sipp.storage.outputs import BENCH, check_file, write_file
 
     with only_json(as_json):
         if out is not None:

@@ -10,10 +10,10 @@ import typer
 
 import sipp
 from sipp.cli.errors import Trouble, at
-from sipp.cli.files import check_place, refuse_inputs
 from sipp.cli.options import KINDS
 from sipp.cli.output import Json, only_json, print_json, show
 from sipp.errors import OptionError
+from sipp.storage.outputs import check_place, refuse_inputs
 
 N_POINTS = 2  # of an example: from one alone torch concludes that there is always one
 

@@ -50,10 +50,10 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score every prunable weight: the largest share it ever contributes to an output of its row (T3)."""
-    from sipp.cli.files import SCORES, check_file, write_file
     from sipp.cli.models import load_model, weights_read
     from sipp.cli.points import check_fits, default_points, draw, example_of, open_source, points_read, summary
     from sipp.scoring.theory_points import sample_size
+    from sipp.storage.outputs import SCORES, check_file, write_file
 
     with only_json(as_json):
         if out is not None:
