@@ -15,7 +15,7 @@ from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli.models import load_model, weights_file
 from sipp.cli.options import output_of
 from sipp.cli.output import show, size, too_wide
-from sipp.cli.points import Points, check_fits, summary
+from sipp.cli.points import Points, check_fits, images_lines, summary
 from sipp.cli.prune_request import PruneRequest, check_enough, points_for
 from sipp.cli.pruned_table import layer_table, path_record, statements
 from sipp.pruning.result import Pruned
@@ -257,6 +257,7 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
     show(f"network: {request.model}, {origin}", f"data:    {calibration}")
     if outcome.holdout is not None:
         show(f"holdout: {outcome.holdout.words}")
+    show(*images_lines(outcome.calibration, outcome.holdout))
     if outcome.pruned is not None:
         table = layer_table(outcome.pruned)
         show(layer_table(outcome.pruned, compact=True) if too_wide(table) else table, *statements(outcome.pruned))

@@ -16,7 +16,7 @@ import sipp
 from sipp.certificates.record import AnyCertificate, from_json
 from sipp.cli.errors import Trouble, at
 from sipp.cli.models import load_model
-from sipp.cli.points import check_fits, draw, open_source
+from sipp.cli.points import Points, check_fits, draw, open_source
 from sipp.experiments.nets import NETS, build
 from sipp.inputs.batches import batches_of
 from sipp.storage.artifact_index import class_name
@@ -84,7 +84,7 @@ def _built(name: str) -> tuple[str, Tensors]:
     return class_name(net), tensors
 
 
-def example_for(stored: StoredNetwork, data: str | None, n_points: int) -> Any:
+def example_for(stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None) -> tuple[Any, Points]:
     """So many points as the network takes them, of `data` or of noise in a built-in network's shape."""
     if data is None and stored.name not in NETS:
         raise Trouble(
@@ -93,10 +93,11 @@ def example_for(stored: StoredNetwork, data: str | None, n_points: int) -> Any:
             fix=f"give --data, such as random:{n_points}x3x32x32",
         )
     spec = data if data is not None else "random:" + "x".join(map(str, (n_points, *NETS[stored.name].input_shape)))
-    points = draw(open_source(spec, "calibration", "--data"), n_points, seed=0, batch_size=n_points, model=stored.model)
+    source = open_source(spec, "calibration", "--data", model=stored.name, normalise=normalise)
+    points = draw(source, n_points, seed=0, batch_size=n_points, model=stored.model)
     check_fits(stored.model, points, stored.name, "--data")
     batch = next(iter(batches_of(points.batches)))
-    return batch.kwargs or batch.args
+    return batch.kwargs or batch.args, points
 
 
 def _of_folder(folder: Path, model: str | None) -> StoredNetwork:

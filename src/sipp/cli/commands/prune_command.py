@@ -18,6 +18,7 @@ from sipp.cli.options import (
     Include,
     Ledger,
     Model,
+    Normalise,
     OutputPart,
     PointsOption,
     Seed,
@@ -69,6 +70,7 @@ def prune(
     epsilon: Epsilon = None,
     max_accuracy_drop: AccuracyDrop = None,
     holdout: HoldoutData = None,
+    normalise: Normalise = None,
     method: MethodName = DEFAULT,
     include: Include = None,
     exclude: Exclude = None,
@@ -101,11 +103,11 @@ def prune(
 
     request = PruneRequest(
         model=model, weights=weights, data=data, keep=keep, budget=budget, pattern=pattern, epsilon=epsilon,
-        max_accuracy_drop=max_accuracy_drop, holdout=holdout, method=method, include=include, exclude=exclude,
-        points=points, holdout_points=holdout_points, delta=delta, holdout_delta=holdout_delta, confidence=confidence,
-        draws=draws, reduce=reduce, floor=floor_of(floor), repair=repair, bound=bound, output=output, ledger=ledger,
-        seed=seed, batch_size=batch_size, device=device, dry_run=dry_run, out=out, values=values, force=force,
-        progress=shows_progress(as_json),
+        max_accuracy_drop=max_accuracy_drop, holdout=holdout, normalise=normalise, method=method, include=include,
+        exclude=exclude, points=points, holdout_points=holdout_points, delta=delta, holdout_delta=holdout_delta,
+        confidence=confidence, draws=draws, reduce=reduce, floor=floor_of(floor), repair=repair, bound=bound,
+        output=output, ledger=ledger, seed=seed, batch_size=batch_size, device=device, dry_run=dry_run, out=out,
+        values=values, force=force, progress=shows_progress(as_json),
     )  # fmt: skip
     with only_json(as_json):
         check(request)
