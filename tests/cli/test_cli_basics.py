@@ -14,9 +14,9 @@ from commandline import run, three_lines
 import sipp
 from sipp.cli import benching, demo, errors
 from sipp.cli.main import COMMANDS
-from sipp.cli.output import plain
 from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.runs import run_recipe as train_run
+from sipp.storage.files import plain
 
 
 @pytest.fixture

@@ -16,11 +16,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp.cli import files, points
+from sipp.cli import points
 from sipp.cli.output import show, too_wide
-from sipp.cli.pruned_record import layer_table
+from sipp.cli.pruned_table import layer_table
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
+from sipp.storage import outputs
 from sipp.storage.files import file_hash
 
 N_POINTS = 200
@@ -256,8 +257,8 @@ def test_a_folder_with_content_is_replaced_only_by_force(data: Path, tmp_path: P
 
 def test_a_folder_that_filled_while_the_work_was_done_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(OptionError, match="force"):
-        files.write_folder(tmp_path, {"a": b"1"}, force=False)
+    with pytest.raises(OptionError, match="nothing else is replaced"):
+        outputs.write_folder(tmp_path, {"a": b"1"}, force=False)
     assert files_in(tmp_path) == {"mine.txt": b"keep me"}
 
 
@@ -277,7 +278,7 @@ def test_a_full_disk_leaves_nothing_half(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.os, call, full)
+        patched.setattr(outputs.os, call, full)
         done = run(*words, *(["--force"] if forced else []))
     assert done.returncode == 2 and "No space left" in done.stderr
     after = files_in(tmp_path)

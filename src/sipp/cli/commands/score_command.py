@@ -18,6 +18,7 @@ from sipp.cli.options import (
     Force,
     Include,
     Model,
+    Normalise,
     PointsOption,
     ReduceOver,
     Seed,
@@ -37,6 +38,7 @@ def score(
     model: Model,
     data: Annotated[str, typer.Option(help=f"Calibration points: {KINDS}.")],
     weights: Weights = None,
+    normalise: Normalise = None,
     include: Include = None,
     exclude: Exclude = None,
     points: PointsOption = None,
@@ -50,10 +52,19 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score every prunable weight: the largest share it ever contributes to an output of its row (T3)."""
-    from sipp.cli.files import SCORES, check_file, write_file
     from sipp.cli.models import load_model, weights_read
-    from sipp.cli.points import check_fits, default_points, draw, example_of, open_source, points_read, summary
+    from sipp.cli.points import (
+        check_fits,
+        default_points,
+        draw,
+        example_of,
+        images_lines,
+        open_source,
+        points_read,
+        summary,
+    )
     from sipp.scoring.theory_points import sample_size
+    from sipp.storage.outputs import SCORES, check_file, write_file
 
     with only_json(as_json):
         if out is not None:
@@ -67,7 +78,7 @@ def score(
                     fix="give a name that ends in .safetensors",
                 )
         network = load_model(model, weights, seed=seed, device=device)
-        source = open_source(data, "calibration", "--data", seed=seed, model=model)
+        source = open_source(data, "calibration", "--data", seed=seed, model=model, normalise=normalise)
 
         def needed() -> int:
             example = example_of(source, network, model, seed=seed)
@@ -86,7 +97,7 @@ def score(
             with at(f"--out {out}", "give another file"):
                 write_file(out, content, SCORES, force=force)
         if not as_json:
-            show(f"data: {chosen.words}", _table(layers))
+            show(f"data: {chosen.words}", *images_lines(chosen), _table(layers))
             if chosen.kind == "random":
                 show("noise: these are scores on random inputs, not on yours")
             show(f"scored in {seconds:.2f} s" + (f"; written: {out} ({size(len(content))})" if out is not None else ""))
