@@ -1,7 +1,7 @@
 """Every block of README and docs runs, every docstring example is true, every public name and option is documented.
 
 Marks in the pages: a block that begins with `# needs: PACKAGE` runs where the package is; one that begins with
-`# file: NAME` is also written to that file. A `text` block is what an example prints (`test_examples.py` compares). In a
+`# file: NAME` is also written to that file. A `text` block is what an example prints (see `test_examples.py`). In a
 `sh` block, `# exit N` is the status a command must have, and a command with `# not run: REASON` is only parsed.
 """
 
