@@ -146,7 +146,7 @@ def test_commands_run_in_order(page: str, tmp_path: Path, monkeypatch: pytest.Mo
             (tmp_path / name).write_text(block.text)
             execute(block)
         elif block.kind == "sh":
-            for line in block.text.splitlines():
+            for line in block.text.replace("\\\n", " ").splitlines():
                 check_command(line)
 
 
