@@ -377,6 +377,19 @@ def test_dead_rows_and_layers_are_warned_of_and_shown() -> None:
     assert any("whole layer" in str(w.message) for w in caught) == any(layer.kept == 0 for layer in pruned.layers)
 
 
+def test_a_cause_is_warned_of_once_however_many_layers_it_meets() -> None:
+    model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(6)))
+    with torch.no_grad():
+        for i in range(3):
+            model[i].weight.mul_(1e-3)
+    with pytest.warns(UserWarning, match="died") as caught:
+        pruned = sipp.prune(model, None, keep=0.02, method="wt")
+    whole, rows = sorted((str(warning.message) for warning in caught), key=lambda text: "rows" in text)
+    assert "3 whole layers died" in whole and all(f"{i}.weight" in whole for i in range(3))
+    for layer in pruned.layers[3:]:
+        assert f"{layer.name} ({len(layer.dead_rows)} of 10)" in rows
+
+
 def test_a_row_that_was_dead_before_is_not_counted() -> None:
     model = nn.Linear(6, 4)
     with torch.no_grad():

@@ -34,6 +34,8 @@ from sipp.repairing.entry import repair as repair_network
 from sipp.repairing.polishing import output_error
 from sipp.scoring.methods import DEFAULT, Method
 
+N_NAMED = 5  # layers in a warning
+
 
 def prune(
     model: nn.Module,
@@ -146,17 +148,20 @@ def _with_moved(ranking: Ranking, pruned: Pruned) -> Pruned:
 
 
 def _warn_of_dead(layers: tuple[PrunedLayer, ...]) -> None:
-    for layer in layers:
-        if layer.kept == 0:
-            warnings.warn(
-                f"{layer.name}: the whole layer died, none of its weights was kept; floor=0.1 prevents it", stacklevel=4
-            )
-        elif layer.dead_rows:
-            n_dead = len(layer.dead_rows)
-            warnings.warn(
-                f"{layer.name}: {n_dead} of {layer.n_rows} rows died, none of theirs was kept; floor=0.0 keeps one",
-                stacklevel=4,
-            )
+    """One warning for all rows that died, and one for all layers, however many there are."""
+    gone = [layer.name for layer in layers if layer.kept == 0]
+    rows = [
+        f"{layer.name} ({len(layer.dead_rows)} of {layer.n_rows})" for layer in layers if layer.kept and layer.dead_rows
+    ]
+    if gone:
+        what = "the whole layer died" if len(gone) == 1 else f"{len(gone)} whole layers died"
+        warnings.warn(f"{what}, no weight was kept: {_some(gone)}; floor=0.1 prevents it", stacklevel=4)
+    if rows:
+        warnings.warn(f"rows died, no weight of theirs was kept: {_some(rows)}; floor=0.0 keeps one", stacklevel=4)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:N_NAMED]) + (f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else "")
 
 
 def _budget(keep: float | None, budget: int | None, pattern: str | None, weights: Sequence[Weight]) -> int:
