@@ -329,3 +329,11 @@ def test_a_set_gives_its_whole_test_part_as_holdout(data: Path) -> None:
     assert points.default_points(source, "calibration", lambda: 7) == 7
     folder = dataclasses.replace(source, kind="folder")
     assert points.default_points(folder, "holdout", lambda: 7) == points.N_HOLDOUT
+
+
+def test_a_method_of_others_without_statements(data: Path) -> None:
+    words = ["prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--method", "wt", "--dry-run"]
+    done = run(*words, "--keep", 0.5, "--no-statements")
+    assert done.returncode == 0 and "statements:      none: wt needs no sensitivities" in done.stdout
+    refused = run(*words, "--epsilon", 0.5, "--no-statements")
+    assert refused.returncode == 2 and "--no-statements" in three_lines(refused.stderr)[0]

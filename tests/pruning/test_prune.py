@@ -459,3 +459,19 @@ def test_a_weight_tied_to_an_embedding_is_left_alone_with_a_word() -> None:
     with pytest.warns(UserWarning, match="head.weight is tied to an embedding"):
         pruned = sipp.prune(Language(), torch.randint(0, 11, (8, 5)), keep=0.5, method="sipp-det")
     assert list(pruned.masks) == ["body.weight"]
+
+
+@pytest.mark.parametrize("method", ["wt", "snip", "sipp-det"])
+def test_without_statements_the_same_weights_are_kept_and_less_is_said(method: str) -> None:
+    full = sipp.prune(small_net(), batches(), keep=0.5, method=method)
+    bare = sipp.prune(small_net(), batches(), keep=0.5, method=method, statements=False)
+    assert all(torch.equal(full.masks[name], bare.masks[name]) for name in full.masks)
+    assert full.moved == bare.moved is not None
+    if method == "sipp-det":  # which scores anyway
+        assert str(full) == str(bare)
+    else:
+        assert full.measured is not None and bare.measured is None and bare.guarantee is None
+        assert "sipp.assess" in bare.bound.reason and "statements" in str(bare)
+    for wrong in ({"bound": "sound"}, {"looks_at_assumption": True}, {"holdout": batches()}):
+        with pytest.raises(OptionError, match="statements=False"):
+            sipp.prune(small_net(), batches(), keep=0.5, method=method, statements=False, **wrong)

@@ -111,6 +111,7 @@ def _prune(
         reduce=request.reduce,
         floor=request.floor,
         repair=request.repair,
+        statements=request.statements,
         include=request.include,
         exclude=request.exclude,
         bound=request.bound,
