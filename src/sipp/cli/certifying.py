@@ -100,7 +100,7 @@ def _load(request: CertifyRequest) -> Material:
 
 
 def _points(request: CertifyRequest, spec: str, option: str, network: nn.Module) -> Points:
-    """The points of a holdout (so many, all of a file, 1,000 of a large set) or of a calibration set (all)."""
+    """The points of a holdout (so many, or as many as `default_points` says) or of a calibration set (all)."""
     role: Role = "holdout" if option == "--holdout" else "calibration"
     source = open_source(spec, role, option, model=request.model, normalise=request.normalise)
     n_points = None

@@ -41,7 +41,10 @@ PointsOption = Annotated[
     ),
 ]
 HoldoutPoints = Annotated[
-    int | None, typer.Option(help="How many holdout points; default: all of a file, up to 5,000 of a set.", min=1)
+    int | None,
+    typer.Option(
+        help="How many holdout points; default: all of a file or a set, up to 5,000 images of a folder.", min=1
+    ),
 ]
 Confidence = Annotated[float, typer.Option(help="Confidence of certificates and of statements about shares of inputs.")]
 OutputPart = Annotated[

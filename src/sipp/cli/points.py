@@ -40,7 +40,7 @@ Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "random"]
 
 INPUTS, LABELS, TEXT = "inputs", "labels", ".txt"
-N_HOLDOUT = 5000  # points of a built-in set or a folder, or all it has, unless told otherwise
+N_HOLDOUT = 5000  # images of a folder, which are large, or all it has, unless told otherwise
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
 MAX_FILE_BYTES = 16 << 30  # of unpacked points: they are held in memory
 MAX_RANDOM = 1 << 30  # numbers of `random:`
@@ -362,7 +362,12 @@ def _index_any(path: Path) -> FolderIndex:
 
 
 def default_points(source: Source, role: Role, needed: Callable[[], int]) -> int | None:
-    """How many points to draw where the user did not say: all of a file; of a set what T4 asks for, or N_HOLDOUT."""
+    """How many points to draw where the user did not say; None: all.
+
+    All of a file. Of a set or a folder as calibration what T4 asks for; as holdout all of a set, N_HOLDOUT of a folder.
+    """
     if source.kind in ("file", "random"):
         return None
-    return needed() if role == "calibration" else N_HOLDOUT
+    if role == "calibration":
+        return needed()
+    return N_HOLDOUT if source.kind == "folder" else None

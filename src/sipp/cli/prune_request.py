@@ -63,6 +63,7 @@ class PruneRequest:
     reduce: Reduce | None
     floor: Floor
     repair: bool
+    statements: bool
     bound: Mode
     output: str | None
     ledger: Path | None
@@ -130,6 +131,7 @@ def check(request: PruneRequest) -> None:
         "--draws": request.draws != "until",
         "--bound": request.bound != "paper",
         "--delta": request.delta != DELTA,
+        "--no-statements": not request.statements,
     }
     for_certificates = {
         "--output": request.output is not None,

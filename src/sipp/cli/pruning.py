@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 import sipp
+from sipp.binomial import points_to_prove
 from sipp.certificates.evidence import model_hash
 from sipp.certificates.record import AnyCertificate, Certificate
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
@@ -111,6 +112,7 @@ def _prune(
         reduce=request.reduce,
         floor=request.floor,
         repair=request.repair,
+        statements=request.statements,
         include=request.include,
         exclude=request.exclude,
         bound=request.bound,
@@ -236,17 +238,30 @@ def write(request: PruneRequest, outcome: Outcome, record: dict[str, Any]) -> Wr
 
 
 def more_points_words(request: PruneRequest, outcome: Outcome) -> str:
-    """A word where the first level that failed did so for want of points, not for what was seen; else nothing (T15)."""
-    if outcome.walk is None or outcome.holdout is None or request.epsilon is None:
+    """How many points would certify the first level that failed, where what was seen there is no obstacle (T15)."""
+    if outcome.walk is None or outcome.holdout is None:
         return ""
     failed = next((level for level in outcome.walk.path if not level.passed), None)
-    n = outcome.holdout.n_points
-    if failed is None or not failed.count < request.holdout_delta * n:
+    if failed is None:
+        return ""
+    n, beta = outcome.holdout.n_points, 1.0 - request.confidence
+    if request.max_accuracy_drop is None:
+        bad, limit = "further off", request.holdout_delta
+    else:  # half of beta goes to points that gained, of which none are counted on here (T16)
+        bad, limit, beta = "worse", request.max_accuracy_drop, beta / 2
+    needed = points_to_prove(failed.count, n, limit, beta)
+    if needed is None or needed <= n:
         return ""
     return (
-        f"more points:     keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} points further off, fewer than "
-        f"{request.holdout_delta:.2%}: more holdout points may certify it"
+        f"more points:     keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} points {bad}: if that share "
+        f"stays, about {_rounded_up(needed):,} holdout points certify it"
     )
+
+
+def _rounded_up(n: int) -> int:
+    """Two digits of a number are enough for a plan."""
+    step = 10 ** max(0, len(str(n)) - 2)
+    return -(-n // step) * step
 
 
 def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:

@@ -45,6 +45,12 @@ class StoredNetwork:
 
 def read_contents(path: Path) -> Contents:
     """What is in a file of `sipp.save`."""
+    if path.is_dir():
+        raise Trouble(
+            f"{path} is a folder, and this is about one file",
+            where=f"FILE {path}",
+            fix="give a file of sipp.save; `sipp report` and `sipp bench` take folders",
+        )
     with at(f"FILE {path}", GIVE_FILE):
         return sipp.inspect(path)
 

@@ -55,6 +55,10 @@ Values = Annotated[
 PatternOption = Annotated[
     str | None, typer.Option(help="Instead of --keep: n of every m weights of a row, such as 2:4.")
 ]
+NoStatements = Annotated[
+    bool, typer.Option("--no-statements", help="Do not score the weights that another method chose (T17): faster.")
+]
+Repair = Annotated[bool, typer.Option("--repair", help="Refit the kept weights on the data, without labels.")]
 FloorOption = Annotated[
     str, typer.Option(help="Under rows and layers: a share of an even cut such as 0.1, off, or the method's own.")
 ]
@@ -82,9 +86,8 @@ def prune(
     draws: Annotated[Draws, typer.Option(help="How sampled rows are drawn (T8).")] = "until",
     reduce: OwnReduce = None,
     floor: FloorOption = "method",
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Refit the kept weights on the data, without labels.")
-    ] = False,
+    repair: Repair = False,
+    no_statements: NoStatements = False,
     bound: Annotated[Mode, typer.Option(help="How the network bound is computed (T12, T13).")] = "paper",
     output: OutputPart = None,
     ledger: Ledger = None,
@@ -105,9 +108,9 @@ def prune(
         model=model, weights=weights, data=data, keep=keep, budget=budget, pattern=pattern, epsilon=epsilon,
         max_accuracy_drop=max_accuracy_drop, holdout=holdout, normalise=normalise, method=method, include=include,
         exclude=exclude, points=points, holdout_points=holdout_points, delta=delta, holdout_delta=holdout_delta,
-        confidence=confidence, draws=draws, reduce=reduce, floor=floor_of(floor), repair=repair, bound=bound,
-        output=output, ledger=ledger, seed=seed, batch_size=batch_size, device=device, dry_run=dry_run, out=out,
-        values=values, force=force, progress=shows_progress(as_json),
+        confidence=confidence, draws=draws, reduce=reduce, floor=floor_of(floor), repair=repair,
+        statements=not no_statements, bound=bound, output=output, ledger=ledger, seed=seed, batch_size=batch_size,
+        device=device, dry_run=dry_run, out=out, values=values, force=force, progress=shows_progress(as_json),
     )  # fmt: skip
     with only_json(as_json):
         check(request)
