@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types docs bench clean
 
 demo: $(STAMP)
 	$(BIN)/sipp demo --force
@@ -19,6 +19,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+docs: $(STAMP)
+	$(BIN)/python -m mkdocs build --strict
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
@@ -31,4 +34,4 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_budget.py
 
 clean:
-	rm -rf $(VENV) demo dist
+	rm -rf $(VENV) demo dist site

@@ -1,4 +1,4 @@
-"""Prune the net of a LightningModule and train it with `Trainer`: one callback holds the zeros. Needs lightning.
+"""Prune the net of a LightningModule and train it with `Trainer`: one callback holds the zeros. Needs Lightning.
 
 python examples/lightning_fit.py
 """
@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import sipp
 
 try:
-    import lightning as L
+    import pytorch_lightning as L  # or, as you have it: import lightning as L
 except ImportError as missing:
-    raise SystemExit(f"skipped: {missing}; pip install lightning") from missing
+    raise SystemExit(f"skipped: {missing}; pip install pytorch-lightning") from missing
 
 
 class Module(L.LightningModule):
@@ -48,17 +48,10 @@ loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=32)
 module = Module()
 pruned = sipp.prune(module.net, x, keep=0.2)
 module.net.load_state_dict(pruned.model.state_dict())
+quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 with tempfile.TemporaryDirectory() as folder:
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = L.Trainer(
-        max_epochs=3, accelerator="cpu", default_root_dir=folder, callbacks=[HoldMasks(pruned.masks)], **quiet
-    )
-    trainer.fit(module, loader)
+    options = {"max_epochs": 3, "accelerator": "cpu", "default_root_dir": folder} | quiet
+    L.Trainer(callbacks=[HoldMasks(pruned.masks)], **options).fit(module, loader)
 
 n_nonzero = sum(int(module.net.get_parameter(name).count_nonzero()) for name in pruned.masks)
 print(f"{n_nonzero:,} of {pruned.n_weights:,} prunable weights are not zero after training with Lightning")

@@ -1,4 +1,4 @@
-"""Every script in examples/ runs as it is, and says what it is there to show."""
+"""Every script in examples/ runs as it is, and prints what it is there to show, and what the guide says it prints."""
 
 import importlib.util
 import re
@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PRINTED = dict(
+    re.findall(r"^```text\n\$ python examples/(\S+)\n(.*?)^```", (ROOT / "docs/guide.md").read_text(), re.S | re.M)
+)
 SHOWS = {
     "accelerate_loop.py": r"prunable weights are not zero after training with Accelerate",
     "image_folder.py": r"With 95 % confidence, for all but at most 5 % of inputs",
@@ -21,7 +25,12 @@ SHOWS = {
 }
 
 
-NEEDS = {"hf_trainer.py": "transformers", "accelerate_loop.py": "accelerate", "lightning_fit.py": "lightning"}
+NEEDS = {"hf_trainer.py": "transformers", "accelerate_loop.py": "accelerate", "lightning_fit.py": "pytorch_lightning"}
+
+
+def without_numbers(text: str) -> list[str]:
+    """The lines with one sign for every number: seconds differ everywhere, and the last digits between processors."""
+    return [re.sub(r"\d[\d,.]*", "#", " ".join(line.split())) for line in text.strip().splitlines()]
 
 
 def shares(text: str) -> dict[str, float]:
@@ -42,6 +51,8 @@ def test_the_script_runs(
         runpy.run_path(str(path), run_name="__main__")
     shown = capsys.readouterr().out
     assert re.search(SHOWS[path.name], shown), shown
+    if path.name in PRINTED:
+        assert without_numbers(shown) == without_numbers(PRINTED[path.name])
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
     if path.name == "prune_and_retrain.py":
         found = shares(shown)
@@ -50,3 +61,16 @@ def test_the_script_runs(
 
 def test_there_are_eight() -> None:
     assert [path.name for path in EXAMPLES] == sorted(SHOWS)
+
+
+def test_the_guide_shows_what_frameworks_and_layers_print() -> None:
+    assert sorted(PRINTED) == [
+        "accelerate_loop.py",
+        "hf_trainer.py",
+        "image_folder.py",
+        "lightning_fit.py",
+        "lstm.py",
+        "transformer.py",
+    ]
+    assert all(len(path.read_text().splitlines()) <= 60 for path in EXAMPLES)
+    assert without_numbers("a 1,234.5 b") == without_numbers("a  7 b") != without_numbers("a 7 c")

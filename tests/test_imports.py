@@ -11,8 +11,8 @@ import sipp
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "sipp"
 
-# The doors of the package, and the two functions that go the whole way: they stand outside of the order.
-WHOLE_WAY = {"__init__.py", "__main__.py", "pruning/entry.py", "pruning/tolerance.py"}
+# The doors of the package (`Pruned.save` is one), and the two functions that go the whole way: they stand outside.
+WHOLE_WAY = {"__init__.py", "__main__.py", "pruning/entry.py", "pruning/tolerance.py", "pruning/result.py"}
 MOST_FILES_BESIDE = 12
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
     from sipp.pruning.result import Pruned as Pruned
     from sipp.pruning.tolerance import prune_to as prune_to
     from sipp.repairing.entry import repair as repair
+    from sipp.report.entry import page as page
     from sipp.runtime.entry import sparse as sparse
     from sipp.scoring.sensitivities import sensitivity as sensitivity
     from sipp.scoring.theory_points import sample_size as sample_size
@@ -55,6 +56,7 @@ _MODULES = {
     "hold": "sipp.pruning.masking",
     "inspect": "sipp.storage.artifact",
     "load": "sipp.storage.artifact",
+    "page": "sipp.report.entry",
     "prune": "sipp.pruning.entry",
     "prune_to": "sipp.pruning.tolerance",
     "release": "sipp.pruning.masking",

@@ -346,7 +346,8 @@ def test_where_nothing_is_measured_the_reason_is_said() -> None:
 
 
 def test_words_of_both_constants_in_print_and_record() -> None:
-    from sipp.cli.pruned_record import pruned_record, statements
+    from sipp.cli.pruned_table import statements
+    from sipp.storage.pruned_record import pruned_record
 
     pruned = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.5, method="sipp-det")
     text = str(pruned)

@@ -110,3 +110,8 @@ class Wrapped(nn.Module):
 
 def wrapped() -> nn.Module:
     return Wrapped()
+
+
+def small_conv() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 5))

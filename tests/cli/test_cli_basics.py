@@ -5,6 +5,7 @@ import math
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from commandline import run, three_lines
 import sipp
 from sipp.cli import benching, demo, errors
 from sipp.cli.main import COMMANDS
-from sipp.cli.output import plain
 from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.runs import run_recipe as train_run
+from sipp.storage.files import plain
 
 
 @pytest.fixture
@@ -140,12 +141,20 @@ def test_a_message_is_one_line_of_bounded_length() -> None:
     assert len(text.splitlines()) == 3 and len(text) < 1000
 
 
-def test_many_warnings_are_summed_up() -> None:
-    words = ["prune", "--model", "resnet110", "--budget", 1, "--method", "wt", "--dry-run"]
-    done = run(*words)
-    assert done.returncode == 0
+def test_a_hundred_dead_layers_are_one_warning() -> None:
+    done = run("prune", "--model", "resnet110", "--budget", 1, "--method", "wt", "--dry-run")
     lines = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert len(lines) == errors.MOST_WARNINGS + 1 and "the whole layer died" in lines[1] and "more" in lines[-1]
+    assert done.returncode == 0 and len(lines) == 2 and "109 whole layers died" in lines[0] and "more" in lines[0]
+
+
+def test_many_warnings_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    def app(**options: object) -> None:
+        for i in range(errors.MOST_WARNINGS + 3):
+            warnings.warn(f"number {i % (errors.MOST_WARNINGS + 2)}", stacklevel=1)
+
+    assert errors.fail_well(app, ["prune"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == errors.MOST_WARNINGS + 1 and lines[0] == "warning: number 0" and "and 2 more" in lines[-1]
 
 
 def test_bench_times_what_is_right_and_refuses_what_is_not(points: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,16 @@
 """`sipp eval`, the accuracies of `sipp certify --accuracy`, and folders of Hugging Face with text as data."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from cli_zoo import mlp
-from commandline import run, three_lines
-from safetensors.torch import save_file
+from commandline import files_in, run, three_lines
+from safetensors.torch import load_file, save_file
 
 from sipp.cli.evaluating import evaluate
 
@@ -38,8 +40,6 @@ def test_accuracy_loss_and_epsilon_are_those_of_the_networks(folder: Path) -> No
     x, labels = (torch.from_numpy(arrays[name]) for name in ("inputs", "labels"))
     dense, pruned = mlp().eval(), mlp().eval()
     with torch.no_grad():
-        from safetensors.torch import load_file
-
         pruned.load_state_dict(load_file(folder / "net" / "model.safetensors"))
         f, g = dense(x).double(), pruned(x).double()
     far = (g - f).norm(dim=1) / f.norm(dim=1)
@@ -129,3 +129,83 @@ def test_a_broken_folder_is_refused(hf: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     done = run("prune", "--model", f"hf:{tmp_path}", "--data", hf / "sentences.txt", "--keep", 0.5, "--dry-run")
     assert done.returncode == 2 and "could not be loaded" in three_lines(done.stderr)[0]
+
+
+def _tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+def _config(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def _cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def _own_code(folder: Path) -> None:
+    _config(folder, model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModel": "mine.Model"})
+    (folder / "mine.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
+
+
+def _no_tokenizer(folder: Path) -> None:
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "4 weights cut": (_cut, "could not be loaded"),
+    "4 no bytes": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "could not be loaded"),
+    "5 a pickle": (_pickled, "no file named model.safetensors"),
+    "5 code of its own": (_own_code, "could not be loaded"),
+    "6 a weight is missing": (lambda folder: _tensors(folder, lambda s: s.pop("classifier.bias")), "classifier.bias"),
+    "6 another shape": (
+        lambda folder: _tensors(folder, lambda s: s.update({"classifier.weight": torch.ones(3, 16)})), "other shapes",
+    ),
+    "6 1e12 elements": (lambda folder: _config(folder, vocab_size=10**11), "other shapes"),
+    "14 NaN weight": (lambda folder: _tensors(folder, lambda s: s["classifier.weight"].fill_(torch.nan)), "NaN"),
+    "no tokenizer": (_no_tokenizer, "holds no tokenizer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_folder_with_a_fault(fault: str, hf: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "net"
+    shutil.copytree(hf, broken)
+    change, words = BROKEN[fault]
+    change(broken)
+    before = files_in(broken)
+    net = ["--model", f"hf:{broken}", "--data", broken / "sentences.txt"]
+    for command in (["prune", *net, "--keep", 0.5, "--out", tmp_path / "out"], ["compare", *net, "--output", "logits"]):
+        done = run(*command)
+        assert done.returncode == 2 and done.stdout == "" and words in three_lines(done.stderr)[0], done.stderr
+    assert files_in(broken) == before and not (tmp_path / "out").exists()
+
+
+def test_what_a_folder_holds_too_much_is_named(hf: Path, tmp_path: Path) -> None:
+    shutil.copytree(hf, tmp_path / "net")
+    _tensors(tmp_path / "net", lambda s: s.update({"extra.weight": torch.ones(3)}))
+    (tmp_path / "words.txt").write_text("\n".join(f"unheard of {i}" for i in range(9)))
+    words = ["prune", "--model", f"hf:{tmp_path / 'net'}", "--data", tmp_path / "words.txt", "--dry-run"]
+    done = run(*words, "--keep", 0.5, "--method", "wt", "--no-statements")
+    assert done.returncode == 0 and "extra.weight, left out" in done.stderr
+    assert "does not know 100% of the words" in done.stderr
+
+
+def test_a_stored_network_of_a_folder_is_timed_and_exported(hf: Path, tmp_path: Path) -> None:
+    net, text = ["--model", f"hf:{hf}"], ["--data", hf / "sentences.txt"]
+    file = tmp_path / "net.safetensors"
+    done = run("prune", *net, "--method", "wt", "--keep", 0.5, "--out", file, "--values", "bf16")
+    assert done.returncode == 0, done.stderr
+    done = run("bench", file, *net, *text, "--batch", 2, "--repeats", 1)
+    assert done.returncode == 0 and done.stdout.endswith("not certified\n"), done.stderr
+    assert run("export", file, *net, "--to", "hf", "--out", tmp_path / "out").returncode == 0

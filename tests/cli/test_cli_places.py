@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 
 from sipp.cli import certifying, demo, models, pruning
 from sipp.cli.errors import Terminated
-from sipp.cli.files import PAGE, check_file, check_ledger
 from sipp.errors import OptionError
 from sipp.experiments.training.signals import Interrupted
 from sipp.storage.files import read_json, write_json
+from sipp.storage.outputs import PAGE, check_file, check_ledger
 
 NOBODY = 65534
 LONG = "x" * 252  # letters: a name, but too long with the start it has while it is being written

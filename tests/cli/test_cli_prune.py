@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp.cli import files, points
+from sipp.binomial import upper_limit
+from sipp.cli import points
 from sipp.cli.output import show, too_wide
-from sipp.cli.pruned_record import layer_table
+from sipp.cli.pruned_table import layer_table
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
+from sipp.storage import outputs
 from sipp.storage.files import file_hash
 
 N_POINTS = 200
@@ -256,8 +259,8 @@ def test_a_folder_with_content_is_replaced_only_by_force(data: Path, tmp_path: P
 
 def test_a_folder_that_filled_while_the_work_was_done_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(OptionError, match="force"):
-        files.write_folder(tmp_path, {"a": b"1"}, force=False)
+    with pytest.raises(OptionError, match="nothing else is replaced"):
+        outputs.write_folder(tmp_path, {"a": b"1"}, force=False)
     assert files_in(tmp_path) == {"mine.txt": b"keep me"}
 
 
@@ -277,7 +280,7 @@ def test_a_full_disk_leaves_nothing_half(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.os, call, full)
+        patched.setattr(outputs.os, call, full)
         done = run(*words, *(["--force"] if forced else []))
     assert done.returncode == 2 and "No space left" in done.stderr
     after = files_in(tmp_path)
@@ -303,3 +306,34 @@ def test_scores_are_those_of_the_package(data: Path, tmp_path: Path) -> None:
     assert run(*words).returncode == 2  # it is there
     text = run(*words, "--force")
     assert text.returncode == 0 and "0.weight" in text.stdout and " bytes)" in text.stdout
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "limit", "beta"), [("--epsilon", 0.6, 0.05, 0.05), ("--max-accuracy-drop", 0.03, 0.03, 0.025)]
+)
+def test_how_many_points_would_certify_the_next_level_is_said(
+    goal: str, value: float, limit: float, beta: float, data: Path
+) -> None:
+    words = ["prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--holdout", data / "fresh.npz"]
+    done = run(*words, goal, value, "--dry-run")
+    found = re.search(r"failed with (\d+) of (\d+) points .* about ([\d,]+) holdout points certify it", done.stdout)
+    assert done.returncode == 0 and found is not None, done.stdout
+    count, n, needed = (int(text.replace(",", "")) for text in found.groups())
+    assert upper_limit(count, n, beta) > limit >= upper_limit(round(count * needed / n), needed, beta)
+    assert "more points" not in run(*words, "--epsilon", 0.3, "--dry-run").stdout  # seen too often
+
+
+def test_a_set_gives_its_whole_test_part_as_holdout(data: Path) -> None:
+    source = points.open_source("digits", "holdout", "--holdout")
+    assert points.default_points(source, "holdout", lambda: 7) is None and source.n_points > 300
+    assert points.default_points(source, "calibration", lambda: 7) == 7
+    folder = dataclasses.replace(source, kind="folder")
+    assert points.default_points(folder, "holdout", lambda: 7) == points.N_HOLDOUT
+
+
+def test_a_method_of_others_without_statements(data: Path) -> None:
+    words = ["prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--method", "wt", "--dry-run"]
+    done = run(*words, "--keep", 0.5, "--no-statements")
+    assert done.returncode == 0 and "statements:      none: wt needs no sensitivities" in done.stdout
+    refused = run(*words, "--epsilon", 0.5, "--no-statements")
+    assert refused.returncode == 2 and "--no-statements" in three_lines(refused.stderr)[0]

@@ -11,7 +11,8 @@ from commandline import Done, files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp.cli.stored import built_in
+from sipp.certificates.evidence import model_hash
+from sipp.cli.stored import built_in, stored_network
 from sipp.experiments.nets import build
 from sipp.report import read_results, render
 from sipp.storage.bench_schemas import read_bench
@@ -60,6 +61,49 @@ def test_prune_writes_one_small_file_with_its_certificate(folder: Path, tmp_path
     refused(prune(folder, "--out", tmp_path / "mine.safetensors", "--force"), "--out", "is no file of `sipp.save`")
     refused(prune(folder, "--out", folder / "w.safetensors", "--force"), "--out", "what --weights reads")
     assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("values", ["lossless", "fp16", "bf16", "int8"])
+def test_the_certificate_is_about_the_values_in_the_file(values: str, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "net.safetensors"
+    found = json.loads(prune(folder, "--out", out, "--values", values, "--json").stdout)
+    contents = sipp.inspect(out)
+    assert contents.certificate_about == "stored values" and contents.precision == values
+    stored = sipp.load(out, into=mlp())
+    assert found["pruned_hash"] == model_hash(stored) == found["certificate"]["pruned_hash"]
+    moved = max(one.largest_change for one in contents.tensors)
+    assert found["values"]["largest_change"] == moved and (moved > 0) == (values != "lossless")
+    told = prune(folder, "--out", out, "--values", values, "--force").stdout
+    assert ("about the stored values" in told) == (f"{values} moved weights in 2 of 4 tensors" in told) == bool(moved)
+
+
+def test_values_that_nothing_would_take(folder: Path, tmp_path: Path) -> None:
+    refused(prune(folder, "--out", tmp_path / "net", "--values", "int8"), "sipp prune", "is of one file")
+    net = ["--model", "cli_zoo:mlp", "--weights", folder / "w.safetensors", "--data", folder / "data.npy"]
+    for goal in ("--epsilon", "--max-accuracy-drop"):
+        words = ["prune", *net, goal, 0.5, "--holdout", folder / "holdout.npy", "--out", tmp_path / "n.safetensors"]
+        refused(run(*words, "--values", "bf16"), "--values bf16", "before rounding")
+    save_file({k: 1e6 * v for k, v in mlp().state_dict().items()}, tmp_path / "large.safetensors")
+    words = ["prune", "--model", "cli_zoo:mlp", "--method", "wt", "--keep", 0.5, "--values", "fp16"]
+    done = run(*words, "--weights", tmp_path / "large.safetensors", "--out", tmp_path / "n.safetensors")
+    refused(done, "--model", "too large for fp16")
+    assert not (tmp_path / "n.safetensors").exists()
+
+
+def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_path: Path) -> None:
+    net = mlp().eval()
+    net.load_state_dict(load_file(folder / "w.safetensors"))
+    saved = sipp.prune(net, None, keep=0.5, method="wt").save(tmp_path / "net")
+    words = ["--model", "cli_zoo:mlp", "--dense", folder / "w.safetensors", "--pruned", saved]
+    assert run("eval", *words, "--data", folder / "holdout.npy").returncode == 0
+    out = saved / "certificate.json"
+    assert run("certify", *words, "--holdout", folder / "holdout.npy", "--out", out).returncode == 0
+    bench = ["bench", saved, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--repeats", 1, "--batch", 1]
+    assert run(*bench).returncode == 0
+    found = json.loads(run("report", saved, "--out", tmp_path / "page.html", "--json").stdout)
+    assert found["of"] == ["net"] and "shown as it is" in found["marked"][0]["what"]
+    digits = sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="wt").save(tmp_path / "digits")
+    assert stored_network(digits, None).name == "digits-cnn"  # found by its tensors
 
 
 def test_a_pattern_from_the_command_line(folder: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from sipp.experiments.nets import NETS, build
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import walk
 from sipp.experiments.runs.run_recipe import run
-from sipp.report.page import render
 from sipp.report.palette import style_of
 from sipp.report.read import read_run
+from sipp.report.rendering import render
 from sipp.storage.pairs import load_pair, load_values
 
 SMALL = (

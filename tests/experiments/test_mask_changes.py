@@ -17,8 +17,8 @@ from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.runs.store import without_clock
 from sipp.experiments.training.loop import Hyper, MaskChanges, TrainState, new_state, train
 from sipp.experiments.training.schedule import Schedule
-from sipp.report.page import render
 from sipp.report.read import read_run
+from sipp.report.rendering import render
 from sipp.storage.pairs import load_pair
 
 SMALL = (

@@ -377,6 +377,19 @@ def test_dead_rows_and_layers_are_warned_of_and_shown() -> None:
     assert any("whole layer" in str(w.message) for w in caught) == any(layer.kept == 0 for layer in pruned.layers)
 
 
+def test_a_cause_is_warned_of_once_however_many_layers_it_meets() -> None:
+    model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(6)))
+    with torch.no_grad():
+        for i in range(3):
+            model[i].weight.mul_(1e-3)
+    with pytest.warns(UserWarning, match="died") as caught:
+        pruned = sipp.prune(model, None, keep=0.02, method="wt")
+    whole, rows = sorted((str(warning.message) for warning in caught), key=lambda text: "rows" in text)
+    assert "3 whole layers died" in whole and all(f"{i}.weight" in whole for i in range(3))
+    for layer in pruned.layers[3:]:
+        assert f"{layer.name} ({len(layer.dead_rows)} of 10)" in rows
+
+
 def test_a_row_that_was_dead_before_is_not_counted() -> None:
     model = nn.Linear(6, 4)
     with torch.no_grad():
@@ -446,3 +459,19 @@ def test_a_weight_tied_to_an_embedding_is_left_alone_with_a_word() -> None:
     with pytest.warns(UserWarning, match="head.weight is tied to an embedding"):
         pruned = sipp.prune(Language(), torch.randint(0, 11, (8, 5)), keep=0.5, method="sipp-det")
     assert list(pruned.masks) == ["body.weight"]
+
+
+@pytest.mark.parametrize("method", ["wt", "snip", "sipp-det"])
+def test_without_statements_the_same_weights_are_kept_and_less_is_said(method: str) -> None:
+    full = sipp.prune(small_net(), batches(), keep=0.5, method=method)
+    bare = sipp.prune(small_net(), batches(), keep=0.5, method=method, statements=False)
+    assert all(torch.equal(full.masks[name], bare.masks[name]) for name in full.masks)
+    assert full.moved == bare.moved is not None
+    if method == "sipp-det":  # which scores anyway
+        assert str(full) == str(bare)
+    else:
+        assert full.measured is not None and bare.measured is None and bare.guarantee is None
+        assert "sipp.assess" in bare.bound.reason and "statements" in str(bare)
+    for wrong in ({"bound": "sound"}, {"looks_at_assumption": True}, {"holdout": batches()}):
+        with pytest.raises(OptionError, match="statements=False"):
+            sipp.prune(small_net(), batches(), keep=0.5, method=method, statements=False, **wrong)

@@ -95,3 +95,14 @@ def test_the_error_of_a_change_is_that_of_the_patches() -> None:
     shift_GR = torch.randn(2, 3, generator=generator, dtype=torch.float64)
     expected = (gap_GRP - change_GRK @ x_GKP - shift_GR[..., None]).square().sum(-1)
     assert torch.allclose(moments_of(x_GKP, gap_GRP).error(change_GRK, shift_GR), expected)
+
+
+@pytest.mark.parametrize("n_kept", [2, 3])  # solved on the kept side, and on the removed side
+def test_a_system_without_a_factor_becomes_nan_and_another_row_stays(n_kept: int) -> None:
+    """As rounding leaves two features that are nearly constant: their covariance above the root of their variances."""
+    xx_GKK = torch.eye(4, dtype=torch.float64).repeat(2, 1, 1)
+    xx_GKK[0, 0, 1] = xx_GKK[0, 1, 0] = 1.0 + 1e-6
+    mask_GRK = (torch.arange(4) < n_kept).expand(2, 1, 4)
+    got_GRK = solve_rows(xx_GKK, torch.ones(2, 1, 4, dtype=torch.float64), mask_GRK, 1e-8)
+    assert bool(got_GRK[0, 0, :n_kept].isnan().all()) and bool((got_GRK[~mask_GRK] == 0).all())
+    assert torch.allclose(got_GRK[1, 0, :n_kept], torch.ones(n_kept, dtype=torch.float64), rtol=1e-7)

@@ -8,8 +8,8 @@ from PIL import Image
 from report.browser import CHROMIUM, Visit, screenshot, visit
 from report.synthetic import big_run
 
-from sipp.report.page import render
 from sipp.report.read import read_results
+from sipp.report.rendering import render
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 

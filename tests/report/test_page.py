@@ -11,9 +11,9 @@ from report.test_read import pruned_folder
 from typer.testing import CliRunner
 
 from sipp.cli.commands import report_command
-from sipp.report.page import embedded, render
 from sipp.report.plots import statement_cards
 from sipp.report.read import read_results, read_run
+from sipp.report.rendering import embedded, render
 from sipp.storage.files import read_json, write_json
 from sipp.storage.network_schemas import BoundRecord
 

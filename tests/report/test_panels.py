@@ -8,9 +8,9 @@ import pytest
 from report.synthetic import big_run
 
 from sipp.report import figures
-from sipp.report.page import render
 from sipp.report.panels import panels_of
 from sipp.report.read import Run, read_run
+from sipp.report.rendering import render
 
 
 def made(folder: Path, **options: Any) -> Run:

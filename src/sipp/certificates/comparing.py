@@ -10,10 +10,12 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.certificates.comparison import Compared, Comparison
@@ -71,6 +73,7 @@ def compare(
     """
     check_flag("repair", repair)
     check_flag("progress", progress)
+    scoring = _with_loss_of(scoring, output)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
     n_weights = sum(weight.n_weights for weight in subject.weights)
     n_kept = [budget_of(keep, n_weights) for keep in _listed("keeps", keeps)]  # which refuses what is no share
@@ -182,6 +185,14 @@ def _usual(points: _Points) -> tuple[Method, ...]:
     """The usual methods; with class numbers as labels those that need them too."""
     batches = list(batches_of(points.chosen))
     return USUAL + (LABELLED if all(classes_of(batch, batch.n_points) is not None for batch in batches) else ())
+
+
+def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
+    """The options with the cross-entropy of the output that is compared, where no loss was given."""
+    if output is None or scoring.loss is not None:
+        return scoring
+    pick = output if callable(output) else itemgetter(output)
+    return replace(scoring, loss=lambda found, labels: F.cross_entropy(pick(found), labels))
 
 
 def _row(pruned: Pruned, keep: float, found: _Found) -> Compared:

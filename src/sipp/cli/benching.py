@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.cli.errors import UNEXPECTED, Trouble, at
 from sipp.cli.models import find_device, load_model
-from sipp.cli.points import check_fits, draw, open_source
+from sipp.cli.points import Source, check_fits, draw, images_lines, open_source
 from sipp.experiments.nets import NETS
 from sipp.inputs.batches import batches_of
 from sipp.numerics import inverse_or_zero
@@ -31,9 +31,9 @@ N_POINTS = 32
 
 
 def measure(
-    model: str, weights: Path | None, data: str | None, device: str, repeats: int
-) -> tuple[str, list[dict[str, Any]]]:
-    """The machine in words, and a line for each shape of kernel and for the network."""
+    model: str, weights: Path | None, data: str | None, normalise: str | None, device: str, repeats: int
+) -> tuple[str, list[dict[str, Any]], list[str]]:
+    """The machine in words, a line for each shape of kernel and for the network, and how images became numbers."""
     if data is None and model not in NETS:
         raise Trouble(
             f"{model} needs points to run on", where="sipp bench", fix="give --data, such as random:32x3x32x32"
@@ -41,8 +41,10 @@ def measure(
     where = find_device(device)
     lines = [_kernel_line(*shape, where, repeats) for shape in SHAPES]
     spec = data if data is not None else "random:" + "x".join(map(str, (N_POINTS, *NETS[model].input_shape)))
-    lines.append(_network_line(model, load_model(model, weights, device=device), spec, repeats))
-    return f"{where.type}, {torch.get_num_threads()} threads, torch {torch.__version__}", lines
+    source = open_source(spec, "calibration", "--data", model=model, normalise=normalise)
+    lines.append(_network_line(model, load_model(model, weights, device=device), source, repeats))
+    machine = f"{where.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return machine, lines, images_lines(source)
 
 
 def alternate(*functions: Callable[[], object], repeats: int) -> list[float]:
@@ -89,13 +91,12 @@ def _kernel_line(rows: int, fan_in: int, patches: int, device: torch.device, rep
     return _line("kernel", f"{rows} x {fan_in} x {patches}", matmul, ours, off_by)
 
 
-def _network_line(model: str, network: nn.Module, spec: str, repeats: int) -> dict[str, Any]:
+def _network_line(model: str, network: nn.Module, source: Source, repeats: int) -> dict[str, Any]:
     """Scoring a network against its forward pass on the same points."""
-    source = open_source(spec, "calibration", "--data")
     points = draw(source, N_POINTS, seed=0, batch_size=N_POINTS, model=network)
     few = draw(source, CHECKED_POINTS, seed=0, batch_size=CHECKED_POINTS, model=network)
     check_fits(network, points, model, "--data")
-    with at(f"--model {model}, --data {spec}", "see sipp bench --help"):
+    with at(f"--model {model}, --data {source.spec}", "see sipp bench --help"):
         fast = sipp.sensitivity(network, few.batches)
         slow = sipp.sensitivity(network, few.batches, scoring=sipp.Scoring(kernel="reference"))
         off_by = max(refuse_wrong(f"the score of {name}", fast[name], slow[name]) for name in fast)

@@ -12,10 +12,10 @@ import sipp
 from sipp.certificates.claims import AccuracyCertificate, Certificate, certify_accuracy, from_json, to_json, verify
 from sipp.cli.errors import Trouble, at
 from sipp.cli.evaluating import evaluate
-from sipp.cli.files import CERTIFICATE, check_file, check_ledger, write_file
 from sipp.cli.models import load_model, read_text, weights_read
 from sipp.cli.options import output_of
-from sipp.cli.points import Points, Role, check_fits, default_points, draw, open_source, points_read
+from sipp.cli.points import Points, Role, check_fits, default_points, draw, images_lines, open_source, points_read
+from sipp.storage.outputs import CERTIFICATE, check_file, check_ledger, write_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class CertifyRequest:
     epsilon: float | None
     accuracy: bool
     calibration: str | None
+    normalise: str | None
     output: str | None
     ledger: Path | None
     out: Path | None
@@ -99,9 +100,9 @@ def _load(request: CertifyRequest) -> Material:
 
 
 def _points(request: CertifyRequest, spec: str, option: str, network: nn.Module) -> Points:
-    """The points of a holdout (so many, all of a file, 1,000 of a large set) or of a calibration set (all)."""
+    """The points of a holdout (so many, or as many as `default_points` says) or of a calibration set (all)."""
     role: Role = "holdout" if option == "--holdout" else "calibration"
-    source = open_source(spec, role, option, model=request.model)
+    source = open_source(spec, role, option, model=request.model, normalise=request.normalise)
     n_points = None
     if role == "holdout":
         n_points = request.points or default_points(source, role, lambda: 0)
@@ -122,7 +123,7 @@ def _verified(request: CertifyRequest, path: Path, material: Material) -> Answer
             ledger=request.ledger,
         )
     record = {"kind": "verification", "verified": found.ok, "reasons": found.reasons, "unchecked": found.unchecked}
-    return Answer(found.ok, str(found), record)
+    return Answer(found.ok, f"{found}{_images(material)}", record)
 
 
 def _certified(request: CertifyRequest, material: Material) -> Answer:
@@ -133,7 +134,11 @@ def _certified(request: CertifyRequest, material: Material) -> Answer:
     if request.out is not None and ok:
         with at(f"--out {request.out}", "give another file"):
             write_file(request.out, to_json(cert).encode(), CERTIFICATE, force=request.force)
-    return Answer(ok, f"{cert}{_accuracies(request, material)}", json.loads(to_json(cert)))
+    return Answer(ok, f"{cert}{_accuracies(request, material)}{_images(material)}", json.loads(to_json(cert)))
+
+
+def _images(material: Material) -> str:
+    return "".join(f"\n{line}" for line in images_lines(material.fresh, material.seen))
 
 
 def _accuracies(request: CertifyRequest, material: Material) -> str:

@@ -15,9 +15,6 @@ from rich import box
 from rich.table import Table
 
 from sipp import __version__
-from sipp.cli.files import FIGURE as FIGURE_KIND
-from sipp.cli.files import PAGE as PAGE_KIND
-from sipp.cli.files import check_file, write_file
 from sipp.errors import OptionError
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.run_recipe import run
@@ -27,6 +24,9 @@ from sipp.progress import progress_bar
 from sipp.report import read_results, render
 from sipp.report.palette import STYLES
 from sipp.storage.marks import FIGURE_MARK
+from sipp.storage.outputs import FIGURE as FIGURE_KIND
+from sipp.storage.outputs import PAGE as PAGE_KIND
+from sipp.storage.outputs import check_file, write_file
 
 RECIPE = "digits-iterative"
 METHODS = ("sipp-blend", "sipp-hybrid", "sipp-det", "sipp-rand", "wt", "snip", "random", "lamp")  # not all: it is short

@@ -23,6 +23,7 @@ from sipp.certificates.evidence import state_hash
 from sipp.certificates.record import Certificate
 from sipp.cli.benching import alternate
 from sipp.cli.errors import UNEXPECTED, Trouble, at
+from sipp.cli.points import images_lines
 from sipp.cli.stored import StoredNetwork, example_for, stored_network
 from sipp.display import percent, percent_up, sure
 from sipp.runtime.entry import Sparse
@@ -37,18 +38,25 @@ MS = 1e3
 
 
 def bench_file(
-    path: Path, *, model: str | None, data: str | None, n_points: int, n_threads: int | None, repeats: int
+    path: Path,
+    *,
+    model: str | None,
+    data: str | None,
+    normalise: str | None,
+    n_points: int,
+    n_threads: int | None,
+    repeats: int,
 ) -> BenchRecord:
     """Bytes and times of a stored network, for single points and for `n_points` at once."""
     stored = stored_network(path, model)
     with _threads(n_threads), at(f"FILE {path}", "see sipp bench --help"):
         runs, fast = [], None
         for n in sorted({1, n_points}):
-            example = example_for(stored, data, n)
+            example, points = example_for(stored, data, n, normalise)
             fast = sipp.sparse(stored.model, example)
             runs.append(_run(stored.model, fast, example, repeats))
         assert fast is not None
-        return _record(stored, fast, runs)
+        return _record(stored, fast, runs, images_lines(points))
 
 
 def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
@@ -93,7 +101,7 @@ def _off_by(found: Any, expected: Any) -> float:
     return max((float(gap) for gap in gaps), default=0.0)
 
 
-def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun]) -> BenchRecord:
+def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: list[str]) -> BenchRecord:
     contents = stored.contents
     steps = [
         BenchStep(
@@ -113,6 +121,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun]) -> BenchR
         + (f"certified: {certified}" if certified else "not certified")
     )
     return BenchRecord(
+        images=images[0] if images else None,
         kind=BENCH_KIND,
         format=BENCH_FORMAT,
         sipp=sipp.__version__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from sipp.extras import needed_for
 
 PREFIX = "hf:"
 MOST_TEXT = 1 << 28  # bytes of a file of sentences: they are held in memory
+MOST_NAMES = 4
+WHOLE = "give a whole folder of save_pretrained with model.safetensors"
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")  # one of which holds the vocabulary
 LABEL_SEPARATOR = "\t"
 
 
@@ -33,20 +37,32 @@ def hf_model(spec: str) -> nn.Module:
         import transformers
     folder = folder_of(spec)
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # what it would tell of is refused below
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         names = getattr(config, "architectures", None) or []
         kind: Any = getattr(transformers, names[0], None) if names else None
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             kind = transformers.AutoModel
-        made: Any = kind.from_pretrained(folder, config=config, local_files_only=True, use_safetensors=True)
+        made: Any = kind.from_pretrained(
+            folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
     except Exception as error:  # a folder may be broken in any way
-        raise ModelError(
-            f"{folder} could not be loaded ({type(error).__name__}: {error!s:.200})",
-            fix="give a whole folder of save_pretrained with model.safetensors",
-        ) from error
-    network: nn.Module = made
+        reason = f"{type(error).__name__}: {error!s:.200}"
+        if "ignore_mismatched_sizes" in reason:  # advice that is not for here
+            reason = "its config.json and its weights have other shapes"
+        raise ModelError(f"{folder} could not be loaded ({reason})", fix=WHOLE) from error
+    network: nn.Module = made[0]
+    missing, unknown = (sorted(made[1][key]) for key in ("missing_keys", "unexpected_keys"))
+    if missing:  # which transformers fills with random numbers
+        raise ModelError(f"{folder} has no weights for {_some(missing)} of {type(network).__name__}", fix=WHOLE)
+    if unknown:
+        warnings.warn(f"{folder}: {type(network).__name__} has no place for {_some(unknown)}, left out", stacklevel=2)
     return network
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else "")
 
 
 def sentences(path: Path, model: str) -> dict[str, Tensor]:
@@ -56,6 +72,10 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
             f"{path.name} holds text, and {model or 'the network'} has no tokenizer", fix="give --model hf:DIR"
         )
     folder = folder_of(model)
+    if not any(found for name in TOKENIZERS for found in folder.glob(name)):  # transformers would make an empty one
+        raise DataError(
+            f"{folder} holds no tokenizer ({', '.join(TOKENIZERS)})", fix="save it there: tokenizer.save_pretrained"
+        )
     with needed_for("text files as data"):
         import transformers
     if path.stat().st_size > MOST_TEXT:
@@ -78,7 +98,17 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
         transformers.AutoConfig.from_pretrained(folder, local_files_only=True), "max_position_embeddings", 512
     )
     found = tokenizer(texts, padding=True, truncation=True, max_length=min(most, 512), return_tensors="pt")
+    _warn_of_unknown(found["input_ids"], tokenizer, path)
     return dict(found) | ({} if labels is None else {"labels": labels})
+
+
+def _warn_of_unknown(ids: Tensor, tokenizer: Any, path: Path) -> None:
+    """Warns where most words are none that the tokenizer knows: the points would be all alike."""
+    special = torch.tensor([i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id], device="cpu")
+    words = ids[~torch.isin(ids, special)]
+    share = float((words == tokenizer.unk_token_id).float().mean()) if tokenizer.unk_token_id is not None else 0.0
+    if share > 0.5:
+        warnings.warn(f"{path.name}: the tokenizer does not know {share:.0%} of the words", stacklevel=2)
 
 
 def _labelled(lines: list[str]) -> tuple[list[str], Tensor | None]:

@@ -28,6 +28,10 @@ Weights = Annotated[
     Path | None, typer.Option(help=".safetensors, .pt or a folder of `sipp prune`; default: freshly initialised.")
 ]
 Data = Annotated[str | None, typer.Option(help=f"Calibration points: {KINDS}.")]
+Normalise = Annotated[
+    str | None,
+    typer.Option(help="How images become numbers: imagenet (the default), cifar10, none, or MEAN/STD by channel."),
+]
 Include = Annotated[list[str] | None, typer.Option(help="Only layers of this name or glob; may be repeated.")]
 Exclude = Annotated[list[str] | None, typer.Option(help="All but layers of this name or glob; may be repeated.")]
 PointsOption = Annotated[
@@ -37,7 +41,10 @@ PointsOption = Annotated[
     ),
 ]
 HoldoutPoints = Annotated[
-    int | None, typer.Option(help="How many holdout points; default: all of a file, up to 5,000 of a set.", min=1)
+    int | None,
+    typer.Option(
+        help="How many holdout points; default: all of a file or a set, up to 5,000 images of a folder.", min=1
+    ),
 ]
 Confidence = Annotated[float, typer.Option(help="Confidence of certificates and of statements about shares of inputs.")]
 OutputPart = Annotated[

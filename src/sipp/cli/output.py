@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from sipp.storage.files import plain
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; everything else on stderr.")]
 UNBOUNDED = 10_000  # columns where stdout is a file or a pipe: no name is folded there
@@ -33,17 +33,6 @@ def only_json(wanted: bool) -> Iterator[None]:
 def print_json(values: Any) -> None:
     """Prints the document. Call it outside of `only_json`."""
     typer.echo(json.dumps(plain(values), indent=2, allow_nan=False))
-
-
-def plain(value: Any) -> Any:
-    """The value in JSON's types; a float that is not finite, for which JSON has no word, is null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
 
 
 def shows_progress(as_json: bool) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sipp.certificates.evidence import point_keys
 from sipp.cli.errors import Trouble, at
 from sipp.cli.hugging_face import sentences
+from sipp.cli.normalising import USUAL, Normalisation, checked_images, normalisation_of
 from sipp.cli.options import DEFAULT_ROOT, KINDS
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import (
@@ -28,7 +29,6 @@ from sipp.experiments.data import (
     index_folders,
     load_cifar10,
     load_digits,
-    normalise,
 )
 from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
 from sipp.experiments.data.imagefolder import SUFFIXES
@@ -40,7 +40,7 @@ Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "random"]
 
 INPUTS, LABELS, TEXT = "inputs", "labels", ".txt"
-N_HOLDOUT = 5000  # points of a built-in set or a folder, or all it has, unless told otherwise
+N_HOLDOUT = 5000  # images of a folder, which are large, or all it has, unless told otherwise
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
 MAX_FILE_BYTES = 16 << 30  # of unpacked points: they are held in memory
 MAX_RANDOM = 1 << 30  # numbers of `random:`
@@ -57,6 +57,7 @@ class Source:
     what: str  # "training images of digits"
     take: Callable[[Tensor], dict[str, Tensor]]
     has_holdout: bool = False  # the same name gives other points as a holdout
+    normalised: Normalisation | None = None  # how bytes of images became numbers; None: nothing was done to them
 
 
 @dataclass(frozen=True)
@@ -69,29 +70,38 @@ class Points:
     kind: Kind
     words: str
     hash: str  # of the set of points, as in certificates
+    normalised: Normalisation | None = None
 
 
-def open_source(spec: str, role: Role, option: str, *, seed: int = 0, model: str = "") -> Source:
+def open_source(
+    spec: str, role: Role, option: str, *, seed: int = 0, model: str = "", normalise: str | None = None
+) -> Source:
     """What `spec` names, for a role: of a set with a test part, calibration is drawn from training, holdout from test.
 
-    `model` names the network whose tokenizer reads text.
+    `model` names the network whose tokenizer reads text, `normalise` is what --normalise says of images.
 
     A network from elsewhere may have been trained on all of the training part, so only test points are new to it.
     """
+    chosen = normalisation_of(normalise)
     with at(f"{option} {spec}", f"give {KINDS}"):
         name, _, root = spec.partition(":")
         if name == "random":
-            return _random(spec, role, seed)
-        if name == "digits" and not root:
-            return _image_set(spec, load_digits(), role)
-        if name == "cifar10":
-            return _image_set(spec, _cifar10(Path(root) if root else DEFAULT_ROOT), role)
-        path = Path(spec)
-        if path.is_dir():
-            return _folder(spec, path, role)
-        if not path.is_file():
+            source = _random(spec, role, seed)
+        elif name == "digits" and not root:
+            return _image_set(spec, load_digits(), role, chosen)
+        elif name == "cifar10":
+            return _image_set(spec, _cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
+        elif Path(spec).is_dir():
+            return _folder(spec, Path(spec), role, chosen or USUAL)
+        elif not Path(spec).is_file():
             raise DataError(f"{spec} is neither a file, a folder nor the name of a set", fix=f"give {KINDS}")
-        return _text(spec, path, model) if path.suffix == TEXT else _file(spec, path)
+        elif Path(spec).suffix == TEXT:
+            source = _text(spec, Path(spec), model)
+        else:
+            return _file(spec, Path(spec), chosen)
+    if chosen is not None:
+        raise Trouble(f"{spec} holds no images", where=f"--normalise {normalise}", fix="leave it out")
+    return source
 
 
 def points_read(option: str, spec: str | None) -> list[tuple[str, Path]]:
@@ -149,7 +159,8 @@ def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.
     n = len(items)
     words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
     words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
-    return Points(batches, n, source.spec, source.kind, words, set_hash(point_keys(batches, "data")))
+    keys = set_hash(point_keys(batches, "data"))
+    return Points(batches, n, source.spec, source.kind, words, keys, source.normalised)
 
 
 def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -> None:
@@ -189,7 +200,14 @@ def summary(points: Points | None) -> dict[str, Any] | None:
         "what": points.words,
         "n_points": points.n_points,
         "hash": points.hash,
+        "normalisation": None if points.normalised is None else points.normalised.record,
     }
+
+
+def images_lines(*drawn: Points | Source | None) -> list[str]:
+    """A line on how images became numbers, once, whatever number of sets they came from; none where there are none."""
+    found = (points.normalised for points in drawn if points is not None and points.normalised is not None)
+    return [f"images:  {one.words}" for one in dict.fromkeys(found)]
 
 
 def _cifar10(root: Path) -> ImageSet:
@@ -200,18 +218,20 @@ def _cifar10(root: Path) -> ImageSet:
     return load_cifar10(root)
 
 
-def _image_set(spec: str, data: ImageSet, role: Role) -> Source:
+def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | None) -> Source:
     """The training part for calibration, the test part as holdout."""
+    is_bytes = data.images.dtype == torch.uint8
+    normalised = checked_images(chosen or USUAL, data.images, data.name) if is_bytes or chosen is not None else None
     first, n, part = (0, data.n_train, "training") if role == "calibration" else (data.n_train, data.n_test, "test")
 
     def take(items: Tensor) -> dict[str, Tensor]:
         images = data.images[first + items]
         return {
-            INPUTS: normalise(images) if images.dtype == torch.uint8 else images,
+            INPUTS: images if normalised is None else normalised.apply(images),
             LABELS: data.labels[first + items],
         }
 
-    return Source(spec, "built-in", n, f"{part} images of {data.name}", take, has_holdout=True)
+    return Source(spec, "built-in", n, f"{part} images of {data.name}", take, True, normalised)
 
 
 def _text(spec: str, path: Path, model: str) -> Source:
@@ -221,8 +241,11 @@ def _text(spec: str, path: Path, model: str) -> Source:
     return Source(spec, "file", n, f"sentences of {path.name}", lambda items: {k: t[items] for k, t in found.items()})
 
 
-def _file(spec: str, path: Path) -> Source:
-    """The tensors of a file by name, of equal length; labels are int64 where they are whole numbers."""
+def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
+    """The tensors of a file by name, of equal length; labels are int64 where they are whole numbers.
+
+    Numbers are taken as they are; with --normalise they must be images, as bytes.
+    """
     try:
         found = _read(path)
     except (ValueError, TypeError, OSError, MemoryError, EOFError, SafetensorError, zipfile.BadZipFile) as error:
@@ -247,7 +270,14 @@ def _file(spec: str, path: Path) -> Source:
         raise DataError(f"{path} holds no points", fix="give at least one")
     if LABELS in found and not found[LABELS].is_floating_point():
         found[LABELS] = found[LABELS].long()
-    return Source(spec, "file", n, f"points of {path.name}", lambda items: {k: t[items] for k, t in found.items()})
+    if chosen is not None:
+        name = INPUTS if INPUTS in found else next(iter(found))
+        found[name] = checked_images(chosen, found[name], f"{name} in {path.name}").apply(found[name])
+
+    def take(items: Tensor) -> dict[str, Tensor]:
+        return {name: tensor[items] for name, tensor in found.items()}
+
+    return Source(spec, "file", n, f"points of {path.name}", take, normalised=chosen)
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -294,7 +324,7 @@ def _random(spec: str, role: Role, seed: int) -> Source:
     return Source(spec, "random", shape[0], "points of random noise (no data)", lambda items: {INPUTS: noise[items]})
 
 
-def _folder(spec: str, path: Path, role: Role) -> Source:
+def _folder(spec: str, path: Path, role: Role, chosen: Normalisation) -> Source:
     """Images: `train/CLASS/*` and `val/CLASS/*` by role, or one folder of classes, or of images, whose classes are
     not known to the network."""
     has_parts = (path / "train").is_dir() and (path / "val").is_dir()
@@ -309,9 +339,10 @@ def _folder(spec: str, path: Path, role: Role) -> Source:
     def take(items: Tensor) -> dict[str, Tensor]:
         batches = list(FolderBatches(index, first + items, "val", max(1, len(items)), 0, 0, 0))
         images, labels = (torch.cat(parts) for parts in zip(*batches))
-        return {INPUTS: normalise(images), LABELS: labels} if has_parts else {INPUTS: normalise(images)}
+        inputs = checked_images(chosen, images, str(path)).apply(images)
+        return {INPUTS: inputs, LABELS: labels} if has_parts else {INPUTS: inputs}
 
-    return Source(spec, "folder", n, f"{part} of {path}, 224 x 224", take, has_holdout=has_parts)
+    return Source(spec, "folder", n, f"{part} of {path}, 224 x 224", take, has_parts, chosen)
 
 
 def _index_any(path: Path) -> FolderIndex:
@@ -331,7 +362,12 @@ def _index_any(path: Path) -> FolderIndex:
 
 
 def default_points(source: Source, role: Role, needed: Callable[[], int]) -> int | None:
-    """How many points to draw where the user did not say: all of a file; of a set what T4 asks for, or N_HOLDOUT."""
+    """How many points to draw where the user did not say; None: all.
+
+    All of a file. Of a set or a folder as calibration what T4 asks for; as holdout all of a set, N_HOLDOUT of a folder.
+    """
     if source.kind in ("file", "random"):
         return None
-    return needed() if role == "calibration" else N_HOLDOUT
+    if role == "calibration":
+        return needed()
+    return N_HOLDOUT if source.kind == "folder" else None

@@ -12,16 +12,27 @@ from sipp.allocation.patterns import pattern_of
 from sipp.binomial import holdout_needed
 from sipp.checking import check_share
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
-from sipp.cli.files import NETWORK, check_file, check_folder, check_ledger
 from sipp.cli.models import weights_read
 from sipp.cli.options import n_points_of
-from sipp.cli.points import Points, collect, default_points, draw, example_of, open_source, points_read, split
+from sipp.cli.points import (
+    Points,
+    Role,
+    Source,
+    collect,
+    default_points,
+    draw,
+    example_of,
+    open_source,
+    points_read,
+    split,
+)
 from sipp.experiments.nets import NETS
 from sipp.inputs.apart import ASIDE_SHARE
 from sipp.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Mode, Reduce
 from sipp.scoring.methods import Method, method_of
 from sipp.scoring.theory_points import check_delta, sample_size
-from sipp.storage.marks import FILE_SUFFIX
+from sipp.storage.marks import FILE_SUFFIX, Precision
+from sipp.storage.outputs import NETWORK, check_file, check_folder, check_ledger
 
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 
@@ -39,6 +50,7 @@ class PruneRequest:
     epsilon: float | None
     max_accuracy_drop: float | None
     holdout: str | None
+    normalise: str | None
     method: Method
     include: list[str] | None
     exclude: list[str] | None
@@ -51,6 +63,7 @@ class PruneRequest:
     reduce: Reduce | None
     floor: Floor
     repair: bool
+    statements: bool
     bound: Mode
     output: str | None
     ledger: Path | None
@@ -59,6 +72,7 @@ class PruneRequest:
     device: str
     dry_run: bool
     out: Path | None
+    values: Precision
     force: bool
     progress: bool
 
@@ -66,6 +80,11 @@ class PruneRequest:
     def is_one_file(self) -> bool:
         """Whether --out names a file of `sipp.save`, and not a folder."""
         return self.out is not None and self.out.suffix == FILE_SUFFIX
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the stored values are not those of the pruning."""
+        return self.values not in ("fp32", "lossless")
 
     @property
     def has_tolerance(self) -> bool:
@@ -112,6 +131,7 @@ def check(request: PruneRequest) -> None:
         "--draws": request.draws != "until",
         "--bound": request.bound != "paper",
         "--delta": request.delta != DELTA,
+        "--no-statements": not request.statements,
     }
     for_certificates = {
         "--output": request.output is not None,
@@ -123,10 +143,27 @@ def check(request: PruneRequest) -> None:
         _refuse_ignored(kept_for_keep, f"cannot be chosen with {given[0]}", "leave it out, or use --keep")
     elif request.holdout is None:
         _refuse_ignored(for_certificates, "serves a certificate only", "give --holdout or --epsilon, or leave it out")
+    _check_values(request, given[0])
     _check_numbers(request)
     if request.ledger is not None:
         with at(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
             check_ledger(request.ledger, out=request.out, inputs=reads)
+
+
+def _check_values(request: PruneRequest, goal: str) -> None:
+    """Refuses values that nothing would be stored with, or that nothing would be certified about."""
+    if request.values != "fp32" and not request.is_one_file:
+        _refuse_ignored(
+            {f"--values {request.values}": True},
+            "is of one file, and a folder holds plain weights",
+            f"give --out NAME{FILE_SUFFIX}, or leave it out",
+        )
+    if request.rounds and request.has_tolerance:
+        raise Trouble(
+            f"the walk to {goal} certifies the values before rounding, not those in the file",
+            where=f"--values {request.values}",
+            fix="give --values lossless; or --keep with --holdout, which certifies what is stored",
+        )
 
 
 def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:
@@ -165,15 +202,19 @@ def _check_numbers(request: PruneRequest) -> None:
 
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
     """Calibration and holdout points, disjoint; None where they are not needed."""
+
+    def opened(spec: str, role: Role, option: str) -> Source:
+        return open_source(spec, role, option, seed=request.seed, model=request.model, normalise=request.normalise)
+
     holdout = None
     if request.holdout is not None:
-        source = open_source(request.holdout, "holdout", "--holdout", seed=request.seed, model=request.model)
+        source = opened(request.holdout, "holdout", "--holdout")
         n_holdout = request.holdout_points or default_points(source, "holdout", lambda: 0)
         holdout = draw(source, n_holdout, seed=request.seed, batch_size=request.batch_size, model=model)
     if not method_of(request.method).needs_data and request.data is None and not request.has_tolerance:
         return None, holdout
     spec = _data_spec(request)
-    source = open_source(spec, "calibration", "--data", seed=request.seed, model=request.model)
+    source = opened(spec, "calibration", "--data")
     if request.has_tolerance and source.kind == "random":
         raise Trouble(
             "a certificate on noise says nothing about your inputs", where=f"--data {spec}", fix="give real points"
@@ -190,7 +231,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
     n = n_points_of(request.points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
     if request.has_tolerance and holdout is None:
         if source.has_holdout:
-            other = open_source(spec, "holdout", "--data", seed=request.seed, model=request.model)
+            other = opened(spec, "holdout", "--data")
             n_holdout = request.holdout_points or default_points(other, "holdout", lambda: 0)
             holdout = draw(other, n_holdout, seed=request.seed, batch_size=request.batch_size, model=model)
         else:

@@ -16,16 +16,22 @@ import sipp
 from sipp.certificates.record import AnyCertificate, from_json
 from sipp.cli.errors import Trouble, at
 from sipp.cli.models import load_model
-from sipp.cli.points import check_fits, draw, open_source
+from sipp.cli.points import Points, check_fits, draw, open_source
 from sipp.experiments.nets import NETS, build
-from sipp.experiments.runs.reading import read_pruned
 from sipp.inputs.batches import batches_of
+from sipp.storage.artifact_index import class_name
 from sipp.storage.contents import Contents
+from sipp.storage.files import read_file
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.network_schemas import PrunedRecord
+from sipp.storage.pruned_folder import read_pruned
 from sipp.storage.run_schemas import plain
+from sipp.storage.tensors import raw_tensors
 
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
+
+
+Tensors = dict[str, tuple[tuple[int, ...], str]]  # shape and dtype by name
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,12 @@ class StoredNetwork:
 
 def read_contents(path: Path) -> Contents:
     """What is in a file of `sipp.save`."""
+    if path.is_dir():
+        raise Trouble(
+            f"{path} is a folder, and this is about one file",
+            where=f"FILE {path}",
+            fix="give a file of sipp.save; `sipp report` and `sipp bench` take folders",
+        )
     with at(f"FILE {path}", GIVE_FILE):
         return sipp.inspect(path)
 
@@ -62,20 +74,23 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
 
 def built_in(contents: Contents) -> str | None:
     """The built-in network of this class with these tensors; None: there is none."""
-    stored = {name: (one.shape, one.dtype) for one in contents.tensors for name in one.names}
-    return next((name for name in NETS if _built(name) == (contents.model, stored)), None)
+    return _known(contents.model, {name: (one.shape, one.dtype) for one in contents.tensors for name in one.names})
+
+
+def _known(model: str, tensors: Tensors) -> str | None:
+    return next((name for name in NETS if _built(name) == (model, tensors)), None)
 
 
 @cache
-def _built(name: str) -> tuple[str, dict[str, tuple[tuple[int, ...], str]]]:
+def _built(name: str) -> tuple[str, Tensors]:
     """The class and the tensors of a built-in network, without their numbers."""
     with torch.device("meta"):
         net = build(name)
     tensors = {key: (tuple(value.shape), str(value.dtype)[6:]) for key, value in net.state_dict().items()}
-    return f"{type(net).__module__}.{type(net).__qualname__}", tensors
+    return class_name(net), tensors
 
 
-def example_for(stored: StoredNetwork, data: str | None, n_points: int) -> Any:
+def example_for(stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None) -> tuple[Any, Points]:
     """So many points as the network takes them, of `data` or of noise in a built-in network's shape."""
     if data is None and stored.name not in NETS:
         raise Trouble(
@@ -84,10 +99,11 @@ def example_for(stored: StoredNetwork, data: str | None, n_points: int) -> Any:
             fix=f"give --data, such as random:{n_points}x3x32x32",
         )
     spec = data if data is not None else "random:" + "x".join(map(str, (n_points, *NETS[stored.name].input_shape)))
-    points = draw(open_source(spec, "calibration", "--data"), n_points, seed=0, batch_size=n_points, model=stored.model)
+    source = open_source(spec, "calibration", "--data", model=stored.name, normalise=normalise)
+    points = draw(source, n_points, seed=0, batch_size=n_points, model=stored.model)
     check_fits(stored.model, points, stored.name, "--data")
     batch = next(iter(batches_of(points.batches)))
-    return batch.kwargs or batch.args
+    return batch.kwargs or batch.args, points
 
 
 def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
@@ -95,7 +111,9 @@ def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
     with at(f"FILE {folder}", GIVE_FILE):
         record, _ = read_pruned(folder)
         said = json.loads((folder / RECORD_NAME).read_bytes()).get("model")
-    name = model or (said if said in NETS else None)
+        raw = raw_tensors(read_file(folder / WEIGHTS_NAME), folder / WEIGHTS_NAME)
+    kinds = {key: (one.shape, one.dtype.removeprefix("torch.")) for key, one in raw.items()}
+    name = model or (said if said in NETS else _known(str(said), kinds))
     if name is None:
         raise _unknown(folder, f"{said!r:.60}")
     network = load_model(name, folder / WEIGHTS_NAME)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import sipp
-from sipp.cli.files import PAGE, write_file
 from sipp.experiments.recipes import Recipe, config_of
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
@@ -17,9 +16,10 @@ from sipp.experiments.runs.sharing import find_made, stage_key
 from sipp.experiments.studies import Study
 from sipp.experiments.training.setup import Device
 from sipp.report import read_results, render
-from sipp.report.page import About
+from sipp.report.rendering import About
 from sipp.report.words import Finding
 from sipp.storage import pairs
+from sipp.storage.outputs import PAGE, write_file
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,21 @@ from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.bounds.statements import holdout_norms, state
 from sipp.checking import check_choice, check_flag, check_whole
 from sipp.errors import OptionError
-from sipp.inputs.batches import Data
+from sipp.inputs.batches import Data, points_at
 from sipp.inputs.layers import Selector
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import budget_of
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
-from sipp.pruning.ranking import RankOptions, rank_subject, take_aside
+from sipp.pruning.ranking import N_SAMPLE, RankOptions, rank_subject, take_aside
 from sipp.pruning.result import Moved, Pruned, PrunedLayer, Ranking
 from sipp.records import Weight
 from sipp.repairing.entry import repair as repair_network
 from sipp.repairing.polishing import output_error
 from sipp.scoring.methods import DEFAULT, Method
+
+N_NAMED = 5  # layers in a warning
 
 
 def prune(
@@ -54,6 +56,7 @@ def prune(
     bound: Mode = "paper",
     holdout: Data | None = None,
     looks_at_assumption: bool = False,
+    statements: bool = True,
     repair: bool = False,
     scoring: Scoring = Scoring(),
     constants: Constants = Constants(),
@@ -65,35 +68,34 @@ def prune(
     network statement is computed: the paper's formula, or operator norms on the graph. What rests on a maximum over
     points holds for all but a share of inputs, at `confidence` (T18), smallest for the network with a `holdout` of
     points that serve nothing else. `bound="sound"` needs such: without, the last quarter of `data` is kept aside, not
-    scored. `looks_at_assumption` adds what data and holdout say of T4. With a `floor` every row keeps a weight, and
-    every layer that share of what an even cut would leave it. `repair` refits the kept weights, without labels.
+    scored. `looks_at_assumption` adds what data and holdout say of T4; `statements=False` saves the sensitivities of
+    baselines (T17). With a `floor` every row keeps a weight, and every layer that share of what an even cut would
+    leave it. `repair` refits the kept weights, without labels.
 
     Example:
         >>> import sipp, torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> pruned = sipp.prune(model, torch.rand(200, 8), keep=0.5)
-        >>> pruned.kept, pruned.n_weights
-        (96, 192)
+        >>> sipp.prune(model, torch.rand(200, 8), keep=0.5).kept  # of 192
+        96
     """
     options = RankOptions(method, delta, confidence, draws, reduce, floor, constants, pattern)
-    _check_reading(data, holdout, bound, looks_at_assumption, repair)
+    _check_reading(data, holdout, bound, looks_at_assumption, statements, repair)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    n_kept = _budget(keep, budget, pattern, subject.weights)
-    aside = holdout
+    n_kept, aside = _budget(keep, budget, pattern, subject.weights), holdout
     if bound == "sound" and data is not None and holdout is None:
         subject, aside = take_aside(subject, options)
-    ranking = rank(subject, options, progress=progress, statements=True)
+    ranking = rank(subject, options, progress=progress, statements=statements or options.row.is_scored)
     if bound == "paper" and holdout is not None and ranking.scores is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
-    pruned = _with_moved(ranking, cut(ranking, n_kept, seed=seed))
+    pruned = _with_moved(_with_sample(ranking, subject), cut(ranking, n_kept, seed=seed))
     if repair and data is not None:
         pruned = repaired(ranking, pruned, data, seed=seed, progress=progress)
     if bound == "sound" and ranking.scores is not None and aside is not None:
-        statement = sound_network_bound(ranking.model, pruned.model, aside, ranking.scores, confidence=confidence)
-        pruned = replace(pruned, bound=statement)
+        sound = sound_network_bound(ranking.model, pruned.model, aside, ranking.scores, confidence=confidence)
+        pruned = replace(pruned, bound=sound)
     if looks_at_assumption and data is not None and ranking.scores is not None:
-        looked_at = replace(subject, scoring=replace(scoring, n_points=ranking.scores.n_points))
-        pruned = replace(pruned, assumption=check_assumption_of(looked_at, holdout, constants))
+        seen = replace(subject, scoring=replace(scoring, n_points=ranking.scores.n_points))
+        pruned = replace(pruned, assumption=check_assumption_of(seen, holdout, constants))
     return pruned
 
 
@@ -132,6 +134,14 @@ def repaired(ranking: Ranking, pruned: Pruned, data: Data, *, seed: int = 0, pro
     )
 
 
+def _with_sample(ranking: Ranking, subject: Subject) -> Ranking:
+    """The ranking with a few points to run, where nothing was scored and the data can be read (again)."""
+    if ranking.sample is not None or subject.data is None or hasattr(subject.data, "__next__"):
+        return ranking
+    few = replace(subject, scoring=replace(subject.scoring, n_points=None))
+    return replace(ranking, sample=points_at(next(few.batches(N_SAMPLE)), slice(N_SAMPLE)))
+
+
 def _with_moved(ranking: Ranking, pruned: Pruned) -> Pruned:
     """The record with what its weights do to the output on a few points: those of the blend's choice, or of the sample.
 
@@ -146,17 +156,20 @@ def _with_moved(ranking: Ranking, pruned: Pruned) -> Pruned:
 
 
 def _warn_of_dead(layers: tuple[PrunedLayer, ...]) -> None:
-    for layer in layers:
-        if layer.kept == 0:
-            warnings.warn(
-                f"{layer.name}: the whole layer died, none of its weights was kept; floor=0.1 prevents it", stacklevel=4
-            )
-        elif layer.dead_rows:
-            n_dead = len(layer.dead_rows)
-            warnings.warn(
-                f"{layer.name}: {n_dead} of {layer.n_rows} rows died, none of theirs was kept; floor=0.0 keeps one",
-                stacklevel=4,
-            )
+    """One warning for all rows that died, and one for all layers, however many there are."""
+    gone = [layer.name for layer in layers if layer.kept == 0]
+    rows = [
+        f"{layer.name} ({len(layer.dead_rows)} of {layer.n_rows})" for layer in layers if layer.kept and layer.dead_rows
+    ]
+    if gone:
+        what = "the whole layer died" if len(gone) == 1 else f"{len(gone)} whole layers died"
+        warnings.warn(f"{what}, no weight was kept: {_some(gone)}; floor=0.1 prevents it", stacklevel=4)
+    if rows:
+        warnings.warn(f"rows died, no weight of theirs was kept: {_some(rows)}; floor=0.0 keeps one", stacklevel=4)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:N_NAMED]) + (f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else "")
 
 
 def _budget(keep: float | None, budget: int | None, pattern: str | None, weights: Sequence[Weight]) -> int:
@@ -174,12 +187,18 @@ def _budget(keep: float | None, budget: int | None, pattern: str | None, weights
 
 
 def _check_reading(
-    data: Data | None, holdout: Data | None, bound: str, looks_at_assumption: bool, repair: bool
+    data: Data | None, holdout: Data | None, bound: str, looks_at_assumption: bool, statements: bool, repair: bool
 ) -> None:
-    """Refuses what cannot be read as often as it must be, and a holdout that would serve nothing."""
+    """Refuses what cannot be read as often as it must be, and what would serve nothing."""
     check_choice("bound", bound, get_args(Mode))
     check_flag("looks_at_assumption", looks_at_assumption)
+    check_flag("statements", statements)
     check_flag("repair", repair)
+    if not statements and (holdout is not None or bound != "paper" or looks_at_assumption):
+        raise OptionError(
+            "holdout, bound='sound' and looks_at_assumption serve statements, and statements=False asks for none",
+            fix="leave out one or the other",
+        )
     if repair and (data is None or hasattr(data, "__next__")):
         raise OptionError(
             "repair=True refits on the data, after it was scored", fix="give a list, a loader or a tensor"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from sipp.scoring.methods import Method
 if TYPE_CHECKING:
     from sipp.bounds.assumption import Assumption
     from sipp.bounds.network import Guarantee, Measured, NetworkBound
+    from sipp.certificates.record import AnyCertificate
     from sipp.repairing.record import Repair
 
 Origin = Method | Literal["given"]  # "given": the new weights were the caller's own
@@ -110,6 +113,16 @@ class Pruned:
     def keep(self) -> float:
         """The share of prunable weights that was kept."""
         return self.kept / self.n_weights
+
+    def save(self, folder: str | PathLike[str], *, certificate: AnyCertificate | None = None) -> Path:
+        """Writes the folder that `sipp prune --out` writes, network and record, and gives its path.
+
+        `sipp report`, `bench`, `eval` and `certify` take it. It is whole or not there; a folder with other content is
+        refused. A `certificate` must be about `model`. One small file instead: `sipp.save`.
+        """
+        from sipp.storage.pruned_record import save_folder  # to the right: this method is the door to it
+
+        return save_folder(self, folder, certificate=certificate)
 
     def __str__(self) -> str:
         return pruned_table(self)

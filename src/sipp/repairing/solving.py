@@ -20,7 +20,10 @@ SOLVE_BYTES = 64 << 20  # of the systems that are solved at a time
 
 
 def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -> Tensor:
-    """The changes of weights (G x R x K, zero off the masks). Features that never occur are not changed."""
+    """The changes of weights (G x R x K, zero off the masks). Features that never occur are not changed.
+
+    A row whose system is not positive definite, as rounded, becomes NaN.
+    """
     diagonal_GK = xx_GKK.diagonal(dim1=1, dim2=2)
     is_met_GK = diagonal_GK > 0
     scale_GK = torch.where(is_met_GK, diagonal_GK, 1.0).rsqrt()
@@ -35,7 +38,7 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -
     kept_rows = (~by_removed_N & (n_kept_N > 0)).nonzero().flatten()
     _solve_within(system_GKK, wanted_NK, mask_NK, kept_rows, n_rows, found_NK)
     if bool(by_removed_N.any()):
-        inverse_GKK = torch.cholesky_inverse(torch.linalg.cholesky(system_GKK))
+        inverse_GKK = torch.cholesky_inverse(_factor(system_GKK))
         free_NK = (wanted_GRK @ inverse_GKK).flatten(0, 1)
         pushes_NK = torch.zeros_like(free_NK)
         removed_rows = (by_removed_N & (n_kept_N < fan_in)).nonzero().flatten()
@@ -60,9 +63,14 @@ def _solve_within(
         systems_NSS *= is_real_NS[:, :, None] & is_real_NS[:, None, :]
         systems_NSS.diagonal(dim1=1, dim2=2).masked_fill_(~is_real_NS, 1.0)
         wanted_NS = wanted_NK[batch_N].gather(1, order_NS) * is_real_NS
-        factor_NSS, _ = torch.linalg.cholesky_ex(systems_NSS)
-        solved_NS = torch.cholesky_solve(wanted_NS[..., None], factor_NSS)[..., 0]
+        solved_NS = torch.cholesky_solve(wanted_NS[..., None], _factor(systems_NSS))[..., 0]
         found_NK[batch_N] = found_NK[batch_N].scatter(1, order_NS, solved_NS * is_real_NS)
+
+
+def _factor(systems_BSS: Tensor) -> Tensor:
+    """The Cholesky factors; NaN where rounding leaves a system without one, so that this ridge is not chosen."""
+    factor_BSS, failed_B = torch.linalg.cholesky_ex(systems_BSS)
+    return torch.where(failed_B[:, None, None] == 0, factor_BSS, torch.nan)
 
 
 def _alike(mask_NK: Tensor, rows: Tensor) -> Iterator[Tensor]:

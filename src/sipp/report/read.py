@@ -1,7 +1,8 @@
 """Folders in, frozen records out: runs of `sipp run`, and pruned models of `sipp prune`.
 
-Files are read by `sipp.experiments.runs.reading`, which refuses what `sipp run` refuses; what may stand in them says
-`sipp.storage`. What is wrong with a file is said with its path and line, and nothing is guessed in its place.
+Files are read by `sipp.experiments.runs.reading`, which refuses what `sipp run` refuses, and by
+`sipp.storage.pruned_folder`; what may stand in them says `sipp.storage`. What is wrong with a file is said with its
+path and line, and nothing is guessed in its place.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sipp.errors import DataError
 from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
 from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
+from sipp.storage import pruned_folder
 from sipp.storage.bench_schemas import BenchRecord, read_bench
 from sipp.storage.files import read_file
 from sipp.storage.marks import BENCH_NAME, RECORD_NAME, WEIGHTS_NAME
@@ -141,7 +143,7 @@ def read_run(folder: Path) -> Run:
 
 def read_pruned(folder: Path) -> PrunedModel:
     """The pruned model in this folder, as its report describes it."""
-    record, marks = reading.read_pruned(folder)
+    record, marks = pruned_folder.read_pruned(folder)
     certificates, more = _certificates(folder, record)
     bench = read_bench(folder / BENCH_NAME) if (folder / BENCH_NAME).exists() else None
     if bench is not None and bench.pruned_hash != record.pruned_hash:
@@ -166,7 +168,8 @@ def _certificates(folder: Path, record: PrunedRecord) -> tuple[tuple[Certificate
         except (OSError, ValueError, RecursionError, DataError):
             marks.append(f"{path.name} is no certificate that can be read.")
             continue
-        if values["pruned_hash"] != record.pruned_hash or values.get("dense_hash") != record.dense_hash:
+        is_other_dense = record.dense_hash is not None and values.get("dense_hash") != record.dense_hash
+        if values["pruned_hash"] != record.pruned_hash or is_other_dense:
             marks.append(f"{path.name} is a certificate of other networks, and not shown.")
         else:
             found.append(one)

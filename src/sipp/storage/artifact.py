@@ -9,6 +9,7 @@ the index is checked, and then every size, before memory is asked for.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
@@ -23,10 +24,12 @@ from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certif
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.pruning.result import Pruned
 from sipp.storage import container
-from sipp.storage.artifact_index import Entry, Index, Precision, Statements, read_index, write_index
+from sipp.storage.artifact_index import Entry, Index, Statements, class_name, read_index, write_index
 from sipp.storage.contents import About, Contents, contents_of
 from sipp.storage.files import write_atomic
+from sipp.storage.marks import Precision
 from sipp.storage.planes import DTYPES, cut
+from sipp.storage.rounding import restore_values, round_values
 from sipp.storage.stored_tensor import decode_tensor, encode_tensor, rounding_of
 
 N_SHOWN = 5  # names in an error
@@ -157,6 +160,24 @@ def inspect(path: str | PathLike[str]) -> Contents:
     )
 
 
+def as_stored(model: nn.Module, values: Precision) -> nn.Module:
+    """A copy of the network with the values that a file of `save` would give back: what is to be certified."""
+    stored = copy.deepcopy(model)
+    parameters = {name for name, _ in stored.named_parameters(remove_duplicate=False)}
+    for names, tensor in _tensors(stored):
+        rounding = rounding_of(tensor, values, is_parameter=not parameters.isdisjoint(names))
+        if rounding == "exact":
+            continue
+        flat_K = tensor.detach().to("cpu").reshape(-1)
+        n_rows = tensor.shape[0]
+        row_K = torch.arange(n_rows, dtype=torch.int64, device="cpu").repeat_interleave(tensor[0].numel())
+        rounded = round_values(flat_K, row_K, n_rows, rounding, names[0])
+        back_K = restore_values(rounded.stored_K, rounded.scale_F, row_K, tensor.dtype)
+        with torch.no_grad():
+            tensor.copy_(back_K.reshape(tensor.shape))
+    return stored
+
+
 def _path(path: str | PathLike[str]) -> Path:
     """The path, if it can be a file's."""
     if not isinstance(path, (str, PathLike)) or not Path(path).name or "\0" in str(path):
@@ -246,7 +267,7 @@ def _index(
             pattern=pruned.pattern,
         )
     return Index(
-        model=f"{type(model).__module__}.{type(model).__qualname__}",
+        model=class_name(model),
         sipp=__version__,
         torch=str(torch.__version__),
         precision=values,

@@ -17,11 +17,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from sipp.allocation.patterns import pattern_of
 from sipp.errors import DataError
 from sipp.storage.huffman import MOST_SYMBOLS_PER_BYTE
+from sipp.storage.marks import Precision
 from sipp.storage.planes import DTYPES, TURNED
 from sipp.storage.positions import PositionKind, bitmask_bytes, least_gap_bytes
 from sipp.storage.rounding import FORMATS, Rounding
-
-Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]
 
 MOST_INDEX_BYTES = 16 * 2**20  # enough for 50,000 tensors
 MOST_WEIGHTS = 2**47
@@ -125,6 +124,11 @@ class Index(IndexRecord):
     def is_moved(self) -> bool:
         """Whether a stored value differs from the one given to `save`."""
         return any(entry.values.largest_change > 0 for entry in self.tensors)
+
+
+def class_name(model: object) -> str:
+    """The class of a network as files name it."""
+    return f"{type(model).__module__}.{type(model).__qualname__}"
 
 
 def write_index(index: Index) -> bytes:

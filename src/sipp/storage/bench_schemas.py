@@ -65,6 +65,7 @@ class BenchRecord(Record):
     runs: Annotated[tuple[BenchRun, ...], Field(strict=False, min_length=1)]  # the fewest points first
     steps: Annotated[tuple[BenchStep, ...], Field(strict=False)]  # of the last of the runs,
     step_points: Annotated[int, Field(gt=0)]  # which takes so many points at a time
+    images: str | None = None  # how images became numbers, in words; None where there were none
     certified: str | None = None  # what is certified of the stored values, in a few words
     line: str  # smaller, faster, certified
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sipp.allocation.patterns import breaking, pattern_of
 from sipp.certificates.record import AnyCertificate
-from sipp.display import LABEL, WIDTH, number, text_of
-from sipp.storage.artifact_index import Entry, Index, Precision, Statements
+from sipp.display import LABEL, WIDTH, number, percent_up, text_of
+from sipp.storage.artifact_index import Entry, Index, Statements
+from sipp.storage.marks import Precision
 from sipp.storage.planes import DTYPES
 from sipp.storage.rounding import FORMATS
 
@@ -84,6 +85,19 @@ class Contents:
         sparse = [one for one in self.tensors if one.has_mask or one.kept < one.n_weights]
         n_weights, kept = sum(one.n_weights for one in sparse), sum(one.kept for one in sparse)
         return sum(one.value_bytes for one in self.tensors) + entropy_bytes(n_weights, kept)
+
+    @property
+    def moved(self) -> str:
+        """How far rounding moved the values, in words; empty where every bit is stored."""
+        rounded = [one for one in self.tensors if one.largest_change]
+        if not rounded:
+            return ""
+        largest = percent_up(max(one.largest_change for one in rounded))
+        together = percent_up(max(one.norm_change for one in rounded))
+        return (
+            f"{self.precision} moved weights in {len(rounded)} of {len(self.tensors)} tensors: one by at most "
+            f"{largest} of itself, those of a tensor together by at most {together} of their length"
+        )
 
     def __str__(self) -> str:
         return contents_text(self)
@@ -194,7 +208,7 @@ def _cells(name: str, group: Sequence[StoredTensor], positions: str, values: str
 
 def _words(contents: Contents) -> list[str]:
     """How it was pruned and what was said of it, marked where it is about other values than the stored ones."""
-    lines = []
+    lines = [_line("rounding", contents.moved)] if contents.moved else []
     said = contents.statements
     if said is not None:
         lines.append(_line("pruned", f"{said.method}, {said.kept:,} of {said.n_weights:,} weights kept"))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ TEMPORARY = ".tmp-"  # start of the name of a file that is being written
 FORMAT = 1
 MAX_NAME = 160
 CHUNK = 1 << 20  # bytes of a file that are read at once
+CHANGED = "it was changed after it was written"  # in errors of those who check
 _NAME = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*")
 
 Values = dict[str, Any]
@@ -171,6 +174,17 @@ def _parsed(data: bytes, path: Path) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not whole JSON ({error}); it was changed or cut", where=path) from error
+
+
+def plain(value: Any) -> Any:
+    """The value in JSON's types; a float that is not finite, for which JSON has no word, is null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
 
 
 def _check_of(body: Values) -> str:

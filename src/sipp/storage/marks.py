@@ -1,10 +1,11 @@
 """The names and marks by which files that this package wrote are known again."""
 
-from typing import Final
+from typing import Final, Literal
 
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
+Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values in such a file
 BENCH_NAME = "bench.json"  # what `sipp bench` found out about a network, beside it
 BENCH_KIND: Final = "file bench"  # in that record
 BENCH_FORMAT = 1

@@ -172,7 +172,7 @@ class PrunedRecord(Record):
     kept: Count
     n_weights: Count
     dead_rows: Count
-    dense_hash: str
+    dense_hash: str | None = None  # None: what it was pruned from is not known
     pruned_hash: str
     layers: Annotated[tuple[PrunedLayerRecord, ...], Field(strict=False, min_length=1)]
     bound: BoundRecord | None = None

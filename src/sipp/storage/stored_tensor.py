@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
-from sipp.storage.artifact_index import Entry, Positions, Precision, StoredValues
+from sipp.storage.artifact_index import Entry, Positions, StoredValues
+from sipp.storage.marks import Precision
 from sipp.storage.planes import DTYPES, TURNED, cut, decode_planes, encode_planes, raw_bits
 from sipp.storage.positions import Flags, PositionKind, decode_positions, encode_positions
 from sipp.storage.rounding import FORMATS, Rounding, restore_values, round_values

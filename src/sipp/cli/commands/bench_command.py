@@ -10,7 +10,7 @@ import typer
 
 import sipp
 from sipp.cli.errors import Trouble, at
-from sipp.cli.options import Device, Force, Weights
+from sipp.cli.options import Device, Force, Normalise, Weights
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
 from sipp.storage.marks import BENCH_NAME
 
@@ -41,6 +41,7 @@ def bench(
     model: OwnModel = None,
     weights: Weights = None,
     data: Annotated[str | None, typer.Option(help="Points; default: noise of a built-in network's shape.")] = None,
+    normalise: Normalise = None,
     batch: Batch = None,
     threads: Threads = None,
     repeats: Annotated[
@@ -58,15 +59,14 @@ def bench(
         for option, value in (("--batch", batch), ("--threads", threads), ("--out", out)):
             if value is not None:
                 raise Trouble("it is for a stored network", where=option, fix="give FILE, or leave it out")
-        _kernels(model or SCORED, weights, data, repeats, device, as_json)
+        _kernels(model or SCORED, weights, data, normalise, repeats, device, as_json)
         return
     if weights is not None or device == "cuda":
         option = "--weights" if weights is not None else "--device cuda"
         raise Trouble("FILE holds the weights, and is run on the CPU", where=option, fix="leave it out")
-    from sipp.cli.files import BENCH, check_file, write_file
-    from sipp.cli.output import plain
     from sipp.cli.points import points_read
-    from sipp.storage.files import seal
+    from sipp.storage.files import plain, seal
+    from sipp.storage.outputs import BENCH, check_file, write_file
 
     with only_json(as_json):
         if out is not None:
@@ -75,7 +75,13 @@ def bench(
         from sipp.cli.file_bench import bench_file
 
         record = bench_file(
-            file, model=model, data=data, n_points=batch or N_POINTS, n_threads=threads, repeats=repeats
+            file,
+            model=model,
+            data=data,
+            normalise=normalise,
+            n_points=batch or N_POINTS,
+            n_threads=threads,
+            repeats=repeats,
         )
         values = plain(record.model_dump(mode="json"))
         if out is not None:
@@ -90,6 +96,8 @@ def bench(
 def _tell(record: BenchRecord, out: Path | None) -> None:
     """Prints the tables, and the three numbers on the last line."""
     show(f"{record.network} on {record.machine}, {record.n_threads} threads")
+    if record.images is not None:
+        show(record.images)
     steps = plain_table("step", "kernel", "kept", "bytes dense", "bytes", "ms dense", "ms", "ratio", texts=("kernel",))
     for step in record.steps:
         is_timed = step.dense_ms is not None and step.sparse_ms is not None
@@ -120,18 +128,20 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
     show(record.line)
 
 
-def _kernels(model: str, weights: Path | None, data: str | None, repeats: int, device: str, as_json: bool) -> None:
+def _kernels(
+    model: str, weights: Path | None, data: str | None, normalise: str | None, repeats: int, device: str, as_json: bool
+) -> None:
     """Times the kernels, and the scoring of a network against its forward pass."""
     from sipp.cli.benching import measure
 
     with only_json(as_json):
-        machine, lines = measure(model, weights, data, device, repeats)
+        machine, lines, images = measure(model, weights, data, normalise, device, repeats)
         if not as_json:
             table = plain_table("what", "size", "torch ms", "sipp ms", "ratio", "off by")
             for line in lines:
                 times = (f"{line[key]:.2f}" for key in ("torch_ms", "sipp_ms"))
                 table.add_row(line["what"], line["size"], *times, f"{line['ratio']:.2f}", f"{line['off_by']:.0e}")
-            show(f"{machine}; best of {repeats}, measured in turns", table)
+            show(f"{machine}; best of {repeats}, measured in turns", *images, table)
             show("kernel: max-times product over matmul of the same shape; network: scoring over one forward pass")
     if as_json:
         print_json({"kind": "bench", "sipp": sipp.__version__, "machine": machine, "lines": lines})

@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from sipp.cli.errors import NOT_CERTIFIED
-from sipp.cli.options import REAL_KINDS, BatchSize, Confidence, Device, Force, HoldoutPoints, Ledger, Model, OutputPart
+from sipp.cli.options import (
+    REAL_KINDS,
+    BatchSize,
+    Confidence,
+    Device,
+    Force,
+    HoldoutPoints,
+    Ledger,
+    Model,
+    Normalise,
+    OutputPart,
+)
 from sipp.cli.output import Json, only_json, print_json, show
 
 
@@ -22,6 +33,7 @@ def certify(
     epsilon: Annotated[float | None, typer.Option(help="Relative error to certify; without it, the smallest.")] = None,
     accuracy: Annotated[bool, typer.Option("--accuracy", help="Certify the accuracy drop instead (T16).")] = False,
     calibration: Annotated[str | None, typer.Option(help="Calibration points; the holdout may hold none.")] = None,
+    normalise: Normalise = None,
     output: OutputPart = None,
     ledger: Ledger = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the certificate as JSON.")] = None,
@@ -37,8 +49,8 @@ def certify(
 
     request = CertifyRequest(
         model=model, dense=dense, pruned=pruned, holdout=holdout, delta=delta, confidence=confidence, epsilon=epsilon,
-        accuracy=accuracy, calibration=calibration, output=output, ledger=ledger, out=out, force=force, verify=verify,
-        points=points, batch_size=batch_size, device=device,
+        accuracy=accuracy, calibration=calibration, normalise=normalise, output=output, ledger=ledger, out=out,
+        force=force, verify=verify, points=points, batch_size=batch_size, device=device,
     )  # fmt: skip
     with only_json(as_json):
         found = answer(request)

@@ -17,6 +17,7 @@ from sipp.cli.options import (
     HoldoutPoints,
     Include,
     Model,
+    Normalise,
     OutputPart,
     PointsOption,
     Seed,
@@ -44,6 +45,7 @@ def compare(
     data: Annotated[str, typer.Option(help=f"Calibration points: {KINDS}.")],
     weights: Weights = None,
     holdout: HoldoutData = None,
+    normalise: Normalise = None,
     keeps: Keeps = "0.5,0.3,0.1",
     methods: Methods = None,
     repair: Repair = False,
@@ -59,7 +61,7 @@ def compare(
 ) -> None:
     """Prune a network by every method at a few keeps, print what each does to its output, and which to use."""
     from sipp.cli.models import load_model
-    from sipp.cli.points import default_points, draw, example_of, open_source, summary
+    from sipp.cli.points import default_points, draw, example_of, images_lines, open_source, summary
     from sipp.scoring.theory_points import sample_size
 
     with only_json(as_json):
@@ -67,7 +69,7 @@ def compare(
         if holdout is None and holdout_points is not None:
             raise Trouble("there is no holdout", where="--holdout-points", fix="give --holdout, or leave it out")
         network = load_model(model, weights, seed=seed, device=device)
-        source = open_source(data, "calibration", "--data", seed=seed, model=model)
+        source = open_source(data, "calibration", "--data", seed=seed, model=model, normalise=normalise)
 
         def needed() -> int:
             example = example_of(source, network, model, seed=seed)
@@ -76,7 +78,7 @@ def compare(
         with at(f"--model {model}, --data {data}", "see sipp compare --help"):
             n = n_points_of(points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
             chosen = draw(source, n, seed=seed, batch_size=batch_size, model=network)
-        judging = _judging(holdout, holdout_points, network, model, seed, batch_size)
+        judging = _judging(holdout, holdout_points, network, model, normalise, seed, batch_size)
         for option, found in (("--data", chosen), ("--holdout", judging)):
             _check(network, found, model, option)
         with at(f"--model {model}, --data {data}", "see sipp compare --help"):
@@ -89,7 +91,7 @@ def compare(
             show(f"network: {model}", f"data:    {chosen.words}")
             if judging is not None:
                 show(f"holdout: {judging.words}")
-            show(str(comparison))
+            show(*images_lines(chosen, judging), str(comparison))
             if chosen.kind == "random":
                 show("noise: this is how methods do on random inputs, not on yours")
     if as_json:
@@ -122,14 +124,20 @@ def _names(methods: str | None) -> list[Method] | None:
 
 
 def _judging(
-    spec: str | None, n_points: int | None, network: nn.Module, model: str, seed: int, size: int | None
+    spec: str | None,
+    n_points: int | None,
+    network: nn.Module,
+    model: str,
+    normalise: str | None,
+    seed: int,
+    size: int | None,
 ) -> Points | None:
     """The points of --holdout, if it was given."""
     from sipp.cli.points import default_points, draw, open_source
 
     if spec is None:
         return None
-    source = open_source(spec, "holdout", "--holdout", seed=seed, model=model)
+    source = open_source(spec, "holdout", "--holdout", seed=seed, model=model, normalise=normalise)
     n = n_points or default_points(source, "holdout", lambda: 0)
     return draw(source, n, seed=seed, batch_size=size, model=network)
 

@@ -10,7 +10,7 @@ import typer
 
 import sipp
 from sipp.cli.errors import at
-from sipp.cli.options import KINDS, BatchSize, Device, HoldoutPoints, Model, OutputPart, Seed, output_of
+from sipp.cli.options import KINDS, BatchSize, Device, HoldoutPoints, Model, Normalise, OutputPart, Seed, output_of
 from sipp.cli.output import Json, only_json, print_json, show
 
 
@@ -19,6 +19,7 @@ def eval(  # the name of the command
     dense: Annotated[Path, typer.Option(help="Weights of the dense network: .safetensors or .pt.")],
     pruned: Annotated[Path, typer.Option(help="Weights of the pruned network, or its folder from `sipp prune`.")],
     data: Annotated[str, typer.Option(help=f"Points to measure on: {KINDS}. Of a set, its test part.")],
+    normalise: Normalise = None,
     points: HoldoutPoints = None,
     output: OutputPart = None,
     seed: Seed = 0,
@@ -29,7 +30,7 @@ def eval(  # the name of the command
     """Measure accuracy, loss and epsilon of a pruned network beside the dense one."""
     from sipp.cli.evaluating import evaluate
     from sipp.cli.models import load_model
-    from sipp.cli.points import Role, check_fits, default_points, draw, open_source, summary
+    from sipp.cli.points import Role, check_fits, default_points, draw, images_lines, open_source, summary
 
     with only_json(as_json):
         networks = [
@@ -37,14 +38,15 @@ def eval(  # the name of the command
             for option, path in (("--dense", dense), ("--pruned", pruned))
         ]
         role: Role = "calibration" if data.startswith("random:") else "holdout"  # noise is no holdout: it shows shapes
-        source = open_source(data, role, "--data", seed=seed, model=model)
+        source = open_source(data, role, "--data", seed=seed, model=model, normalise=normalise)
         n = points or default_points(source, "holdout", lambda: 0)
         drawn = draw(source, n, seed=seed, batch_size=batch_size, model=networks[0])
         check_fits(networks[0], drawn, model, "--data")
         with at(f"--model {model}, --data {data}", "see sipp eval --help"):
             found = evaluate(networks[0], networks[1], drawn.batches, output_of(output))
         if not as_json:
-            show(f"network: {model}, dense {dense}, pruned {pruned}", f"data:    {drawn.words}", str(found))
+            show(f"network: {model}, dense {dense}, pruned {pruned}", f"data:    {drawn.words}")
+            show(*images_lines(drawn), str(found))
             if drawn.kind == "random":
                 show("noise:           this is what the networks do on random inputs, not on yours")
     if as_json:

@@ -10,10 +10,10 @@ import typer
 
 import sipp
 from sipp.cli.errors import Trouble, at
-from sipp.cli.files import check_place, refuse_inputs
-from sipp.cli.options import KINDS
+from sipp.cli.options import KINDS, Normalise
 from sipp.cli.output import Json, only_json, print_json, show
 from sipp.errors import OptionError
+from sipp.storage.outputs import check_place, refuse_inputs
 
 N_POINTS = 2  # of an example: from one alone torch concludes that there is always one
 
@@ -33,6 +33,7 @@ def export(
     data: Annotated[
         str | None, typer.Option(help=f"Example for pt2 and onnx; default: noise for a built-in network. {KINDS}.")
     ] = None,
+    normalise: Normalise = None,
     as_json: Json = False,
 ) -> None:
     """Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared."""
@@ -42,12 +43,13 @@ def export(
     from sipp.runtime.exporting import export as export_network
 
     with only_json(as_json):
-        if data is not None and to not in TRACED:
-            raise Trouble(f"--to {to} needs no example", where=f"--data {data}", fix="leave it out")
+        for option, value in (("--data", data), ("--normalise", normalise)):
+            if value is not None and to not in TRACED:
+                raise Trouble(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
         with at(f"--out {out}", "give another place"):
             _check_out(out, [("FILE", file), *points_read("--data", data)])
         stored = stored_network(file, model)
-        example = example_for(stored, data, N_POINTS) if to in TRACED else None
+        example = example_for(stored, data, N_POINTS, normalise)[0] if to in TRACED else None
         with at(f"FILE {file}, --to {to}", "see sipp export --help"):
             made = export_network(stored.model, out, to=to, example=example)
         if not as_json:

@@ -36,7 +36,7 @@ def _record(contents: Contents, name: str | None) -> dict[str, Any]:
     from dataclasses import asdict
 
     from sipp.allocation.patterns import breaking, pattern_of
-    from sipp.cli.pruned_record import certificate_record
+    from sipp.storage.pruned_record import certificate_record
 
     said = contents.statements
     pattern = None if said is None else said.pattern

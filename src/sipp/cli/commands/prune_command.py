@@ -18,6 +18,7 @@ from sipp.cli.options import (
     Include,
     Ledger,
     Model,
+    Normalise,
     OutputPart,
     PointsOption,
     Seed,
@@ -27,7 +28,7 @@ from sipp.cli.options import (
 from sipp.cli.output import Json, only_json, print_json, shows_progress
 from sipp.options import CONFIDENCE, DELTA, HOLDOUT_DELTA, Draws, Mode, Reduce
 from sipp.scoring.methods import DEFAULT, NAMES, Method
-from sipp.storage.marks import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.marks import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME, Precision
 
 Epsilon = Annotated[
     float | None, typer.Option(help="Instead of --keep: prune as far as this relative error is certified (T15).")
@@ -47,9 +48,17 @@ Out = Annotated[
     Path | None,
     typer.Option(help=f"New folder for {WEIGHTS_NAME} and {RECORD_NAME}; or one small file, name{FILE_SUFFIX}."),
 ]
+Values = Annotated[
+    Precision,
+    typer.Option(help=f"Values in the file name{FILE_SUFFIX}; fp16, bf16 and int8 round, and are certified as stored."),
+]
 PatternOption = Annotated[
     str | None, typer.Option(help="Instead of --keep: n of every m weights of a row, such as 2:4.")
 ]
+NoStatements = Annotated[
+    bool, typer.Option("--no-statements", help="Do not score the weights that another method chose (T17): faster.")
+]
+Repair = Annotated[bool, typer.Option("--repair", help="Refit the kept weights on the data, without labels.")]
 FloorOption = Annotated[
     str, typer.Option(help="Under rows and layers: a share of an even cut such as 0.1, off, or the method's own.")
 ]
@@ -65,6 +74,7 @@ def prune(
     epsilon: Epsilon = None,
     max_accuracy_drop: AccuracyDrop = None,
     holdout: HoldoutData = None,
+    normalise: Normalise = None,
     method: MethodName = DEFAULT,
     include: Include = None,
     exclude: Exclude = None,
@@ -76,9 +86,8 @@ def prune(
     draws: Annotated[Draws, typer.Option(help="How sampled rows are drawn (T8).")] = "until",
     reduce: OwnReduce = None,
     floor: FloorOption = "method",
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Refit the kept weights on the data, without labels.")
-    ] = False,
+    repair: Repair = False,
+    no_statements: NoStatements = False,
     bound: Annotated[Mode, typer.Option(help="How the network bound is computed (T12, T13).")] = "paper",
     output: OutputPart = None,
     ledger: Ledger = None,
@@ -87,6 +96,7 @@ def prune(
     device: Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the table and the bounds; write nothing.")] = False,
     out: Out = None,
+    values: Values = "fp32",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -96,11 +106,11 @@ def prune(
 
     request = PruneRequest(
         model=model, weights=weights, data=data, keep=keep, budget=budget, pattern=pattern, epsilon=epsilon,
-        max_accuracy_drop=max_accuracy_drop, holdout=holdout, method=method, include=include, exclude=exclude,
-        points=points, holdout_points=holdout_points, delta=delta, holdout_delta=holdout_delta, confidence=confidence,
-        draws=draws, reduce=reduce, floor=floor_of(floor), repair=repair, bound=bound, output=output, ledger=ledger,
-        seed=seed, batch_size=batch_size, device=device, dry_run=dry_run, out=out, force=force,
-        progress=shows_progress(as_json),
+        max_accuracy_drop=max_accuracy_drop, holdout=holdout, normalise=normalise, method=method, include=include,
+        exclude=exclude, points=points, holdout_points=holdout_points, delta=delta, holdout_delta=holdout_delta,
+        confidence=confidence, draws=draws, reduce=reduce, floor=floor_of(floor), repair=repair,
+        statements=not no_statements, bound=bound, output=output, ledger=ledger, seed=seed, batch_size=batch_size,
+        device=device, dry_run=dry_run, out=out, values=values, force=force, progress=shows_progress(as_json),
     )  # fmt: skip
     with only_json(as_json):
         check(request)
@@ -110,6 +120,6 @@ def prune(
         if not as_json:
             tell(request, outcome, written)
     if as_json:
-        print_json(record | {"written": written})
+        print_json(record | written.record)
     if not outcome.certified:
         raise not_certified(request, outcome)

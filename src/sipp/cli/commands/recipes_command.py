@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
+from sipp.cli.errors import Trouble
 from sipp.cli.output import Json, plain_table, print_json, show
-from sipp.errors import OptionError
 
 
 def recipes(
@@ -25,9 +25,7 @@ def recipes(
 
     if action == "show":
         if recipe is None:
-            raise OptionError(
-                "there is no name of a recipe", where="sipp recipes show", fix="give one of `sipp recipes`"
-            )
+            raise Trouble("there is no name of a recipe", where="sipp recipes show", fix="give one of `sipp recipes`")
         _show(recipe, as_json)
         return
     found = recipe_descriptions()

@@ -11,10 +11,10 @@ import typer
 
 import sipp
 from sipp.cli.errors import REPAIR, Trouble, at
-from sipp.cli.files import FIGURE, PAGE, Inputs, check_file, check_place, write_file
 from sipp.cli.options import Force
 from sipp.errors import DataError, OptionError
 from sipp.extras import needed_for
+from sipp.storage.outputs import FIGURE, PAGE, Inputs, check_file, check_place, write_file
 
 if TYPE_CHECKING:
     from sipp.report.read import Result

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 
 from sipp.cli.errors import at
-from sipp.cli.files import refuse_inputs
 from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, AcceptChanges, DataRoot, Device, RunsOut, Settings, Workers
 from sipp.cli.output import Json, print_json
 from sipp.cli.run_display import display, records_table
+from sipp.storage.outputs import refuse_inputs
 
 if TYPE_CHECKING:
     from sipp.experiments.recipes import Recipe

@@ -18,6 +18,7 @@ from sipp.cli.options import (
     Force,
     Include,
     Model,
+    Normalise,
     PointsOption,
     ReduceOver,
     Seed,
@@ -27,6 +28,7 @@ from sipp.cli.options import (
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
 from sipp.display import number
 from sipp.storage.marks import SCORES_MARK
+from sipp.storage.outputs import SCORES, Inputs, check_file, write_file
 from sipp.storage.tensors import tensors_to_bytes
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ def score(
     model: Model,
     data: Annotated[str, typer.Option(help=f"Calibration points: {KINDS}.")],
     weights: Weights = None,
+    normalise: Normalise = None,
     include: Include = None,
     exclude: Exclude = None,
     points: PointsOption = None,
@@ -50,24 +53,24 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score every prunable weight: the largest share it ever contributes to an output of its row (T3)."""
-    from sipp.cli.files import SCORES, check_file, write_file
     from sipp.cli.models import load_model, weights_read
-    from sipp.cli.points import check_fits, default_points, draw, example_of, open_source, points_read, summary
+    from sipp.cli.points import (
+        check_fits,
+        default_points,
+        draw,
+        example_of,
+        images_lines,
+        open_source,
+        points_read,
+        summary,
+    )
     from sipp.scoring.theory_points import sample_size
 
     with only_json(as_json):
         if out is not None:
-            with at(f"--out {out}", "give another file"):
-                reads = weights_read("--weights", weights) + points_read("--data", data)
-                check_file(out, SCORES, force=force, inputs=reads)
-            if out.suffix != ".safetensors":
-                raise Trouble(
-                    f"{out.name} is no name of scores",
-                    where=f"--out {out}",
-                    fix="give a name that ends in .safetensors",
-                )
+            _check_out(out, force, weights_read("--weights", weights) + points_read("--data", data))
         network = load_model(model, weights, seed=seed, device=device)
-        source = open_source(data, "calibration", "--data", seed=seed, model=model)
+        source = open_source(data, "calibration", "--data", seed=seed, model=model, normalise=normalise)
 
         def needed() -> int:
             example = example_of(source, network, model, seed=seed)
@@ -86,13 +89,22 @@ def score(
             with at(f"--out {out}", "give another file"):
                 write_file(out, content, SCORES, force=force)
         if not as_json:
-            show(f"data: {chosen.words}", _table(layers))
-            if chosen.kind == "random":
-                show("noise: these are scores on random inputs, not on yours")
+            noise = ["noise: these are scores on random inputs, not on yours"] if chosen.kind == "random" else []
+            show(f"data: {chosen.words}", *images_lines(chosen), _table(layers), *noise)
             show(f"scored in {seconds:.2f} s" + (f"; written: {out} ({size(len(content))})" if out is not None else ""))
     if as_json:
         about = {"kind": "scores", "sipp": sipp.__version__, "model": model, "reduce": reduce, "seed": seed}
         print_json(about | {"data": summary(chosen), "layers": layers, "seconds": round(seconds, 3), "written": out})
+
+
+def _check_out(out: Path, force: bool, inputs: Inputs) -> None:
+    """Refuses a file that scores cannot become, before any work."""
+    with at(f"--out {out}", "give another file"):
+        check_file(out, SCORES, force=force, inputs=inputs)
+    if out.suffix != ".safetensors":
+        raise Trouble(
+            f"{out.name} is no name of scores", where=f"--out {out}", fix="give a name that ends in .safetensors"
+        )
 
 
 def _layer(name: str, scores: Tensor) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 
 from sipp.cli.errors import at
-from sipp.cli.files import PAGE, check_file, refuse_inputs
 from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, AcceptChanges, DataRoot, Device, RunsOut, Settings, Workers
 from sipp.cli.output import Json, plain_table, print_json, show
+from sipp.storage.outputs import PAGE, check_file, refuse_inputs
 
 if TYPE_CHECKING:
     from sipp.experiments.studies import Study

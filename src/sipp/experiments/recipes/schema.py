@@ -115,7 +115,7 @@ class Training(_Part):
         if self.warmup_epochs > self.epochs:
             raise ValueError(f"warmup_epochs={self.warmup_epochs} is longer than epochs={self.epochs}")
         if any(epoch >= self.epochs for epoch in self.decay.milestones or ()):
-            raise ValueError(f"a decay milestone is never reached within epochs={self.epochs}")
+            raise ValueError(f"a decay milestone is never reached within epochs={self.epochs}: set decay.milestones")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Result folders as those read them who show them: runs of `sipp run`, networks of `sipp prune`.
+"""Folders of `sipp run` as those read them who show them; those of `sipp prune` are in `sipp.storage.pruned_folder`.
 
 What `sipp run` would refuse to go on with, or make anew, is refused here by the same checks. What cannot be checked
 (a network's file is not here, a folder has another name) is told in a mark.
@@ -6,25 +6,17 @@ What `sipp run` would refuse to go on with, or make anew, is refused here by the
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sipp.certificates.identity import entries_hash
 from sipp.errors import DataError
 from sipp.experiments.runs import store
 from sipp.experiments.runs.listing import planned
 from sipp.experiments.runs.plan import Stage
-from sipp.storage import files
-from sipp.storage.files import Values
-from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND, RECORD_NAME, WEIGHTS_NAME
-from sipp.storage.network_schemas import NetworkRecord, PrunedRecord
-from sipp.storage.run_schemas import Manifest, OriginRecord, checked, plain
-from sipp.storage.tensors import raw_tensors
-
-CHANGED = "it was changed after it was written"
+from sipp.storage.files import CHANGED, Values
+from sipp.storage.network_schemas import NetworkRecord
+from sipp.storage.run_schemas import Manifest, OriginRecord, checked
 
 
 @dataclass(frozen=True)
@@ -88,55 +80,3 @@ def _run_marks(folder: Path, manifest: Manifest, not_checked: int, n_records: in
     if manifest.origins[-1].code != store.code_version():
         marks.append("Its numbers come from other code than the one that shows them.")
     return tuple(marks)
-
-
-def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
-    """The record of the network that `sipp prune` wrote into this folder, and marks; DataError if either was changed.
-
-    The record is checked by its checksum, and against the network: the same weights, and no more of them than it says.
-    """
-    path = folder / RECORD_NAME
-    values = files.read_sealed(path) if _has_check(path) else {}
-    if values.get("kind") != RECORD_KIND or values.get("format") != RECORD_FORMAT:
-        raise DataError(
-            f"is no record of `sipp prune` with a checksum (format {RECORD_FORMAT}); {CHANGED}, or is older", where=path
-        )
-    record = checked(PrunedRecord, values, path)
-    _check_sums(record, path)
-    weights = folder / WEIGHTS_NAME
-    if not weights.exists():
-        return record, ("Its network is not here, so that its record was not checked against it.",)
-    tensors = raw_tensors(files.read_file(weights), weights)
-    found = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
-    if found != record.pruned_hash:
-        raise DataError(f"is not the network that {RECORD_NAME} speaks of; {CHANGED}", where=weights)
-    for layer in record.layers:
-        weight = tensors.get(layer.name)  # of which one that is kept may be zero
-        if weight is None or math.prod(weight.shape) != layer.n_weights or weight.n_nonzero() > layer.kept:
-            raise DataError(f"layer {layer.name!r:.60} does not fit its weights; {CHANGED}", where=path)
-    return record, ()
-
-
-def _has_check(path: Path) -> bool:
-    """Whether the file is an object with a checksum; one that cannot be parsed is for `read_sealed` to refuse."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return True
-    return isinstance(found, dict) and "check" in found
-
-
-def _check_sums(record: PrunedRecord, path: Path) -> None:
-    """Refuses a record whose totals are not those of its layers, or whose certificate speaks of other networks."""
-    layers = record.layers
-    totals = {key: sum(getattr(layer, key) for layer in layers) for key in ("kept", "n_weights", "dead_rows")}
-    totals["keep"] = totals["kept"] / max(1, totals["n_weights"])
-    wrong = [key for key, total in totals.items() if getattr(record, key) != total]
-    shapes = all(layer.n_rows * layer.fan_in == layer.n_weights >= layer.kept for layer in layers)
-    shares = all(layer.keep == layer.kept / max(1, layer.n_weights) for layer in layers)
-    if wrong or not shapes or not shares:
-        raise DataError(f"{', '.join(wrong) or 'a layer'} does not fit the counts of its layers; {CHANGED}", where=path)
-    certified = {} if record.certificate is None else plain(record.certificate)
-    hashes = [key for key in ("dense_hash", "pruned_hash") if certified and certified.get(key) != getattr(record, key)]
-    if hashes:
-        raise DataError(f"the certificate's {hashes[0]} is not the record's; {CHANGED}", where=path)

@@ -1,75 +1,59 @@
-"""A pruned network as the command line tells of it: a table for a person, a record for report.json and --json."""
+"""A pruned network and its certificate in JSON's types: what report.json, --json and the page are made of."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
-import sipp
+from sipp import __version__
 from sipp.bounds.network import Guarantee, Measured, NetworkBound
-from sipp.certificates.record import AnyCertificate, to_json
-from sipp.cli.output import plain_table
-from sipp.display import BOUND_COLUMNS, SHOWN_AS, bounds_of, budget_line, number, statement_lines
+from sipp.certificates.evidence import model_hash
+from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, to_json
+from sipp.errors import OptionError
 from sipp.pruning.result import Pruned, PrunedLayer
-from sipp.pruning.tolerance import Level
+from sipp.storage.artifact_index import class_name
 from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND
+from sipp.storage.pruned_folder import write_pruned
 
 
-def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
-    """What each weight keeps, what goes, and its bounds; the last line is the whole network.
-
-    The compact one, for narrow terminals, leaves out the shape, the strategies, and the parts of the bound.
-    """
-    names = [] if compact else sorted({name for layer in pruned.layers for name in layer.strategies})
-    rows = [(layer.name, *_cells(layer, names)) for layer in pruned.layers]
-    n_rows = sum(layer.n_rows for layer in pruned.layers)
-    dead = sum(len(layer.dead_rows) for layer in pruned.layers)
-    sums = [str(sum(layer.strategies.get(name, 0) for layer in pruned.layers)) for name in names]
-    counts = (f"{pruned.kept:,}", f"{pruned.n_weights - pruned.kept:,}", f"{pruned.keep:.2%}")
-    last = ("all prunable weights", f"{n_rows:,}", "", *counts, *sums, str(dead or ""), *([""] * len(BOUND_COLUMNS)))
-    strategies = tuple(f"{SHOWN_AS.get(name, name)} rows" for name in names)
-    columns = ("weight", "rows", "fan-in", "kept", "goes", "keep", *strategies, "dead rows", *BOUND_COLUMNS)
-    left_out = {"rows", "fan-in", *BOUND_COLUMNS[:-1]} if compact else set()
-    known = [bounds_of(layer) for layer in pruned.layers]
-    left_out |= {name for i, name in enumerate(BOUND_COLUMNS) if all(values[i] is None for values in known)}
-    shown = [i for i, column in enumerate(columns) if column not in left_out]
-    table = plain_table(*(columns[i] for i in shown), folds=compact)
-    for row in rows:
-        table.add_row(*(row[i] for i in shown))
-    table.add_section()
-    table.add_row(*(last[i] for i in shown))
-    return table
+def save_folder(pruned: Pruned, folder: str | PathLike[str], *, certificate: AnyCertificate | None = None) -> Path:
+    """Writes the folder that `sipp prune --out` would write, and gives its path; see `Pruned.save`."""
+    if not isinstance(folder, (str, PathLike)) or not str(folder) or "\0" in str(folder):
+        raise OptionError(f"folder={folder!r:.80} is no path", fix="give one such as 'pruned'")
+    target = Path(folder)
+    write_pruned(target, pruned.model.state_dict(), record_of(pruned, certificate), force=True)
+    return target
 
 
-def _cells(layer: PrunedLayer, names: list[str]) -> tuple[str, ...]:
-    counts = (f"{layer.kept:,}", f"{layer.n_weights - layer.kept:,}", f"{layer.keep:.2%}")
-    strategies = (str(layer.strategies.get(name, 0)) for name in names)
-    bounds = (number(value) for value in bounds_of(layer))
-    return f"{layer.n_rows:,}", f"{layer.fan_in:,}", *counts, *strategies, str(len(layer.dead_rows) or ""), *bounds
-
-
-def statements(pruned: Pruned) -> list[str]:
-    """The statements below the table, one line each."""
-    lines = [
-        f"{pruned.method}: keeps {pruned.kept:,} of {pruned.n_weights:,} prunable weights ({pruned.keep:.2%})",
-        *statement_lines(pruned),
-    ]
-    if missing := budget_line(pruned):
-        lines.insert(1, missing)
-    return lines
+def record_of(pruned: Pruned, certificate: AnyCertificate | None = None) -> dict[str, Any]:
+    """The record of a network that was pruned in a program: it knows no options, and the dense network by its claim."""
+    if not isinstance(pruned, Pruned):
+        raise OptionError(f"a {type(pruned).__name__} is no pruned network", fix="give what sipp.prune gave")
+    if certificate is not None and not isinstance(certificate, (Certificate, AccuracyCertificate)):
+        raise OptionError(f"certificate is a {type(certificate).__name__}", fix="give what sipp.certify gave")
+    record = pruned_record(pruned)
+    if certificate is not None and certificate.pruned_hash != record["pruned_hash"]:
+        raise OptionError("certificate is about another network than this one", fix="certify pruned.model")
+    return record | {
+        "model": class_name(pruned.model),
+        "dense_hash": None if certificate is None else certificate.dense_hash,
+        "certificate": certificate_record(certificate),
+    }
 
 
 def pruned_record(pruned: Pruned) -> dict[str, Any]:
     """The pruned network in JSON's types; floats that are not finite are for `plain` to turn into null."""
     return {
+        "pruned_hash": model_hash(pruned.model),
         "kind": RECORD_KIND,
         "format": RECORD_FORMAT,
-        "sipp": sipp.__version__,
+        "sipp": __version__,
         "torch": torch.__version__,
         "method": pruned.method,
         "keep": pruned.keep,
@@ -77,6 +61,9 @@ def pruned_record(pruned: Pruned) -> dict[str, Any]:
         "kept": pruned.kept,
         "n_weights": pruned.n_weights,
         "seed": pruned.seed,
+        "draws": pruned.draws,
+        "pattern": pruned.pattern,
+        "repair": pruned.repair is not None,
         "layers": [_layer(layer) for layer in pruned.layers],
         "bound": _bound(pruned.bound),
         "guarantee": None if pruned.guarantee is None else str(pruned.guarantee),
@@ -148,8 +135,3 @@ def certificate_record(certificate: AnyCertificate | None) -> dict[str, Any] | N
         return None
     content: dict[str, Any] = json.loads(to_json(certificate))
     return content
-
-
-def path_record(path: tuple[Level, ...]) -> list[dict[str, Any]]:
-    """Every level that was tested, in order (T15)."""
-    return [{"keep": l.keep, "budget": l.budget, "count": l.count, "limit": l.limit, "passed": l.passed} for l in path]

@@ -1,7 +1,8 @@
-"""What the commands write: a folder of files that is whole or not there, and single files in one step.
+"""What is written for a user: a folder of files that is whole or not there, and single files in one step.
 
-Every output of every command is checked here, by one rule: it is never what the command reads, also with --force; what
-is there already is replaced with --force only, and only by what the same command writes; a foreign file stays.
+Every output of every command, of `pruned.save` and of `sipp.page` is checked here, by one rule: it is never what the
+command reads, also with --force; what is there already is replaced with --force only (a program always may), and only
+by what the same command writes; a foreign file stays.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _is_certificate(path: Path) -> bool:
 
 def _is_pruned(folder: Path) -> bool:
     """Whether a record and the network it speaks of lie there: weights put in their place by others are foreign."""
-    from sipp.experiments.runs.reading import read_pruned  # the recipes behind it are slow to import
+    from sipp.storage.pruned_folder import read_pruned
 
     try:
         return not read_pruned(folder)[1]
@@ -126,7 +127,7 @@ def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
     there = "is a folder with content" if path.is_dir() else "exists"
     if not ours:
         raise OptionError(
-            f"{path} {there} and is no {kind.name}, and nothing else is replaced, also with --force",
+            f"{path} {there} and is no {kind.name}, and nothing else is replaced",
             fix="give another name, or move it away",
         )
     if not force:

@@ -1,0 +1,81 @@
+"""How images become the numbers a network takes: --normalise, its names, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sipp.cli.errors import Trouble
+from sipp.experiments.data import normalise
+from sipp.experiments.data.cifar10 import MEAN, STD
+
+FIX = "give imagenet, cifar10, none, or MEAN/STD for bytes x as (x / 255 - MEAN) / STD: 0.5,0.5,0.5/0.25,0.25,0.25"
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Bytes x become (x / 255 - mean) / std, channel by channel; one number is for every channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def words(self) -> str:
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
+        return f"bytes x as (x / 255 - mean) / std, mean {mean}, std {std}; --normalise gives others"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"mean": self.mean, "std": self.std}
+
+    def apply(self, images: Tensor) -> Tensor:
+        """The images as the network takes them."""
+        n = images.shape[1]
+        mean, std = (values * n if len(values) == 1 else values for values in (self.mean, self.std))
+        return normalise(images, mean=mean, std=std)
+
+
+USUAL = Normalisation(MEAN, STD)  # what published networks were trained with, those of CIFAR-10 too
+NAMED = {
+    "imagenet": USUAL,
+    "cifar10": Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "none": Normalisation((0.0,), (1.0,)),
+}
+
+
+def normalisation_of(text: str | None) -> Normalisation | None:
+    """What --normalise says; None: nothing was said."""
+    if text is None or text in NAMED:
+        return None if text is None else NAMED[text]
+    try:
+        mean, std = (tuple(float(part) for part in half.split(",")) for half in text.split("/"))
+    except ValueError:
+        raise Trouble(f"{text!r:.60} is no normalisation", where=f"--normalise {text:.60}", fix=FIX) from None
+    is_whole = all(map(math.isfinite, (*mean, *std))) and all(value > 0 for value in std)
+    if len(mean) != len(std) or not is_whole:
+        raise Trouble(
+            f"{text!r:.60} is not as many finite means as positive deviations", where=f"--normalise {text:.60}", fix=FIX
+        )
+    return Normalisation(mean, std)
+
+
+def checked_images(chosen: Normalisation, inputs: Tensor, what: str) -> Normalisation:
+    """The normalisation, if these are images it fits: bytes N x C x H x W with a mean for each channel."""
+    if inputs.dtype != torch.uint8 or inputs.dim() != 4:
+        raise Trouble(
+            f"{what} holds {str(inputs.dtype)[6:]} {' x '.join(map(str, inputs.shape))}, no images as bytes (uint8, "
+            "N x C x H x W)",
+            where="--normalise",
+            fix="leave it out: these numbers are taken as they are",
+        )
+    if len(chosen.mean) not in (1, inputs.shape[1]):
+        raise Trouble(
+            f"{len(chosen.mean)} means for the {inputs.shape[1]} channels of {what}",
+            where="--normalise",
+            fix="give one for each channel, or one for all",
+        )
+    return chosen

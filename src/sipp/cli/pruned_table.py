@@ -1,0 +1,61 @@
+"""A pruned network as the command line tells of it: a table, the statements below it, the levels of a walk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from sipp.cli.output import plain_table
+from sipp.display import BOUND_COLUMNS, SHOWN_AS, bounds_of, budget_line, number, statement_lines
+from sipp.pruning.result import Pruned, PrunedLayer
+from sipp.pruning.tolerance import Level
+
+
+def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
+    """What each weight keeps, what goes, and its bounds; the last line is the whole network.
+
+    The compact one, for narrow terminals, leaves out the shape, the strategies, and the parts of the bound.
+    """
+    names = [] if compact else sorted({name for layer in pruned.layers for name in layer.strategies})
+    rows = [(layer.name, *_cells(layer, names)) for layer in pruned.layers]
+    n_rows = sum(layer.n_rows for layer in pruned.layers)
+    dead = sum(len(layer.dead_rows) for layer in pruned.layers)
+    sums = [str(sum(layer.strategies.get(name, 0) for layer in pruned.layers)) for name in names]
+    counts = (f"{pruned.kept:,}", f"{pruned.n_weights - pruned.kept:,}", f"{pruned.keep:.2%}")
+    last = ("all prunable weights", f"{n_rows:,}", "", *counts, *sums, str(dead or ""), *([""] * len(BOUND_COLUMNS)))
+    strategies = tuple(f"{SHOWN_AS.get(name, name)} rows" for name in names)
+    columns = ("weight", "rows", "fan-in", "kept", "goes", "keep", *strategies, "dead rows", *BOUND_COLUMNS)
+    left_out = {"rows", "fan-in", *BOUND_COLUMNS[:-1]} if compact else set()
+    known = [bounds_of(layer) for layer in pruned.layers]
+    left_out |= {name for i, name in enumerate(BOUND_COLUMNS) if all(values[i] is None for values in known)}
+    shown = [i for i, column in enumerate(columns) if column not in left_out]
+    table = plain_table(*(columns[i] for i in shown), folds=compact)
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
+    table.add_section()
+    table.add_row(*(last[i] for i in shown))
+    return table
+
+
+def _cells(layer: PrunedLayer, names: list[str]) -> tuple[str, ...]:
+    counts = (f"{layer.kept:,}", f"{layer.n_weights - layer.kept:,}", f"{layer.keep:.2%}")
+    strategies = (str(layer.strategies.get(name, 0)) for name in names)
+    bounds = (number(value) for value in bounds_of(layer))
+    return f"{layer.n_rows:,}", f"{layer.fan_in:,}", *counts, *strategies, str(len(layer.dead_rows) or ""), *bounds
+
+
+def statements(pruned: Pruned) -> list[str]:
+    """The statements below the table, one line each."""
+    lines = [
+        f"{pruned.method}: keeps {pruned.kept:,} of {pruned.n_weights:,} prunable weights ({pruned.keep:.2%})",
+        *statement_lines(pruned),
+    ]
+    if missing := budget_line(pruned):
+        lines.insert(1, missing)
+    return lines
+
+
+def path_record(path: tuple[Level, ...]) -> list[dict[str, Any]]:
+    """Every level that was tested, in order (T15)."""
+    return [{"keep": l.keep, "budget": l.budget, "count": l.count, "limit": l.limit, "passed": l.passed} for l in path]

@@ -1,0 +1,93 @@
+"""The page of networks that were pruned in a program: records in, the same page out that `sipp report` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+from sipp import __version__
+from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate
+from sipp.errors import OptionError
+from sipp.pruning.result import Pruned
+from sipp.report.read import PrunedModel
+from sipp.report.rendering import render
+from sipp.storage.files import plain
+from sipp.storage.network_schemas import CertificateRecord, PrunedRecord
+from sipp.storage.outputs import PAGE, check_file, write_file
+from sipp.storage.pruned_record import certificate_record, record_of
+from sipp.storage.run_schemas import checked
+
+Networks = Pruned | Sequence[Pruned] | Mapping[str, Pruned]
+
+
+def page(
+    pruned: Networks,
+    certificate: AnyCertificate | Sequence[AnyCertificate] | None = None,
+    *,
+    path: str | PathLike[str] = "page.html",
+) -> Path:
+    """Writes one page of pruned networks and what is certified about them, and gives its path.
+
+    `pruned` is what `prune` gave, a list of such, or {name: such}. Each certificate must be about one of them; it is
+    shown with that one. The page needs no network; an older page at `path` is replaced, no other file is.
+
+    Example:
+        >>> import sipp, tempfile, torch
+        >>> net = torch.nn.Linear(100, 100).eval()
+        >>> pruned = sipp.prune(net, None, keep=0.5, method="wt")
+        >>> certificate = sipp.certify(net, pruned.model, torch.rand(100, 100))
+        >>> sipp.page(pruned, certificate, path=tempfile.mkdtemp() + "/page.html").name
+        'page.html'
+    """
+    target = _path(path)
+    check_file(target, PAGE, force=True)
+    networks = _named(pruned)
+    claims = _claims(certificate)
+    results = [_shown(name, one, claims) for name, one in networks.items()]
+    known = {model.record.pruned_hash for model in results}
+    if any(claim.pruned_hash not in known for claim in claims):
+        raise OptionError("a certificate is about none of these networks", fix="give the network it was made of")
+    write_file(target, render(results, version=f"sipp {__version__}").encode(errors="replace"), PAGE, force=True)
+    return target
+
+
+def _path(path: str | PathLike[str]) -> Path:
+    if not isinstance(path, (str, PathLike)) or not str(path) or "\0" in str(path):
+        raise OptionError(f"path={path!r:.80} is no path of a page", fix="give one such as 'page.html'")
+    return Path(path)
+
+
+def _named(pruned: Networks) -> dict[str, Pruned]:
+    """The networks by their names: given, or of the class, numbered where there are several."""
+    if isinstance(pruned, Pruned):
+        return {type(pruned.model).__name__: pruned}
+    if not isinstance(pruned, (list, tuple, Mapping)) or not pruned:
+        raise OptionError(
+            f"a {type(pruned).__name__} is no pruned network, or holds none", fix="give what sipp.prune gave"
+        )
+    found = pruned if isinstance(pruned, Mapping) else dict(enumerate(pruned, start=1))
+    for name, one in found.items():
+        if not isinstance(one, Pruned):
+            raise OptionError(f"{name!r:.40} is a {type(one).__name__}", fix="give what sipp.prune gave")
+    if isinstance(pruned, Mapping):
+        return {str(name): one for name, one in pruned.items()}
+    return {f"{type(one.model).__name__} {number}": one for number, one in found.items()}
+
+
+def _claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> list[AnyCertificate]:
+    claims = certificate if isinstance(certificate, (list, tuple)) else [] if certificate is None else [certificate]
+    for claim in claims:
+        if not isinstance(claim, (Certificate, AccuracyCertificate)):
+            raise OptionError(f"certificate is a {type(claim).__name__}", fix="give what sipp.certify gave")
+    return list(claims)
+
+
+def _shown(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
+    """A network as the page knows it: the first certificate about it in its record, the others beside it."""
+    record = checked(PrunedRecord, plain(record_of(pruned)), name)
+    ours = [claim for claim in claims if claim.pruned_hash == record.pruned_hash]
+    if ours:
+        record = checked(PrunedRecord, plain(record_of(pruned, ours[0])), name)
+    others = tuple(checked(CertificateRecord, plain(certificate_record(one)), name) for one in ours[1:])
+    return PrunedModel(name, record, (), None, others)

@@ -1,0 +1,130 @@
+"""Images on the command line: how bytes become numbers is told once, recorded, settable, and refused where wrong."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_zoo import small_conv
+from commandline import run, three_lines
+from PIL import Image
+from safetensors.torch import save_file
+
+import sipp
+from sipp.cli.points import INPUTS, open_source
+from sipp.experiments.data import normalise
+
+NET = ["--model", "cli_zoo:small_conv"]
+HALF = (0.5, 0.5, 0.5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bytes of images as files, floats, a folder of pictures, and weights."""
+    base = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for name, n in (("data", 40), ("new", 80)):
+        np.save(base / f"{name}.npy", rng.integers(0, 256, size=(n, 3, 8, 8), dtype=np.uint8))
+    np.save(base / "floats.npy", rng.random(size=(9, 3, 8, 8), dtype=np.float32))
+    np.savez(base / "named.npz", left=rng.random(size=(9, 6), dtype=np.float32))
+    (base / "pictures").mkdir()
+    for i in range(3):
+        pixels = rng.integers(0, 256, size=(20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(base / "pictures" / f"{i}.png")
+    save_file(small_conv().state_dict(), base / "w.safetensors")
+    sipp.save(sipp.prune(small_conv(), None, keep=0.5, method="wt", floor=0.1), base / "net.sipp.safetensors")
+    return base
+
+
+def taken(spec: Path, text: str | None) -> torch.Tensor:
+    source = open_source(str(spec), "calibration", "--data", normalise=text)
+    return source.take(torch.arange(source.n_points))[INPUTS]
+
+
+@pytest.mark.parametrize(
+    ("text", "mean", "std"),
+    [
+        ("imagenet", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ("none", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+        ("0.5/0.25", HALF, (0.25, 0.25, 0.25)),
+        ("0.1,0.2,0.3/1,2,3", (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)),
+    ],
+)
+def test_what_is_asked_for_is_what_is_done(
+    text: str, mean: tuple[float, ...], std: tuple[float, ...], folder: Path
+) -> None:
+    bytes_ = torch.from_numpy(np.load(folder / "data.npy"))
+    assert torch.equal(taken(folder / "data.npy", text), normalise(bytes_, mean=mean, std=std))
+    raw = taken(folder / "pictures", "none")
+    expected = (raw - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    assert torch.allclose(taken(folder / "pictures", text), expected, atol=1e-6)
+
+
+def test_without_the_option_pictures_are_normalised_and_numbers_are_not(folder: Path) -> None:
+    assert torch.equal(taken(folder / "pictures", None), taken(folder / "pictures", "imagenet"))
+    assert taken(folder / "data.npy", None).dtype == torch.uint8
+
+
+def commands(folder: Path, out: Path) -> dict[str, list[object]]:
+    """Every command that takes images, at work on them."""
+    data, both = (
+        ["--data", folder / "data.npy"],
+        ["--dense", folder / "w.safetensors", "--pruned", folder / "w.safetensors"],
+    )
+    file = folder / "net.sipp.safetensors"
+    return {
+        "prune": [*NET, *data, "--holdout", folder / "new.npy", "--keep", 0.5, "--out", out / "net"],
+        "score": [*NET, *data],
+        "compare": [*NET, *data, "--holdout", folder / "new.npy", "--keeps", 0.5, "--methods", "wt"],
+        "certify": [*NET, *both, "--holdout", folder / "new.npy", "--calibration", folder / "data.npy"],
+        "eval": [*NET, *both, *data],
+        "bench": [file, *NET, *data, "--repeats", 1, "--batch", 1],
+        "export": [file, *NET, *data, "--to", "pt2", "--out", out / "net.pt2"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["prune", "score", "compare", "certify", "eval", "bench", "export"])
+def test_what_was_applied_is_told_once_and_a_wrong_value_is_refused(command: str, folder: Path, tmp_path: Path) -> None:
+    words = commands(folder, tmp_path)[command]
+    wrong = run(command, *words, "--normalise", "imagnet")
+    what, where, fix = three_lines(wrong.stderr)
+    assert wrong.returncode == 2 and "imagnet" in what and where == "--normalise imagnet" and "MEAN/STD" in fix
+    done = run(command, *words, "--normalise", "0.5/0.25")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("mean 0.5, std 0.25") == (0 if command == "export" else 1)  # its output is no number
+
+
+def test_the_record_says_it(folder: Path, tmp_path: Path) -> None:
+    words = commands(folder, tmp_path)["prune"]
+    assert run("prune", *words, "--normalise", "0.5,0.5,0.5/0.25,0.25,0.25").returncode == 0
+    record = json.loads((tmp_path / "net" / "report.json").read_text())
+    for part in ("data", "holdout"):
+        assert record[part]["normalisation"] == {"mean": [0.5] * 3, "std": [0.25] * 3}
+    found = json.loads(run("score", *NET, "--data", folder / "floats.npy", "--json").stdout)
+    assert found["data"]["normalisation"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "what"),
+    [
+        ("0.5/0", "data.npy", "positive deviations"),
+        ("0.5/nan", "data.npy", "positive deviations"),
+        ("0.5,0.5/0.5", "data.npy", "as many"),
+        ("0.5", "data.npy", "no normalisation"),
+        ("", "data.npy", "no normalisation"),
+        ("1/2/3", "data.npy", "no normalisation"),
+        ("0.5,0.5/0.5,0.5", "data.npy", "2 means for the 3 channels"),
+        ("0.5,0.5/0.5,0.5", "pictures", "2 means for the 3 channels"),
+        ("none", "floats.npy", "holds float32 9 x 3 x 8 x 8, no images"),
+        ("none", "named.npz", "left in named.npz holds float32"),
+        ("none", "digits", "no images as bytes"),
+        ("none", "random:4x3x8x8", "holds no images"),
+    ],
+)
+def test_what_cannot_be_meant(text: str, data: str, what: str, folder: Path) -> None:
+    spec = folder / data if (folder / data).exists() else data
+    done = run("score", *NET, "--data", spec, f"--normalise={text}")
+    assert done.returncode == 2 and done.stdout == ""
+    found, where, _ = three_lines(done.stderr)
+    assert what in found and where.startswith("--normalise")

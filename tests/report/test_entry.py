@@ -1,0 +1,77 @@
+"""`sipp.page`: the page of `sipp report`, of networks that are still in the program."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import sipp
+from sipp.errors import OptionError
+from sipp.report import read_results, render
+
+
+@pytest.fixture(scope="module")
+def dense() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+
+
+@pytest.fixture(scope="module")
+def networks(dense: nn.Module) -> list[sipp.Pruned]:
+    return [sipp.prune(dense, None, keep=keep, method="wt") for keep in (0.9, 0.5)]
+
+
+@pytest.fixture(scope="module")
+def holdout() -> torch.Tensor:
+    return torch.rand(100, 8, generator=torch.Generator().manual_seed(2))
+
+
+def facts(page: Path) -> str:
+    """The page without what names it: titles, folders and paths."""
+    return re.sub(r"Sequential|\bnet\b", "NAME", page.read_text())
+
+
+def test_the_page_is_that_of_the_saved_folder(
+    dense: nn.Module, networks: list[sipp.Pruned], holdout: torch.Tensor, tmp_path: Path
+) -> None:
+    certificate = sipp.certify(dense, networks[0].model, holdout)
+    page = sipp.page(networks[0], certificate, path=tmp_path / "page.html")
+    results = read_results([networks[0].save(tmp_path / "net", certificate=certificate)])
+    (tmp_path / "report.html").write_text(render(results, version=f"sipp {sipp.__version__}"))
+    assert certificate.sentence in page.read_text()
+    ours, theirs = (set(facts(tmp_path / name).splitlines()) for name in ("page.html", "report.html"))
+    assert all("check" in line for line in ours ^ theirs), ours ^ theirs
+
+
+def test_several_networks_and_certificates(
+    dense: nn.Module, networks: list[sipp.Pruned], holdout: torch.Tensor, tmp_path: Path
+) -> None:
+    claims = [sipp.certify(dense, one.model, holdout) for one in networks]
+    claims.append(sipp.certify_accuracy(dense, networks[1].model, holdout))
+    text = sipp.page(networks, claims[::-1], path=str(tmp_path / "page.html")).read_text()
+    assert "Networks side by side" in text and "Sequential 1" in text and "Sequential 2" in text
+    assert all(claim.sentence in text for claim in claims)
+    text = sipp.page({"mild": networks[0], "<b>bold": networks[1]}, path=tmp_path / "page.html").read_text()
+    assert "mild" in text and "&lt;b&gt;bold" in text and claims[0].sentence not in text
+
+
+def test_what_is_refused(
+    dense: nn.Module,
+    networks: list[sipp.Pruned],
+    holdout: torch.Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match="about none of these"):
+        sipp.page(networks[0], sipp.certify(dense, networks[1].model, holdout))
+    with pytest.raises(OptionError, match="or holds none"):
+        sipp.page([])
+    with pytest.raises(OptionError, match="'a' is a Sequential"):
+        sipp.page({"a": dense})  # type: ignore[dict-item]
+    (tmp_path / "page.html").write_text("my own")
+    with pytest.raises(OptionError, match="no page of"):
+        sipp.page(networks[0])
+    assert (tmp_path / "page.html").read_text() == "my own" and len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,161 @@
+"""The paths of a first hour, in examples/paths, run to their end, and use only what README and guide say.
+
+Lines of the shell run in this process; `.ci/wheel` runs one of the scripts by bash.
+"""
+
+import ast
+import importlib.util
+import io
+import re
+import runpy
+import shlex
+import sys
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from sipp.cli.errors import fail_well
+from sipp.cli.main import app
+
+ROOT = Path(__file__).parent.parent
+PATHS = ROOT / "examples" / "paths"
+SAID = (ROOT / "README.md").read_text() + (ROOT / "docs" / "guide.md").read_text()
+# what a path is given, which package it needs, what it must leave behind and say
+ENDS = {
+    "own_cnn.py": (
+        "",
+        "",
+        ["net.sipp.safetensors", "page.html"],
+        r"pruning lowers the accuracy by at most [\d.]+ percentage",
+    ),
+    "papers_experiment.sh": ("", "", ["page.html", "figures"], r"finished"),
+    "hf_transformer.py": (
+        "bert train.txt new.txt",
+        "transformers",
+        ["judged/model.safetensors", "page.html", "sparse"],
+        r"in the folder",
+    ),
+    "audio_lstm.py": ("", "", ["spotter.sipp.safetensors", "page.html"], r"certified at keep [\d.]+%"),
+    "shell_only.sh": (
+        "",
+        "",
+        ["sparse/accuracy.json", "small.safetensors", "page.html", "small.pt2"],
+        r"x faster .* certified",
+    ),
+    "shell_hugging_face.sh": ("", "transformers", ["sparse/bench.json", "page.html", "sparse-bert"], r"x faster"),
+}
+
+
+def lines_of(script: str) -> list[str]:
+    """The commands of a script for the shell, which are all of `sipp`."""
+    lines = [line for line in script.replace("\\\n", "").splitlines() if line and not line.startswith(("#", "set -"))]
+    assert lines and all(line.startswith("sipp ") for line in lines)
+    return lines
+
+
+def shell(script: str) -> str:
+    """What the commands print; each must end with 0."""
+    out = io.StringIO()
+    for line in lines_of(script):
+        with redirect_stdout(out), redirect_stderr(out):
+            status = fail_well(app, shlex.split(line)[1:])
+        assert status == 0, f"{line}\n{out.getvalue()}"
+    return out.getvalue()
+
+
+def python(path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the script prints, run with these words behind its name."""
+    monkeypatch.setattr(sys, "argv", [str(path), *words])
+    out = io.StringIO()
+    with warnings.catch_warnings(), redirect_stdout(out):
+        warnings.simplefilter("ignore")
+        runpy.run_path(str(path), run_name="__main__")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that stand for a user's own."""
+    folder = tmp_path_factory.mktemp("given")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        python(PATHS / "stand_ins.py", [], monkeypatch)
+    return folder
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_path_reaches_its_end(name: str, given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, needs, left, said = ENDS[name]
+    if needs and importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    for path in given.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my", raising=False)
+    path = PATHS / name
+    shown = shell(path.read_text()) if path.suffix == ".sh" else python(path, words.split(), monkeypatch)
+    assert re.search(said, shown), shown
+    assert all((tmp_path / one).exists() for one in left)
+
+
+# --- nothing is used that is not said ------------------------------------------------------------------------------
+
+
+def used_in_python(text: str) -> set[str]:
+    """The names of sipp, the imports from inside it and the options of such calls, as they would stand in the guide."""
+    tree = ast.parse(text)
+    found: set[str] = set()
+    inside: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sipp"):
+            inside |= {alias.name for alias in node.names}
+            found |= {rf"from {node.module} import [\w, ]*\b{alias.name}\b" for alias in node.names}
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sipp":
+            found.add(rf"\bsipp\.{node.attr}\b")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("sipp.", *inside)):
+            found |= {rf"\b{word.arg}=" for word in node.keywords if word.arg}
+    return found
+
+
+def used_in_shell(text: str) -> set[str]:
+    """The commands, their options and the keys of recipes."""
+    found = set()
+    for line in lines_of(text):
+        words = shlex.split(line)
+        found.add(rf"\bsipp {words[1]}\b")
+        found |= {rf"(?<![\w-]){re.escape(word)}\b" for word in words[2:] if word.startswith("-")}
+        found |= {rf"\b{re.escape(key)}\b" for key in re.findall(r"--set \"?([\w.]+)=", line)}
+    return found
+
+
+def unsaid(name: str, text: str) -> list[str]:
+    """What a path uses and the pages do not say."""
+    used = used_in_shell(text) if name.endswith(".sh") else used_in_python(text)
+    return sorted(one for one in used if not re.search(one, SAID))
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_path_uses_only_what_the_pages_say(name: str) -> None:
+    assert unsaid(name, (PATHS / name).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.py", "import sipp\nsipp.nothing(1)"),
+        ("x.py", "import sipp\nsipp.prune(1, no_such=1)"),
+        ("x.py", "from sipp.pruning.cutting import cut"),
+        ("x.sh", "sipp fly --keep 0.1"),
+        ("x.sh", "sipp prune --no-such 1"),
+    ],
+)
+def test_what_is_not_said_is_noticed(name: str, text: str) -> None:
+    assert unsaid(name, text)
+
+
+def test_every_path_is_run() -> None:
+    assert {path.name for path in PATHS.iterdir() if path.is_file()} == {*ENDS, "stand_ins.py"}
