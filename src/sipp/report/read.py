@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
+from sipp.experiments.arms import BETWEEN
 from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
 from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
@@ -57,6 +58,11 @@ class PrunedModel:
     marks: tuple[str, ...]  # what could not be checked
     bench: BenchRecord | None = None  # size and speed, where `sipp bench` left a record of them
     certificates: tuple[CertificateRecord, ...] = ()  # that `sipp certify --out` wrote beside it
+
+    @property
+    def arm(self) -> str:
+        """Its method, and whether the kept weights were repaired: what it is called beside others."""
+        return f"{self.record.method}{BETWEEN}repaired" if self.record.repair else self.record.method
 
 
 @dataclass(frozen=True)

@@ -33,15 +33,21 @@ def bench_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
     if bench is None:
         return {}
     size: Plot = {"kind": "facts", "title": "Size and speed", "choices": [], "views": _cards(bench)}
-    x = {"label": "step", "kind": "names", "names": [step.name for step in bench.steps]}
     views = []
     for what in STEP_VALUES:
         values = [_value(step, what) for step in bench.steps]
-        points = [[i, value] for i, value in enumerate(values) if value is not None]
-        y = {"label": what, "unit": "count" if what.startswith("bytes") else "number", "log": False, "zero": True}
-        views.append({"y": y, "series": [{"name": pruned.record.method, "points": points}]})
+        y = {"label": what, "unit": "count" if what.startswith("bytes") else "number", "log": False}
+        views.append({"y": y, "series": [{"name": pruned.arm, "values": values}]})
     choices = [{"label": "Show", "options": list(STEP_VALUES)}]
-    speed: Plot = {"kind": "lines", "title": "Step by step", "x": x, "choices": choices, "views": views}
+    names = [step.name for step in bench.steps]
+    speed = {
+        "kind": "bars",
+        "title": "Step by step",
+        "label": "step",
+        "names": names,
+        "choices": choices,
+        "views": views,
+    }
     return {key: {"id": f"{ident}-{key}", **plot} for key, plot in zip(BENCH, (size, speed))}
 
 

@@ -11,6 +11,7 @@ from sipp.report.read import Run
 from sipp.report.series import Curve, Unit, certified_curves, curves, layers_of, seconds_of, seeds_of, times
 
 TOLERANCE = 0.005  # of a share: the loss of accuracy that the paper calls commensurate
+USELESS = 0.9  # a certified error from here on, near the output's own length: a network of zeros has 1
 MINUTE, HOUR = 60.0, 3600.0
 
 
@@ -27,7 +28,7 @@ def number(value: float | None, unit: Unit = "number") -> str:
     if value is None or not math.isfinite(value):
         return "none"
     if unit == "share":
-        return f"{_plain(100 * value, digits=3)} %"
+        return f"{_percent(100 * value)} %"
     if unit == "points":
         return f"{100 * value:+.2f} points"
     if unit == "seconds":
@@ -35,6 +36,18 @@ def number(value: float | None, unit: Unit = "number") -> str:
     if unit == "count":
         return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
     return _plain(value)
+
+
+def is_useless(limit: float) -> bool:
+    """Whether a certified error is near the output's own length, or above: then it says nothing."""
+    return limit >= USELESS
+
+
+def _percent(value: float) -> str:
+    """One decimal, or two digits below one: 6.4, 20, 0.25; the page's script rounds the same way."""
+    if value == 0 or abs(value) >= 1:
+        return f"{value:,.1f}".removesuffix(".0")
+    return _plain(value, digits=2)
 
 
 def up(value: float) -> str:
@@ -73,22 +86,10 @@ def reach(curve: Curve) -> float | None:
     return kept
 
 
-def accuracy_finding(run: Run) -> Finding:
-    """Which method stays near the dense network for longest, and how far the methods are apart at the end."""
+def spread_words(run: Run) -> str:
+    """How far the methods are apart at the end, and what lines and bands are; empty where nothing is pruned yet."""
     found = curves(run, "delta_top1")
-    if not found:
-        return Finding("No pruned network is finished yet", "The plot fills as the run goes on.")
-    reaches = {curve.method: reach(curve) for curve in found}
-    known = {method: kept for method, kept in reaches.items() if kept is not None}
-    limit = f"{100 * TOLERANCE:g} percentage points"
-    if known:
-        least = min(known.values())
-        best = [method for method, kept in known.items() if math.isclose(kept, least, rel_tol=1e-3)]
-        verb = "stays" if len(best) == 1 else "stay"
-        heading = f"{joined(best)} {verb} within {limit} of the dense network down to {number(least, 'share')} keep"
-    else:
-        heading = f"No method stays within {limit} of the dense network at any level"
-    return Finding(heading, _spread(found) + _seeds_note(run))
+    return _spread(found) + _seeds_note(run) if found else ""
 
 
 def _spread(found: tuple[Curve, ...]) -> str:
@@ -129,8 +130,11 @@ def certificate_finding(run: Run) -> Finding:
     heading = (
         f"At {number(first[best].keep, 'share')} keep, outputs are certified within {percent_up(first[best].high)}"
     )
-    if first[best].high < first[worst].high:
+    if is_useless(first[best].high):
+        heading = f"No certificate says anything: all allow an error of {percent_up(first[best].high)} or more"
+    elif first[best].high < first[worst].high:
         heading += f" ({best}) to {percent_up(first[worst].high)} ({worst})"
+        heading += ", which is useless" if is_useless(first[worst].high) else ""
     elif len(first) > 1:
         heading += " for every method"
     of = "the network it was pruned from" if run.pipeline is None else run.pipeline.compared_with
