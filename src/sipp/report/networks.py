@@ -34,7 +34,7 @@ def moved(model: PrunedModel) -> float | None:
 
 def certified(model: PrunedModel) -> float | None:
     """The certified error; of several certificates the largest, because the best of several is no claim."""
-    found = [one.limit for one in (model.record.certificate, *model.certificates) if one is not None]
+    found = [one.limit for one in (model.record.certificate, *model.certificates.values()) if one is not None]
     known = [limit for limit in found if limit is not None]
     return max(known, default=None)
 
@@ -74,10 +74,9 @@ def networks_part(models: Sequence[PrunedModel]) -> tuple[Part, list[Plot]]:
     )
     part = Part(
         ident="networks",
-        kicker="comparison",
+        kicker="pruned models",
         title="Networks side by side",
-        state=f"{len(models)} networks",
-        finished=True,
+        state="",
         caveats=[],
         remarks=[] if len(by_parent(models)) == 1 else ["Not all networks were pruned from the same dense network."],
         tiles=[],

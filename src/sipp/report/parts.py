@@ -31,8 +31,7 @@ class Part:
     ident: str
     kicker: str
     title: str
-    state: str
-    finished: bool
+    state: str  # empty where it is finished
     caveats: list[str]  # that a reader must see
     remarks: list[str]  # that can be opened: what could not be checked
     tiles: list[tuple[str, str]]

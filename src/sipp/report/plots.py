@@ -157,14 +157,7 @@ def statement_cards(
     if certificate is None:
         cards.append({"title": "Certificate (holdout)", "text": "None: there was no holdout.", "rows": []})
     else:
-        names = ("verdict", "epsilon", "delta", "confidence", "n", "violations", "k_allowed", "drop_upper")
-        values = plain(certificate)
-        known = {name: values[name] for name in names if values.get(name) is not None}
-        rows = [[name, percent_up(value) if _is_limit(name, value) else _fact(value)] for name, value in known.items()]
-        limit = certificate.limit if certificate.drop_upper is None else certificate.drop_upper
-        useless = limit is not None and is_useless(limit)
-        title = "Useless certificate (holdout)" if useless else "Certificate (holdout)"
-        cards.append({"title": title, "text": certificate.sentence, "rows": rows, "useless": useless})
+        cards.append(certificate_card(certificate, "holdout"))
     if measured is not None:
         cards.append({"title": "Theory with a measured constant", "text": measured, "rows": []})
     title = "Theory with the assumed constant"
@@ -183,6 +176,18 @@ def statement_cards(
         rows.append(["rows and layers", guarantee])
     cards.append({"title": title, "text": text, "rows": rows, "folded": "" if bound.holds else "not met"})
     return cards
+
+
+def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, Any]:
+    """A certificate in its own words and numbers, marked where it says nothing."""
+    names = ("verdict", "epsilon", "delta", "confidence", "n", "violations", "k_allowed", "drop_upper")
+    values = plain(certificate)
+    known = {name: values[name] for name in names if values.get(name) is not None}
+    rows = [[name, percent_up(value) if _is_limit(name, value) else _fact(value)] for name, value in known.items()]
+    limit = certificate.limit if certificate.drop_upper is None else certificate.drop_upper
+    useless = limit is not None and is_useless(limit)
+    title = f"{'Useless certificate' if useless else 'Certificate'} ({source})"
+    return {"title": title, "text": certificate.sentence, "rows": rows, "useless": useless}
 
 
 def _is_limit(name: str, value: Any) -> bool:
@@ -319,8 +324,9 @@ def pruned_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
         contradicted=record.conditions is not None and record.conditions.contradicted,
         measured=None if record.measured is None else record.measured.words,
     )
-    for one in pruned.certificates:
-        cards = statement_cards(one, None, None, contradicted=False)[:1] + cards
+    cards[1:1] = [certificate_card(one, name) for name, one in pruned.certificates.items()]
+    if record.certificate is None and pruned.certificates:
+        cards = cards[1:]
     statements: Plot = {"kind": "facts", "title": "What is promised", "choices": [], "views": cards}
     found = {"layers": layers if record.layers else {}, "statements": statements}
     return {key: {"id": f"{ident}-{key}", **plot} for key, plot in found.items() if plot}

@@ -31,8 +31,7 @@ def pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part
         ident=ident,
         kicker="pruned model",
         title=f"{pruned.name}: {pruned.arm} at {number(record.keep, 'share')} keep",
-        state="pruned and repaired" if record.repair else "pruned",
-        finished=True,
+        state="",
         caveats=[],
         remarks=list(pruned.marks),
         tiles=[
@@ -71,7 +70,7 @@ def _layers_finding(record: PrunedRecord) -> Finding:
 def _promise(pruned: PrunedModel) -> str:
     """What the first certificate that promises something promises, that of `sipp prune` before those of `certify`."""
     record = pruned.record
-    for certificate in (record.certificate, *pruned.certificates):
+    for certificate in (record.certificate, *pruned.certificates.values()):
         if certificate is not None and (words := _certified(certificate)):
             return words
     if record.certificate is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class PrunedModel:
     record: PrunedRecord
     marks: tuple[str, ...]  # what could not be checked
     bench: BenchRecord | None = None  # size and speed, where `sipp bench` left a record of them
-    certificates: tuple[CertificateRecord, ...] = ()  # that `sipp certify --out` wrote beside it
+    certificates: Mapping[str, CertificateRecord] = field(default_factory=dict)  # of `sipp certify --out`, by file
 
     @property
     def arm(self) -> str:
@@ -158,9 +158,10 @@ def read_pruned(folder: Path) -> PrunedModel:
     return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates)
 
 
-def _certificates(folder: Path, record: PrunedRecord) -> tuple[tuple[CertificateRecord, ...], tuple[str, ...]]:
+def _certificates(folder: Path, record: PrunedRecord) -> tuple[dict[str, CertificateRecord], tuple[str, ...]]:
     """The certificates that lie beside a network, and marks for those that are not about it or cannot be read."""
-    found, marks = [], []
+    found: dict[str, CertificateRecord] = {}
+    marks = []
     for path in sorted(folder.glob("*.json")):
         if path.name in (RECORD_NAME, BENCH_NAME):
             continue
@@ -175,6 +176,6 @@ def _certificates(folder: Path, record: PrunedRecord) -> tuple[tuple[Certificate
         if values["pruned_hash"] != record.pruned_hash or values.get("dense_hash") != record.dense_hash:
             marks.append(f"{path.name} is a certificate of other networks, and not shown.")
         else:
-            found.append(one)
+            found[path.name] = one
             marks.append(f"{path.name} is shown as it is; sipp certify --verify checks it on its points.")
-    return tuple(found), tuple(marks)
+    return found, tuple(marks)

@@ -79,14 +79,14 @@ def method_table(run: Run) -> Table | None:
                 cells.append(Cell("", "", "not done"))
                 continue
             pruned = before.get((method, level))
-            title = f"just pruned: {_percent(pruned)}" if pruned is not None else ""
+            title = f"just pruned: {number(pruned, 'share')}" if pruned is not None else ""
             change_words = "" if change is None else f"{number(change, 'points')} against the dense network"
             tone = "" if change is None else tone_of(change)
-            cells.append(Cell(_percent(value), tone, "; ".join(x for x in (change_words, title) if x)))
+            cells.append(Cell(f"{100 * value:.1f}", tone, "; ".join(x for x in (change_words, title) if x)))
         rows.append((method, tuple(cells)))
     head = ("method / keep", *(number(keep, "share") for keep in levels.values()))
     near = f"green: within {100 * TOLERANCE:g} points of dense, orange and red: beyond."
-    return Table(f"Top-1 accuracy after training, mean over seeds; {near}", head, tuple(rows))
+    return Table(f"Top-1 accuracy after training in %, mean over seeds; {near}", head, tuple(rows))
 
 
 def _by_level(run: Run, metric: str) -> dict[tuple[str, int], float]:
@@ -109,7 +109,7 @@ def networks_table(models: Sequence[PrunedModel]) -> Table | None:
     rows = []
     for model in sorted(models, key=lambda one: -one.record.keep):
         record = model.record
-        certificates = [one for one in (record.certificate, *model.certificates) if one is not None]
+        certificates = [one for one in (record.certificate, *model.certificates.values()) if one is not None]
         limits = [one.limit for one in certificates if one.limit is not None]
         certified = Cell("none") if not limits else certified_cell(max(limits))  # the best of several is no claim
         error = None if record.moved is None else record.moved.error
@@ -127,7 +127,7 @@ def networks_table(models: Sequence[PrunedModel]) -> Table | None:
             )
         )
     head = ("network", "method", "keep", "kept weights", "dead rows", "output moved", "certified within")
-    return Table("Sparser networks are further down.", head, tuple(rows))
+    return Table("From most to least kept; of several certificates, the weakest.", head, tuple(rows))
 
 
 def certified_cell(limit: float) -> Cell:
@@ -135,8 +135,3 @@ def certified_cell(limit: float) -> Cell:
     if is_useless(limit):
         return Cell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
     return Cell(percent_up(limit))
-
-
-def _percent(share: float) -> str:
-    """A share with one decimal, so that columns align."""
-    return f"{100 * share:.1f} %"

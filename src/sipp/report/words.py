@@ -8,7 +8,17 @@ from decimal import ROUND_CEILING, Context
 
 from sipp.display import percent_up
 from sipp.report.read import Run
-from sipp.report.series import Curve, Unit, certified_curves, curves, layers_of, seconds_of, seeds_of, times
+from sipp.report.series import (
+    Curve,
+    Unit,
+    certified_curves,
+    compiling_of,
+    curves,
+    layers_of,
+    seconds_of,
+    seeds_of,
+    times,
+)
 
 TOLERANCE = 0.005  # of a share: the loss of accuracy that the paper calls commensurate
 USELESS = 0.9  # a certified error from here on, near the output's own length: a network of zeros has 1
@@ -44,9 +54,9 @@ def is_useless(limit: float) -> bool:
 
 
 def _percent(value: float) -> str:
-    """One decimal, or two digits below one: 6.4, 20, 0.25; the page's script rounds the same way."""
+    """No decimal from 100 on, else one, or two digits below one: 191, 6.4, 0.25; the page's script does the same."""
     if value == 0 or abs(value) >= 1:
-        return f"{value:,.1f}".removesuffix(".0")
+        return f"{value:,.{0 if abs(value) >= 100 else 1}f}".removesuffix(".0")
     return _plain(value, digits=2)
 
 
@@ -174,5 +184,8 @@ def time_finding(run: Run) -> Finding:
     spent = math.fsum(parts[part] for parts in sums.values() for part in ("score", "prune", "certify"))
     heading = f"Scoring, pruning and certifying took {100 * spent / whole:.2g} % of {seconds(whole)}"
     detail = "Sums over all levels and seeds, by the clock of the machine that ran them; the rest is training."
+    compiling = compiling_of(run)
+    if compiling is not None:
+        detail += f" Compilation, once after an install, is not counted: {seconds(compiling)}."
     note = "" if run.pipeline is None else run.pipeline.note_on_time
     return Finding(heading, f"{detail} {note}".rstrip())

@@ -94,7 +94,9 @@ def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
     with at(f"--figures {folder}", "give another folder"):
         names = figure_names(results)
         if not names:
-            raise OptionError("there is nothing to draw: figures are of runs with a pruned network", fix="leave it out")
+            raise OptionError(
+                "there is nothing to draw: figures are of runs, or of several pruned networks", fix="leave it out"
+            )
         for name in names:
             check_file(folder / name, FIGURE, force=force, makes_folder=True)
 

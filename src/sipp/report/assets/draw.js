@@ -17,9 +17,9 @@ function plain(value, digits) {
   if (size < 1e-3 || size >= 1e6) return value.toExponential(Math.max(0, digits - 2));
   return Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 8 });
 }
-function rounded(percent, exact) { // 6.4, and 0.25 below one; exact: 6.42, and 0.2514
+function rounded(percent, exact) { // 191, 6.4, 0.25; exact: 190.83, 6.42, 0.2514
   const size = Math.abs(percent);
-  if (size === 0 || size >= 1) return Number(percent.toFixed(exact ? 2 : 1)).toLocaleString("en");
+  if (size === 0 || size >= 1) return Number(percent.toFixed(exact ? 2 : size < 100 ? 1 : 0)).toLocaleString("en");
   return plain(percent, exact ? 4 : 2);
 }
 function worded(value, unit, exact) {
@@ -111,10 +111,8 @@ function sample(look) {
 function frame(width, height, label) {
   return make("svg:svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", tabindex: "0", "aria-label": label });
 }
-function text(x, y, words, anchor, cls, turn) {
-  const attributes = { x, y, "text-anchor": anchor, class: cls || "tick" };
-  if (turn) attributes.transform = `rotate(${turn} ${x} ${y})`;
-  return make("svg:text", attributes, words);
+function text(x, y, words, anchor, cls) {
+  return make("svg:text", { x, y, "text-anchor": anchor, class: cls || "tick" }, words);
 }
 function line(x1, y1, x2, y2, cls) {
   return make("svg:path", { d: `M${x1} ${y1}L${x2} ${y2}`, class: cls });
@@ -164,18 +162,18 @@ function addStop(stops, plot, view, name, p, at) {
 function drawLines(plot, view, state, width) {
   const shown = view.series.filter((one) => !state.hidden.has(one.name));
   const height = Math.round(Math.min(400, Math.max(width < 420 ? 230 : 270, width * 0.46)));
-  const box = { left: width < 420 ? 66 : 78, right: width - 16, top: 14, bottom: height - 50 };
+  const box = { left: 58, right: width - 16, top: 28, bottom: height - 50 };
   const svg = frame(width, height, `${plot.title}: ${view.y.label}. Left and right arrow keys read the values; the table shows them all.`);
   const y = valueScale(view, shown, box, state.ylog);
-  if (view.useless && y(view.useless) > box.top) { // what is up here says nothing
+  const useless = view.useless && y(view.useless) > box.top;
+  if (useless) {
     svg.append(make("svg:rect", { x: box.left, width: box.right - box.left, y: box.top, height: y(view.useless) - box.top, class: "useless" }));
-    svg.append(text(box.left + 8, box.top + 14, "useless: as large as the output itself", "start"));
   }
   for (const tick of y.ticks) {
     svg.append(line(box.left, y(tick), box.right, y(tick), tick === 0 ? "zero" : "grid"));
     svg.append(text(box.left - 8, y(tick) + 4, ticked(tick, view.y.unit), "end"));
   }
-  svg.append(text(13, (box.top + box.bottom) / 2, view.y.label + (view.y.unit === "points" ? " (points)" : ""), "middle", "axis", -90));
+  svg.append(text(4, 12, view.y.label + (view.y.unit === "points" ? " (points)" : ""), "start", "axis"));
   const x = keepAxis(svg, plot, view, box, height, state.xlog);
   if (view.reference) {
     const at = y(view.reference.value);
@@ -196,11 +194,11 @@ function drawLines(plot, view, state, width) {
     });
   }
   const ordered = [...stops.values()].sort((a, b) => a.x - b.x);
-  return { svg, stops: ordered, by: "x", box, legend: view.series.map((one) => one.name) };
+  const note = useless ? `Shaded: useless. A network whose output is 0 is off by 100 %.` : "";
+  return { svg, stops: ordered, by: "x", box, legend: view.series.map((one) => one.name), note };
 }
 
 // --- bars over names: one column of bars for each series, the names beside them at every width
-const NARROWEST_COLUMN = 64;
 function barScale(view, shown, from, to) {
   const values = shown.flatMap((one) => one.values).filter((v) => v !== null), positive = values.filter((v) => v > 0);
   const high = Math.max(0, ...values) || 1, least = Math.min(...positive), count = Math.max(1, (to - from) / 70);
@@ -211,6 +209,7 @@ function drawColumn(svg, view, one, box, step) {
   const scale = barScale(view, box.all, box.left, box.right), look = lookOf(one.name), wide = box.right - box.left > 150;
   for (const tick of scale.ticks) {
     svg.append(line(scale(tick), box.top, scale(tick), box.bottom, tick === 0 ? "zero" : "grid"));
+    if (!wide && tick !== scale.ticks.at(-1)) continue; // no room for more than one
     const anchor = scale(tick) < box.left + 12 ? "start" : scale(tick) > box.right - 24 ? "end" : "middle";
     svg.append(text(scale(tick), box.bottom + 14, ticked(tick, view.y.unit), anchor));
   }
@@ -223,10 +222,11 @@ function drawColumn(svg, view, one, box, step) {
   });
 }
 function drawBars(plot, view, state, width) {
-  const shown = view.series.filter((one) => !state.hidden.has(one.name)), n = plot.names.length, step = n > 30 ? 14 : 18;
+  const shown = view.series.filter((one) => !state.hidden.has(one.name)), n = plot.names.length;
+  const isPhone = width < 420, step = n > 30 ? 14 : isPhone ? 16 : 18;
   const longest = Math.max(...plot.names.map((name) => bare(name).length));
   const left = Math.round(Math.min(7 * longest + 14, 230, width * 0.38)), space = width - left - 6;
-  const most = Math.max(1, Math.floor(space / NARROWEST_COLUMN)), nBlocks = Math.max(1, Math.ceil(shown.length / most));
+  const most = Math.max(1, Math.floor(space / (isPhone ? 62 : 84))), nBlocks = Math.max(1, Math.ceil(shown.length / most));
   const nColumns = Math.max(1, Math.ceil(shown.length / nBlocks)), gap = space / nColumns, high = 24 + step * n + 30;
   const height = nBlocks * high + 16, single = view.series.length === 1;
   const svg = frame(width, height, `${plot.title}: ${view.y.label}. Arrow keys read the bars; the table shows all values.`);
@@ -241,8 +241,8 @@ function drawBars(plot, view, state, width) {
       stops.push({ x: left, y: middle, high: step, title: name, rows, rings: [] });
     });
     shown.slice(block * nColumns, (block + 1) * nColumns).forEach((one, c) => {
-      const from = left + gap * c, right = from + gap - (gap > 150 ? 52 : 12);
-      if (!single) svg.append(text(from, top - 9, short(one.name, Math.floor((gap - 4) / 6.6)), "start", "axis"));
+      const from = left + gap * c, right = from + gap - (gap > 150 ? 60 : 12);
+      if (!single) svg.append(text(from, top - 9, short(one.name, Math.floor((gap - 6) / 6.9)), "start", "axis"));
       drawColumn(svg, view, one, { left: from, right, top, bottom, all: shown }, step);
     });
   }
@@ -255,7 +255,7 @@ function drawBars(plot, view, state, width) {
 function drawHistogram(plot, view, state, width) {
   const [first, counts, kept, zero] = view || [0, [], [], 0];
   const height = Math.round(Math.min(340, Math.max(240, width * 0.4)));
-  const box = { left: 78, right: width - 16, top: 14, bottom: height - 50 };
+  const box = { left: 58, right: width - 16, top: 28, bottom: height - 50 };
   const svg = frame(width, height, `${plot.title}: weights by score. Arrow keys read the bars.`);
   const parts = [["kept", kept], ["pruned", counts.map((c, i) => c - kept[i])]].filter(([name]) => !state.hidden.has(name));
   const tops = counts.map((_, i) => parts.reduce((sum, [, values]) => sum + values[i], 0));
@@ -264,7 +264,7 @@ function drawHistogram(plot, view, state, width) {
     svg.append(line(box.left, y(tick), box.right, y(tick), tick ? "grid" : "zero"));
     svg.append(text(box.left - 8, y(tick) + 4, ticked(tick, "count"), "end"));
   }
-  svg.append(text(13, (box.top + box.bottom) / 2, "weights", "middle", "axis", -90));
+  svg.append(text(4, 12, "weights", "start", "axis"));
   const edges = plot.bins.slice(first, first + counts.length + 1), gap = (box.right - box.left) / Math.max(1, counts.length);
   const whole = edges.filter(Number.isInteger), every = Math.max(1, Math.ceil((whole.length * 44) / (box.right - box.left)));
   edges.forEach((edge, i) => {

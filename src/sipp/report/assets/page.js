@@ -196,9 +196,12 @@ function fileName(figure, plot, state, kind) { // of which run, which plot, and 
   return [slug(title, 60), slug([plot.title, ...chosen].join(" "), 90)].join("-") + "." + kind;
 }
 
+const figuresIn = (node) => (node.matches("figure") ? [node] : [...node.querySelectorAll("figure")]);
 function setUp(figure) {
   const plot = PAGE.plots[figure.dataset.plot];
-  const state = { picked: plot.choices.map((choice) => choice.start || 0), hidden: new Set(), table: false, xlog: false, ylog: false };
+  const beside = figure.closest(".pair") || figure;
+  beside.hiddenSeries ||= new Set(); // plots side by side show the same series
+  const state = { picked: plot.choices.map((choice) => choice.start || 0), hidden: beside.hiddenSeries, table: false, xlog: false, ylog: false };
   const bar = make("div", { class: "bar" }), holder = make("div", { class: "plot" });
   const toggle = make("button", { type: "button", "aria-pressed": "false" }, "Table");
   const chosen = make("span", { class: "chosen" }); // what is picked, where the choices themselves do not show: in print
@@ -214,7 +217,7 @@ function setUp(figure) {
     if (!view) return holder.append(make("p", { class: "detail" }, "This network is not finished, or did not record this."));
     const drawn = DRAW[plot.kind](plot, view, { ...state, ylog: state.ylog && view.y?.unit === "points" }, Math.max(280, figure.clientWidth || 640));
     if (plot.kind === "heat") holder.append(heatKey());
-    if (drawn.legend.length) holder.append(legendOf(drawn, state, draw));
+    if (drawn.legend.length) holder.append(legendOf(drawn, state, (name) => figuresIn(beside).forEach((one) => one.redraw(one === figure ? name : null))));
     holder.append(drawn.svg);
     if (drawn.note) holder.append(make("p", { class: "detail" }, drawn.note));
     follow(holder, drawn);
@@ -246,7 +249,7 @@ function setUp(figure) {
   png.addEventListener("click", () => savePicture(fileName(figure, plot, state, "png"), figure.picture()));
   bar.append(make("div", { class: "tools" }, toggle, csv, ...(plot.kind === "facts" ? [] : [png])));
   // The heading of a section is enough for its only plot; print and screen readers still have the plot's own words.
-  const alone = figure.closest("section").querySelectorAll("figure").length === 1;
+  const all = figure.closest("section").querySelectorAll("figure"), alone = all.length === 1 || (plot.kind === "facts" && all[0] === figure);
   figure.append(make("figcaption", alone ? { class: "alone" } : {}, plot.title, chosen), bar, holder);
   figure.redraw = draw;
   draw();

@@ -163,6 +163,11 @@ _TOLD_AFTER = 1.0  # seconds of compiling
 _spent = 0.0
 
 
+def compiling_seconds() -> float:
+    """How long this process has compiled so far: work of the first use after an install, and of no other."""
+    return _spent
+
+
 def _tell(seconds: float) -> None:
     """Counts the seconds of compiling, and says once what takes so long."""
     global _spent
