@@ -225,7 +225,7 @@ def added(parts: list[Histogram]) -> Histogram:
 
 
 def times(run: Run) -> dict[str, Mapping[str, float]]:
-    """{method, or "dense": {part: seconds}}, over all levels and seeds; they add up to the whole without compilation."""
+    """{method, or "dense": {part: seconds}}, over levels and seeds; they add up to the whole without compilation."""
     found: dict[str, Mapping[str, float]] = {}
     for method in (None, *methods_of(run)):
         records = [record for record in run.records if record.method == method]
