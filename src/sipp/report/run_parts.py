@@ -38,7 +38,7 @@ def panels_part(runs: Sequence[Run], about: About | None) -> tuple[Part, list[Pl
         state="" if n_done >= n_stages else f"unfinished, {n_done} of {n_stages}",
         caveats=[],
         remarks=[],
-        tiles=[("panels", str(len(panels))), ("runs", str(len(runs))), ("networks", f"{n_done:,}")],
+        tiles=[],
         sections=sections,
         tables=[
             *([] if about is None else [("What this shows", about.rows)]),
@@ -95,7 +95,7 @@ def run_titles(runs: Sequence[Run]) -> list[str]:
     named = [f"{title}, seed {own}" for title, own in zip(short, seeds)]
     titles = []
     for index, run in enumerate(runs):
-        options = (short, named, [f"{title}, {run.name[-12:]}" for title, run in zip(named, runs)])
+        options = (short, named, [f"{title}, {run.name[-12:][:6]}" for title, run in zip(named, runs)])
         titles.append(next((one[index] for one in options if one.count(one[index]) == 1), options[-1][index]))
     return titles
 

@@ -119,14 +119,13 @@ def networks_table(models: Sequence[PrunedModel]) -> Table | None:
                 (
                     Cell(model.arm),
                     Cell(number(record.keep, "share")),
-                    Cell(f"{record.kept:,}"),
                     Cell(f"{record.dead_rows:,}"),
                     Cell("unknown" if error is None else number(error, "share")),
                     certified,
                 ),
             )
         )
-    head = ("network", "method", "keep", "kept weights", "dead rows", "output moved", "certified within")
+    head = ("network", "method", "keep", "dead rows", "output moved", "certified within")
     return Table("From most to least kept; of several certificates, the weakest.", head, tuple(rows))
 
 

@@ -177,7 +177,7 @@ function drawLines(plot, view, state, width) {
   const x = keepAxis(svg, plot, view, box, height, state.xlog);
   if (view.reference) {
     const at = y(view.reference.value);
-    svg.append(line(box.left, at, box.right, at, "reference"), text(box.right - 4, at - 5, view.reference.label, "end"));
+    svg.append(line(box.left, at, box.right, at, "reference"), text(box.right - 4, at - 8, view.reference.label, "end"));
   }
   for (const { name, points } of shown) { // all bands lie below all lines
     if (!points.some((p) => p[3] > p[2])) continue;
@@ -201,7 +201,7 @@ function drawLines(plot, view, state, width) {
 // --- bars over names: one column of bars for each series, the names beside them at every width
 function barScale(view, shown, from, to) {
   const values = shown.flatMap((one) => one.values).filter((v) => v !== null), positive = values.filter((v) => v > 0);
-  const high = Math.max(0, ...values) || 1, least = Math.min(...positive), count = Math.max(1, (to - from) / 70);
+  const high = Math.max(0, ...values) || 1, least = Math.min(...positive), count = Math.max(2, (to - from) / 70);
   if (view.y.log && positive.length && high / least > STEEP) return Object.assign(logarithmic(least / 1.3, high * 1.1, from, to, count), { isLog: true });
   return linear(0, high, from, to, count);
 }
@@ -221,12 +221,16 @@ function drawColumn(svg, view, one, box, step) {
     if (wide) svg.append(text(scale(value) + 6, middle + 4, worded(value, view.y.unit), "start"));
   });
 }
+const MOST_ROWS = 100; // of bars below one another: beyond, the first columns are enough at once
 function drawBars(plot, view, state, width) {
-  const shown = view.series.filter((one) => !state.hidden.has(one.name)), n = plot.names.length;
+  let shown = view.series.filter((one) => !state.hidden.has(one.name));
+  const n = plot.names.length, asked = shown.length;
   const isPhone = width < 420, step = n > 30 ? 14 : isPhone ? 16 : 18;
   const longest = Math.max(...plot.names.map((name) => bare(name).length));
   const left = Math.round(Math.min(7 * longest + 14, 230, width * 0.38)), space = width - left - 6;
-  const most = Math.max(1, Math.floor(space / (isPhone ? 62 : 84))), nBlocks = Math.max(1, Math.ceil(shown.length / most));
+  const most = Math.max(1, Math.floor(space / (isPhone ? 62 : 84)));
+  shown = shown.slice(0, most * Math.max(1, Math.floor(MOST_ROWS / n)));
+  const nBlocks = Math.max(1, Math.ceil(shown.length / most));
   const nColumns = Math.max(1, Math.ceil(shown.length / nBlocks)), gap = space / nColumns, high = 24 + step * n + 30;
   const height = nBlocks * high + 16, single = view.series.length === 1;
   const svg = frame(width, height, `${plot.title}: ${view.y.label}. Arrow keys read the bars; the table shows all values.`);
@@ -248,7 +252,8 @@ function drawBars(plot, view, state, width) {
   }
   svg.append(text(left, height - 4, view.y.label, "start", "axis"));
   const box = { left: 0, right: width, top: 0, bottom: height };
-  return { svg, stops, by: "y", box, legend: single ? [] : view.series.map((one) => one.name) };
+  const note = shown.length < asked ? `${shown.length} of ${asked} are drawn: hide some above or below to see the others.` : "";
+  return { svg, stops, by: "y", box, legend: single ? [] : view.series.map((one) => one.name), note };
 }
 
 // --- histogram of scores: what was kept out of what there was
@@ -335,7 +340,8 @@ function drawHeat(plot, view, state, width) {
   const height = box.bottom + 30, gap = (box.right - box.left) / plot.columns.length;
   const svg = frame(width, height, `${plot.title}. Arrow keys read the cells; the table shows all values.`);
   const every = Math.max(1, Math.ceil(46 / gap)), stops = [];
-  plot.rows.forEach((name, r) => svg.append(text(box.left - 7, box.top + step * (r + 0.5) + 4, short(bare(name), Math.floor(box.left / 6.8)), "end", "tick name")));
+  const named = (name) => bare(width < 420 ? name.replace(/ \([\d,]+\)$/, "") : name); // without its size where there is no room
+  plot.rows.forEach((name, r) => svg.append(text(box.left - 7, box.top + step * (r + 0.5) + 4, short(named(name), Math.floor(box.left / 6.8)), "end", "tick name")));
   plot.columns.forEach((keep, c) => {
     const x = box.left + gap * c;
     if (c % every === 0) svg.append(text(x + gap / 2, 14, worded(keep, "share"), "middle"));

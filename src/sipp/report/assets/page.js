@@ -47,10 +47,12 @@ function drawTable(table) {
     make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
 }
 
+const tied = (words) => words.replace(/(\d) %/g, "$1\u00a0%"); // no line begins with the sign
+
 function drawFacts(view) {
   const cards = (view || [{ title: "Not there yet", text: "This network is not finished.", rows: [] }]).map((card) => {
     const rows = card.rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)));
-    const inside = [make("p", {}, card.text), make("table", {}, make("tbody", {}, ...rows))];
+    const inside = [make("p", {}, tied(card.text)), make("table", {}, make("tbody", {}, ...rows))];
     if (card.folded) return make("details", {}, make("summary", {}, `${card.title}: ${card.folded}`), ...inside);
     return make("div", card.useless ? { class: "worthless" } : {}, make("strong", {}, card.title), ...inside);
   });
@@ -219,7 +221,7 @@ function setUp(figure) {
     if (plot.kind === "heat") holder.append(heatKey());
     if (drawn.legend.length) holder.append(legendOf(drawn, state, (name) => figuresIn(beside).forEach((one) => one.redraw(one === figure ? name : null))));
     holder.append(drawn.svg);
-    if (drawn.note) holder.append(make("p", { class: "detail" }, drawn.note));
+    if (drawn.note) holder.append(make("p", { class: "caption" }, tied(drawn.note)));
     follow(holder, drawn);
     figure.drawn = drawn;
     if (focused) [...holder.querySelectorAll(".legend button")][drawn.legend.indexOf(focused)]?.focus();
@@ -258,6 +260,7 @@ function setUp(figure) {
 document.querySelectorAll("details").forEach((one) => one.addEventListener("toggle", () => {
   one.querySelectorAll("figure[data-plot]").forEach((figure) => figure.redraw());
 }));
+document.querySelectorAll("h1, h2, h3, p, li, dd").forEach((one) => one.childNodes.forEach((node) => { if (node.nodeType === 3) node.data = tied(node.data); }));
 const FIGURES = [...document.querySelectorAll("figure[data-plot]")];
 FIGURES.forEach(setUp);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => FIGURES.forEach((figure) => figure.redraw()));
