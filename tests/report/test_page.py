@@ -167,7 +167,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
     made = render(read_results([folder]), version="sipp test")
     assert faults(made) == []
     assert "certifies outputs within 25.1 %" in made and "sipp-hybrid at 21.3 % keep" in made  # rounded up
-    assert "2 rows died in 1 layers" in made and "0.weight keeps" not in made and "1.weight keeps least" in made
+    assert "2 rows died in 1 layer. " in made and "0.weight keeps" not in made and "1.weight keeps least" in made
     refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))
     assert "Certificate: not certified" in render(read_results([refused]), version="sipp test")
 

@@ -328,5 +328,5 @@ def pruned_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
     if record.certificate is None and pruned.certificates:
         cards = cards[1:]
     statements: Plot = {"kind": "facts", "title": "What is promised", "choices": [], "views": cards}
-    found = {"layers": layers if record.layers else {}, "statements": statements}
-    return {key: {"id": f"{ident}-{key}", **plot} for key, plot in found.items() if plot}
+    found = {"layers": layers, "statements": statements}
+    return {key: {"id": f"{ident}-{key}", **plot} for key, plot in found.items()}

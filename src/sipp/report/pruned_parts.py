@@ -6,7 +6,7 @@ from sipp.display import percent_up
 from sipp.report.parts import Part, Section, flat
 from sipp.report.plots import Plot
 from sipp.report.read import PrunedModel
-from sipp.report.repair import REPAIR, repair_finding
+from sipp.report.repair import REPAIR, repair_finding, repair_note
 from sipp.report.size_and_speed import BENCH, bench_finding
 from sipp.report.words import Finding, is_useless, number
 from sipp.storage.network_schemas import CertificateRecord, PrunedRecord
@@ -18,13 +18,17 @@ SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired"}  # of
 def pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part:
     """What the page says of one pruned network."""
     record = pruned.record
-    told = "All statements speak of the pruned network as it was saved, against the one it was pruned from."
-    sections = [Section("Promises", Finding(_promise(pruned), told), [[plots["statements"]["id"]]])]
-    if "layers" in plots:
-        sections.append(Section("Layers", _layers_finding(record), [[plots["layers"]["id"]]]))
+    told = Finding(
+        "What is promised, and how surely",
+        "All statements speak of the pruned network as it was saved, against the one it was pruned from.",
+    )
+    sections = [
+        Section("Promise", Finding(_promise(pruned), _layers_words(record)), [[plots["layers"]["id"]]]),
+        Section("Statements", told, [[plots["statements"]["id"]]]),
+    ]
     if record.repaired is not None:
         rows = [[plots[REPAIR]["id"]]] if REPAIR in plots else []
-        sections.append(Section("Repair", repair_finding(record.repaired), rows, note=record.repaired.words))
+        sections.append(Section("Repair", repair_finding(record.repaired), rows, note=repair_note(record.repaired)))
     if pruned.bench is not None:
         sections.append(Section("Size and speed", bench_finding(pruned.bench), [[plots[name]["id"]] for name in BENCH]))
     return Part(
@@ -56,15 +60,13 @@ def _moved(record: PrunedRecord) -> str:
     return "unknown" if record.moved is None or record.moved.error is None else number(record.moved.error, "share")
 
 
-def _layers_finding(record: PrunedRecord) -> Finding:
+def _layers_words(record: PrunedRecord) -> str:
     dead = [layer for layer in record.layers if layer.dead_rows]
     least = min(record.layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
     n_dead = sum(layer.dead_rows for layer in dead)
-    heading = f"{n_dead:,} row{'' if n_dead == 1 else 's'} died in {len(dead)} layer{'' if len(dead) == 1 else 's'}"
-    return Finding(
-        heading if dead else "No row died",
-        f"{least.name} keeps least: {least.kept:,} of {least.n_weights:,} weights.",
-    )
+    words = f"{n_dead:,} row{'' if n_dead == 1 else 's'} died in {len(dead)} layer{'' if len(dead) == 1 else 's'}"
+    words = words if dead else "No row died"
+    return f"{words}. {least.name} keeps least: {least.kept:,} of {least.n_weights:,} weights."
 
 
 def _promise(pruned: PrunedModel) -> str:

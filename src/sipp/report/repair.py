@@ -8,6 +8,7 @@ from sipp.report.words import Finding, number
 from sipp.storage.network_schemas import RepairedRecord
 
 REPAIR = "repair"  # its plot
+MOST_NAMED = 4
 ERRORS = {"just pruned": "error_before", "repaired": "error_after"}
 
 
@@ -29,6 +30,13 @@ def repair_finding(repaired: RepairedRecord) -> Finding:
     )
 
 
+def repair_note(repaired: RepairedRecord) -> str:
+    """What was done in one sentence, and the first layers that were left alone with the reason."""
+    alone = [f"{layer.name} ({layer.left_alone})" for layer in repaired.layers if layer.left_alone]
+    more = f" and {len(alone) - MOST_NAMED} more" if len(alone) > MOST_NAMED else ""
+    return f"{repaired.words}." + (f" Left alone: {', '.join(alone[:MOST_NAMED])}{more}." if alone else "")
+
+
 def repair_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
     """The error of each layer's output before and after; none where nothing was repaired or compared."""
     repaired = pruned.record.repaired
@@ -41,7 +49,7 @@ def repair_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
             "kind": "bars",
             "title": "Repair of each layer",
             "label": "layer",
-            "names": [layer.name + (" (left alone)" if layer.left_alone else "") for layer in repaired.layers],
+            "names": [layer.name for layer in repaired.layers],
             "choices": [],
             "views": {"y": {"label": "error of the layer's output", "unit": "share", "log": False}, "series": shown},
         }
