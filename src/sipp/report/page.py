@@ -16,7 +16,7 @@ from sipp.report.parts import About, Part
 from sipp.report.plots import Plot, pruned_plots, run_plots
 from sipp.report.pruned_parts import pruned_part
 from sipp.report.read import Broken, PrunedModel, Result, Run
-from sipp.report.repair import repair_plots
+from sipp.report.repairs import repair_plots
 from sipp.report.run_parts import panels_part, run_part, run_titles
 from sipp.report.size_and_speed import bench_plots
 from sipp.scoring.methods import Style

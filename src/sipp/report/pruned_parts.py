@@ -6,7 +6,7 @@ from sipp.display import percent_up
 from sipp.report.parts import Part, Section, flat
 from sipp.report.plots import Plot
 from sipp.report.read import PrunedModel
-from sipp.report.repair import REPAIR, repair_finding, repair_note
+from sipp.report.repairs import REPAIR, repair_finding, repair_note
 from sipp.report.size_and_speed import BENCH, bench_finding
 from sipp.report.words import Finding, is_useless, number
 from sipp.storage.network_schemas import CertificateRecord, PrunedRecord

@@ -34,7 +34,7 @@ def panels_part(runs: Sequence[Run], about: About | None) -> tuple[Part, list[Pl
     part = Part(
         ident="panels",
         kicker="all runs",
-        title="All runs" if about is None else about.title,
+        title="All runs",
         state="" if n_done >= n_stages else f"unfinished, {n_done} of {n_stages}",
         caveats=[],
         remarks=[],
