@@ -32,6 +32,10 @@ for (const section of document.querySelectorAll("section")) {
   const captions = [...section.querySelectorAll("figcaption")].filter((node) => node.clientWidth > 1);
   if (section.querySelectorAll("figure").length === 1) found.captions.push(...captions.map((node) => node.textContent));
 }
+for (const figure of shown) { // a picture to save has its legend inside
+  const saved = new DOMParser().parseFromString(figure.picture(), "image/svg+xml").documentElement, wide = saved.viewBox.baseVal.width;
+  for (const node of saved.children) if (node.tagName === "text" && node !== saved.querySelector("text") && Number(node.getAttribute("x")) + 6 * node.textContent.length > wide) found.cut.push("saved: " + node.textContent);
+}
 found.open = document.querySelectorAll("details[open]").length;
 found.folded = [...document.querySelectorAll("details figure")].map((node) => node.dataset.plot);
 found.cards = [...document.querySelectorAll(".facts details summary")].map((node) => node.textContent);

@@ -76,7 +76,15 @@ function csvOf(table) {
 const COPIED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linejoin", "font-family", "font-size", "font-weight"];
 function picture(svg, legend, title) {
   // A stand-alone SVG: computed colours written out, with background, title and legend, which live outside of the plot.
-  const width = svg.viewBox.baseVal.width, inner = svg.viewBox.baseVal.height, head = 30 + (legend.length ? 24 : 0);
+  const width = svg.viewBox.baseVal.width, inner = svg.viewBox.baseVal.height;
+  let at = 12, row = 0;
+  const places = legend.map(([name]) => {
+    const wide = 34 + 7.4 * name.length;
+    if (at > 12 && at + wide > width) [at, row] = [12, row + 1];
+    at += wide;
+    return [at - wide, 33 + 22 * row];
+  });
+  const head = 30 + (legend.length ? 24 + 22 * row : 0);
   const copy = svg.cloneNode(true), style = getComputedStyle(document.body);
   const pairs = [[svg, copy], ...[...svg.querySelectorAll("*")].map((node, i) => [node, copy.querySelectorAll("*")[i]])];
   for (const [node, twin] of pairs) {
@@ -89,11 +97,10 @@ function picture(svg, legend, title) {
   const font = { "font-family": style.fontFamily, "font-size": "13px" };
   whole.append(make("svg:rect", { width: "100%", height: "100%", fill: getComputedStyle(document.querySelector("section")).backgroundColor }));
   whole.append(make("svg:text", { x: 12, y: 20, fill: style.color, "font-weight": "600", ...font }, title));
-  let at = 12;
-  for (const [name, colour] of legend) {
-    whole.append(make("svg:rect", { x: at, y: 33, width: 12, height: 12, fill: colour }), make("svg:text", { x: at + 17, y: 44, fill: style.color, ...font }, name));
-    at += 34 + 7.4 * name.length;
-  }
+  legend.forEach(([name, colour], i) => {
+    const [x, y] = places[i];
+    whole.append(make("svg:rect", { x, y, width: 12, height: 12, fill: colour }), make("svg:text", { x: x + 17, y: y + 11, fill: style.color, ...font }, name));
+  });
   whole.append(copy);
   return new XMLSerializer().serializeToString(whole);
 }
