@@ -1,4 +1,8 @@
 // Body of an async function: whether everything can be read, and stands where it should.
+for (const plot of Object.values(PAGE.plots).filter((one) => one.kind === "heat")) { // every colour that there is, from 1/16 to 16 times
+  for (const view of plot.views) view.columns = plot.columns.map((keep) => plot.rows.map((_, r) => keep * 2 ** (r - 4)));
+}
+document.querySelectorAll("figure[data-plot$=allocation]").forEach((figure) => figure.redraw());
 const texts = (svg) => [...svg.querySelectorAll("text")].map((node) => ({ words: node.textContent, box: node.getBoundingClientRect() }));
 const shown = [...document.querySelectorAll("figure[data-plot]")].filter((figure) => figure.drawn && figure.offsetParent);
 const found = { cut: [], overlapping: [], first: null, names: {}, series: {}, contrast: 99, cells: 0, headings: [], captions: [], sections: [] };

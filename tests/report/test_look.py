@@ -21,7 +21,7 @@ SURVEY = (Path(__file__).parent / "survey.js").read_text()
 WIDTHS = (390, 800, 1440)
 ONE_SCREEN = 844  # pixels high, of a phone that is 390 wide
 N_LAYERS = 9
-METHODS = ("sipp-blend", "sipp-hybrid", "sipp-det", "wt", "random")
+METHODS = ("sipp-blend", "sipp-hybrid", "sipp-det mean", "sipp-det max", "sipp-rand", "wt", "snip", "lamp", "random")
 AXE = Path(os.environ.get("AXE_CORE") or "axe.min.js")
 RUN_AXE = """
 document.querySelectorAll("details").forEach((one) => { one.open = true; });

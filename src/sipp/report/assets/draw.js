@@ -292,7 +292,8 @@ function drawHistogram(plot, view, state, width) {
 
 // --- stacked bars: time by part
 function drawStack(plot, view, state, width) {
-  const step = 34, box = { left: Math.min(110, width * 0.28), right: width - 74, top: 6, bottom: 6 + step * plot.names.length };
+  const step = 34, longest = Math.max(...plot.names.map((name) => name.length));
+  const box = { left: Math.min(7.6 * Math.min(longest, 16) + 12, width * 0.36), right: width - 74, top: 6, bottom: 6 + step * plot.names.length };
   const height = box.bottom + 46;
   const svg = frame(width, height, `${plot.title}. Arrow keys read the bars; the table shows all values.`);
   const shown = view.series.filter((one) => !state.hidden.has(one.name));
@@ -306,7 +307,7 @@ function drawStack(plot, view, state, width) {
   const stops = plot.names.map((name, i) => {
     const middle = box.top + step * (i + 0.5);
     let under = 0;
-    svg.append(text(box.left - 8, middle + 4, short(name, 14), "end", "axis"));
+    svg.append(text(box.left - 8, middle + 4, short(name, 16), "end", "axis"));
     for (const one of shown) {
       const from = x(under), to = x(under + one.values[i]);
       if (to - from > 0.3) svg.append(make("svg:rect", { x: from, width: to - from, y: middle - 10, height: 20, class: "box " + PAGE.parts[one.name] }));
