@@ -15,7 +15,7 @@ CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
 NARROWEST = 500  # no window of a headless Chromium is narrower; below, the page goes into a frame
-LIMIT_S = 60
+LIMIT_S = 120
 # Time in the page runs as fast as the work in it allows, but pictures are made outside of it: on a busy machine the
 # first budget is over before they are there.
 BUDGETS_MS = (4_000, 40_000, 400_000)
