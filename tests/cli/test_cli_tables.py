@@ -23,7 +23,7 @@ def test_the_table_has_every_method_at_every_keep(tmp_path: Path) -> None:
     assert table is not None and [name for name, _ in table.rows] == ["wt", "sipp-blend"] and len(table.head) == 4
     records = [r for r in found.records if r.method == "wt" and r.level == 1]
     mean = sum(r.after.top1 for r in records) / len(records)
-    assert table.rows[0][1][0].text == f"{100 * mean:.1f} %"
+    assert table.rows[0][1][0].text == f"{100 * mean:.1f}"
     choice = choice_of(found)
     page = render([found], version="x")
     assert choice is not None and choice.heading in page and page.index(choice.heading) < page.index("data-plot")
@@ -36,6 +36,7 @@ def test_tones_follow_what_was_lost(change: float, tone: str) -> None:
 
 def test_a_certificate_of_the_outputs_own_length_is_marked() -> None:
     assert not certified_cell(0.5).tone and "useless" in certified_cell(1.0).text
+    assert "useless" in certified_cell(0.93).text  # near it
 
 
 @pytest.fixture
@@ -65,16 +66,24 @@ def test_networks_stand_side_by_side_with_their_certificates(networks: Path, tmp
     certificate = json.loads((networks / "k0.9" / "certificate.json").read_text())
     assert table.rows[0][1][-1] == certified_cell(certificate["epsilon"]) and table.rows[1][1][-1].text == "none"
     page = render(results, version="x")
-    assert ("Networks side by side" in page and "held-out" in page) or "points" in page
+    assert "Networks side by side" in page and page.index("networks0-moved") < page.index("part0-layers")
+    assert "Certificate (certificate.json)" in page  # on the page of its network, under the name of its file
+
+
+def test_figures_of_several_networks_and_none_of_one(networks: Path, tmp_path: Path) -> None:
     done = run("report", networks, "--out", tmp_path / "page.html", "--figures", tmp_path / "figures")
-    assert done.returncode == 2 and "nothing to draw" in done.stderr and not (tmp_path / "page.html").exists()
+    assert done.returncode == 0 and "figures: 4 files" in done.stdout, done.stderr
+    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert names == [f"networks-{what}.{kind}" for what in ("certified", "moved") for kind in ("pdf", "png")]
+    done = run("report", networks / "k0.5", "--out", tmp_path / "one.html", "--figures", tmp_path / "figures")
+    assert done.returncode == 2 and "nothing to draw" in done.stderr and not (tmp_path / "one.html").exists()
 
 
 def test_a_certificate_of_another_network_is_marked_and_not_shown(networks: Path) -> None:
     (networks / "k0.5" / "certificate.json").write_bytes((networks / "k0.9" / "certificate.json").read_bytes())
     (networks / "k0.5" / "notes.json").write_text("[1]")
     found = read_pruned(networks / "k0.5")
-    assert found.certificates == () and any("other networks" in mark for mark in found.marks)
+    assert found.certificates == {} and any("other networks" in mark for mark in found.marks)
     real = read_pruned(networks / "k0.9")
     assert real.certificates and any("--verify checks it" in mark for mark in real.marks)
 
@@ -84,4 +93,4 @@ def test_a_forged_certificate_is_marked(networks: Path) -> None:
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "violations": 0, "k_allowed": 0}))
     found = read_pruned(networks / "k0.9")
-    assert found.certificates == () and any("no certificate that can be read" in mark for mark in found.marks)
+    assert found.certificates == {} and any("no certificate that can be read" in mark for mark in found.marks)

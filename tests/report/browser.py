@@ -15,7 +15,7 @@ CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
 NARROWEST = 500  # no window of a headless Chromium is narrower; below, the page goes into a frame
-LIMIT_S = 60
+LIMIT_S = 120
 # Time in the page runs as fast as the work in it allows, but pictures are made outside of it: on a busy machine the
 # first budget is over before they are there.
 BUDGETS_MS = (4_000, 40_000, 400_000)
@@ -62,7 +62,10 @@ def _injected(text: str, steps: str) -> str:
     return text.replace("</body>", f"<script>{scripts[1]}</script></body>", 1)
 
 
-def visit(page: str, folder: Path, *, width: int, steps: str = "return null;") -> Visit:
+DARK = "--blink-settings=preferredColorScheme=0"
+
+
+def visit(page: str, folder: Path, *, width: int, steps: str = "return null;", dark: bool = False) -> Visit:
     """What a browser of this width finds on the page, after the steps (the body of an async function)."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "page.html"
@@ -72,7 +75,7 @@ def visit(page: str, folder: Path, *, width: int, steps: str = "return null;") -
         target = folder / "frame.html"
         target.write_text(f"<body style='margin:0'><script>{LISTEN}</script>{frame}</body>", encoding="utf-8")
     log = folder / "net.json"
-    flags = ("--dump-dom", f"--log-net-log={log}", "--net-log-capture-mode=Everything")
+    flags = ("--dump-dom", f"--log-net-log={log}", "--net-log-capture-mode=Everything", *([DARK] if dark else []))
     for budget_ms in BUDGETS_MS:
         dumped = _chromium(folder, target, width, *flags, budget_ms=budget_ms)
         match = re.search(r'<pre id="found">(.*?)</pre>', dumped, re.S)
@@ -92,7 +95,7 @@ def screenshot(page: str, folder: Path, *, width: int, height: int, dark: bool) 
         target = folder / "frame.html"
         frame = f'<iframe src="plain.html" style="width:{width}px;height:{height}px;border:0"></iframe>'
         target.write_text(f"<body style='margin:0'>{frame}</body>", encoding="utf-8")
-    scheme = ("--blink-settings=preferredColorScheme=0",) if dark else ()
+    scheme = (DARK,) if dark else ()
     _chromium(folder, target, width, f"--screenshot={out}", *scheme, height=height)
     return out
 

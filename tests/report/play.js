@@ -1,5 +1,6 @@
 // Goes on from look.js: clicks, hovers, types and saves, and returns what came of it.
 const accuracy = of("-accuracy");
+const press = (label) => [...accuracy.querySelectorAll("button")].find((b) => b.textContent === label).click();
 seen.before = lines(accuracy);
 accuracy.querySelector(".legend button").click();
 seen.hidden = lines(accuracy);
@@ -29,6 +30,9 @@ for (const figure of figures) {
 const pick = accuracy.querySelector("select");
 pick.value = 2; pick.dispatchEvent(new Event("change"));
 seen.label = accuracy.querySelector(".plot > svg .axis").textContent;
+press("Table");
+seen.shown = [...accuracy.querySelectorAll("tr")].slice(0, 2).map((row) => [...row.cells].map((cell) => cell.textContent));
+press("Table");
 const reachable = "a[href], button, select, summary, svg[tabindex], .scroll";
 seen.unreachable = [...document.querySelectorAll(reachable)].filter((node) => node.tabIndex < 0).length;
 
@@ -36,7 +40,6 @@ const saved = [];
 HTMLAnchorElement.prototype.click = function () { saved.push(this.download); };
 const blobs = [], make0 = URL.createObjectURL;
 URL.createObjectURL = (blob) => { blobs.push(blob); return make0.call(URL, blob); };
-const press = (label) => [...accuracy.querySelectorAll("button")].find((b) => b.textContent === label).click();
 press("CSV"); press("PNG");
 for (let i = 0; i < 60 && blobs.length < 2; i++) await new Promise((done) => setTimeout(done, 50));
 seen.saved = saved;

@@ -1,5 +1,7 @@
 """The page in a real browser: it draws, answers to mouse and keyboard, fits phones and desks, and asks for nothing."""
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -61,8 +63,8 @@ def test_hover_and_keys_read_exact_values(played: Visit, page: str) -> None:
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     points = {one["name"]: one["points"] for one in data["plots"]["part0-accuracy"]["views"][0]["series"]}
     first, last = points["wt"][0], points["wt"][-1]
-    assert all(f"{100 * value:.4f}".rstrip("0") in played.seen["tip"] for value in last[1:4]), played.seen["tip"]
-    assert f"wt {100 * first[1]:.4f}".rstrip("0") in played.seen["spoken"]
+    assert all(f"{100 * value:.2f}".rstrip("0") in played.seen["tip"] for value in last[1:4]), played.seen["tip"]
+    assert f"wt {100 * first[1]:.2f}".rstrip("0") in played.seen["spoken"]
     assert played.seen["spoken"].startswith("keep 85 %, 3 seeds")
     assert played.seen["tipTop"] > 0  # beside the values, not below the plot
     assert played.seen["tipGone"] and played.seen["focused"] and played.seen["unreachable"] == 0
@@ -80,21 +82,30 @@ def test_every_plot_has_a_table_with_all_its_numbers(played: Visit) -> None:
     }
     assert {key: len(tables[key]) for key in expected} == expected
     assert all(len(rows) > 3 for rows in tables.values())
-    assert tables["accuracy"][0][0] == "sipp-hybrid" and tables["accuracy"][0][1] == "85 %"
+    assert tables["accuracy"][0][0] == "sipp-hybrid" and tables["accuracy"][0][1] == "85"
 
 
 def test_choices_change_the_plot(played: Visit) -> None:
     assert "top-1 accuracy" in played.seen["label"] and "change" not in played.seen["label"]
 
 
-SAVED = "resnet56-cifar10-iterative-resnet56-on-cifar10-accuracy-against-keep"
+SAVED = "resnet56-cifar10-iterative-resnet56-on-cifar10-accuracy-against-keep-top-1-accuracy"
 
 
-def test_downloads(played: Visit) -> None:
+def test_downloads_say_what_they_are(played: Visit) -> None:
     assert played.seen["saved"] == [f"{SAVED}.csv", f"{SAVED}.png"]
     lines = played.seen["csv"].strip("\ufeff\r\n").split("\r\n")
-    assert len(lines) == 101 and lines[1].startswith('"sipp-hybrid",0.85,')
+    assert len(lines) == 101 and lines[1].startswith('"sipp-hybrid",85,')
     assert played.seen["png"] == "PNG" and played.seen["pngSize"] > 10_000
+
+
+def test_the_table_and_the_csv_have_one_unit(played: Visit) -> None:
+    rows = list(csv.reader(io.StringIO(played.seen["csv"].strip("\ufeff"))))
+    shown = played.seen["shown"]
+    assert (
+        shown[0] == rows[0] == ["method", "keep (%)", "top-1 accuracy, mean (%)", "least (%)", "largest (%)", "seeds"]
+    )
+    assert [float(cell) for cell in shown[1][1:]] == pytest.approx([float(cell) for cell in rows[1][1:]], abs=0.005)
 
 
 def test_readable_on_a_phone(page: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from report.test_read import pruned_folder
 from typer.testing import CliRunner
 
 from sipp.cli.commands import report_command
+from sipp.errors import SippError
 from sipp.report.plots import statement_cards
 from sipp.report.read import read_results, read_run
 from sipp.report.rendering import embedded, render
@@ -167,7 +168,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
     made = render(read_results([folder]), version="sipp test")
     assert faults(made) == []
     assert "certifies outputs within 25.1 %" in made and "sipp-hybrid at 21.3 % keep" in made  # rounded up
-    assert "2 rows died in 1 layers" in made and "0.weight keeps" not in made and "1.weight keeps least" in made
+    assert "2 rows died in 1 layer. " in made and "0.weight keeps" not in made and "1.weight keeps least" in made
     refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))
     assert "Certificate: not certified" in render(read_results([refused]), version="sipp test")
 
@@ -194,6 +195,22 @@ def test_command(tmp_path: Path) -> None:
     assert len(found.pop("marked")) == 3  # its name, its networks, its code: none is that of a real run
     assert found == {"page": str(out), "bytes": out.stat().st_size, "figures": [], "of": ["run"]}
     assert faults(out.read_text()) == [] and [path.name for path in out.parent.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize("n_records", [0, 1])
+def test_figures_of_nothing_are_refused(tmp_path: Path, n_records: int) -> None:
+    import typer
+
+    app = typer.Typer()
+    app.command()(report_command.report)
+    settings = config(name="r", pipeline="iterative", methods=("wt",), n_levels=1, n_seeds=1)
+    timeless = {**dense(0), "seconds": 0.0, "part_seconds": {}}
+    run = write_run(tmp_path / "run", settings, [timeless][:n_records])
+    done = CliRunner().invoke(
+        app, [str(run), "-o", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
+    )
+    assert done.exit_code != 0 and isinstance(done.exception, SippError)
+    assert ("nothing to draw" if n_records == 0 else "nothing was drawn") in str(done.exception)
 
 
 def test_a_contradicted_bound_is_called_so_by_its_field_not_by_its_words() -> None:

@@ -17,15 +17,23 @@ def folder(tmp_path: Path) -> Path:
     return big_run(tmp_path / "runs" / "one", methods=("sipp-det", "wt"), n_levels=2, n_seeds=1, n_layers=2)
 
 
-def pruned_folder(folder: Path, **changes: Any) -> Path:
+def pruned_folder(folder: Path, *, kept: tuple[int, int] = (9, 20), **changes: Any) -> Path:
     """A record as `sipp prune` leaves it, without its network."""
     layers = [
-        {"name": "0.weight", "n_rows": 4, "fan_in": 9, "n_weights": 36, "kept": 9, "eps": 1.5, "dead_rows": 2},
-        {"name": "1.weight", "n_rows": 10, "fan_in": 10, "n_weights": 100, "kept": 20, "eps": None, "dead_rows": 0},
+        {"name": "0.weight", "n_rows": 4, "fan_in": 9, "n_weights": 36, "kept": kept[0], "eps": 1.5, "dead_rows": 2},
+        {
+            "name": "1.weight",
+            "n_rows": 10,
+            "fan_in": 10,
+            "n_weights": 100,
+            "kept": kept[1],
+            "eps": None,
+            "dead_rows": 0,
+        },
     ]
     layers = [{**layer, "keep": layer["kept"] / layer["n_weights"]} for layer in layers]  # type: ignore[operator]
     bound = {"epsilon": 12.5, "delta": 1e-16, "met": False, "reason": "too few points"}
-    counts = {"kept": 29, "n_weights": 136, "dead_rows": 2, "keep": 29 / 136}
+    counts = {"kept": sum(kept), "n_weights": 136, "dead_rows": 2, "keep": sum(kept) / 136}
     values = {"kind": "pruned", "format": 2, "method": "sipp-hybrid", "layers": layers, "bound": bound, "seed": 3}
     certified = changes.get("certificate") or {}
     hashes = {key: certified.get(key, "0" * 64) for key in ("dense_hash", "pruned_hash")}

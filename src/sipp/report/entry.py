@@ -89,5 +89,8 @@ def _shown(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedMod
     ours = [claim for claim in claims if claim.pruned_hash == record.pruned_hash]
     if ours:
         record = checked(PrunedRecord, plain(record_of(pruned, ours[0])), name)
-    others = tuple(checked(CertificateRecord, plain(certificate_record(one)), name) for one in ours[1:])
+    others = {
+        f"certificate {number}": checked(CertificateRecord, plain(certificate_record(one)), name)
+        for number, one in enumerate(ours[1:], start=2)
+    }
     return PrunedModel(name, record, (), None, others)

@@ -11,8 +11,9 @@ from typing import Any
 
 from sipp.extras import needed_for
 from sipp.report import palette, series
+from sipp.report.networks import CERTIFIED, MOVED, by_parent, certified, moved, network_curves
 from sipp.report.panels import Panel, panels_of
-from sipp.report.read import Result, Run
+from sipp.report.read import PrunedModel, Result, Run
 from sipp.report.series import METRICS, Curve
 from sipp.report.words import number
 from sipp.scoring.methods import Style
@@ -52,9 +53,10 @@ Draw = Callable[[Any, Run], bool]
 
 
 def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
-    """The files written: for every run, each figure it has numbers for, in each format. Pruned models have none.
+    """The files written: for every run, each figure it has numbers for, in each format.
 
-    Several runs also have one figure together, with a panel for each network.
+    Several runs also have one figure together, with a panel for each network. Pruned models have figures only together:
+    those of one dense network as curves over keep.
     """
     with needed_for("drawing figures"):
         import matplotlib
@@ -70,6 +72,15 @@ def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
                     figure.draw_without_rendering()
                     figure.set_layout_engine("none")  # laid out once for both formats
                     written += [_save(figure, folder, f"{stem}-{name}", kind) for kind in FORMATS]
+    for name, (label, curves) in _network_figures(results).items():
+        with matplotlib.rc_context(PRINT_STYLE):
+            figure = Figure(figsize=(COLUMN, HEIGHT))
+            axes = figure.subplots()
+            _curves(axes, tuple(curve.method for curve in curves), curves, 100.0)
+            axes.set_yscale("log")
+            _plain_ticks(axes.yaxis)
+            axes.set_ylabel(f"{label} (%)")
+            written += [_save(figure, folder, name, kind) for kind in FORMATS]
     shown = _panels(results)
     if shown:
         with matplotlib.rc_context(PRINT_STYLE):
@@ -95,17 +106,27 @@ def _panels(results: Sequence[Result]) -> list[Panel]:
 
 def figure_names(results: Sequence[Result]) -> list[str]:
     """The names of all files that `write_figures` may write for these results."""
-    return [
-        _file_name(f"{stem}-{name}", kind)
-        for run, stem in _stems(results)
-        for name in _figures(run)
-        for kind in FORMATS
-    ] + [_file_name(PANELS, kind) for kind in FORMATS if _panels(results)]
+    names = [f"{stem}-{name}" for run, stem in _stems(results) for name in _figures(run)]
+    names += [*_network_figures(results), *([PANELS] if _panels(results) else [])]
+    return [_file_name(name, kind) for name in names for kind in FORMATS]
+
+
+def _network_figures(results: Sequence[Result]) -> dict[str, tuple[str, tuple[Curve, ...]]]:
+    """{name: label and curves} of pruned networks that share their dense one."""
+    models = [result for result in results if isinstance(result, PrunedModel)]
+    groups = [group for group in by_parent(models) if len(group) > 1]
+    found = {}
+    for index, group in enumerate(groups):
+        stem = "networks" if index == 0 else f"networks-{index + 1}"
+        for name, label, value in (("moved", MOVED, moved), ("certified", CERTIFIED, certified)):
+            if curves := network_curves(group, value):
+                found[f"{stem}-{name}"] = (label, curves)
+    return found
 
 
 def _stems(results: Sequence[Result]) -> list[tuple[Run, str]]:
-    """Each run with the start of its figures' names; runs of one recipe may come from different folders."""
-    runs = [result for result in results if isinstance(result, Run)]
+    """Each run that has a network with the start of its figures' names; folders of runs may have the same name."""
+    runs = [result for result in results if isinstance(result, Run) and result.records]
     before = [sum(one.name == run.name for one in runs[:index]) for index, run in enumerate(runs)]
     return [(run, run.name if not n else f"{run.name}-{n + 1}") for run, n in zip(runs, before)]
 
@@ -149,7 +170,7 @@ def _metric_drawer(key: str) -> Draw:
     def draw(axes: Any, run: Run) -> bool:
         metric, curves = METRICS[key], series.curves(run, key)
         dense = series.dense_point(run, key)
-        if not _curves(axes, run, curves, 100.0):
+        if not _curves(axes, series.methods_of(run), curves, 100.0):
             return False
         if dense is not None:
             axes.axhline(100 * dense.mean, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
@@ -168,10 +189,10 @@ def _metric_drawer(key: str) -> Draw:
     return draw
 
 
-def _curves(axes: Any, run: Run, curves: tuple[Curve, ...], scale: float) -> bool:
+def _curves(axes: Any, methods: tuple[str, ...], curves: tuple[Curve, ...], scale: float) -> bool:
     """Whether there was anything to draw: lines over keep with bands from the least to the largest seed."""
     for curve in curves:
-        style = palette.style_of(curve.method, series.methods_of(run))
+        style = palette.style_of(curve.method, methods)
         keeps = [100 * point.keep for point in curve.points]
         low, high = ([scale * getattr(point, side) for point in curve.points] for side in ("low", "high"))
         axes.fill_between(keeps, low, high, color=style.light, alpha=0.14, linewidth=0)
@@ -208,7 +229,7 @@ def _plain_ticks(axis: Any, *, least: float = 0.0) -> None:
 
 def _epsilons(axes: Any, run: Run, *, certified: bool) -> bool:
     curves = series.certified_curves(run) if certified else series.theory_curves(run)
-    if not _curves(axes, run, curves, 1.0):
+    if not _curves(axes, series.methods_of(run), curves, 1.0):
         return False
     values = [point.mean for curve in curves for point in curve.points]
     if min(values) > 0 and max(values) / min(values) > EPSILON_RATIO:

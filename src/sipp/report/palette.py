@@ -23,6 +23,8 @@ OTHERS = (
 PARTS: dict[str, tuple[str, str]] = {
     "kept": ("#0b5fb0", "#4eacfc"),
     "pruned": ("#c3cad4", "#4a5361"),
+    "just pruned": ("#c3cad4", "#4a5361"),
+    "repaired": ("#0b5fb0", "#4eacfc"),
     "train": ("#c3cad4", "#4a5361"),
     "score": ("#0b5fb0", "#4eacfc"),
     "prune": ("#bc3700", "#ff8a54"),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from sipp.display import percent_up
 from sipp.report import series
 from sipp.report.read import PrunedModel, Run
 from sipp.report.series import METRICS, Curve, Histogram
-from sipp.report.words import number, up
+from sipp.report.words import USELESS, is_useless, number, up
 from sipp.storage.network_schemas import BoundRecord, CertificateRecord, NetworkRecord
 from sipp.storage.run_schemas import plain
 
@@ -21,7 +22,9 @@ LAYER_DIGITS = 5
 
 Plot = dict[str, Any]
 
-KEEP_AXIS = {"label": "keep (share of prunable weights)", "unit": "share", "kind": "number"}
+KEEP_AXIS = {"label": "keep (share of prunable weights)", "unit": "share"}
+CHANGE = "delta_top1"  # of `METRICS`
+LAYER_BARS = {"kind": "bars", "title": "Layer by layer", "label": "layer"}
 LAYER_VALUES = {  # of `series.LayerRow`
     "keep": ("kept share of the layer", "share"),
     "eps": ("epsilon of the layer", "number"),
@@ -35,11 +38,10 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
     if not series.methods_of(run):
         return {}
     found = {
-        "pruned": _one_metric(run, "before_top1", "Just pruned"),
-        "retrained": _one_metric(run, "top1", "Retrained"),
+        **_side_by_side(run),
         "accuracy": _accuracy_plot(run),
-        "certified": _epsilon_plot(series.certified_curves(run), "certified epsilon (holdout)"),
-        "theory": _epsilon_plot(series.theory_curves(run), "epsilon of the theory"),
+        "certified": _epsilon_plot(series.certified_curves(run), "certified epsilon (holdout)", "share"),
+        "theory": _epsilon_plot(series.theory_curves(run), "epsilon of the theory", "number"),
         "statements": _statements(run),
         "layers": _layers_plot(run),
         "allocation": _allocation_plot(run),
@@ -57,48 +59,60 @@ def _points(curve: Curve) -> list[list[float | None]]:
     return [[_rounded(v) for v in (p.keep, p.mean, p.low, p.high)] + [p.n] for p in curve.points]
 
 
-def _series(curves: tuple[Curve, ...]) -> list[dict[str, Any]]:
+def curve_series(curves: tuple[Curve, ...]) -> list[dict[str, Any]]:
+    """The curves as the script draws them: [keep, mean, least, largest, how many]."""
     return [{"name": curve.method, "points": _points(curve)} for curve in curves]
 
 
 def _accuracy_plot(run: Run) -> Plot:
-    views, labels = [], []
+    """Every metric of the run, the change of accuracy first: plain accuracy stands before it."""
+    views: list[Any] = []
+    labels, start = [], 0
     for key in series.metrics_of(run):
         curves = series.curves(run, key)
         if not curves:
             continue
         metric, dense = METRICS[key], series.dense_point(run, key)
-        view: dict[str, Any] = {"y": {"label": metric.label, "unit": metric.unit}, "series": _series(curves)}
+        view: dict[str, Any] = {"y": {"label": metric.label, "unit": metric.unit}, "series": curve_series(curves)}
         if dense is not None:
             view["reference"] = {"label": "dense", "value": _rounded(dense.mean)}
+        start = len(views) if key == CHANGE else start
         views.append(view)
         labels.append(metric.label)
-    title = "Accuracy against keep"
     return {
         "kind": "lines",
-        "title": title,
+        "title": "Accuracy against keep",
         "x": KEEP_AXIS,
-        "choices": [{"label": "Show", "options": labels}],
+        "of": "seed",
+        "choices": [{"label": "Show", "options": labels, "start": start}],
         "views": views,
     }
 
 
-def _one_metric(run: Run, key: str, title: str) -> Plot:
-    """One metric against keep, without a choice; nothing where the run does not know it."""
-    curves, dense = series.curves(run, key), series.dense_point(run, "top1")
-    if not curves:
-        return {}
-    view: dict[str, Any] = {"y": {"label": "top-1 accuracy", "unit": "share"}, "series": _series(curves)}
-    if dense is not None:
-        view["reference"] = {"label": "dense", "value": _rounded(dense.mean)}
-    return {"kind": "lines", "title": title, "x": KEEP_AXIS, "choices": [], "views": view}
+def _side_by_side(run: Run) -> dict[str, Plot]:
+    """Plain accuracy just pruned and retrained, on one scale; what the run does not know is left out."""
+    dense = series.dense_point(run, "top1")
+    known = {"pruned": ("Just pruned", "before_top1"), "retrained": ("Retrained", "top1")}
+    found = {name: (title, curves) for name, (title, key) in known.items() if (curves := series.curves(run, key))}
+    points = [point for _, curves in found.values() for curve in curves for point in curve.points]
+    plots: dict[str, Plot] = {}
+    for name, (title, curves) in found.items():
+        view: dict[str, Any] = {
+            "y": {"label": "top-1 accuracy", "unit": "share"},
+            "series": curve_series(curves),
+            "span": [_rounded(min(point.low for point in points)), _rounded(max(point.high for point in points))],
+        }
+        if dense is not None:
+            view["reference"] = {"label": "dense", "value": _rounded(dense.mean)}
+        plots[name] = {"kind": "lines", "title": title, "x": KEEP_AXIS, "of": "seed", "choices": [], "views": view}
+    return plots
 
 
-def _epsilon_plot(curves: tuple[Curve, ...], label: str) -> Plot:
+def _epsilon_plot(curves: tuple[Curve, ...], label: str, unit: series.Unit) -> Plot:
     if not curves:
         return {}
-    view = {"y": {"label": label, "unit": "number", "log": True}, "series": _series(curves)}
-    return {"kind": "lines", "title": label, "x": KEEP_AXIS, "choices": [], "views": view}
+    view = {"y": {"label": label, "unit": unit, "log": True}, "series": curve_series(curves), "useless": USELESS}
+    return {"kind": "lines", "title": label, "x": KEEP_AXIS, "of": "seed", "choices": [], "views": view}
 
 
 def _level_choice(run: Run) -> dict[str, Any]:
@@ -143,11 +157,7 @@ def statement_cards(
     if certificate is None:
         cards.append({"title": "Certificate (holdout)", "text": "None: there was no holdout.", "rows": []})
     else:
-        names = ("verdict", "epsilon", "delta", "confidence", "n", "violations", "k_allowed", "drop_upper")
-        values = plain(certificate)
-        known = {name: values[name] for name in names if values.get(name) is not None}
-        rows = [[name, up(value) if _is_limit(name, value) else _fact(value)] for name, value in known.items()]
-        cards.append({"title": "Certificate (holdout)", "text": certificate.sentence, "rows": rows})
+        cards.append(certificate_card(certificate, "holdout"))
     if measured is not None:
         cards.append({"title": "Theory with a measured constant", "text": measured, "rows": []})
     title = "Theory with the assumed constant"
@@ -164,8 +174,20 @@ def statement_cards(
         rows.insert(1, ["delta", _fact(bound.delta)])
     if guarantee is not None:
         rows.append(["rows and layers", guarantee])
-    cards.append({"title": title, "text": text, "rows": rows})
+    cards.append({"title": title, "text": text, "rows": rows, "folded": "" if bound.holds else "not met"})
     return cards
+
+
+def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, Any]:
+    """A certificate in its own words and numbers, marked where it says nothing."""
+    names = ("verdict", "epsilon", "delta", "confidence", "n", "violations", "k_allowed", "drop_upper")
+    values = plain(certificate)
+    known = {name: values[name] for name in names if values.get(name) is not None}
+    rows = [[name, percent_up(value) if _is_limit(name, value) else _fact(value)] for name, value in known.items()]
+    limit = certificate.limit if certificate.drop_upper is None else certificate.drop_upper
+    useless = limit is not None and is_useless(limit)
+    title = f"{'Useless certificate' if useless else 'Certificate'} ({source})"
+    return {"title": title, "text": certificate.sentence, "rows": rows, "useless": useless}
 
 
 def _is_limit(name: str, value: Any) -> bool:
@@ -181,7 +203,7 @@ def _layers_plot(run: Run) -> Plot:
     if not names:
         return {}
     n_all = sum(names.values())
-    dense = [[index, _rounded(size / n_all, LAYER_DIGITS)] for index, size in enumerate(names.values())]
+    dense = [_rounded(size / n_all, LAYER_DIGITS) for size in names.values()]
     tables = {
         (method, level): series.layer_rows(run, method, level)
         for method in series.methods_of(run)
@@ -191,21 +213,18 @@ def _layers_plot(run: Run) -> Plot:
     for field, (label, unit) in LAYER_VALUES.items():
         by_level = []
         for level in series.levels_of(run):
-            lines = []
+            columns = []
             for method in series.methods_of(run):
-                values = [getattr(row, field) for row in tables[method, level]]
-                points = [[i, _rounded(v, LAYER_DIGITS)] for i, v in enumerate(values) if v is not None]
-                if points:
-                    lines.append({"name": method, "points": points})
+                values = [_rounded(getattr(row, field), LAYER_DIGITS) for row in tables[method, level]]
+                if any(value is not None for value in values):
+                    columns.append({"name": method, "values": values})
             if field == "share":
-                lines.append({"name": "dense network", "points": dense})
-            y = {"label": label, "unit": unit, "log": field == "eps", "zero": True}
-            by_level.append({"y": y, "series": lines})
+                columns.append({"name": "dense network", "values": dense})
+            by_level.append({"y": {"label": label, "unit": unit, "log": field == "eps"}, "series": columns})
         views.append(by_level)
         labels.append(label)
     choices = [{"label": "Show", "options": labels}, _level_choice(run)]
-    x = {"label": "layer, from input to output", "kind": "names", "names": list(names)}
-    return {"kind": "lines", "title": "Layer by layer", "x": x, "choices": choices, "views": views}
+    return {**LAYER_BARS, "names": list(names), "choices": choices, "views": views}
 
 
 def _allocation_plot(run: Run) -> Plot:
@@ -291,14 +310,13 @@ def pruned_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
     }
     views, labels = [], []
     for field, (label, unit) in LAYER_VALUES.items():
-        points = [[i, _rounded(v, LAYER_DIGITS)] for i, v in enumerate(columns[field]) if v is not None]
-        if points:
-            y = {"label": label, "unit": unit, "log": field == "eps", "zero": True}
-            views.append({"y": y, "series": [{"name": record.method, "points": points}]})
+        values = [_rounded(value, LAYER_DIGITS) for value in columns[field]]
+        if any(value is not None for value in values):
+            y = {"label": label, "unit": unit, "log": field == "eps"}
+            views.append({"y": y, "series": [{"name": pruned.arm, "values": values}]})
             labels.append(label)
-    x = {"label": "layer", "kind": "names", "names": [layer.name for layer in record.layers]}
-    choices = [{"label": "Show", "options": labels}]
-    layers: Plot = {"kind": "lines", "title": "Layer by layer", "x": x, "choices": choices, "views": views}
+    names = [layer.name for layer in record.layers]
+    layers = {**LAYER_BARS, "names": names, "choices": [{"label": "Show", "options": labels}], "views": views}
     cards = statement_cards(
         record.certificate,
         record.bound,
@@ -306,8 +324,9 @@ def pruned_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
         contradicted=record.conditions is not None and record.conditions.contradicted,
         measured=None if record.measured is None else record.measured.words,
     )
-    for one in pruned.certificates:
-        cards = statement_cards(one, None, None, contradicted=False)[:1] + cards
+    cards[1:1] = [certificate_card(one, name) for name, one in pruned.certificates.items()]
+    if record.certificate is None and pruned.certificates:
+        cards = cards[1:]
     statements: Plot = {"kind": "facts", "title": "What is promised", "choices": [], "views": cards}
-    found = {"layers": layers if record.layers else {}, "statements": statements}
-    return {key: {"id": f"{ident}-{key}", **plot} for key, plot in found.items() if plot}
+    found = {"layers": layers, "statements": statements}
+    return {key: {"id": f"{ident}-{key}", **plot} for key, plot in found.items()}

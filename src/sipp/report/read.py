@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
+from sipp.experiments.arms import BETWEEN
 from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
 from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
@@ -58,7 +59,12 @@ class PrunedModel:
     record: PrunedRecord
     marks: tuple[str, ...]  # what could not be checked
     bench: BenchRecord | None = None  # size and speed, where `sipp bench` left a record of them
-    certificates: tuple[CertificateRecord, ...] = ()  # that `sipp certify --out` wrote beside it
+    certificates: Mapping[str, CertificateRecord] = field(default_factory=dict)  # of `sipp certify --out`, by file
+
+    @property
+    def arm(self) -> str:
+        """Its method, and whether the kept weights were repaired: what it is called beside others."""
+        return f"{self.record.method}{BETWEEN}repaired" if self.record.repair else self.record.method
 
 
 @dataclass(frozen=True)
@@ -154,9 +160,10 @@ def read_pruned(folder: Path) -> PrunedModel:
     return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates)
 
 
-def _certificates(folder: Path, record: PrunedRecord) -> tuple[tuple[CertificateRecord, ...], tuple[str, ...]]:
+def _certificates(folder: Path, record: PrunedRecord) -> tuple[dict[str, CertificateRecord], tuple[str, ...]]:
     """The certificates that lie beside a network, and marks for those that are not about it or cannot be read."""
-    found, marks = [], []
+    found: dict[str, CertificateRecord] = {}
+    marks = []
     for path in sorted(folder.glob("*.json")):
         if path.name in (RECORD_NAME, BENCH_NAME):
             continue
@@ -172,6 +179,6 @@ def _certificates(folder: Path, record: PrunedRecord) -> tuple[tuple[Certificate
         if values["pruned_hash"] != record.pruned_hash or is_other_dense:
             marks.append(f"{path.name} is a certificate of other networks, and not shown.")
         else:
-            found.append(one)
+            found[path.name] = one
             marks.append(f"{path.name} is shown as it is; sipp certify --verify checks it on its points.")
-    return tuple(found), tuple(marks)
+    return found, tuple(marks)

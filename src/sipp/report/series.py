@@ -13,6 +13,7 @@ from sipp.storage.network_schemas import NetworkRecord
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 
 PARTS = ("score", "prune", "certify", "train", "other")  # of the time of a stage; "other" is what no part accounts for
+COMPILE = "compile"  # a part that no plot counts
 DENSE = "dense"
 
 
@@ -224,18 +225,28 @@ def added(parts: list[Histogram]) -> Histogram:
 
 
 def times(run: Run) -> dict[str, Mapping[str, float]]:
-    """{method, or "dense": {part: seconds}}, summed over levels and seeds; the parts add up to the whole."""
+    """{method, or "dense": {part: seconds}}, over levels and seeds; they add up to the whole without compilation."""
     found: dict[str, Mapping[str, float]] = {}
     for method in (None, *methods_of(run)):
         records = [record for record in run.records if record.method == method]
         if not records:
             continue
         sums = {part: fsum(record.part_seconds.get(part, 0.0) for record in records) for part in PARTS[:-1]}
-        rest = fsum(record.seconds for record in records) - fsum(sums.values())
+        rest = fsum(_working(record) for record in records) - fsum(sums.values())
         found[method or DENSE] = {**sums, "other": max(0.0, rest)}
     return found
 
 
 def seconds_of(run: Run) -> float:
-    """The seconds that all finished networks took together."""
-    return fsum(record.seconds for record in run.records)
+    """The seconds that all finished networks took together, without compilation."""
+    return fsum(_working(record) for record in run.records)
+
+
+def compiling_of(run: Run) -> float | None:
+    """The seconds of compilation, at the first use after an install; None where they were not recorded."""
+    known = [record.part_seconds[COMPILE] for record in run.records if COMPILE in record.part_seconds]
+    return fsum(known) if known else None
+
+
+def _working(record: NetworkRecord) -> float:
+    return record.seconds - record.part_seconds.get(COMPILE, 0.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 from sipp.report.plots import Plot
 from sipp.report.read import PrunedModel
-from sipp.report.words import Finding, number
+from sipp.report.words import Finding, is_useless, number
 from sipp.storage.bench_schemas import BenchRecord, BenchStep
 
 BENCH = ("size", "speed")  # its plots, in order
@@ -19,10 +19,11 @@ def bench_finding(bench: BenchRecord) -> Finding:
     heading = f"{bench.smaller:.2f} times smaller on the disk, {best.ratio:.2f} times faster"
     if best.ratio < 1:
         heading = f"{bench.smaller:.2f} times smaller on the disk, and no faster"
+    n_threads = f"{bench.n_threads} thread{'' if bench.n_threads == 1 else 's'}"
     return Finding(
         heading,
         f"Against the same network run dense by torch in its better memory format, in turns, {best.n_points:,} points "
-        f"a call, {bench.n_threads} threads of {bench.machine}. Steps are timed on one thread, "
+        f"a call, {n_threads} of {bench.machine}. Steps are timed on one thread, "
         f"{bench.step_points:,} points at a time.",
     )
 
@@ -32,20 +33,26 @@ def bench_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
     bench = pruned.bench
     if bench is None:
         return {}
-    size: Plot = {"kind": "facts", "title": "Size and speed", "choices": [], "views": _cards(bench)}
-    x = {"label": "step", "kind": "names", "names": [step.name for step in bench.steps]}
+    size: Plot = {"kind": "facts", "title": "Size and speed", "choices": [], "views": _cards(bench, pruned)}
     views = []
     for what in STEP_VALUES:
         values = [_value(step, what) for step in bench.steps]
-        points = [[i, value] for i, value in enumerate(values) if value is not None]
-        y = {"label": what, "unit": "count" if what.startswith("bytes") else "number", "log": False, "zero": True}
-        views.append({"y": y, "series": [{"name": pruned.record.method, "points": points}]})
+        y = {"label": what, "unit": "count" if what.startswith("bytes") else "number", "log": False}
+        views.append({"y": y, "series": [{"name": pruned.arm, "values": values}]})
     choices = [{"label": "Show", "options": list(STEP_VALUES)}]
-    speed: Plot = {"kind": "lines", "title": "Step by step", "x": x, "choices": choices, "views": views}
+    names = [step.name for step in bench.steps]
+    speed = {
+        "kind": "bars",
+        "title": "Step by step",
+        "label": "step",
+        "names": names,
+        "choices": choices,
+        "views": views,
+    }
     return {key: {"id": f"{ident}-{key}", **plot} for key, plot in zip(BENCH, (size, speed))}
 
 
-def _cards(bench: BenchRecord) -> list[dict[str, Any]]:
+def _cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]]:
     found = bench.bytes
     stored = [
         ["stored", f"{found.file:,} bytes"],
@@ -54,7 +61,9 @@ def _cards(bench: BenchRecord) -> list[dict[str, Any]]:
         ["weights in memory", f"{found.memory:,} bytes"],
         ["dense in memory", f"{found.memory_dense:,} bytes"],
     ]
-    cards = [{"title": "Bytes", "text": "The bound: kept values, and n H(keep) bits for positions.", "rows": stored}]
+    cards: list[dict[str, Any]] = [
+        {"title": "Bytes", "text": "The bound: kept values, and n H(keep) bits for positions.", "rows": stored}
+    ]
     for run in bench.runs:
         rates = [1e3 * run.n_points / ms for ms in (run.dense_ms, run.sparse_ms)]
         rows = [
@@ -65,7 +74,11 @@ def _cards(bench: BenchRecord) -> list[dict[str, Any]]:
         ]
         title = "One point a call" if run.n_points == 1 else f"{run.n_points:,} points a call"
         cards.append({"title": title, "text": "", "rows": rows})
-    cards.append({"title": "Certified", "text": bench.certified or "Nothing of the stored values.", "rows": []})
+    limit = None if pruned.record.certificate is None else pruned.record.certificate.limit
+    useless = bool(bench.certified) and limit is not None and is_useless(limit)
+    title = "Useless certificate" if useless else "Certified"
+    text = bench.certified or "Nothing of the stored values."
+    cards.append({"title": title, "text": text, "rows": [], "useless": useless})
     return cards
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from sipp.display import percent_up
 from sipp.report import series
 from sipp.report.read import PrunedModel, Run
-from sipp.report.words import TOLERANCE, Finding, number, reach
+from sipp.report.words import TOLERANCE, Finding, is_useless, number, reach
 
 # Percentage points lost against the dense network, as shares: up to each, a tone from best to worst
 TONES = ((TOLERANCE, "t0"), (0.01, "t1"), (0.03, "t2"), (0.1, "t3"))
 WORST = "t4"
-USELESS = 1.0  # a certified error of the output's own length, or more, says nothing
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,20 @@ def choice_of(run: Run) -> Finding | None:
     if not found:
         return None
     if not reached:
+        change, keep, method = max((p.mean, -p.keep, curve.method) for curve in found for p in curve.points)
         return Finding(
-            "No method can be recommended",
-            f"None stays within {limit} of the dense network at its first level.",
+            f"No method stays within {limit} of the dense network",
+            f"Nearest: {method} at keep {number(-keep, 'share')}, {number(change, 'points')} top-1.",
         )
     least = min(reached.values())
     near = [method for method, kept in reached.items() if kept <= least * (1 + 1e-3)]
     means = {curve.method: next(p.mean for p in curve.points if p.keep == reached[curve.method]) for curve in found
              if curve.method in near}  # fmt: skip
     best = max(means, key=lambda method: means[method])
-    detail = f"The sparsest network within {limit} of the dense one: {number(means[best], 'points')} top-1."
+    detail = f"The sparsest within {limit} of the dense network: {number(means[best], 'points')} top-1."
     others = [method for method in near if method != best]
     if others:
         detail += f" {', '.join(others)} {'reaches' if len(others) == 1 else 'reach'} the same keep."
-    if len(series.seeds_of(run)) == 1:
-        detail += " One seed: small differences may be chance."
     return Finding(f"Use {best} at keep {number(least, 'share')}", detail)
 
 
@@ -81,16 +79,14 @@ def method_table(run: Run) -> Table | None:
                 cells.append(Cell("", "", "not done"))
                 continue
             pruned = before.get((method, level))
-            title = f"just pruned: {_percent(pruned)}" if pruned is not None else ""
+            title = f"just pruned: {number(pruned, 'share')}" if pruned is not None else ""
             change_words = "" if change is None else f"{number(change, 'points')} against the dense network"
             tone = "" if change is None else tone_of(change)
-            cells.append(Cell(_percent(value), tone, "; ".join(x for x in (change_words, title) if x)))
+            cells.append(Cell(f"{100 * value:.1f}", tone, "; ".join(x for x in (change_words, title) if x)))
         rows.append((method, tuple(cells)))
-    head = ("method / keep", *(_percent(keep) for keep in levels.values()))
-    near = (
-        f"Green: within {100 * TOLERANCE:g} points of the dense network, paler up to 1 point; orange and red: beyond."
-    )
-    return Table(f"Top-1 accuracy after training, mean over seeds. {near}", head, tuple(rows))
+    head = ("method / keep", *(number(keep, "share") for keep in levels.values()))
+    near = f"green: within {100 * TOLERANCE:g} points of dense, orange and red: beyond."
+    return Table(f"Top-1 accuracy after training in %, mean over seeds; {near}", head, tuple(rows))
 
 
 def _by_level(run: Run, metric: str) -> dict[tuple[str, int], float]:
@@ -113,7 +109,7 @@ def networks_table(models: Sequence[PrunedModel]) -> Table | None:
     rows = []
     for model in sorted(models, key=lambda one: -one.record.keep):
         record = model.record
-        certificates = [one for one in (record.certificate, *model.certificates) if one is not None]
+        certificates = [one for one in (record.certificate, *model.certificates.values()) if one is not None]
         limits = [one.limit for one in certificates if one.limit is not None]
         certified = Cell("none") if not limits else certified_cell(max(limits))  # the best of several is no claim
         error = None if record.moved is None else record.moved.error
@@ -121,27 +117,20 @@ def networks_table(models: Sequence[PrunedModel]) -> Table | None:
             (
                 model.name,
                 (
-                    Cell(record.method),
-                    Cell(_percent(record.keep)),
-                    Cell(f"{record.kept:,}"),
+                    Cell(model.arm),
+                    Cell(number(record.keep, "share")),
                     Cell(f"{record.dead_rows:,}"),
-                    Cell("unknown" if error is None else _percent(error)),
+                    Cell("unknown" if error is None else number(error, "share")),
                     certified,
                 ),
             )
         )
-    head = ("network", "method", "keep", "kept weights", "dead rows", "output moved", "certified within")
-    return Table("Networks side by side; the output moved on a few calibration points", head, tuple(rows))
+    head = ("network", "method", "keep", "dead rows", "output moved", "certified within")
+    return Table("From most to least kept; of several certificates, the weakest.", head, tuple(rows))
 
 
 def certified_cell(limit: float) -> Cell:
     """A certified error, marked where it says nothing."""
-    if limit >= USELESS:
-        return Cell(f"{percent_up(limit)}: useless", WORST, "an error as large as the output itself")
+    if is_useless(limit):
+        return Cell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
     return Cell(percent_up(limit))
-
-
-def _percent(share: float) -> str:
-    """A share as a person says it: 6.4 %."""
-    value = 100 * share
-    return f"{value:.1f} %" if value >= 1 else f"{value:.2g} %"

@@ -8,9 +8,20 @@ from decimal import ROUND_CEILING, Context
 
 from sipp.display import percent_up
 from sipp.report.read import Run
-from sipp.report.series import Curve, Unit, certified_curves, curves, layers_of, seconds_of, seeds_of, times
+from sipp.report.series import (
+    Curve,
+    Unit,
+    certified_curves,
+    compiling_of,
+    curves,
+    layers_of,
+    seconds_of,
+    seeds_of,
+    times,
+)
 
 TOLERANCE = 0.005  # of a share: the loss of accuracy that the paper calls commensurate
+USELESS = 0.9  # a certified error from here on, near the output's own length: a network of zeros has 1
 MINUTE, HOUR = 60.0, 3600.0
 
 
@@ -27,7 +38,7 @@ def number(value: float | None, unit: Unit = "number") -> str:
     if value is None or not math.isfinite(value):
         return "none"
     if unit == "share":
-        return f"{_plain(100 * value, digits=3)} %"
+        return f"{_percent(100 * value)} %"
     if unit == "points":
         return f"{100 * value:+.2f} points"
     if unit == "seconds":
@@ -35,6 +46,18 @@ def number(value: float | None, unit: Unit = "number") -> str:
     if unit == "count":
         return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
     return _plain(value)
+
+
+def is_useless(limit: float) -> bool:
+    """Whether a certified error is near the output's own length, or above: then it says nothing."""
+    return limit >= USELESS
+
+
+def _percent(value: float) -> str:
+    """No decimal from 100 on, else one, or two digits below one: 191, 6.4, 0.25; the page's script does the same."""
+    if value == 0 or abs(value) >= 1:
+        return f"{value:,.{0 if abs(value) >= 100 else 1}f}".removesuffix(".0")
+    return _plain(value, digits=2)
 
 
 def up(value: float) -> str:
@@ -73,22 +96,10 @@ def reach(curve: Curve) -> float | None:
     return kept
 
 
-def accuracy_finding(run: Run) -> Finding:
-    """Which method stays near the dense network for longest, and how far the methods are apart at the end."""
+def spread_words(run: Run) -> str:
+    """How far the methods are apart at the end, and what lines and bands are; empty where nothing is pruned yet."""
     found = curves(run, "delta_top1")
-    if not found:
-        return Finding("No pruned network is finished yet", "The plot fills as the run goes on.")
-    reaches = {curve.method: reach(curve) for curve in found}
-    known = {method: kept for method, kept in reaches.items() if kept is not None}
-    limit = f"{100 * TOLERANCE:g} percentage points"
-    if known:
-        least = min(known.values())
-        best = [method for method, kept in known.items() if math.isclose(kept, least, rel_tol=1e-3)]
-        verb = "stays" if len(best) == 1 else "stay"
-        heading = f"{joined(best)} {verb} within {limit} of the dense network down to {number(least, 'share')} keep"
-    else:
-        heading = f"No method stays within {limit} of the dense network at any level"
-    return Finding(heading, _spread(found) + _seeds_note(run))
+    return _spread(found) + _seeds_note(run) if found else ""
 
 
 def _spread(found: tuple[Curve, ...]) -> str:
@@ -129,8 +140,11 @@ def certificate_finding(run: Run) -> Finding:
     heading = (
         f"At {number(first[best].keep, 'share')} keep, outputs are certified within {percent_up(first[best].high)}"
     )
-    if first[best].high < first[worst].high:
+    if is_useless(first[best].high):
+        heading = f"No certificate says anything: all allow an error of {percent_up(first[best].high)} or more"
+    elif first[best].high < first[worst].high:
         heading += f" ({best}) to {percent_up(first[worst].high)} ({worst})"
+        heading += ", which is useless" if is_useless(first[worst].high) else ""
     elif len(first) > 1:
         heading += " for every method"
     of = "the network it was pruned from" if run.pipeline is None else run.pipeline.compared_with
@@ -170,5 +184,8 @@ def time_finding(run: Run) -> Finding:
     spent = math.fsum(parts[part] for parts in sums.values() for part in ("score", "prune", "certify"))
     heading = f"Scoring, pruning and certifying took {100 * spent / whole:.2g} % of {seconds(whole)}"
     detail = "Sums over all levels and seeds, by the clock of the machine that ran them; the rest is training."
+    compiling = compiling_of(run)
+    if compiling is not None:
+        detail += f" Compilation, once after an install, is not counted: {seconds(compiling)}."
     note = "" if run.pipeline is None else run.pipeline.note_on_time
     return Finding(heading, f"{detail} {note}".rstrip())

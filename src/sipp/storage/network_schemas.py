@@ -81,6 +81,7 @@ class CertificateRecord(Record):
     verdict: str | None = None  # of T14
     mode: str | None = None  # of T16
     epsilon: float | Literal["inf"] | None = None
+    drop_upper: float | None = None  # of T16
 
     @model_validator(mode="after")
     def _follows_from_its_counts(self) -> CertificateRecord:
@@ -164,6 +165,27 @@ class MovedRecord(Record):
     error: MaybeNumber = None
 
 
+class RepairedLayerRecord(Record):
+    """What a repair did to one weight: the error of its layer's output before and after, on points kept aside."""
+
+    name: str
+    error_before: MaybeNumber = None
+    error_after: MaybeNumber = None
+    left_alone: str = ""  # why it was not refitted; empty where it was
+
+
+class RepairedRecord(Record):
+    """What `--repair` did to the kept weights; errors are shares of the output's length, on points kept aside."""
+
+    layers: Annotated[tuple[RepairedLayerRecord, ...], Field(strict=False)] = ()
+    n_points: Count = 0
+    n_aside: Count = 0
+    output_before: MaybeNumber = None
+    output_after: MaybeNumber = None
+    undone: str = ""  # why all weights are as they were; empty where they are not
+    words: str = ""
+
+
 class PrunedRecord(Record):
     """What `sipp prune` says of the network beside it; everything else in it (versions, seeds) is kept as it is."""
 
@@ -180,4 +202,6 @@ class PrunedRecord(Record):
     conditions: ConditionsRecord | None = None
     measured: MeasuredRecord | None = None
     moved: MovedRecord | None = None
+    repair: Annotated[bool, BeforeValidator(lambda value: value is True)] = False  # whether it was asked for
+    repaired: RepairedRecord | None = None  # None: not repaired, or by a version that did not say how
     certificate: CertificateRecord | None = None

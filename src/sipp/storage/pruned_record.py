@@ -70,6 +70,7 @@ def pruned_record(pruned: Pruned) -> dict[str, Any]:
         "conditions": None if pruned.guarantee is None else _conditions(pruned.guarantee),
         "measured": None if pruned.measured is None else _measured(pruned.measured),
         "moved": None if pruned.moved is None else asdict(pruned.moved),
+        "repaired": None if pruned.repair is None else {**asdict(pruned.repair), "words": pruned.repair.sentence},
         "dead_rows": sum(len(layer.dead_rows) for layer in pruned.layers),
     }
 

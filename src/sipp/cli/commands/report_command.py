@@ -44,6 +44,9 @@ def report(
         _check_figures(figures, results, force)
     _write(out, render(results, version=f"sipp {sipp.__version__}", broken=broken), force)
     drawn = [] if figures is None else write_figures(results, figures)
+    if figures is not None and not drawn:
+        what = "nothing was drawn: no result has a number for a figure"
+        raise Trouble(what, where=f"--figures {figures}", fix="leave it out; the page is written")
     names = [result.name for result in results]
     marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
     if as_json:
@@ -94,7 +97,9 @@ def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
     with at(f"--figures {folder}", "give another folder"):
         names = figure_names(results)
         if not names:
-            raise OptionError("there is nothing to draw: figures are of runs with a pruned network", fix="leave it out")
+            raise OptionError(
+                "there is nothing to draw: figures are of runs, or of several pruned networks", fix="leave it out"
+            )
         for name in names:
             check_file(folder / name, FIGURE, force=force, makes_folder=True)
 

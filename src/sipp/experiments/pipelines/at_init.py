@@ -5,7 +5,6 @@ All methods of one seed share its initial network.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from sipp.experiments.pipelines import Pipeline, no_parent
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
 def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
     """The initial network, cut to the weights of this level of the ladder."""
-    from sipp.experiments.pipelines.shared import budget_of, cut_to
+    from sipp.experiments.pipelines.shared import budget_of, clock, cut_to
 
-    began = time.monotonic()
+    began = clock()
     ranking = _ranking(work, stage)
-    scored_in = time.monotonic() - began
+    scored_in = clock() - began
     return cut_to(work, stage, ranking, {}, budget_of(work, stage, ranking.n_weights), scored_in)
 
 

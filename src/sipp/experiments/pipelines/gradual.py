@@ -6,7 +6,6 @@ and one more of the same length, whatever it keeps. When to cut, and how much: `
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from sipp.experiments.pipelines import Pipeline
@@ -48,20 +47,22 @@ def _cut_once(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The masks at time t of the schedule, of the network as it is now, and what is known of it since this cut."""
     from sipp.experiments.parallel.processes import share_buffers
-    from sipp.experiments.pipelines.shared import budget_of, cut_to, rank_for
+    from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, rank_for
     from sipp.experiments.runs.work import Network
     from sipp.pruning.little_by_little import budget_at
+    from sipp.scoring.kernels.cpu.host import compiling_seconds
 
     share_buffers(work.processes, state.model)  # all score the same network, the leader's
-    began = time.monotonic()
+    began, compiled = clock(), compiling_seconds()
     now = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
     ranking = rank_for(work, stage, now, norm_stats="running")
     budget = budget_at(t, ranking.n_weights, budget_of(work, stage, ranking.n_weights))
-    made = cut_to(work, stage, ranking, state.masks, budget, time.monotonic() - began)
+    made = cut_to(work, stage, ranking, state.masks, budget, clock() - began)
     state.model.load_state_dict(made.network.state)  # sampling changes the weights that it keeps (T8)
     path = [*state.facts.get("path", []), {"after_step": step, "keep": made.facts["keep"]}]
     before = state.facts.get("part_seconds", {})
-    seconds = {part: before.get(part, 0.0) + spent for part, spent in made.facts["part_seconds"].items()}
+    spent = {**made.facts["part_seconds"], "compile": compiling_seconds() - compiled}
+    seconds = {part: before.get(part, 0.0) + now_spent for part, now_spent in spent.items()}
     bound = {**made.facts["bound"], "speaks_of": f"the network right after its last cut, against {LAST_CUT}"}
     return made.network.masks, {**made.facts, "bound": bound, "path": path, "part_seconds": seconds}
 

@@ -5,7 +5,6 @@ All methods of one seed share its trained parent.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from sipp.experiments.pipelines import Pipeline
@@ -22,12 +21,12 @@ def parent(stage: Stage) -> Stage:
 
 def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
     """The trained network of the level above, cut to alpha of the weights it has left, or to this level's keep."""
-    from sipp.experiments.pipelines.shared import budget_of, cut_to, next_budget, rank_for
+    from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, next_budget, rank_for
 
     assert above is not None
-    began = time.monotonic()
+    began = clock()
     ranking = rank_for(work, stage, above, norm_stats="running")
-    scored_in = time.monotonic() - began
+    scored_in = clock() - began
     left = sum(int(mask.sum()) for mask in above.masks.values()) if above.masks else ranking.n_weights
     alpha = work.recipe.prune.alpha
     budget = next_budget(left, alpha) if alpha is not None else budget_of(work, stage, ranking.n_weights)

@@ -29,6 +29,7 @@ from sipp.experiments.training.population import Member, Program, check_alone, f
 from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.pruning.masking import release
+from sipp.scoring.kernels.cpu.host import compiling_seconds
 from sipp.storage.files import Values
 from sipp.storage.network_schemas import NetworkRecord
 from sipp.storage.pairs import save_pair
@@ -74,7 +75,7 @@ def finished(processes: Processes, folder: Path) -> Network | None:
 
 def _prepared(work: Work, stage: Stage, pipeline: Pipeline, parent: Stage | None) -> Prepared:
     """The network that training starts from: as it was saved, or made now and saved."""
-    folder, clock = work.store.stage(stage.name), time.monotonic()
+    folder, clock, compiled = work.store.stage(stage.name), time.monotonic(), compiling_seconds()
     saved = from_leader(work.processes, lambda: runs.load_if_sound(folder, runs.START))
     if saved is not None:
         return Prepared(network_of(saved[0]), dict(saved[1]))
@@ -84,6 +85,8 @@ def _prepared(work: Work, stage: Stage, pipeline: Pipeline, parent: Stage | None
         above = None if parent is None else finished(work.processes, work.store.stage(parent.name))
         made = pipeline.prepare(work, stage, above)
     tensors, facts = made.network.tensors(), {**made.facts, "seconds": time.monotonic() - clock}
+    if "part_seconds" in facts:
+        facts["part_seconds"] = {**facts["part_seconds"], "compile": compiling_seconds() - compiled}
     check_same(work.processes, tensors, what="weights and masks")
     from_leader(work.processes, lambda: save_pair(folder, runs.START, tensors, facts))
     return Prepared(made.network, facts)

@@ -17,11 +17,16 @@ function plain(value, digits) {
   if (size < 1e-3 || size >= 1e6) return value.toExponential(Math.max(0, digits - 2));
   return Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 8 });
 }
+function rounded(percent, exact) { // 191, 6.4, 0.25; exact: 190.83, 6.42, 0.2514
+  const size = Math.abs(percent);
+  if (size === 0 || size >= 1) return Number(percent.toFixed(exact ? 2 : size < 100 ? 1 : 0)).toLocaleString("en");
+  return plain(percent, exact ? 4 : 2);
+}
 function worded(value, unit, exact) {
   if (value === null || value === undefined) return "none";
-  const digits = exact ? 6 : 3;
-  if (unit === "share") return plain(100 * value, digits) + " %";
-  if (unit === "points") return (value > 0 ? "+" : "") + Number((100 * value).toFixed(exact ? 4 : 2)) + (exact ? " points" : "");
+  const digits = exact ? 4 : 3;
+  if (unit === "share") return rounded(100 * value, exact) + " %";
+  if (unit === "points") return (value > 0 ? "+" : "") + Number((100 * value).toFixed(2)) + (exact ? " points" : "");
   if (unit === "seconds") return plain(value, digits) + " s";
   return plain(value, digits);
 }
@@ -76,6 +81,7 @@ function nearZero(low, high, from, to) {
 
 // --- the look of a series
 function lookOf(name) {
+  if (PAGE.parts[name] && !PAGE.styles[name]) return { cls: PAGE.parts[name], marker: "box", dash: [] };
   return PAGE.styles[name] || { cls: "other", marker: "none", dash: [4, 3] };
 }
 function marker(look, x, y, size) {
@@ -105,19 +111,18 @@ function sample(look) {
 function frame(width, height, label) {
   return make("svg:svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", tabindex: "0", "aria-label": label });
 }
-function text(x, y, words, anchor, cls, turn) {
-  const attributes = { x, y, "text-anchor": anchor, class: cls || "tick" };
-  if (turn) attributes.transform = `rotate(${turn} ${x} ${y})`;
-  return make("svg:text", attributes, words);
+function text(x, y, words, anchor, cls) {
+  return make("svg:text", { x, y, "text-anchor": anchor, class: cls || "tick" }, words);
 }
 function line(x1, y1, x2, y2, cls) {
   return make("svg:path", { d: `M${x1} ${y1}L${x2} ${y2}`, class: cls });
 }
 
-// --- lines with bands, over numbers or over names
+// --- lines with bands, over keep
 function valueScale(view, shown, box, near) {
   const values = shown.flatMap((one) => one.points.flatMap((p) => p.slice(1, 4))).filter((v) => v !== null && v !== undefined);
   if (view.reference) values.push(view.reference.value);
+  if (view.span) values.push(...view.span); // of all plots that stand side by side
   let low = Math.min(...values), high = Math.max(...values);
   if (!values.length) [low, high] = [0, 1];
   const positive = values.filter((v) => v > 0), least = Math.min(...positive);
@@ -128,20 +133,9 @@ function valueScale(view, shown, box, near) {
     return y;
   }
   if (near) return nearZero(low * 1.06, high + 0.003, box.bottom, box.top);
-  if (view.y.zero || view.y.log) low = Math.min(0, low);
+  if (view.y.log) low = Math.min(0, low);
   const pad = (high - low || Math.abs(high) || 1) * 0.06;
   return linear(low - (low === 0 ? 0 : pad), high + pad, box.bottom, box.top, 6);
-}
-function nameAxis(svg, plot, box, height, turned, listed) {
-  const names = plot.x.names, width = box.right - box.left, gap = width / Math.max(1, names.length);
-  const x = (i) => box.left + gap * (i + 0.5), every = listed ? 1 : Math.ceil(names.length / (width / 40));
-  names.forEach((name, i) => {
-    if (i % every) return;
-    const words = listed ? short(bare(name), turned ? 16 : Math.floor(gap / 7)) : String(i + 1);
-    svg.append(text(x(i) + (turned ? 4 : 0), box.bottom + 18, words, turned ? "end" : "middle", "tick", turned ? -45 : 0));
-  });
-  if (!turned) svg.append(text((box.left + box.right) / 2, height - 8, plot.x.label, "middle", "axis"));
-  return x;
 }
 function keepAxis(svg, plot, view, box, height, isLog) {
   const keeps = view.series.flatMap((one) => one.points.map((p) => p[0])), width = box.right - box.left;
@@ -159,33 +153,34 @@ function keepAxis(svg, plot, view, box, height, isLog) {
 function addStop(stops, plot, view, name, p, at) {
   const key = Math.round(at[0] / 3), known = [key, key - 1, key + 1].find((k) => stops.has(k)) ?? key;
   const of = (v) => worded(v, view.y.unit, true), unitless = (v) => of(v).replace(/ (points|%)$/, "");
-  const seeds = p.length > 4 ? `, ${p[4]} ${p[4] > 1 ? "seeds" : "seed"}` : "";
-  const title = plot.x.kind === "names" ? plot.x.names[p[0]] : "keep " + worded(p[0], "share", true) + seeds;
+  const title = `keep ${worded(p[0], "share", true)}, ${p[4]} ${plot.of}${p[4] > 1 ? "s" : ""}`;
   if (!stops.has(known)) stops.set(known, { x: at[0], title, rows: [], rings: [] });
-  const band = p.length > 4 && p[4] > 1 ? ` (${unitless(p[2])} to ${unitless(p[3])})` : "";
+  const band = p[4] > 1 ? ` (${unitless(p[2])} to ${unitless(p[3])})` : "";
   stops.get(known).rows.push([lookOf(name).cls, name, of(p[1]) + band]);
   stops.get(known).rings.push(at);
 }
 function drawLines(plot, view, state, width) {
-  const named = plot.x.kind === "names", n = named ? plot.x.names.length : 0;
   const shown = view.series.filter((one) => !state.hidden.has(one.name));
-  const listed = named && width / n >= 26, turned = listed && width / n < 70;
-  const height = Math.round(Math.min(400, Math.max(270, width * 0.46))) + (turned ? 46 : 0);
-  const box = { left: 78, right: width - 16, top: 14, bottom: height - (turned ? 100 : 50) };
+  const height = Math.round(Math.min(400, Math.max(width < 420 ? 230 : 270, width * 0.46)));
+  const box = { left: 58, right: width - 16, top: 28, bottom: height - 50 };
   const svg = frame(width, height, `${plot.title}: ${view.y.label}. Left and right arrow keys read the values; the table shows them all.`);
   const y = valueScale(view, shown, box, state.ylog);
+  const useless = view.useless && y(view.useless) > box.top;
+  if (useless) {
+    svg.append(make("svg:rect", { x: box.left, width: box.right - box.left, y: box.top, height: y(view.useless) - box.top, class: "useless" }));
+  }
   for (const tick of y.ticks) {
     svg.append(line(box.left, y(tick), box.right, y(tick), tick === 0 ? "zero" : "grid"));
     svg.append(text(box.left - 8, y(tick) + 4, ticked(tick, view.y.unit), "end"));
   }
-  svg.append(text(13, (box.top + box.bottom) / 2, view.y.label + (view.y.unit === "points" ? " (points)" : ""), "middle", "axis", -90));
-  const x = named ? nameAxis(svg, plot, box, height, turned, listed) : keepAxis(svg, plot, view, box, height, state.xlog);
+  svg.append(text(4, 12, view.y.label + (view.y.unit === "points" ? " (points)" : ""), "start", "axis"));
+  const x = keepAxis(svg, plot, view, box, height, state.xlog);
   if (view.reference) {
     const at = y(view.reference.value);
-    svg.append(line(box.left, at, box.right, at, "reference"), text(box.right - 4, at - 5, view.reference.label, "end"));
+    svg.append(line(box.left, at, box.right, at, "reference"), text(box.right - 4, at - 8, view.reference.label, "end"));
   }
   for (const { name, points } of shown) { // all bands lie below all lines
-    if (!points.some((p) => p.length > 3 && p[3] > p[2])) continue;
+    if (!points.some((p) => p[3] > p[2])) continue;
     const upper = points.map((p) => `${x(p[0])} ${y(p[3])}`), lower = points.map((p) => `${x(p[0])} ${y(p[2])}`).reverse();
     svg.append(make("svg:path", { d: "M" + [...upper, ...lower].join("L") + "Z", class: "band " + lookOf(name).cls }));
   }
@@ -194,19 +189,78 @@ function drawLines(plot, view, state, width) {
     const look = lookOf(name), at = points.map((p) => [x(p[0]), y(p[1])]);
     svg.append(make("svg:path", { d: "M" + at.map((p) => p.join(" ")).join("L"), class: "line " + look.cls, "stroke-dasharray": look.dash.join(" ") }));
     at.forEach((place, i) => {
-      svg.append(marker(look, ...place, n > 40 ? 2.4 : 4));
+      svg.append(marker(look, ...place, 4));
       addStop(stops, plot, view, name, points[i], place);
     });
   }
   const ordered = [...stops.values()].sort((a, b) => a.x - b.x);
-  return { svg, stops: ordered, by: "x", box, legend: view.series.map((one) => one.name) };
+  const note = useless ? `Shaded: useless. A network whose output is 0 is off by 100 %.` : "";
+  return { svg, stops: ordered, by: "x", box, legend: view.series.map((one) => one.name), note };
+}
+
+// --- bars over names: one column of bars for each series, the names beside them at every width
+function barScale(view, shown, from, to) {
+  const values = shown.flatMap((one) => one.values).filter((v) => v !== null), positive = values.filter((v) => v > 0);
+  const high = Math.max(0, ...values) || 1, least = Math.min(...positive), count = Math.max(2, (to - from) / 70);
+  if (view.y.log && positive.length && high / least > STEEP) return Object.assign(logarithmic(least / 1.3, high * 1.1, from, to, count), { isLog: true });
+  return linear(0, high, from, to, count);
+}
+function drawColumn(svg, view, one, box, step) {
+  const scale = barScale(view, box.all, box.left, box.right), look = lookOf(one.name), wide = box.right - box.left > 150;
+  for (const tick of scale.ticks) {
+    svg.append(line(scale(tick), box.top, scale(tick), box.bottom, tick === 0 ? "zero" : "grid"));
+    if (!wide && tick !== scale.ticks.at(-1)) continue; // no room for more than one
+    const anchor = scale(tick) < box.left + 12 ? "start" : scale(tick) > box.right - 24 ? "end" : "middle";
+    svg.append(text(scale(tick), box.bottom + 14, ticked(tick, view.y.unit), anchor));
+  }
+  one.values.forEach((value, i) => {
+    const middle = box.top + step * (i + 0.5);
+    if (value === null) return;
+    if (scale.isLog) svg.append(make("svg:circle", { cx: scale(value), cy: middle, r: 3.5, class: "mark " + look.cls })); // a bar would start nowhere
+    else svg.append(make("svg:rect", { x: box.left, width: Math.max(value ? 0.7 : 0, scale(value) - box.left), y: middle - step * 0.34, height: step * 0.68, class: "box " + look.cls }));
+    if (wide) svg.append(text(scale(value) + 6, middle + 4, worded(value, view.y.unit), "start"));
+  });
+}
+const MOST_ROWS = 100; // of bars below one another: beyond, the first columns are enough at once
+function drawBars(plot, view, state, width) {
+  let shown = view.series.filter((one) => !state.hidden.has(one.name));
+  const n = plot.names.length, asked = shown.length;
+  const isPhone = width < 420, step = n > 30 ? 14 : isPhone ? 16 : 18;
+  const longest = Math.max(...plot.names.map((name) => bare(name).length));
+  const left = Math.round(Math.min(7 * longest + 14, 230, width * 0.38)), space = width - left - 6;
+  const most = Math.max(1, Math.floor(space / (isPhone ? 62 : 84)));
+  shown = shown.slice(0, most * Math.max(1, Math.floor(MOST_ROWS / n)));
+  const nBlocks = Math.max(1, Math.ceil(shown.length / most));
+  const nColumns = Math.max(1, Math.ceil(shown.length / nBlocks)), gap = space / nColumns, high = 24 + step * n + 30;
+  const height = nBlocks * high + 16, single = view.series.length === 1;
+  const svg = frame(width, height, `${plot.title}: ${view.y.label}. Arrow keys read the bars; the table shows all values.`);
+  const stops = [];
+  for (let block = 0; block < nBlocks; block++) {
+    const top = block * high + 24, bottom = top + step * n;
+    plot.names.forEach((name, i) => {
+      const middle = top + step * (i + 0.5);
+      if (i % 2 === 0) svg.append(make("svg:rect", { x: 0, width, y: top + step * i, height: step, class: "stripe" }));
+      svg.append(text(left - 8, middle + 4, short(bare(name), Math.floor((left - 10) / 6.6)), "end", "tick name"));
+      const rows = shown.map((one) => [lookOf(one.name).cls, one.name, worded(one.values[i], view.y.unit, true)]);
+      stops.push({ x: left, y: middle, high: step, title: name, rows, rings: [] });
+    });
+    shown.slice(block * nColumns, (block + 1) * nColumns).forEach((one, c) => {
+      const from = left + gap * c, right = from + gap - (gap > 150 ? 60 : 12);
+      if (!single) svg.append(text(from, top - 9, short(one.name, Math.floor((gap - 6) / 6.9)), "start", "axis"));
+      drawColumn(svg, view, one, { left: from, right, top, bottom, all: shown }, step);
+    });
+  }
+  svg.append(text(left, height - 4, view.y.label, "start", "axis"));
+  const box = { left: 0, right: width, top: 0, bottom: height };
+  const note = shown.length < asked ? `${shown.length} of ${asked} are drawn: hide some above or below to see the others.` : "";
+  return { svg, stops, by: "y", box, legend: single ? [] : view.series.map((one) => one.name), note };
 }
 
 // --- histogram of scores: what was kept out of what there was
 function drawHistogram(plot, view, state, width) {
   const [first, counts, kept, zero] = view || [0, [], [], 0];
   const height = Math.round(Math.min(340, Math.max(240, width * 0.4)));
-  const box = { left: 78, right: width - 16, top: 14, bottom: height - 50 };
+  const box = { left: 58, right: width - 16, top: 28, bottom: height - 50 };
   const svg = frame(width, height, `${plot.title}: weights by score. Arrow keys read the bars.`);
   const parts = [["kept", kept], ["pruned", counts.map((c, i) => c - kept[i])]].filter(([name]) => !state.hidden.has(name));
   const tops = counts.map((_, i) => parts.reduce((sum, [, values]) => sum + values[i], 0));
@@ -215,7 +269,7 @@ function drawHistogram(plot, view, state, width) {
     svg.append(line(box.left, y(tick), box.right, y(tick), tick ? "grid" : "zero"));
     svg.append(text(box.left - 8, y(tick) + 4, ticked(tick, "count"), "end"));
   }
-  svg.append(text(13, (box.top + box.bottom) / 2, "weights", "middle", "axis", -90));
+  svg.append(text(4, 12, "weights", "start", "axis"));
   const edges = plot.bins.slice(first, first + counts.length + 1), gap = (box.right - box.left) / Math.max(1, counts.length);
   const whole = edges.filter(Number.isInteger), every = Math.max(1, Math.ceil((whole.length * 44) / (box.right - box.left)));
   edges.forEach((edge, i) => {
@@ -238,7 +292,8 @@ function drawHistogram(plot, view, state, width) {
 
 // --- stacked bars: time by part
 function drawStack(plot, view, state, width) {
-  const step = 34, box = { left: Math.min(110, width * 0.28), right: width - 74, top: 6, bottom: 6 + step * plot.names.length };
+  const step = 34, longest = Math.max(...plot.names.map((name) => name.length));
+  const box = { left: Math.min(7.6 * Math.min(longest, 16) + 12, width * 0.36), right: width - 74, top: 6, bottom: 6 + step * plot.names.length };
   const height = box.bottom + 46;
   const svg = frame(width, height, `${plot.title}. Arrow keys read the bars; the table shows all values.`);
   const shown = view.series.filter((one) => !state.hidden.has(one.name));
@@ -252,7 +307,7 @@ function drawStack(plot, view, state, width) {
   const stops = plot.names.map((name, i) => {
     const middle = box.top + step * (i + 0.5);
     let under = 0;
-    svg.append(text(box.left - 8, middle + 4, short(name, 14), "end", "axis"));
+    svg.append(text(box.left - 8, middle + 4, short(name, 16), "end", "axis"));
     for (const one of shown) {
       const from = x(under), to = x(under + one.values[i]);
       if (to - from > 0.3) svg.append(make("svg:rect", { x: from, width: to - from, y: middle - 10, height: 20, class: "box " + PAGE.parts[one.name] }));
@@ -260,32 +315,42 @@ function drawStack(plot, view, state, width) {
     }
     svg.append(text(x(under) + 6, middle + 4, worded(under, plot.unit), "start"));
     const rows = shown.map((one) => [PAGE.parts[one.name], one.name, worded(one.values[i], plot.unit, true)]);
-    return { x: x(under / 2), y: middle, title: name, rows, rings: [] };
+    return { x: x(under / 2), y: middle, high: step, title: name, rows, rings: [] };
   });
   return { svg, stops, by: "y", box, legend: view.series.map((one) => one.name) };
 }
 
 // --- heat map: a layer's kept share against the network's
+function light(channels) { // the relative luminance of WCAG
+  const [r, g, b] = channels.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+function inks() { // black or white on a cell, whichever reads better: the better one has a contrast of at least 4.5
+  const probe = make("span", {});
+  document.body.append(probe);
+  const colour = (cls) => { probe.className = cls; return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number); };
+  const card = getComputedStyle(document.querySelector("section")).backgroundColor.match(/[\d.]+/g).slice(0, 3).map(Number);
+  const colours = { less: colour("less"), more: colour("more") };
+  probe.remove();
+  return (side, opacity) => (light(colours[side].map((c, i) => opacity * c + (1 - opacity) * card[i])) > 0.179 ? "black" : "white");
+}
 const STRONGEST = 3; // an eighth, or eight times, of the network's keep gets the full colour
 function drawHeat(plot, view, state, width) {
-  const inked = matchMedia("(prefers-color-scheme: dark)").matches ? 0.5 : 0.88; // from where on ink no longer reads well
-  const n = plot.rows.length, step = n > 60 ? 9 : n > 30 ? 13 : 24;
-  const box = { left: Math.min(190, width * 0.34), right: width - 8, top: 22, bottom: 22 + step * n };
+  const n = plot.rows.length, step = n > 30 ? 14 : 24, inkOn = inks();
+  const box = { left: Math.min(210, width * 0.38), right: width - 8, top: 22, bottom: 22 + step * n };
   const height = box.bottom + 30, gap = (box.right - box.left) / plot.columns.length;
   const svg = frame(width, height, `${plot.title}. Arrow keys read the cells; the table shows all values.`);
   const every = Math.max(1, Math.ceil(46 / gap)), stops = [];
-  const labelled = Math.max(1, Math.ceil(13 / step));
-  plot.rows.forEach((name, r) => {
-    if (r % labelled === 0) svg.append(text(box.left - 7, box.top + step * (r + 0.5) + 4, short(bare(name), Math.floor(box.left / 7)), "end"));
-  });
+  const named = (name) => bare(width < 420 ? name.replace(/ \([\d,]+\)$/, "") : name); // without its size where there is no room
+  plot.rows.forEach((name, r) => svg.append(text(box.left - 7, box.top + step * (r + 0.5) + 4, short(named(name), Math.floor(box.left / 6.8)), "end", "tick name")));
   plot.columns.forEach((keep, c) => {
     const x = box.left + gap * c;
     if (c % every === 0) svg.append(text(x + gap / 2, 14, worded(keep, "share"), "middle"));
     (view.columns[c] || []).forEach((share, r) => {
       const y = box.top + step * r, power = share > 0 ? Math.log2(share / keep) : -STRONGEST;
-      const strength = Math.min(1, Math.abs(power) / STRONGEST);
-      svg.append(make("svg:rect", { x: x + 0.5, y: y + 0.5, width: gap - 1, height: step - 1, class: "box " + (power < 0 ? "less" : "more"), "fill-opacity": 0.04 + 0.9 * strength }));
-      if (gap > 46 && step > 14) svg.append(text(x + gap / 2, y + step / 2 + 4, worded(share, "share"), "middle", strength > inked ? "cell on" : "cell"));
+      const opacity = 0.04 + (0.9 * Math.min(1, Math.abs(power) / STRONGEST)), side = power < 0 ? "less" : "more";
+      svg.append(make("svg:rect", { x: x + 0.5, y: y + 0.5, width: gap - 1, height: step - 1, class: "box " + side, "fill-opacity": opacity }));
+      if (gap > 46 && step > 14) svg.append(text(x + gap / 2, y + step / 2 + 4, worded(share, "share"), "middle", "cell " + inkOn(side, opacity)));
       stops.push({ x: x + gap / 2, y: y + step / 2, title: plot.rows[r], rings: [], rows: [
         ["other", "network keep", worded(keep, "share", true)], [power < 0 ? "less" : "more", "layer keep", worded(share, "share", true)],
         ["other", "ratio", plain(share / keep, 4) + " x"]] });
@@ -295,4 +360,4 @@ function drawHeat(plot, view, state, width) {
   return { svg, stops, by: "xy", box, legend: [] };
 }
 
-const DRAW = { lines: drawLines, histogram: drawHistogram, stack: drawStack, heat: drawHeat };
+const DRAW = { lines: drawLines, bars: drawBars, histogram: drawHistogram, stack: drawStack, heat: drawHeat };

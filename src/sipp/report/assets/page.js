@@ -8,15 +8,15 @@ function viewOf(plot, state) {
 // --- the same numbers as a table: a head and rows of raw values, with the unit of each column
 function tableOf(plot, view) {
   if (!view) return { head: [], units: [], rows: [] };
-  if (plot.kind === "lines" && plot.x.kind === "names") {
-    const head = ["layer", ...view.series.map((one) => one.name)];
-    const rows = plot.x.names.map((name, i) => [name, ...view.series.map((one) => one.points.find((p) => p[0] === i)?.[1] ?? null)]);
+  if (plot.kind === "bars") {
+    const head = [plot.label, ...view.series.map((one) => one.name)];
+    const rows = plot.names.map((name, i) => [name, ...view.series.map((one) => one.values[i])]);
     return { head, units: ["", ...view.series.map(() => view.y.unit)], rows };
   }
   if (plot.kind === "lines") {
     const rows = view.series.flatMap((one) => one.points.map((p) => [one.name, ...p]));
     const unit = view.y.unit;
-    return { head: ["method", "keep", view.y.label + ", mean", "least", "largest", "seeds"], units: ["", "share", unit, unit, unit, "count"], rows };
+    return { head: ["method", "keep", view.y.label + ", mean", "least", "largest", plot.of + "s"], units: ["", "share", unit, unit, unit, "count"], rows };
   }
   if (plot.kind === "histogram") {
     const [first, counts, kept, zero] = view;
@@ -25,7 +25,7 @@ function tableOf(plot, view) {
   }
   if (plot.kind === "stack") {
     const rows = plot.names.map((name, i) => [name, ...view.series.map((one) => one.values[i])]);
-    return { head: ["", ...view.series.map((one) => one.name + " (s)")], units: ["", ...view.series.map(() => plot.unit)], rows };
+    return { head: ["method", ...view.series.map((one) => one.name)], units: ["", ...view.series.map(() => plot.unit)], rows };
   }
   if (plot.kind === "heat") {
     const head = ["layer (weights)", ...plot.columns.map((keep) => "keep " + worded(keep, "share"))];
@@ -34,18 +34,27 @@ function tableOf(plot, view) {
   return { head: ["statement", "what", "value"], units: ["", "", ""], rows: view.flatMap((card) => [[card.title, "in words", card.text], ...card.rows.map((row) => [card.title, ...row])]) };
 }
 
+// One unit for a column, said in its head: the table rounds its numbers, the CSV gives all digits of the same ones.
+const UNITS = { share: [" (%)", 100], points: [" (points)", 100], seconds: [" (s)", 1] };
+const headed = (table) => table.head.map((name, i) => name + (UNITS[table.units[i]]?.[0] || ""));
+const inUnit = (value, unit) => Number((value * (UNITS[unit]?.[1] || 1)).toPrecision(10));
+
 function drawTable(table) {
-  const cell = (value, unit) => (typeof value === "number" ? worded(value, unit, true) : value === null ? "none" : value);
-  const head = make("tr", {}, ...table.head.map((name) => make("th", { scope: "col" }, name)));
+  const cell = (value, unit) => (typeof value === "number" ? worded(value, unit, true).replace(/ (%|points|s)$/, "") : value === null ? "none" : value);
+  const head = make("tr", {}, ...headed(table).map((name) => make("th", { scope: "col" }, name)));
   const rows = table.rows.map((row) => make("tr", {}, ...row.map((value, i) => make("td", {}, String(cell(value, table.units[i]))))));
   return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of values" },
     make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
 }
 
+const tied = (words) => words.replace(/(\d) %/g, "$1\u00a0%"); // no line begins with the sign
+
 function drawFacts(view) {
   const cards = (view || [{ title: "Not there yet", text: "This network is not finished.", rows: [] }]).map((card) => {
     const rows = card.rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)));
-    return make("div", {}, make("h4", {}, card.title), make("p", {}, card.text), make("table", {}, make("tbody", {}, ...rows)));
+    const inside = [make("p", {}, tied(card.text)), make("table", {}, make("tbody", {}, ...rows))];
+    if (card.folded) return make("details", {}, make("summary", {}, `${card.title}: ${card.folded}`), ...inside);
+    return make("div", card.useless ? { class: "worthless" } : {}, make("strong", {}, card.title), ...inside);
   });
   return make("div", { class: "facts" }, ...cards);
 }
@@ -60,13 +69,22 @@ function save(name, blob) {
 }
 function csvOf(table) {
   // A leading = + - @ in a name would be a formula to a spreadsheet.
-  const field = (value) => (typeof value === "number" || value === null ? String(value ?? "") : `"${String(value).replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`);
-  return [table.head, ...table.rows].map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
+  const field = (value, unit) => (typeof value === "number" ? String(inUnit(value, unit)) : value === null ? "" : `"${String(value).replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`);
+  const rows = table.rows.map((row) => row.map((value, i) => field(value, table.units[i])));
+  return [headed(table).map((name) => field(name)), ...rows].map((row) => row.join(",")).join("\r\n") + "\r\n";
 }
 const COPIED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linejoin", "font-family", "font-size", "font-weight"];
 function picture(svg, legend, title) {
   // A stand-alone SVG: computed colours written out, with background, title and legend, which live outside of the plot.
-  const width = svg.viewBox.baseVal.width, inner = svg.viewBox.baseVal.height, head = 30 + (legend.length ? 24 : 0);
+  const width = svg.viewBox.baseVal.width, inner = svg.viewBox.baseVal.height;
+  let at = 12, row = 0;
+  const places = legend.map(([name]) => {
+    const wide = 34 + 7.4 * name.length;
+    if (at > 12 && at + wide > width) [at, row] = [12, row + 1];
+    at += wide;
+    return [at - wide, 33 + 22 * row];
+  });
+  const head = 30 + (legend.length ? 24 + 22 * row : 0);
   const copy = svg.cloneNode(true), style = getComputedStyle(document.body);
   const pairs = [[svg, copy], ...[...svg.querySelectorAll("*")].map((node, i) => [node, copy.querySelectorAll("*")[i]])];
   for (const [node, twin] of pairs) {
@@ -79,11 +97,10 @@ function picture(svg, legend, title) {
   const font = { "font-family": style.fontFamily, "font-size": "13px" };
   whole.append(make("svg:rect", { width: "100%", height: "100%", fill: getComputedStyle(document.querySelector("section")).backgroundColor }));
   whole.append(make("svg:text", { x: 12, y: 20, fill: style.color, "font-weight": "600", ...font }, title));
-  let at = 12;
-  for (const [name, colour] of legend) {
-    whole.append(make("svg:rect", { x: at, y: 33, width: 12, height: 12, fill: colour }), make("svg:text", { x: at + 17, y: 44, fill: style.color, ...font }, name));
-    at += 34 + 7.4 * name.length;
-  }
+  legend.forEach(([name, colour], i) => {
+    const [x, y] = places[i];
+    whole.append(make("svg:rect", { x, y, width: 12, height: 12, fill: colour }), make("svg:text", { x: x + 17, y: y + 11, fill: style.color, ...font }, name));
+  });
   whole.append(copy);
   return new XMLSerializer().serializeToString(whole);
 }
@@ -117,6 +134,7 @@ function follow(holder, drawn) {
     holder.append(tip);
     marks = make("svg:g");
     if (by === "x") marks.append(line(stop.x, box.top, stop.x, box.bottom, "cross"));
+    if (by === "y") marks.append(make("svg:rect", { x: 0, width: svg.viewBox.baseVal.width, y: stop.y - stop.high / 2, height: stop.high, class: "pointed" }));
     for (const [x, y] of stop.rings) marks.append(make("svg:circle", { cx: x, cy: y, r: 7, class: "cross" }));
     if (by === "xy") marks.append(make("svg:circle", { cx: stop.x, cy: stop.y, r: 5, class: "cross" }));
     svg.append(marks);
@@ -149,21 +167,20 @@ function follow(holder, drawn) {
 
 // --- one figure
 function spreadOf(plot, pick) {
-  const values = [plot.views].flat(9).flatMap((view) => (view?.series || []).flatMap((one) => one.points.map(pick)));
+  const values = [plot.views].flat(9).flatMap((view) => (view?.series || []).flatMap((one) => (one.points || []).map(pick)));
   const sizes = values.map(Math.abs).filter((v) => v > 0);
   return sizes.length ? [Math.min(...sizes), Math.max(...sizes)] : [1, 1];
 }
 function legendOf(drawn, state, redraw) {
   const buttons = drawn.legend.map((name) => {
-    const part = PAGE.parts[name] && !PAGE.styles[name], look = part ? { cls: PAGE.parts[name], marker: "box" } : lookOf(name);
-    const button = make("button", { type: "button", "aria-pressed": String(!state.hidden.has(name)) }, sample(look), name);
+    const button = make("button", { type: "button", "aria-pressed": String(!state.hidden.has(name)) }, sample(lookOf(name)), name);
     button.addEventListener("click", () => { state.hidden.has(name) ? state.hidden.delete(name) : state.hidden.add(name); redraw(name); });
     return button;
   });
   return make("div", { class: "legend", role: "group", "aria-label": "Series shown" }, ...buttons);
 }
 function colourOf(name, holder) {
-  const probe = make("span", { class: PAGE.styles[name]?.cls || PAGE.parts[name] || "other" });
+  const probe = make("span", { class: lookOf(name).cls });
   holder.append(probe);
   const colour = getComputedStyle(probe).color;
   probe.remove();
@@ -181,14 +198,19 @@ function select(label, options, start, changed) {
   return make("label", {}, label, node);
 }
 
-function fileName(figure, plot, kind) { // says what is in it, and of which run
-  const words = figure.closest("article").querySelector("h2").textContent + " " + plot.title;
-  return words.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 90) + "." + kind;
+function fileName(figure, plot, state, kind) { // of which run, which plot, and what was chosen in it
+  const title = document.getElementById(figure.closest("article").getAttribute("aria-labelledby")).textContent;
+  const chosen = plot.choices.map((choice, i) => (choice.options.length > 1 ? choice.options[state.picked[i]] : ""));
+  const slug = (words, n) => words.toLowerCase().replace(/[^a-z0-9.]+/g, "-").slice(0, n).replace(/^[-.]+|[-.]+$/g, "");
+  return [slug(title, 60), slug([plot.title, ...chosen].join(" "), 90)].join("-") + "." + kind;
 }
 
+const figuresIn = (node) => (node.matches("figure") ? [node] : [...node.querySelectorAll("figure")]);
 function setUp(figure) {
   const plot = PAGE.plots[figure.dataset.plot];
-  const state = { picked: plot.choices.map((choice) => choice.start || 0), hidden: new Set(), table: false, xlog: false, ylog: false };
+  const beside = figure.closest(".pair") || figure;
+  beside.hiddenSeries ||= new Set(); // plots side by side show the same series
+  const state = { picked: plot.choices.map((choice) => choice.start || 0), hidden: beside.hiddenSeries, table: false, xlog: false, ylog: false };
   const bar = make("div", { class: "bar" }), holder = make("div", { class: "plot" });
   const toggle = make("button", { type: "button", "aria-pressed": "false" }, "Table");
   const chosen = make("span", { class: "chosen" }); // what is picked, where the choices themselves do not show: in print
@@ -204,9 +226,9 @@ function setUp(figure) {
     if (!view) return holder.append(make("p", { class: "detail" }, "This network is not finished, or did not record this."));
     const drawn = DRAW[plot.kind](plot, view, { ...state, ylog: state.ylog && view.y?.unit === "points" }, Math.max(280, figure.clientWidth || 640));
     if (plot.kind === "heat") holder.append(heatKey());
-    if (drawn.legend.length) holder.append(legendOf(drawn, state, draw));
+    if (drawn.legend.length) holder.append(legendOf(drawn, state, (name) => figuresIn(beside).forEach((one) => one.redraw(one === figure ? name : null))));
     holder.append(drawn.svg);
-    if (drawn.note) holder.append(make("p", { class: "detail" }, drawn.note));
+    if (drawn.note) holder.append(make("p", { class: "caption" }, tied(drawn.note)));
     follow(holder, drawn);
     figure.drawn = drawn;
     if (focused) [...holder.querySelectorAll(".legend button")][drawn.legend.indexOf(focused)]?.focus();
@@ -214,7 +236,7 @@ function setUp(figure) {
   plot.choices.forEach((choice, i) => {
     if (choice.options.length > 1) bar.append(select(choice.label, choice.options, state.picked[i], (to) => { state.picked[i] = to; draw(); }));
   });
-  if (plot.kind === "lines" && plot.x.kind === "number") {
+  if (plot.kind === "lines") {
     const [least, most] = spreadOf(plot, (p) => p[0]);
     state.xlog = most / least > 8;
     bar.append(select("Keep axis", ["linear", "log"], Number(state.xlog), (to) => { state.xlog = to === 1; draw(); }));
@@ -227,15 +249,17 @@ function setUp(figure) {
   }
   toggle.addEventListener("click", () => { state.table = !state.table; toggle.setAttribute("aria-pressed", String(state.table)); draw(); });
   const csv = make("button", { type: "button", "aria-label": "Save as CSV" }, "CSV"), png = make("button", { type: "button", "aria-label": "Save as PNG" }, "PNG");
-  csv.addEventListener("click", () => save(fileName(figure, plot, "csv"), new Blob(["\ufeff" + csvOf(tableOf(plot, viewOf(plot, state)))], { type: "text/csv" })));
+  csv.addEventListener("click", () => save(fileName(figure, plot, state, "csv"), new Blob(["\ufeff" + csvOf(tableOf(plot, viewOf(plot, state)))], { type: "text/csv" })));
   figure.picture = () => {
     if (!figure.drawn) { state.table = false; toggle.setAttribute("aria-pressed", "false"); draw(); }
     const shown = figure.drawn.legend.filter((name) => !state.hidden.has(name));
     return picture(figure.drawn.svg, shown.map((name) => [name, colourOf(name, holder)]), plot.title + chosen.textContent);
   };
-  png.addEventListener("click", () => savePicture(fileName(figure, plot, "png"), figure.picture()));
+  png.addEventListener("click", () => savePicture(fileName(figure, plot, state, "png"), figure.picture()));
   bar.append(make("div", { class: "tools" }, toggle, csv, ...(plot.kind === "facts" ? [] : [png])));
-  figure.append(make("figcaption", {}, plot.title, chosen), bar, holder);
+  // The heading of a section is enough for its only plot; print and screen readers still have the plot's own words.
+  const all = figure.closest("section").querySelectorAll("figure"), alone = all.length === 1 || (plot.kind === "facts" && all[0] === figure);
+  figure.append(make("figcaption", alone ? { class: "alone" } : {}, plot.title, chosen), bar, holder);
   figure.redraw = draw;
   draw();
 }
@@ -243,6 +267,7 @@ function setUp(figure) {
 document.querySelectorAll("details").forEach((one) => one.addEventListener("toggle", () => {
   one.querySelectorAll("figure[data-plot]").forEach((figure) => figure.redraw());
 }));
+document.querySelectorAll("h1, h2, h3, p, li, dd").forEach((one) => one.childNodes.forEach((node) => { if (node.nodeType === 3) node.data = tied(node.data); }));
 const FIGURES = [...document.querySelectorAll("figure[data-plot]")];
 FIGURES.forEach(setUp);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => FIGURES.forEach((figure) => figure.redraw()));

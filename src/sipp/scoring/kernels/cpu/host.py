@@ -134,33 +134,39 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _cached_cfunc(signature: str, function: Callable[..., None]) -> Any:
     """The function compiled at once; from the cache, and into it, where a folder can be written."""
-    begun = time.perf_counter()
+    _watch.on_start()
     try:
-        made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
+        return numba.cfunc(signature, cache=True, error_model="numpy")(function)
     except (RuntimeError, OSError):  # no folder for the cache, or a full disk
-        made = numba.cfunc(signature, error_model="numpy")(function)
-    _tell(time.perf_counter() - begun)
-    return made
+        return numba.cfunc(signature, error_model="numpy")(function)
+    finally:
+        _watch.on_end()
 
 
 class _Watch(event.Listener):
-    """Tells how long the functions of `compiled` take; those that one of them calls are compiled within its time."""
+    """Tells how long compiling takes; functions that another one calls are compiled within its time, and not added."""
 
     def __init__(self) -> None:
         self._begun: list[float] = []
 
-    def on_start(self, event: event.Event) -> None:
+    def on_start(self, event: event.Event | None = None) -> None:
         self._begun.append(time.perf_counter())
 
-    def on_end(self, event: event.Event) -> None:
+    def on_end(self, event: event.Event | None = None) -> None:
         begun = self._begun.pop()
         if not self._begun:
             _tell(time.perf_counter() - begun)
 
 
-event.register("numba:compile", _Watch())
+_watch = _Watch()
+event.register("numba:compile", _watch)
 _TOLD_AFTER = 1.0  # seconds of compiling
 _spent = 0.0
+
+
+def compiling_seconds() -> float:
+    """How long this process has compiled so far: work of the first use after an install, and of no other."""
+    return _spent
 
 
 def _tell(seconds: float) -> None:

@@ -1,0 +1,47 @@
+// Body of an async function: whether everything can be read, and stands where it should.
+for (const plot of Object.values(PAGE.plots).filter((one) => one.kind === "heat")) { // every colour that there is, from 1/16 to 16 times
+  for (const view of plot.views) view.columns = plot.columns.map((keep) => plot.rows.map((_, r) => keep * 2 ** (r - 4)));
+}
+document.querySelectorAll("figure[data-plot$=allocation]").forEach((figure) => figure.redraw());
+const texts = (svg) => [...svg.querySelectorAll("text")].map((node) => ({ words: node.textContent, box: node.getBoundingClientRect() }));
+const shown = [...document.querySelectorAll("figure[data-plot]")].filter((figure) => figure.drawn && figure.offsetParent);
+const found = { cut: [], overlapping: [], first: null, names: {}, series: {}, contrast: 99, cells: 0, headings: [], captions: [], sections: [] };
+for (const figure of shown) {
+  const svg = figure.drawn.svg, frame = svg.getBoundingClientRect(), all = texts(svg), at = figure.dataset.plot;
+  found.first ??= frame.bottom;
+  found.names[at] = [...svg.querySelectorAll(".name")].map((node) => node.textContent);
+  found.series[at] = [...svg.querySelectorAll(".line")].length;
+  for (const { words, box } of all) if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1) found.cut.push(`${at}: ${words}`);
+  all.forEach((one, i) => all.slice(i + 1).forEach((other) => {
+    const wide = Math.min(one.box.right, other.box.right) - Math.max(one.box.left, other.box.left);
+    const high = Math.min(one.box.bottom, other.box.bottom) - Math.max(one.box.top, other.box.top);
+    if (wide > 1 && high > 4) found.overlapping.push(`${at}: ${one.words} / ${other.words}`); // lines of text have room above and below
+  }));
+}
+const channels = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map(Number);
+const luminance = (colour) => {
+  const [r, g, b] = colour.map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+for (const cell of document.querySelectorAll("svg text.cell")) {
+  const below = getComputedStyle(cell.previousElementSibling), card = channels(getComputedStyle(cell.closest("section")).backgroundColor);
+  const blended = channels(below.fill).map((c, i) => below.fillOpacity * c + (1 - below.fillOpacity) * card[i]);
+  const [dark, bright] = [luminance(blended), luminance(channels(getComputedStyle(cell).fill))].sort((a, b) => a - b);
+  found.contrast = Math.min(found.contrast, (bright + 0.05) / (dark + 0.05));
+  found.cells++;
+}
+for (const section of document.querySelectorAll("section")) {
+  found.headings.push(section.querySelectorAll("h1, h2, h3, h4").length);
+  found.sections.push(section.querySelector(".kicker").textContent);
+  const captions = [...section.querySelectorAll("figcaption")].filter((node) => node.clientWidth > 1);
+  if (section.querySelectorAll("figure").length === 1) found.captions.push(...captions.map((node) => node.textContent));
+}
+for (const figure of shown) { // a picture to save has its legend inside
+  const saved = new DOMParser().parseFromString(figure.picture(), "image/svg+xml").documentElement, wide = saved.viewBox.baseVal.width;
+  for (const node of saved.children) if (node.tagName === "text" && node !== saved.querySelector("text") && Number(node.getAttribute("x")) + 6 * node.textContent.length > wide) found.cut.push("saved: " + node.textContent);
+}
+found.open = document.querySelectorAll("details[open]").length;
+found.folded = [...document.querySelectorAll("details figure")].map((node) => node.dataset.plot);
+found.cards = [...document.querySelectorAll(".facts details summary")].map((node) => node.textContent);
+found.worthless = [...document.querySelectorAll(".facts .worthless strong")].map((node) => node.textContent);
+return found;

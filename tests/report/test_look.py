@@ -1,0 +1,147 @@
+"""What a reader sees, in a real browser: nothing is cut off, sections have one heading, what says nothing is marked.
+
+`AXE_CORE` may name the file axe.min.js (`npm pack axe-core`): then the pages are checked for accessibility too.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.browser import CHROMIUM, Visit, visit
+from report.synthetic import big_run, certificate
+from report.test_read import pruned_folder
+
+from sipp.report.read import read_results
+from sipp.report.rendering import render
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
+
+SURVEY = (Path(__file__).parent / "survey.js").read_text()
+WIDTHS = (390, 800, 1440)
+ONE_SCREEN = 844  # pixels high, of a phone that is 390 wide
+N_LAYERS = 9
+METHODS = ("sipp-blend", "sipp-hybrid", "sipp-det mean", "sipp-det max", "sipp-rand", "wt", "snip", "lamp", "random")
+AXE = Path(os.environ.get("AXE_CORE") or "axe.min.js")
+RUN_AXE = """
+document.querySelectorAll("details").forEach((one) => { one.open = true; });
+const found = await axe.run(document);
+const grave = found.violations.filter((one) => ["serious", "critical"].includes(one.impact));
+return grave.map((one) => one.id + " " + one.nodes[0].html);
+"""
+
+
+def repaired(after: float) -> dict[str, Any]:
+    layers = [
+        {"name": "0.weight", "error_before": 0.5, "error_after": after, "left_alone": ""},
+        {"name": "1.weight", "error_before": None, "error_after": None, "left_alone": "its input is not seen"},
+    ]
+    counts = {"n_points": 90, "n_aside": 10, "output_before": 0.8, "output_after": after}
+    return {"layers": layers, **counts, "undone": "", "words": "1 of 2 weights refitted on 90 points"}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The pages of a run, of four networks pruned from one, and of one network that was repaired."""
+    base = tmp_path_factory.mktemp("look")
+    run = big_run(base / "run", methods=METHODS, n_levels=4, n_seeds=2, n_layers=N_LAYERS)
+    nets = base / "nets"
+    for index, (arm, kept, epsilon) in enumerate(
+        [("wt", (9, 20), 0.95), ("wt", (12, 40), 0.4), ("sipp-blend", (9, 20), 0.5), ("repaired", (9, 20), 0.2)]
+    ):
+        own = {**certificate(epsilon), "dense_hash": "a" * 64, "pruned_hash": f"{index:064x}"}
+        more: dict[str, Any] = (
+            {"method": arm} if arm != "repaired" else {"method": "wt", "repair": True, "repaired": repaired(0.1)}
+        )
+        pruned_folder(nets / f"n{index}", kept=kept, certificate=own, moved={"error": 2 * epsilon}, **more)
+    return {
+        "run": render(read_results([run]), version="sipp test"),
+        "nets": render(read_results([nets]), version="sipp test"),
+        "one": render(read_results([nets / "n3"]), version="sipp test"),
+    }
+
+
+@pytest.fixture(scope="module")
+def seen(pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Visit]:
+    """Every page at every width; dark at the widest."""
+    base = tmp_path_factory.mktemp("seen")
+    return {
+        (name, width): visit(page, base / f"{name}{width}", width=width, steps=SURVEY, dark=width == WIDTHS[-1])
+        for name, page in pages.items()
+        for width in WIDTHS
+    }
+
+
+def test_nothing_is_cut_off_or_overlaps_at_any_width(seen: dict[tuple[str, int], Visit]) -> None:
+    for place, found in seen.items():
+        assert found.problems() == [], place
+        assert found.seen["cut"] == [] and found.seen["overlapping"] == [], place
+
+
+def test_the_first_plot_lies_within_one_screen_of_a_phone(seen: dict[tuple[str, int], Visit]) -> None:
+    for name in ("run", "nets", "one"):
+        assert 100 < seen[name, WIDTHS[0]].seen["first"] <= ONE_SCREEN, name
+
+
+def test_layers_are_named_at_every_width(seen: dict[tuple[str, int], Visit]) -> None:
+    for width in WIDTHS:
+        names = seen["run", width].seen["names"]
+        for plot in ("part0-layers", "part0-allocation"):
+            assert len(names[plot]) % N_LAYERS == 0 and len(set(names[plot])) == N_LAYERS, (plot, width)
+        assert names["part0-layers"][0] == "layers.0.conv1"
+        assert seen["one", width].seen["names"]["part0-layers"] == ["0.weight", "1.weight"]
+
+
+def test_one_heading_a_section_and_origins_closed(seen: dict[tuple[str, int], Visit]) -> None:
+    for place, found in seen.items():
+        assert set(found.seen["headings"]) == {1} and found.seen["captions"] == [], place
+        assert found.seen["open"] == 0, place
+
+
+def test_a_theory_that_is_not_met_is_folded_away(seen: dict[tuple[str, int], Visit]) -> None:
+    found = seen["run", WIDTHS[-1]].seen
+    assert found["folded"] == ["part0-theory"] and found["cards"] == ["Theory with the assumed constant: not met"]
+    assert seen["one", WIDTHS[-1]].seen["cards"] == ["Theory with the assumed constant: not met"]
+
+
+def test_a_certificate_near_the_whole_output_is_marked(
+    seen: dict[tuple[str, int], Visit], pages: dict[str, str]
+) -> None:
+    assert seen["nets", WIDTHS[-1]].seen["worthless"] == ["Useless certificate (holdout)"]  # that of 95 %
+    assert "95 %: useless" in pages["nets"] and "certificate is useless: it allows an error of 95 %" in pages["nets"]
+    assert '"useless":0.9' in pages["nets"] and seen["one", WIDTHS[-1]].seen["worthless"] == []
+
+
+@pytest.mark.parametrize("width", WIDTHS[1:])  # light at the first, dark at the second
+def test_cells_of_heat_maps_can_be_read(seen: dict[tuple[str, int], Visit], width: int) -> None:
+    found = seen["run", width].seen
+    assert found["cells"] == 4 * N_LAYERS and found["contrast"] >= 4.5
+
+
+def test_networks_of_one_parent_are_overlaid(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
+    found = seen["nets", WIDTHS[-1]].seen
+    assert found["series"]["networks0-moved"] == found["series"]["networks0-certified"] == 3  # wt, blend, wt repaired
+    assert "At keep 21.3 %, wt repaired moves the output least" in pages["nets"]
+    assert [found["sections"].count(name) for name in ("Comparison", "Promise", "Repair")] == [1, 4, 1]
+
+
+def test_repair_has_its_section(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
+    assert seen["one", WIDTHS[0]].seen["sections"] == ["Promise", "Statements", "Repair", "Origin"]
+    assert "took the output&#39;s error from 80 % to 10 %" in pages["one"] and "1 of 2 weights refitted" in pages["one"]
+    assert "Left alone: 1.weight (its input is not seen)." in pages["one"]
+    assert seen["one", WIDTHS[0]].seen["names"]["part0-repair"] == ["0.weight", "1.weight"]
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="AXE_CORE names no axe.min.js (npm pack axe-core)")
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", ["run", "nets", "one"])
+def test_no_serious_accessibility_fault(pages: dict[str, str], tmp_path: Path, name: str, dark: bool) -> None:
+    for width in WIDTHS:
+        found = visit(pages[name], tmp_path / str(width), width=width, steps=AXE.read_text() + RUN_AXE, dark=dark)
+        assert found.problems() == [] and found.seen == [], width
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="AXE_CORE names no axe.min.js (npm pack axe-core)")
+def test_axe_finds_a_fault(pages: dict[str, str], tmp_path: Path) -> None:
+    broken = pages["one"].replace("</main>", "<select><option>x</option></select></main>")
+    assert visit(broken, tmp_path, width=WIDTHS[-1], steps=AXE.read_text() + RUN_AXE).seen != []
