@@ -1,6 +1,8 @@
 """Whole networks against torch: random ones, and the kinds of layer people have."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 import sipp
 from sipp.errors import DataError, ModelError
 from sipp.experiments.nets import build
-from sipp.runtime import chunks
+from sipp.runtime import chunks, steps
 
 SMALL = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -303,3 +305,32 @@ def test_wrong_input_says_so():
 class Branches(nn.Module):
     def forward(self, x):
         return x if x.sum() > 0 else -x
+
+
+def test_the_whole_is_timed_as_it_will_run(monkeypatch):
+    """Steps are timed on one thread; which of the two networks is run is decided on all of them, in turns."""
+    calls, clock = [], [0.0]
+    monkeypatch.setattr(steps.time, "perf_counter", lambda: clock[0])
+
+    def taking(name, seconds):
+        def call():
+            calls.append((name, torch.get_num_threads()))
+            clock[0] += seconds.pop() if len(seconds) > 1 else seconds[0]
+
+        return call
+
+    fast, dense = steps.race(taking("fast", [0.5, 0.2, 0.7]), taking("dense", [0.4, 0.3, 0.9]))
+    assert (fast, dense) == (pytest.approx(0.2), pytest.approx(0.3))  # the best of each
+    assert [name for name, _ in calls] == ["fast", "dense"] * steps.TURNS
+    assert {n for _, n in calls} == {torch.get_num_threads()}
+
+
+def test_it_is_the_first_thing_a_program_does():
+    code = (
+        "import torch, sipp; net = torch.nn.Linear(64, 64); net.weight.data[:, 3:] = 0; x = torch.ones(1, 64); "
+        "from sipp.runtime import steps; steps.dense_time = lambda *_: 1e9; steps.race = lambda *_: (1.0, 2.0); "
+        "fast = sipp.sparse(net, x); assert fast.steps[0].kernel.startswith('sparse'), fast.steps; "
+        "assert (fast(x) - net(x)).abs().max() < 1e-5"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,10 @@
 score_j = s_j^p |w_j|^(1-p) over the whole network, s the largest or the mean over patches: p = 0 is magnitude, p = 1 is
 sipp-det. No p is right everywhere, so every candidate is cut and tried on calibration points kept aside from scoring.
 A certificate's holdout is not touched by the choice.
+
+Where nothing is left of the output with any of them, the error tells nothing. A trained network is cut by magnitude
+then. One that was never trained (its norms take the statistics of the batch) has to let something through in every
+layer: it is cut by LAMP's shares of a blend.
 """
 
 from __future__ import annotations
@@ -22,11 +26,13 @@ from sipp.inputs.restore import copy_of
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of
 from sipp.options import NormStats, Reduce
 from sipp.records import Weight, from_rows
+from sipp.scoring.lamp import shares_of
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the sensitivity, besides 0: there the reduction makes no difference
 NOISE = 0.05  # relative: errors that are closer are the same
 MAGNITUDE_NOISE = 0.1  # the same for magnitude: it has looked at no points, and a few are not enough to leave it
 LOST = 0.9  # an error at which next to nothing of the output is left: those above are equal
+UNTRAINED = 0.25  # the power where all are lost at initialisation (results/at-init-10-epochs)
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
 Cut = Callable[[Sequence[Tensor]], list[Tensor]]  # scores of all layers to masks, for one budget
@@ -39,12 +45,14 @@ class Candidate:
     p: float
     reduce: Reduce
     error: float  # ||f^ - f|| / ||f|| over all points kept aside; infinite where an output is not finite
+    is_shared: bool = False  # ranked by LAMP's shares of the blend, layer by layer
 
     @property
     def name(self) -> str:
         if self.p == 0:
             return "magnitude"
-        return f"{self.reduce} sensitivity" if self.p == 1 else f"{self.reduce} sensitivity^{self.p:g}"
+        blend = f"{self.reduce} sensitivity" if self.p == 1 else f"{self.reduce} sensitivity^{self.p:g}"
+        return f"{blend} in shares of its layer" if self.is_shared else blend
 
 
 @dataclass(frozen=True)
@@ -88,20 +96,27 @@ def choose(
     model: nn.Module, weights: Sequence[Weight], dense: Sequence[Tensor], blend: Blend, cut: Cut
 ) -> tuple[list[Tensor], Choice]:
     """The masks of the candidate that moves the output least on the points kept aside, and how all of them did."""
-    tried: list[tuple[Candidate, list[Tensor]]] = []
-    sparse = copy_of(model)
-    outputs, n_points = _outputs(model, blend), _count(blend)
-    for p, reduce in _candidates(blend):
-        masks = cut(blended(blend, dense, p, reduce))
+    sparse, outputs = copy_of(model), _outputs(model, blend)
+
+    def error_of(masks: Sequence[Tensor]) -> float:
         with torch.no_grad():
             for weight, dense_FK, mask_FK in zip(weights, dense, masks):
                 parameter = sparse.get_parameter(weight.name)
                 kept_FK = torch.where(mask_FK, dense_FK, 0.0)
                 parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
-        tried.append((Candidate(p, reduce, _distance(outputs, _outputs(sparse, blend))), masks))
-    candidates = [candidate for candidate, _ in tried]
-    best = best_of(candidates)
-    return tried[candidates.index(best)][1], Choice(best, tuple(candidates), n_points)
+        return _distance(outputs, _outputs(sparse, blend))
+
+    tried: list[Candidate] = []
+    found: list[list[Tensor]] = []
+    for p, reduce in _candidates(blend):
+        found.append(cut(blended(blend, dense, p, reduce)))
+        tried.append(Candidate(p, reduce, error_of(found[-1])))
+    taken = tried.index(best_of(tried))
+    if blend.norm_stats == "batch" and all(one.error >= LOST for one in tried):
+        found.append(cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")]))
+        tried.append(Candidate(UNTRAINED, "max", error_of(found[-1]), is_shared=True))
+        taken = len(tried) - 1
+    return found[taken], Choice(tried[taken], tuple(tried), _count(blend))
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:

@@ -114,6 +114,8 @@ def generate(key: tuple[Any, ...], emit: Callable[[Loop], None]) -> Code:
 
 
 def _compile(emit: Callable[[Loop], None]) -> Code:
+    llvm.initialize_native_target()  # numba does it as well, but need not have compiled anything yet
+    llvm.initialize_native_asmprinter()
     module = ir.Module("sipp")
     module.triple = llvm.get_process_triple()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64.as_pointer()]), "run")

@@ -19,7 +19,7 @@ from sipp.runtime.examples import call_of, try_example
 from sipp.runtime.graph import trace
 from sipp.runtime.plan import Plan, flat_inputs, make_plan
 from sipp.runtime.shelf import Shelved, restore, shelve
-from sipp.runtime.steps import Step, best_time
+from sipp.runtime.steps import Step
 from sipp.runtime.table import sparse_table
 
 MOST_PLANS = 8  # for inputs of different shapes
@@ -33,7 +33,7 @@ class Compiled:
     plan: Plan
     chunk: int | None  # points that the plan takes at a time; None: all
     is_dense: bool
-    seconds: float  # of a call, on one thread
+    seconds: float  # of a call, on torch's threads
     dense_seconds: float
 
 
@@ -75,8 +75,7 @@ class Sparse:
             inputs = flat_inputs(args, kwargs)
             restore(self._model, self._shelf)
             plan, chunk = self._planned(args, kwargs)
-            seconds = best_time(lambda: _run(plan, chunk, inputs), TRIALS)
-            dense_seconds = self._best_dense(args, kwargs)
+            seconds, dense_seconds = self._race(plan, chunk, args, kwargs)
             compiled = Compiled(plan, chunk, seconds > steps.LEAST_GAIN * dense_seconds, seconds, dense_seconds)
             if len(self._compiled) == MOST_PLANS:
                 del self._compiled[next(iter(self._compiled))]
@@ -95,18 +94,25 @@ class Sparse:
             graph, inputs = trace(self._model, args, kwargs), flat_inputs(args, kwargs)
         return make_plan(graph, inputs), chunk
 
-    def _best_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-        """The time of the dense network; it is left in the memory format that is faster."""
+    def _race(
+        self, plan: Plan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[float, float]:
+        """The times of the plan and of the dense network, which is left in the memory format that is faster."""
+        inputs = flat_inputs(args, kwargs)
+
+        def dense() -> Any:
+            return self._model(*args, **kwargs)
+
         formats = [torch.contiguous_format]
         if any(parameter.ndim == 4 for parameter in self._model.parameters()):
             formats.append(torch.channels_last)
         times = []
-        for form in formats:
-            _lay_out(self._model, form)
-            with torch.inference_mode():
-                times.append(steps.dense_time(lambda: self._model(*args, **kwargs), TRIALS))
-        _lay_out(self._model, formats[times.index(min(times))])
-        return min(times)
+        with torch.inference_mode():
+            for form in formats:
+                _lay_out(self._model, form)
+                times.append(steps.dense_time(dense, TRIALS))
+            _lay_out(self._model, formats[times.index(min(times))])
+            return steps.race(lambda: _run(plan, chunk, inputs), dense)
 
     @property
     def steps(self) -> list[Step]:

@@ -41,5 +41,5 @@ def sparse_table(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
         f"({compiled.dense_seconds / compiled.seconds:.2f} x)",
         f"weights:        {n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB; "
         f"activations {plan.arena.n_bytes / MB:.2f} MB",
-        f"compiled in:    {seconds:.1f} s; all times are those of one thread",
+        f"compiled in:    {seconds:.1f} s; times of steps are those of one thread, of the network those of all",
     ))  # fmt: skip

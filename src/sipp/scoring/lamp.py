@@ -15,10 +15,11 @@ def lamp(subject: Subject) -> dict[str, Tensor]:
     The largest weight of a layer has the score 1, so no layer dies while another has weights to give. Equal magnitudes
     are ordered by position, the first counts as the larger. Zeros score 0.
     """
-    return {name: _of_layer(parameter.detach()) for name, parameter in subject.parameters().items()}
+    return {name: shares_of(parameter.detach()) for name, parameter in subject.parameters().items()}
 
 
-def _of_layer(weight: Tensor) -> Tensor:
+def shares_of(weight: Tensor) -> Tensor:
+    """The score of one layer's weights, or of whatever else stands in their place."""
     magnitude = weight.to(BOUND_DTYPE).abs().flatten()
     largest = magnitude.amax()
     squares = (magnitude / largest).square() if bool(largest > 0) else magnitude  # no overflow, no underflow of all
