@@ -25,7 +25,7 @@ LIGHT = (
     "sipp.storage.run_schemas",
     "sipp.storage.network_schemas",
     "sipp.certificates.record",
-    "sipp.certificates.identity",
+    "sipp.inputs.identity",
     "sipp.experiments.pipelines.at_init",
     "sipp.experiments.pipelines.gradual",
     "sipp.experiments.pipelines.iterative",

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import sipp
-from sipp.certificates.evidence import model_hash
 from sipp.errors import DataError, OptionError
+from sipp.inputs.network_hash import model_hash
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
 

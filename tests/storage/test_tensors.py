@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sipp.certificates.evidence import state_hash
-from sipp.certificates.identity import entries_hash
 from sipp.errors import DataError, ModelError
+from sipp.inputs.identity import entries_hash
+from sipp.inputs.network_hash import state_hash
 from sipp.storage.files import file_hash, sha256_of
 from sipp.storage.tensors import raw_tensors, tensors_from_bytes, tensors_to_bytes
 

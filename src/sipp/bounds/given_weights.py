@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.bounds.statements import state
+from sipp.inputs.network_hash import tensors_of
 from sipp.pruning.cutting import before_cut
 from sipp.pruning.result import Pruned, Ranking
 from sipp.pruning.sparse_rows import SparseRows, given_rows
@@ -33,7 +34,7 @@ def judge(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], seed:
 def _other_differences(ranking: Ranking, given: nn.Module) -> list[str]:
     """Names of tensors that are no pruned weight and differ: statements about the network do not know of them."""
     chosen = {name for weight in ranking.weights for name in (weight.name, *weight.aliases)}
-    ours, theirs = ranking.model.state_dict(), given.state_dict()
+    ours, theirs = tensors_of(ranking.model), tensors_of(given)
     return [
         name for name, value in ours.items() if name not in chosen and not torch.equal(value, theirs[name].to(value))
     ]

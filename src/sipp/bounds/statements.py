@@ -24,6 +24,7 @@ from sipp.bounds.network import (
     row_guarantee,
 )
 from sipp.inputs.batches import Data
+from sipp.inputs.network_hash import tensors_hash
 from sipp.inputs.subject import Subject
 from sipp.pruning.result import Pruned, PrunedLayer, Ranking, layer_bound
 from sipp.pruning.sparse_rows import RAND, STRATEGIES, SparseRows
@@ -59,6 +60,7 @@ def state(
         seed=seed,
         draws=ranking.draws,
         measured=measured,
+        stated=tensors_hash(model),
     )
 
 

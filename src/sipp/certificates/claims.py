@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from sipp.binomial import certified_epsilon, n_violations
-from sipp.certificates.evidence import CALLABLE, Output, look, model_hash
+from sipp.certificates.evidence import CALLABLE, Output, look
 from sipp.certificates.ledger import WALK, ledger_lines, n_uses
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
 from sipp.checking import check_choice, check_number, check_share
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.network_hash import model_hash
 from sipp.records import Batch
 
 __all__ = [

@@ -15,12 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
-from sipp.certificates.identity import Entry, entries_hash
 from sipp.certificates.ledger import record_use
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import batches_of, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.independence import allowed_between, why_dependent
+from sipp.inputs.network_hash import model_hash
 from sipp.inputs.pointkeys import (
     Known,
     add_known,
@@ -28,7 +28,6 @@ from sipp.inputs.pointkeys import (
     keys_of,
     labels_of,
     plain_keys_of,
-    raw_bytes,
     set_hash,
     sketch_of,
 )
@@ -374,21 +373,3 @@ def refuse_shared(shared: list[bool]) -> None:
             f"index {shared.index(True)}; a certificate needs points the pruning has not seen",
             fix="take them out of the holdout",
         )
-
-
-def model_hash(model: nn.Module) -> str:
-    """SHA-256 over the state_dict's names, dtypes, shapes and bytes, sorted by name; DDP and compile change nothing."""
-    return state_hash(model.state_dict())
-
-
-def state_hash(state: Mapping[str, Any]) -> str:
-    """The hash that a network with this state_dict has."""
-    return entries_hash(_entry(name, value) for name, value in state.items())
-
-
-def _entry(name: str, value: Any) -> Entry:
-    if isinstance(value, Tensor):
-        return name, [str(value.dtype), list(value.shape)], raw_bytes(value.clone()).numpy().data
-    if value is not None and not isinstance(value, (str, int, float, bytes)):
-        raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
-    return name, [repr(value)], b""

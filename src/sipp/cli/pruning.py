@@ -10,7 +10,6 @@ from torch import nn
 
 import sipp
 from sipp.binomial import points_to_prove
-from sipp.certificates.evidence import model_hash
 from sipp.certificates.record import AnyCertificate, Certificate
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli.hugging_face import PREFIX
@@ -20,6 +19,7 @@ from sipp.cli.output import show, size, too_wide
 from sipp.cli.points import Points, check_fits, images_lines, summary
 from sipp.cli.prune_request import PruneRequest, check_enough, points_for
 from sipp.cli.pruned_table import layer_table, path_record, statements
+from sipp.inputs.network_hash import model_hash
 from sipp.pruning.result import Pruned
 from sipp.pruning.tolerance import PrunedTo
 from sipp.scoring.methods import method_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sipp.allocation.patterns import Pattern
 from sipp.display import pruned_html, pruned_table
+from sipp.inputs.network_hash import tensors_hash
 from sipp.options import Constants, Draws
 from sipp.pruning.blending import Blend, Choice
 from sipp.records import Batch, Scores, Weight
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from sipp.bounds.network import Guarantee, Measured, NetworkBound
     from sipp.certificates.record import AnyCertificate
     from sipp.repairing.record import Repair
+
+CHANGED = (
+    "its weights changed after pruning, by training or by hand: what was said spoke of those before; "
+    "sipp.assess(dense, pruned.model, data) and sipp.certify say what holds for them"
+)
 
 Origin = Method | Literal["given"]  # "given": the new weights were the caller's own
 
@@ -102,6 +108,7 @@ class Pruned:
     choice: Choice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
+    stated: str = ""  # the hash of the weights that all of this is about
     pattern: str | None = None  # n:m, which every row obeys; None: weights were chosen one by one
     moved: Moved | None = None  # the output on a few calibration points; None where there were none to run
 
@@ -125,7 +132,7 @@ class Pruned:
         return save_folder(self, folder, certificate=certificate)
 
     def __str__(self) -> str:
-        return pruned_table(self)
+        return pruned_table(as_it_is(self))
 
     def __repr__(self) -> str:
         return (
@@ -134,7 +141,26 @@ class Pruned:
         )
 
     def _repr_html_(self) -> str:
-        return pruned_html(self)
+        return pruned_html(as_it_is(self))
+
+
+def as_it_is(pruned: Pruned) -> Pruned:
+    """The record of the network as it is now: where its weights changed since, nothing that was said of them is left.
+
+    Training does that, an edit, or norms that see batches in training mode. Masks and counts stay.
+    """
+    if tensors_hash(pruned.model) == pruned.stated:
+        return pruned
+    return replace(unstated(pruned, CHANGED), repair=None, assumption=None, moved=None)
+
+
+def unstated(pruned: Pruned, reason: str) -> Pruned:
+    """The record without its statements: they spoke of other values than those that `model` has."""
+    bound = replace(pruned.bound, epsilon=None, guarantee=None, reason=reason, kappas={}, coverage=None)
+    layers = tuple(
+        replace(layer, eps_F=None, eps=None, bound=None, kappa=None, eps_measured=None) for layer in pruned.layers
+    )
+    return replace(pruned, layers=layers, guarantee=None, bound=bound, measured=None)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from sipp.certificates.evidence import (
     follows_positions,
     holdout_batches,
     known_points,
-    model_hash,
     read_again,
     refuse_dependent,
     run_model,
@@ -48,6 +47,7 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.layers import Selector
+from sipp.inputs.network_hash import model_hash
 from sipp.inputs.pointkeys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import subject_of

@@ -13,11 +13,12 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import Data, batches_of, fresh, points_at
 from sipp.inputs.capture import Forms
 from sipp.inputs.layers import Site, find_sites, unwrap
+from sipp.inputs.network_hash import tensors_hash, tensors_of
 from sipp.inputs.restore import copy_of
 from sipp.numerics import device_of, integers
 from sipp.options import ChunkBytes, Scoring
 from sipp.progress import Advance, progress_bar
-from sipp.pruning.result import Moved, Pruned, PrunedLayer
+from sipp.pruning.result import Moved, Pruned, unstated
 from sipp.records import Batch
 from sipp.repairing.gathering import Gatherer, stretches, take_census
 from sipp.repairing.intercepts import find_places
@@ -158,7 +159,7 @@ def _check_record(pruned: object) -> None:
 
 def _check_twins(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Raises unless both models hold the same tensors by name and shape, and the masks are those of the zeros."""
-    ours, theirs = dense.state_dict(), given.state_dict()
+    ours, theirs = tensors_of(dense), tensors_of(given)
     odd = ours.keys() ^ theirs.keys() or {name for name in ours if ours[name].shape != theirs[name].shape}
     if odd:
         raise ModelError(
@@ -222,12 +223,5 @@ def _judged(
 
 def _restated(pruned: Pruned, model: nn.Module, done: Repair) -> Pruned:
     """The record of the repaired network: what was promised spoke of the old values, so nothing of it is left."""
-    bound = replace(pruned.bound, epsilon=None, guarantee=None, reason=UNSTATED, kappas={}, coverage=None)
-    layers = tuple(_unstated(layer) for layer in pruned.layers)
     moved = None if done.output_after is None else Moved(done.output_after, done.n_aside, aside=True)
-    unstated = replace(pruned, model=model, layers=layers, guarantee=None, bound=bound, measured=None)
-    return replace(unstated, repair=done, moved=moved)
-
-
-def _unstated(layer: PrunedLayer) -> PrunedLayer:
-    return replace(layer, eps_F=None, eps=None, bound=None, kappa=None, eps_measured=None)
+    return replace(unstated(pruned, UNSTATED), model=model, stated=tensors_hash(model), repair=done, moved=moved)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sipp.certificates.evidence import state_hash
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.pruning.result import Pruned
+from sipp.inputs.network_hash import state_hash
+from sipp.pruning.result import Pruned, as_it_is
 from sipp.storage import container
 from sipp.storage.artifact_index import Entry, Index, Statements, class_name, read_index, write_index
 from sipp.storage.contents import About, Contents, contents_of
@@ -254,6 +254,7 @@ def _index(
 
     said = None
     if isinstance(pruned, Pruned):
+        pruned = as_it_is(pruned)
         said = Statements(
             method=pruned.method,
             draws=pruned.draws,

@@ -10,8 +10,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sipp.certificates.identity import entries_hash
 from sipp.errors import DataError
+from sipp.inputs.identity import entries_hash
 from sipp.storage.files import CHANGED, plain, read_file, read_sealed, seal
 from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.network_schemas import PrunedRecord

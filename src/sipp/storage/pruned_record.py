@@ -13,10 +13,10 @@ import torch
 
 from sipp import __version__
 from sipp.bounds.network import Guarantee, Measured, NetworkBound
-from sipp.certificates.evidence import model_hash
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, to_json
 from sipp.errors import OptionError
-from sipp.pruning.result import Pruned, PrunedLayer
+from sipp.inputs.network_hash import model_hash
+from sipp.pruning.result import Pruned, PrunedLayer, as_it_is
 from sipp.storage.artifact_index import class_name
 from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND
 from sipp.storage.pruned_folder import write_pruned
@@ -48,7 +48,8 @@ def record_of(pruned: Pruned, certificate: AnyCertificate | None = None) -> dict
 
 
 def pruned_record(pruned: Pruned) -> dict[str, Any]:
-    """The pruned network in JSON's types; floats that are not finite are for `plain` to turn into null."""
+    """The pruned network as it is now in JSON's types; floats that are not finite are for `plain` to turn into null."""
+    pruned = as_it_is(pruned)
     return {
         "pruned_hash": model_hash(pruned.model),
         "kind": RECORD_KIND,

@@ -1,0 +1,105 @@
+"""What is said of a pruned network is about its weights: once they change, nothing of it is left anywhere."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sipp
+from sipp.pruning.result import as_it_is
+
+X = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))
+SAID = ("changed after pruning", "sipp.assess")
+
+
+class Net(nn.Module):
+    """With a norm, and with state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+        self.note = {"made": "here"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x)).relu())
+
+    def get_extra_state(self) -> Any:
+        return self.note
+
+    def set_extra_state(self, state: Any) -> None:
+        self.note = state
+
+
+def pruned_net(*, repair: bool = False) -> tuple[nn.Module, sipp.Pruned]:
+    net = Net().eval()
+    return net, sipp.prune(net, X, keep=0.5, repair=repair)
+
+
+def step(pruned: sipp.Pruned) -> None:
+    sipp.hold(pruned.model, pruned.masks)
+    optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.1)
+    pruned.model(X).square().sum().backward()
+    optimizer.step()
+
+
+def watch(pruned: sipp.Pruned) -> None:
+    pruned.model.train()(X)
+    pruned.model.eval()
+
+
+def edit(pruned: sipp.Pruned) -> None:
+    pruned.model.get_parameter("last.bias").data += 1
+
+
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize("change", [step, watch, edit])
+def test_nothing_is_said_of_weights_that_changed(change: Any, repair: bool) -> None:
+    _, pruned = pruned_net(repair=repair)
+    assert as_it_is(pruned) is pruned and pruned.guarantee is not None and pruned.moved is not None
+    change(pruned)
+    now = as_it_is(pruned)
+    assert now.guarantee is now.measured is now.moved is now.repair is now.bound.epsilon is None and not now.bound.met
+    assert all(layer.eps is layer.bound is layer.eps_measured is layer.kappa is None for layer in now.layers)
+    assert now.kept == pruned.kept and now.masks is pruned.masks
+    for text in (str(pruned), pruned._repr_html_()):
+        assert all(word in text for word in SAID) and "kept aside was" not in text
+
+
+def test_what_changes_no_weight_changes_nothing() -> None:
+    _, pruned = pruned_net()
+    before = str(pruned)
+    sipp.hold(pruned.model, pruned.masks)
+    pruned.model.train().eval()(X)
+    assert str(pruned) == str(copy.deepcopy(pruned)) == before and SAID[0] not in before
+    sipp.release(pruned.model)
+    assert str(pruned) == before
+
+
+def test_files_and_pages_say_it_too(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    pruned = sipp.prune(net, X, keep=0.5)
+    pruned.save(tmp_path / "before")
+    step(pruned)
+    sipp.save(pruned, tmp_path / "net.safetensors")
+    assert SAID[0] in " ".join(str(sipp.inspect(tmp_path / "net.safetensors")).split())
+    pruned.save(tmp_path / "after")
+    records = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("before", "after")]
+    assert all(records[0][key] is not None for key in ("guarantee", "measured", "moved"))
+    assert all(records[1][key] is None for key in ("guarantee", "measured", "moved", "repaired"))
+    assert SAID[0] in records[1]["bound"]["reason"] and not records[1]["bound"]["met"]
+    sipp.page(pruned, path=tmp_path / "page.html")
+    assert SAID[0] in (tmp_path / "page.html").read_text()
+
+
+def test_a_repair_speaks_of_what_it_made() -> None:
+    net, pruned = pruned_net()
+    step(pruned)
+    fixed = sipp.repair(net, pruned, X)
+    assert as_it_is(fixed) is fixed and fixed.repair is not None and fixed.moved is not None
+    edit(fixed)
+    assert as_it_is(fixed).repair is None
