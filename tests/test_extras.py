@@ -96,7 +96,7 @@ def test_the_extras_bring_what_they_are_named_for() -> None:
         assert name in extras[extra], f"{name} is not in the extra {extra}"
     assert names(PROJECT["dependencies"]) == CORE
     assert extras["all"] == {"sipp[report,train,ray,hf,onnx]"}
-    assert set(extras) == {"report", "train", "ray", "hf", "onnx", "all", "dev"}
+    assert set(extras) == {"report", "train", "ray", "hf", "onnx", "docs", "all", "dev"}
 
 
 def test_what_pyproject_names_is_pinned() -> None:
