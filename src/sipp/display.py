@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from sipp.pruning.result import Pruned, PrunedLayer
+    from sipp.pruning.result import Moved, Pruned, PrunedLayer
 
 WIDTH = 118
 SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
@@ -129,9 +129,9 @@ def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
     return layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured
 
 
-def statement_lines(pruned: Pruned) -> list[str]:
-    """What is known of the cost, what was measured (T19), and what the paper's theory says."""
-    labelled = [("what it costs", cost_of(pruned))]
+def statement_lines(pruned: Pruned, certified: str = "") -> list[str]:
+    """What is known of the cost (what was `certified`, in words), what was measured (T19), what the theory says."""
+    labelled = [("what it costs", certified or cost_of(pruned))]
     if pruned.guarantee is None:
         labelled.append(("statements", f"none: {pruned.bound.reason}"))
     else:
@@ -153,13 +153,16 @@ def moved_warning(pruned: Pruned) -> str:
     moved = pruned.moved
     if moved is None or moved.error <= MUCH:  # NaN is warned of
         return ""
-    points = "calibration points kept aside" if moved.aside else "calibration points"
     repair = "repair=True (--repair)" if pruned.repair is None else "sipp.repair with steps= and more points"
     return (
-        f"the output moved by {percent_up(moved.error)} of its length on {moved.n_points:,} {points}: as it is, this "
+        f"the output moved by {percent_up(moved.error)} of its length on {_points_of(moved)}: as it is, this "
         f"network is of little use. Try {repair}, another method (sipp.compare says which), or a larger "
         "keep; or train it."
     )
+
+
+def _points_of(moved: Moved) -> str:
+    return f"{moved.n_points:,} calibration points" + (" kept aside" if moved.aside else "")
 
 
 def cost_of(pruned: Pruned) -> str:
@@ -173,7 +176,12 @@ def cost_of(pruned: Pruned) -> str:
         found.append((pruned.measured.epsilon, pruned.measured.network_share, pruned.measured.joint_confidence))
     if not found or min(found)[0] >= 1:
         why = "the bounds below are larger than the output itself" if found else "no statement covers the whole network"
-        return f"not known yet: {why}. Measure it on new points: sipp.certify(model, pruned.model, points)"
+        if pruned.moved is None or moved_warning(pruned):
+            return f"not known yet: {why}. Measure it on new points: sipp.certify(model, pruned.model, points)"
+        return (
+            f"the output moved by {percent_up(pruned.moved.error)} of its size (norm) on {_points_of(pruned.moved)}. "
+            f"Nothing is promised for new ones, {why}: sipp.certify(model, pruned.model, points) does"
+        )
     epsilon, share, confidence = min(found)
     return (
         f"the output moves by at most {percent_up(epsilon)} of its size (norm), for all but {percent_up(share)} of new "

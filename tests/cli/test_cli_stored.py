@@ -219,7 +219,7 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     assert done.returncode == 0, done.stderr
     page = render(read_results([net]), version="")
     found = read_bench(net / "bench.json")
-    assert "Size and speed" in page and f"{found.smaller:.2f} times smaller on the disk" in page
+    assert "Size and speed" in page and f"{found.smaller:.2f} times smaller as a file of sipp.save" in page
     assert f"{found.bytes.file:,} bytes" in page and "4 points a call" in page and found.certified is not None
     assert prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100).returncode == 0  # another network now
     (result,) = read_results([net])

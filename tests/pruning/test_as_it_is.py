@@ -13,6 +13,7 @@ import sipp
 from sipp.pruning.result import as_it_is
 
 X = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))
+NEW = torch.rand(300, 8, generator=torch.Generator().manual_seed(1))
 SAID = ("changed after pruning", "sipp.assess")
 
 
@@ -103,3 +104,21 @@ def test_a_repair_speaks_of_what_it_made() -> None:
     assert as_it_is(fixed) is fixed and fixed.repair is not None and fixed.moved is not None
     edit(fixed)
     assert as_it_is(fixed).repair is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_everything_that_is_given_back_is_short_in_a_notebook(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    pruned = sipp.prune(net, X, keep=0.5, repair=True)
+    walk = sipp.prune_to(net, X, NEW, epsilon=0.5, method="wt")
+    steps = sipp.gradual(copy.deepcopy(net), lambda step: None, None, keep=0.5, steps=5, method="wt")
+    held = sipp.save(pruned, tmp_path / "net.safetensors")
+    shown = [repr(one) for one in (pruned, walk, steps, held, pruned.repair, sipp.sparse(pruned.model, X))]
+    assert all(text.startswith("<") and len(text) < 200 and "\n" not in text for text in shown), shown
+    words = ("192 weights", "at keep", "wt: 96 of 192", "bytes", "refitted", "Sequential")
+    assert all(word in text for word, text in zip(words, shown))
+
+
+def test_a_tolerance_that_nothing_meets_is_not_called_certified() -> None:
+    walk = sipp.prune_to(nn.Sequential(nn.Linear(8, 4)), X, NEW, epsilon=1e-9, method="wt")
+    assert walk.keep == 1 and str(walk).startswith("no level below the dense network passes")

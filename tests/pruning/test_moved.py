@@ -40,13 +40,15 @@ def test_it_is_measured_on_points_of_the_data(method: str, keep: float) -> None:
     used = x[150:] if method == "sipp-blend" else x[:N_SAMPLE]  # a blend has the points kept aside
     assert pruned.moved.aside == (method == "sipp-blend") and pruned.moved.n_points == len(used)
     assert pruned.moved.error == pytest.approx(distance(model, pruned.model, used), rel=1e-6)
-    assert ("the output moved by" in str(pruned)) == (pruned.moved.error > 0.5)
+    assert ("warning:         the output moved by" in str(pruned)) == (pruned.moved.error > 0.5)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_both_sides_of_the_limit_are_met() -> None:
     much, little = (sipp.prune(net(), points(), keep=keep, method="wt") for keep in (0.05, 0.9))
-    assert "warning:         the output moved by" in str(much) and "the output moved by" not in str(little)
+    assert "warning:         the output moved by" in str(much) and "warning" not in str(little)
+    assert "what it costs:   not known yet" in str(much) and "what it costs:   the output moved by" in str(little)
+    assert "Nothing is promised for new ones" in " ".join(str(little).split())
     for word in ("repair=True", "another method", "larger keep"):
         assert word in " ".join(str(much).split())
 

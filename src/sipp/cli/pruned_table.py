@@ -45,11 +45,11 @@ def _cells(layer: PrunedLayer, names: list[str]) -> tuple[str, ...]:
     return f"{layer.n_rows:,}", f"{layer.fan_in:,}", *counts, *strategies, str(len(layer.dead_rows) or ""), *bounds
 
 
-def statements(pruned: Pruned) -> list[str]:
-    """The statements below the table, one line each."""
+def statements(pruned: Pruned, certified: str = "") -> list[str]:
+    """The statements below the table, one line each; first what was `certified`, in words."""
     lines = [
         f"{pruned.method}: keeps {pruned.kept:,} of {pruned.n_weights:,} prunable weights ({pruned.keep:.2%})",
-        *statement_lines(pruned),
+        *statement_lines(pruned, certified),
     ]
     if missing := budget_line(pruned):
         lines.insert(1, missing)

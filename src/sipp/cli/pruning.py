@@ -278,16 +278,17 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
     show(*images_lines(outcome.calibration, outcome.holdout))
     if outcome.pruned is not None:
         table = layer_table(outcome.pruned)
-        show(layer_table(outcome.pruned, compact=True) if too_wide(table) else table, *statements(outcome.pruned))
+        certified = ""
+        if outcome.certificate is not None:
+            certified = ("about the stored values: " if request.rounds else "") + outcome.certificate.sentence
+        said = statements(outcome.pruned, certified)
+        show(layer_table(outcome.pruned, compact=True) if too_wide(table) else table, *said)
     if outcome.calibration is not None and outcome.calibration.kind == "random":
         show("noise:           the scores and bounds above are about random inputs, not about yours")
     if outcome.walk is not None:
         show(str(outcome.walk))
         if words := more_points_words(request, outcome):
             show(words)
-    elif outcome.certificate is not None:
-        about = "about the stored values: " if request.rounds else ""
-        show(f"certificate:     {about}{outcome.certificate.sentence}")
     for path, n_bytes in written.files.items():
         show(f"written:         {path} ({size(n_bytes)})")
     if written.contents is not None:

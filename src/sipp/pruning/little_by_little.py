@@ -54,7 +54,12 @@ class Gradual:
 
     def __str__(self) -> str:
         steps = ", ".join(f"{keep:.2%} after step {step}" for step, keep in self.path)
-        return f"{self.method}: kept {self.kept} of {self.n_weights} weights ({self.keep:.2%}); {steps}"
+        return f"{self.method}: kept {self.kept:,} of {self.n_weights:,} weights ({self.keep:.2%}); {steps}"
+
+    def __repr__(self) -> str:
+        return (
+            f"<Gradual {type(self.model).__name__} by {self.method}: {self.kept:,} of {self.n_weights:,} weights kept>"
+        )
 
 
 def cut_times(n_steps: int, cuts: int) -> dict[int, float]:

@@ -61,8 +61,7 @@ from sipp.pruning.result import Pruned, Ranking
 from sipp.records import Batch
 from sipp.scoring.methods import DEFAULT, Method
 
-N_LEVELS = 30
-SPARSEST = 0.02
+N_LEVELS, SPARSEST = 30, 0.02
 DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first level below 1
 # The walk starts this many levels before the sparsest one that passes on the calibration data, where a network looks
 # better than it is: its own points chose its weights.
@@ -109,12 +108,13 @@ class PrunedTo:
         for level in self.path:
             word = "passed" if level.passed else "failed"
             table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", str(level.count), f"{level.limit:.4f}", word)
-        lines = [self.verdict]
-        if self.path:
-            lines.append(text_of(table))
+        lines = [self.verdict, text_of(table)] if self.path else [self.verdict]
         if self.certificate is not None:
             lines.append(self.certificate.sentence)
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
 
 
 def prune_to(
@@ -175,8 +175,8 @@ def prune_to(
         raise changed("holdout")
     if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
         return _none(ranking, grid, start, path, f"not certified: the certificate contradicts the walk; {claim.words}")
-    verdict = f"certified at keep {pruned.keep:.2%}: {claim.words}"
-    return PrunedTo(pruned.model, pruned, replace(certificate, **use), path, grid, start, verdict)
+    found = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
+    return PrunedTo(pruned.model, pruned, replace(certificate, **use), path, grid, start, f"{found} {claim.words}")
 
 
 def _certified(

@@ -60,6 +60,9 @@ class Repair:
             table.add_row(layer.name, *errors, number(layer.ridge), layer.intercept, layer.left_alone)
         return "\n".join([self.sentence, text_of(table)])
 
+    def __repr__(self) -> str:
+        return f"<Repair: {self.sentence}; print() shows the layers>"
+
     @property
     def sentence(self) -> str:
         """The outcome in one sentence."""

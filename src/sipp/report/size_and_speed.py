@@ -16,9 +16,9 @@ STEP_VALUES = ("times faster", "milliseconds dense", "milliseconds sparse", "byt
 def bench_finding(bench: BenchRecord) -> Finding:
     """How much smaller and faster, and how that was measured."""
     best = bench.runs[-1]
-    heading = f"{bench.smaller:.2f} times smaller on the disk, {best.ratio:.2f} times faster"
+    heading = f"{bench.smaller:.2f} times smaller as a file of sipp.save, {best.ratio:.2f} times faster"
     if best.ratio < 1:
-        heading = f"{bench.smaller:.2f} times smaller on the disk, and no faster"
+        heading = f"{bench.smaller:.2f} times smaller as a file of sipp.save, and no faster"
     n_threads = f"{bench.n_threads} thread{'' if bench.n_threads == 1 else 's'}"
     return Finding(
         heading,

@@ -134,6 +134,11 @@ class Sparse:
         packed = sum(step.n_bytes for step in plan.steps) + sum(kept.n_bytes for kept in self._shelf.values())
         return packed + sum(once.values())
 
+    def __repr__(self) -> str:
+        ran, dense = self.latest.seconds, self.latest.dense_seconds
+        ratio = "torch runs all of it" if self.latest.is_dense else f"{dense / ran:.2f} x dense when it was compiled"
+        return f"<Sparse {type(self._model).__name__}: {ratio}; print() shows what runs where>"
+
     def __str__(self) -> str:
         return sparse_table(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
 

@@ -74,6 +74,10 @@ class Contents:
     certificate: AnyCertificate | None
     certificate_about: About | None
 
+    def __repr__(self) -> str:
+        held = f"{self.model}, {self.n_bytes:,} bytes, {self.precision}"
+        return f"<Contents of {self.path.name}: {held}; print() shows them>"
+
     @property
     def dense_bytes(self) -> int:
         """Bytes of all numbers, each tensor in its own dtype."""
