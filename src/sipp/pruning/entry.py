@@ -88,8 +88,8 @@ def prune(
     if bound == "paper" and holdout is not None and ranking.scores is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
     pruned = _with_moved(_with_sample(ranking, subject), cut(ranking, n_kept, seed=seed))
-    if repair and data is not None:
-        pruned = repaired(ranking, pruned, data, seed=seed, progress=progress)
+    if repair and subject.data is not None:  # without the points aside: those that choose values cannot judge them
+        pruned = repaired(ranking, pruned, subject.data, seed=seed, progress=progress)
     if bound == "sound" and ranking.scores is not None and aside is not None:
         sound = sound_network_bound(ranking.model, pruned.model, aside, ranking.scores, confidence=confidence)
         pruned = replace(pruned, bound=sound)

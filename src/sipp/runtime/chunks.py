@@ -37,6 +37,14 @@ def chunk_size(graph: Graph, inputs: list[Any]) -> int | None:
     return max(sizes, default=SMALLEST)
 
 
+def is_same_for_fewer(graph: Graph, part: Graph, n: int, n_part: int) -> bool:
+    """Whether the graph for fewer points is the same but for their number, which stands first in every shape."""
+    if [op.target for op in graph.ops] != [op.target for op in part.ops]:
+        return False
+    pairs = [(graph.shapes[a.out], part.shapes[b.out]) for a, b in zip(graph.ops, part.ops)]
+    return all(whole[0] == n and fewer == (n_part, *whole[1:]) for whole, fewer in pairs if whole or fewer)
+
+
 def _is_pointwise(graph: Graph, n: int) -> bool:
     points = set(graph.inputs)  # values whose first dimension is that of the points
     for op in graph.ops:
@@ -51,6 +59,10 @@ def _keeps_points(op: Op, points: set[int], constants: dict[int, Tensor], n: int
     values = [number for number in op.reads() if number not in constants]
     if not values or not all(number in points for number in values) or op.n_dims < 2:
         return False
+    if target in (CONV, LINEAR) and len(values) != 1 + (op.beside is not None):
+        return False  # its weight is made of points
+    if target is CONV and op.n_dims != 4:
+        return False  # one image alone
     if target in (CONV, LINEAR) or target in POOLS or target in _EACH:
         return isinstance(args[0], Ref)
     if target in _PAIRS:

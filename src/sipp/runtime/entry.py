@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 import time
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from sipp.errors import ModelError
 from sipp.runtime import steps
-from sipp.runtime.chunks import chunk_size
+from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import call_of, try_example
 from sipp.runtime.graph import trace
 from sipp.runtime.plan import Plan, flat_inputs, make_plan
@@ -55,31 +56,40 @@ class Sparse:
         self._model = copy.deepcopy(model).eval()
         self._shelf: dict[str, Shelved] = {}
         self._compiled: dict[Any, Compiled] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.n_dense_bytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         self.seconds = 0.0  # of compilation
         self._compile(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inputs = flat_inputs(args, kwargs)
-        compiled = self._compiled.get(_signature(inputs)) or self._compile(args, kwargs)
-        if compiled.is_dense:
-            with torch.inference_mode():
-                return self._model(*args, **kwargs)
-        return _run(compiled.plan, compiled.chunk, inputs)
+        kwargs = self._in_order(kwargs)
+        with self._lock:  # what runs may be compiled anew meanwhile, for other inputs
+            compiled = self._compiled.get(_signature(args, kwargs)) or self._compile(args, kwargs)
+            if compiled.is_dense:
+                with torch.no_grad():
+                    return self._model(*args, **kwargs)
+        return _run(compiled.plan, compiled.chunk, flat_inputs(args, kwargs))
+
+    def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The named arguments as the forward pass lists them: a call may name them in any order."""
+        if len(kwargs) < 2:
+            return kwargs
+        listed = list(inspect.signature(self._model.forward).parameters)
+        known = {name: kwargs[name] for name in listed if name in kwargs}
+        return known | {name: kwargs[name] for name in sorted(kwargs.keys() - known.keys())}
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         """The way to run inputs like these, now known."""
         with self._lock:
             start = time.perf_counter()
-            inputs = flat_inputs(args, kwargs)
+            kwargs = self._in_order(kwargs)
             restore(self._model, self._shelf)
             plan, chunk = self._planned(args, kwargs)
             seconds, dense_seconds = self._race(plan, chunk, args, kwargs)
             compiled = Compiled(plan, chunk, seconds > steps.LEAST_GAIN * dense_seconds, seconds, dense_seconds)
             if len(self._compiled) == MOST_PLANS:
                 del self._compiled[next(iter(self._compiled))]
-            self._compiled[_signature(inputs)] = compiled
+            self._compiled[_signature(args, kwargs)] = compiled
             if not any(each.is_dense for each in self._compiled.values()):
                 self._shelf = shelve(self._model)
             self.seconds = time.perf_counter() - start
@@ -91,7 +101,14 @@ class Sparse:
         chunk = chunk_size(graph, inputs)
         if chunk is not None:
             args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
-            graph, inputs = trace(self._model, args, kwargs), flat_inputs(args, kwargs)
+            try:
+                part = trace(self._model, args, kwargs)
+            except ModelError:  # it takes no fewer points
+                chunk = None
+            else:
+                chunk = chunk if is_same_for_fewer(graph, part, len(inputs[0]), chunk) else None
+            if chunk is not None:
+                graph, inputs = part, flat_inputs(args, kwargs)
         return make_plan(graph, inputs), chunk
 
     def _race(
@@ -150,8 +167,12 @@ def _lay_out(model: nn.Module, form: torch.memory_format) -> None:
             parameter.data = parameter.data.contiguous(memory_format=form)
 
 
-def _signature(inputs: list[Any]) -> Any:
-    return tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in inputs)
+def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a plan is made for: which arguments there are, the shapes and dtypes of tensors, the values of the rest."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return args[0].shape, args[0].dtype
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    return repr(spec), *((x.shape, x.dtype) if isinstance(x, Tensor) else (type(x), x) for x in leaves)
 
 
 def sparse(model: nn.Module, example: Any) -> Sparse:

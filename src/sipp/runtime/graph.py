@@ -61,6 +61,7 @@ class Graph:
     inputs: list[int]
     outputs: list[Any]  # Ref, or a plain constant
     out_spec: Any
+    shapes: dict[int, tuple[int, ...]]  # of every value; of the first one where an operation gives several
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
@@ -87,6 +88,7 @@ def _read(exported: Any) -> Graph:
     numbers: dict[Any, int] = {}
     constants: dict[int, Tensor] = {}
     names: dict[int, str] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
     inputs, ops, outputs = [], [], []
 
     def to_ref(node: Any) -> Any:
@@ -94,6 +96,7 @@ def _read(exported: Any) -> Graph:
 
     for node in exported.graph.nodes:
         number = numbers.setdefault(node, len(numbers))
+        shapes[number] = _shape(node.meta.get("val"))
 
         def known(given: Any) -> Any:
             return torch.fx.node.map_arg(given, to_ref)
@@ -103,7 +106,7 @@ def _read(exported: Any) -> Graph:
         elif node.op == "placeholder":
             constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
         elif node.op == "call_function":
-            args, shape = tuple(known(node.args)), _shape(node.meta.get("val"))
+            args, shape = tuple(known(node.args)), shapes[number]
             is_product = node.target in (CONV, LINEAR, NORM) and isinstance(args[1], Ref)
             name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
             ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, len(shape), prod(shape)))
@@ -113,7 +116,7 @@ def _read(exported: Any) -> Graph:
             raise ModelError(
                 f"the traced graph has a node of kind {node.op!r}", where=node.name, fix="keep to plain operations"
             )
-    return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec)
+    return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec, shapes)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -132,7 +135,7 @@ def _fused(graph: Graph) -> Graph:
             _norm_to_product(op, ops, constants, _readers(graph, ops))
     for op in list(ops.values()):
         if op.target is ADD and op.out in ops:
-            _fuse_sum(op, ops, _readers(graph, ops))
+            _fuse_sum(op, ops, _readers(graph, ops), graph.shapes)
         act = tail_of(op.target, op.args, op.kwargs)
         if act is not None and op.out in ops:
             source = ops.get(op.args[0].value)
@@ -216,12 +219,15 @@ def _can_fold(source: Op, n_dims: int, constants: dict[int, Tensor], readers: di
     return is_product and is_constant and _is_open(source, readers) and source.beside is None
 
 
-def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int]) -> None:
-    """Takes a sum of two values into one of them (rather the later), where that is a product nobody else reads."""
+def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:
+    """Takes a sum of two values into one of them (rather the later), where that is a product nobody else reads.
+
+    Both have the shape of the sum: kernels do not broadcast.
+    """
     if total.kwargs or len(total.args) != 2 or not all(isinstance(arg, Ref) for arg in total.args):
         return
     terms = [arg.value for arg in total.args]
-    if terms[0] == terms[1]:
+    if terms[0] == terms[1] or any(shapes[n] != shapes[total.out] for n in terms):
         return
     for at, beside in (terms, terms[::-1]) if terms[0] > terms[1] else (terms[::-1], terms):
         source = ops.get(at)

@@ -37,7 +37,9 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
     if list(op.args[1]) != [features] or not is_float or n_tokens < 2 or not x.numel():
         return None
     gain, shift = (
-        torch.full((features,), default, dtype=torch.float32, device="cpu") if ref is None else constants[ref.value]
+        torch.full((features,), default, dtype=torch.float32, device="cpu")
+        if ref is None
+        else constants[ref.value].contiguous()
         for ref, default in zip(refs, (1.0, 0.0))
     )
     source, strides = token_input(op.args[0].value, x, arena)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +41,7 @@ class Plan:
     constants: Values
     arena: Arena
     lock: Any
+    places: frozenset[int]  # where the constants lie
 
     def run(self, inputs: list[Any]) -> list[Any]:
         """The outputs, flat; by torch alone where a value on the way is not finite, as zeros times it are not zero."""
@@ -56,18 +58,20 @@ class Plan:
                 values = self._start(inputs)
                 for step in self.steps:
                     step.plain(values)
-            return [self._own(values[ref.value]) if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
+            theirs = self.places | _places(inputs)
+            return [self._own(values[ref.value], theirs) if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
 
     def _start(self, inputs: list[Any]) -> Values:
         values = self.constants.copy()
         values.update(zip(self.graph.inputs, inputs))
         return values
 
-    def _own(self, value: Any) -> Any:
-        """The value as the caller's own: no later call writes to it."""
+    def _own(self, value: Any, theirs: frozenset[int]) -> Any:
+        """The value as the caller's own: no later call writes to it, and it is no input or constant."""
         if not isinstance(value, Tensor):
             return value
-        return value.clone(memory_format=torch.contiguous_format) if self.arena.of(value) else value.contiguous()
+        is_shared = self.arena.of(value) or value.untyped_storage().data_ptr() in theirs
+        return value.clone(memory_format=torch.contiguous_format) if is_shared else value.contiguous()
 
 
 def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
@@ -87,7 +91,15 @@ def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
                     arena.release(values[n])
         used = {n for op, step in zip(graph.ops, steps) for n in _kept_reads(op, step)} | kept
         constants = {n: value for n, value in graph.constants.items() if n in used}
-        return Plan(replace(graph, constants={}), _checked(graph, steps, arena), constants, arena, threading.Lock())
+        watched = _checked(graph, steps, arena)
+        return Plan(
+            replace(graph, constants={}), watched, constants, arena, threading.Lock(), _places(constants.values())
+        )
+
+
+def _places(values: Iterable[Any]) -> frozenset[int]:
+    """Where the memory of tensors begins."""
+    return frozenset(value.untyped_storage().data_ptr() for value in values if isinstance(value, Tensor))
 
 
 def _kept_reads(op: Op, step: Step) -> list[int]:
@@ -165,11 +177,18 @@ def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
 
 
 def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
-    """The steps, those of torch followed by a look at what they give, where a step of our own reads it."""
-    ours = {n for op, step in zip(graph.ops, steps) if step.kernel != "torch" for n in op.reads()}
+    """The steps, those that do not watch their results followed by a look, where a step of our own reads them.
+
+    Through what cannot make a value finite again, such as a view, it is read as well. A mean may overflow.
+    """
+    ours: set[int] = set()
+    for op, step in reversed(list(zip(graph.ops, steps))):
+        if step.kernel != "torch" or (op.target in _SAFE and step.out in ours):
+            ours |= set(op.reads())
+    unwatched = [step.kernel == "torch" or op.target in POOLS for op, step in zip(graph.ops, steps)]
     return [
-        _with_check(step, arena) if step.kernel == "torch" and step.out in ours and op.target not in _SAFE else step
-        for op, step in zip(graph.ops, steps)
+        _with_check(step, arena) if is_blind and step.out in ours and op.target not in _SAFE else step
+        for op, step, is_blind in zip(graph.ops, steps, unwatched)
     ]
 
 

@@ -19,7 +19,7 @@ from sipp.runtime.tails import BY_TORCH, NONE
 
 TRIALS = 3
 MOST_TRIALS, LEAST_SECONDS = 50, 0.003
-TURNS, RACE_SECONDS = 4, 0.05  # of the whole network, sparse against dense
+TURNS, RACE_SECONDS = 6, 0.2  # of the whole network, sparse against dense
 LEAST_GAIN = 0.95  # of the dense time: what takes more is not worth the change
 SHARED_SECONDS = 5e-5  # a job that takes less is not shared among threads
 SHARES = 4  # for each thread: one that is held up keeps the others waiting for less
@@ -126,7 +126,8 @@ def with_tail(values: Values, op: Op, result: Tensor) -> Tensor:
 
 def torch_step(op: Op, note: str = "") -> Step:
     """The operation as torch runs it."""
-    target = ATEN.reshape.default if op.target is ATEN.view.default else op.target  # any strides
+    is_view = op.target in (ATEN.view.default, ATEN._unsafe_view.default)
+    target = ATEN.reshape.default if is_view else op.target  # any strides
     if op.target is ATTENTION:
         target = _attention
     flat = [arg.value if isinstance(arg, Ref) else None for arg in op.args]

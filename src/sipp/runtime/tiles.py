@@ -58,7 +58,10 @@ def cuts(
             for row in _starts(height, n_high)
             for start in _starts(width * n, n_wide * lanes)
         ]
+        overlaps = height % n_high or (width * n) % (n_wide * lanes)
         for n_rounds in rounds(n_high, n_wide * lanes):
+            if n_rounds > 1 and overlaps:  # two threads would add to one another's sums
+                continue
             in_beside = None if beside is None else inside[2]
             tile = Tile(lanes, inside[0], inside[1], in_beside, unit * FLOAT, act, n_rounds > 1)
             yield Cut(tile, np.array(strips, np.int64), n_rounds)

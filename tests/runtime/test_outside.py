@@ -1,0 +1,200 @@
+"""Calls that once gave something else than the model, or failed: found by people who tried to break it."""
+
+import threading
+
+import pytest
+import torch
+from runtime.nets import is_close, kernels, thin
+from torch import nn
+
+import sipp
+from sipp.runtime import tiles
+
+
+class Shifted(nn.Module):
+    """A product plus something of another shape."""
+
+    def __init__(self, shape, image=False):
+        super().__init__()
+        self.product = nn.Conv2d(4, 6, 3, padding=1) if image else nn.Linear(8, 6)
+        self.shift = nn.Parameter(torch.randn(shape))
+        self.last = nn.Conv2d(6, 6, 1) if image else nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.last((self.product(x) + self.shift).relu())
+
+
+@pytest.mark.parametrize("shape", [(), (6,), (1, 6), (5, 6), (1, 5, 6), (3, 1, 6), (3, 5, 1), (2, 3, 5, 6)])
+def test_a_sum_that_broadcasts_is_torchs(shape, never_dense):
+    net, x = thin(Shifted(shape), 0.4), torch.randn(3, 5, 8)
+    fast = sipp.sparse(net, x)
+    assert is_close(fast(x), net(x)) and fast(x).shape == net(x).shape
+    assert any(kernel.startswith("sparse") for kernel in kernels(fast))
+
+
+@pytest.mark.parametrize("shape", [(), (6, 1, 1), (1, 6, 1, 1), (6, 7, 7), (1, 1, 7, 7), (1, 6, 7, 1)])
+def test_so_is_one_of_images(shape, never_dense):
+    net, x = thin(Shifted(shape, image=True), 0.4), torch.randn(3, 4, 7, 7)
+    fast = sipp.sparse(net, x)
+    assert is_close(fast(x), net(x)) and any(kernel.startswith("sparse") for kernel in kernels(fast))
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 6), nn.Linear(8, 6)
+
+    def forward(self, left=None, right=None, scale=1):
+        parts = [layer(x) for layer, x in ((self.a, left), (self.b, right)) if x is not None]
+        return (parts[0] if len(parts) == 1 else parts[0] + parts[1].neg()) * scale
+
+
+def test_a_product_that_is_itself_stretched_is_torchs(never_dense):
+    net, x, y = thin(Two(), 0.4), torch.randn(1, 8), torch.randn(5, 8)
+    for left, right in ((x, y), (y, x)):
+        assert is_close(sipp.sparse(net, (left, right))(left, right), net(left, right))
+
+
+def test_named_arguments_come_in_any_order(never_dense):
+    net, left, right = thin(Two(), 0.4), torch.randn(3, 8), torch.randn(3, 8)
+    fast = sipp.sparse(net, {"right": right, "left": left})
+    wanted = net(left, right)
+    for given in (fast(right=right, left=left), fast(left=left, right=right), fast(left, right=right)):
+        assert is_close(given, wanted)
+    assert is_close(fast(left=left), net(left=left)) and is_close(fast(right=left), net(right=left))
+    assert is_close(fast(left=left, scale=2), net(left=left, scale=2))
+    assert is_close(fast(left=left, scale=True), net(left=left, scale=True))  # 1 == True == 1.0
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_points_are_not_split_where_they_meet(is_fixed, never_dense):
+    class Meeting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(16, 20000)
+
+        def forward(self, x):
+            h = self.a(x)
+            return h.view(64, -1).relu() if is_fixed else nn.functional.linear(h, h)
+
+    net, x = thin(Meeting(), 0.1), torch.randn(64, 16)
+    assert is_close(sipp.sparse(net, x)(x), net(x))
+
+
+def test_what_is_not_finite_is_seen_through_views_and_means(never_dense):
+    class Logs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(64, 6)
+
+        def forward(self, x):
+            return self.a(x.log().flatten(1))
+
+    net = thin(Logs(), 0.1)
+    with torch.no_grad():
+        net.a.weight[:, 0] = 0
+    x = torch.rand(4, 8, 8) + 0.1
+    fast = sipp.sparse(net, x)
+    x[0, 0, 0] = 0
+    assert torch.equal(fast(x).isnan(), net(x).isnan()) and bool(net(x).isnan().any())
+
+    pooled = thin(nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(2, 3, 3)), 0.1)
+    with torch.no_grad():
+        pooled[1].weight[:, 0] = 0
+    images = torch.rand(2, 2, 8, 8)
+    fast = sipp.sparse(pooled, images)
+    images[:, 0] = 3e38  # the sum of a window is more than float32 holds
+    assert torch.equal(fast(images).isfinite(), pooled(images).isfinite())
+
+
+def test_results_are_nobody_elses(never_dense):
+    class Gives(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.c = nn.Linear(8, 6), nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return self.a(x), x.clone(), self.c * 2
+
+    net, x = thin(Gives(), 0.4), torch.randn(3, 8)
+    constant = net.c.detach() * 2
+    fast = sipp.sparse(net, x)
+    before = x.clone()
+    for value in fast(x):
+        value.zero_()
+    assert torch.equal(x, before) and torch.equal(fast(x)[2], constant)
+
+
+def test_dense_results_can_be_changed_and_trained_on(always_dense):
+    net, x = nn.Linear(8, 6), torch.randn(3, 8)
+    found = sipp.sparse(net, x)(x)
+    found.add_(1)
+    head = nn.Linear(6, 1)
+    head(found).sum().backward()
+    assert head.weight.grad is not None
+
+
+def test_calls_of_many_threads_meet_no_compilation(always_dense):
+    net, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), torch.randn(3, 8)
+    fast, wrong, done = sipp.sparse(net, x), [], threading.Event()
+    wanted = net(x)
+
+    def serve():
+        while not done.is_set():
+            try:
+                if not torch.equal(fast(x), wanted):
+                    wrong.append("other")
+            except Exception as error:
+                wrong.append(repr(error))
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for n in range(4, 8):
+        assert fast(torch.randn(n, 8)).shape == (n, 4)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_no_two_threads_add_to_the_same_sums():
+    """Strips that overlap are written twice, which is harmless for results and not for sums of several rounds."""
+    n_rounds = []
+    for height, width, n in ((1, 1, 592), (7, 7, 16), (5, 9, 8), (1, 3, 400), (8, 8, 16)):
+        plane = tiles.Plane(0, width * n, n)
+        for way in tiles.cuts(height, width, n, n, plane, plane, None, "none", lambda rows, floats: [1, 3]):
+            n_rounds.append(way.n_rounds)
+            if way.n_rounds > 1:
+                assert len(way.strips) * len(way.tile.in_out) * way.tile.lanes == height * width * n
+    assert set(n_rounds) == {1, 3}
+
+
+def test_padding_masks_of_a_transformer(never_dense):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+        def forward(self, x, pad):
+            return self.e(x, src_key_padding_mask=pad)
+
+    net, x = thin(Masked(), 0.3).eval(), torch.randn(2, 5, 16)
+    pad = torch.zeros(2, 5, dtype=torch.bool)
+    pad[1, 3:] = True
+    with torch.no_grad():
+        given, wanted = sipp.sparse(net, (x, pad))(x, pad), net(x, pad)
+    assert is_close(given[0], wanted[0]) and is_close(given[1, :3], wanted[1, :3])
+
+
+def test_gains_of_a_norm_that_lie_apart(never_dense):
+    class Strided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.g = nn.Linear(8, 16), nn.Parameter(torch.randn(16, 2))
+
+        def forward(self, x):
+            return nn.functional.layer_norm(self.a(x), (16,), self.g[:, 0], self.g[:, 1])
+
+    net, x = thin(Strided(), 0.4), torch.randn(32, 8)
+    assert is_close(sipp.sparse(net, x)(x), net(x))
