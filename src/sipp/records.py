@@ -106,12 +106,18 @@ class Scores:
     batch_dependent: bool  # a point's patches depend on its batch (batch statistics): T4-T12 speak of batches
     keys: frozenset[bytes]  # what the draws are, so that equal ones count once: points, or (batch_dependent) batches
     dependence: str  # why an output was seen to be no function of its point alone: nothing is promised; empty: fine
+    chose: frozenset[bytes] = frozenset()  # points beside those scored that chose something: a blend, repaired values
     n_apart: int | None = None  # points in S2 that are not in S1, equal ones once (T19); None where S was not split
 
     @property
     def n_distinct(self) -> int:
         """n of T4 and T18: the different draws that the maxima were taken over, points or whole batches."""
         return n_new(self.keys)
+
+    @property
+    def known(self) -> frozenset[bytes]:
+        """All that chose the pruning: no point of these can judge it."""
+        return self.keys | self.chose
 
     @property
     def n_outputs(self) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import sipp
+from sipp.errors import ModelError
 from sipp.pruning.result import as_it_is
 
 X = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))
@@ -122,3 +123,30 @@ def test_everything_that_is_given_back_is_short_in_a_notebook(tmp_path: Path) ->
 def test_a_tolerance_that_nothing_meets_is_not_called_certified() -> None:
     walk = sipp.prune_to(nn.Sequential(nn.Linear(8, 4)), X, NEW, epsilon=1e-9, method="wt")
     assert walk.keep == 1 and str(walk).startswith("no level below the dense network passes")
+
+
+def test_zeros_that_are_gone_are_not_counted_as_zeros(tmp_path: Path) -> None:
+    pruned = sipp.prune(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), X, keep=0.5)
+    optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.1)  # nobody holds the masks
+    pruned.model(X).square().sum().backward()
+    optimizer.step()
+    with pytest.raises(ModelError, match="outside of its mask is not zero"):
+        pruned.save(tmp_path / "net")
+    with pytest.raises(ModelError, match="outside of its mask is not zero"):
+        sipp.page(pruned, path=tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_points_that_choose_values_do_not_judge_them() -> None:
+    net = nn.Sequential(nn.Linear(8, 4, bias=False))
+    sound = sipp.prune(net, X, keep=0.5, method="wt", bound="sound", repair=True)
+    on_first = sipp.repair(net, sipp.prune(net, X[:150], keep=0.5, method="wt"), X[:150])
+    assert torch.equal(sound.model[0].weight, on_first.model[0].weight)  # the last quarter has no part in it
+    assert sound.bound.coverage is not None and sound.bound.coverage.n == 50
+    for method in ("sipp-blend", "wt"):
+        judged = sipp.prune(net, X, keep=0.5, method=method, bound="sound", holdout=X[150:], repair=True)
+        assert judged.bound.coverage is None or judged.bound.coverage.n == 0
+        assert not judged.bound.met
+    chosen = sipp.prune(net, X, keep=0.5, bound="sound", holdout=X[150:])  # the quarter that chose the blend
+    assert not chosen.bound.met

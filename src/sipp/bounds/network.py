@@ -301,7 +301,7 @@ def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) 
     All layers count, not only those that lose something: which these are was chosen with S.
     """
     if holdout is not None:
-        return coverage(n_new(holdout.keys, scores.keys), 1, confidence)
+        return coverage(n_new(holdout.keys, scores.known), 1, confidence)
     return coverage(scores.n_distinct, len(scores.layers), confidence)
 
 

@@ -27,7 +27,7 @@ from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import budget_of
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
-from sipp.pruning.ranking import N_SAMPLE, RankOptions, rank_subject, take_aside
+from sipp.pruning.ranking import N_SAMPLE, RankOptions, chosen_on, rank_subject, take_aside
 from sipp.pruning.result import Moved, Pruned, PrunedLayer, Ranking
 from sipp.records import Weight
 from sipp.repairing.entry import repair as repair_network
@@ -69,8 +69,7 @@ def prune(
     points holds for all but a share of inputs, at `confidence` (T18), smallest for the network with a `holdout` of
     points that serve nothing else. `bound="sound"` needs such: without, the last quarter of `data` is kept aside, not
     scored. `looks_at_assumption` adds what data and holdout say of T4; `statements=False` saves the sensitivities of
-    baselines (T17). With a `floor` every row keeps a weight, and every layer that share of what an even cut would
-    leave it. `repair` refits the kept weights, without labels.
+    baselines (T17). With a `floor` no row dies, and a layer keeps that share of an even cut. `repair` refits the rest.
 
     Example:
         >>> import sipp, torch
@@ -87,6 +86,7 @@ def prune(
     ranking = rank(subject, options, progress=progress, statements=statements or options.row.is_scored)
     if bound == "paper" and holdout is not None and ranking.scores is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
+    ranking = _chosen_by_repair(ranking, subject) if repair else ranking
     pruned = _with_moved(_with_sample(ranking, subject), cut(ranking, n_kept, seed=seed))
     if repair and subject.data is not None:  # without the points aside: those that choose values cannot judge them
         pruned = repaired(ranking, pruned, subject.data, seed=seed, progress=progress)
@@ -132,6 +132,11 @@ def repaired(ranking: Ranking, pruned: Pruned, data: Data, *, seed: int = 0, pro
     return replace(
         fixed, layers=judged.layers, guarantee=judged.guarantee, bound=judged.bound, measured=judged.measured
     )
+
+
+def _chosen_by_repair(ranking: Ranking, subject: Subject) -> Ranking:
+    """The ranking that knows the points of a repair: they choose values, and cannot judge them."""
+    return ranking if ranking.scores is None else replace(ranking, scores=chosen_on(ranking.scores, subject.data))
 
 
 def _with_sample(ranking: Ranking, subject: Subject) -> Ranking:

@@ -17,8 +17,9 @@ from sipp.allocation.patterns import pattern_of
 from sipp.checking import check_choice, check_flag, check_record, check_seed, check_share
 from sipp.errors import OptionError
 from sipp.inputs.apart import ASIDE_SHARE, keep_aside
-from sipp.inputs.batches import Data, count_points, fresh, points_at
+from sipp.inputs.batches import Data, batches_of, count_points, fresh, points_at
 from sipp.inputs.layers import warn_of_frozen
+from sipp.inputs.pointkeys import draw_keys_of
 from sipp.inputs.subject import Subject
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Reduce, check_floor
 from sipp.progress import progress_bar
@@ -104,6 +105,7 @@ def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, stat
         n_points = subject.n_points or count_points(subject.data)
         with progress_bar("scoring", n_points, shown=progress) as advance:
             scores, first = _scored(subject, row, options.reduce or row.reduce, statements, advance)
+            scores = chosen_on(scores, aside)
     if by_name is not None:
         ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in subject.weights)
     else:
@@ -126,6 +128,14 @@ def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, stat
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         blend=_blend(subject, scores, aside) if row.is_blend and scores is not None else None,
     )
+
+
+def chosen_on(scores: Scores, data: Data | None) -> Scores:
+    """The scores, with these points as ones that chose the pruning too."""
+    if data is None or (isinstance(data, list) and not data) or scores.batch_dependent:
+        return scores
+    keys = {key for batch in batches_of(data, role="calibration") for key in draw_keys_of(batch)}
+    return replace(scores, chose=scores.chose | keys)
 
 
 def _blend(subject: Subject, scores: Scores, aside: Data | None) -> Blend:

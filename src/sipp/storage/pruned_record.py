@@ -14,7 +14,7 @@ import torch
 from sipp import __version__
 from sipp.bounds.network import Guarantee, Measured, NetworkBound
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, to_json
-from sipp.errors import OptionError
+from sipp.errors import ModelError, OptionError
 from sipp.inputs.network_hash import model_hash
 from sipp.pruning.result import Pruned, PrunedLayer, as_it_is
 from sipp.storage.artifact_index import class_name
@@ -50,6 +50,13 @@ def record_of(pruned: Pruned, certificate: AnyCertificate | None = None) -> dict
 def pruned_record(pruned: Pruned) -> dict[str, Any]:
     """The pruned network as it is now in JSON's types; floats that are not finite are for `plain` to turn into null."""
     pruned = as_it_is(pruned)
+    for name, mask in pruned.masks.items():
+        if bool(pruned.model.get_parameter(name).detach()[~mask].any()):
+            raise ModelError(
+                "a weight outside of its mask is not zero: the record would count weights of another network",
+                where=name,
+                fix="hold the masks while you train (sipp.hold), or set what they leave out to zero",
+            )
     return {
         "pruned_hash": model_hash(pruned.model),
         "kind": RECORD_KIND,
