@@ -106,6 +106,22 @@ def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_pat
     assert stored_network(digits, None).name == "digits-cnn"  # found by its tensors
 
 
+def test_weights_may_come_from_a_small_file(folder: Path, tmp_path: Path) -> None:
+    small = tmp_path / "net.safetensors"
+    words = ["prune", "--model", "cli_zoo:mlp", "--method", "wt", "--keep", 0.5, "--weights", folder / "w.safetensors"]
+    assert run(*words, "--out", small).returncode == 0
+    pair = ["--model", "cli_zoo:mlp", "--dense", folder / "w.safetensors", "--pruned", small]
+    assert run("eval", *pair, "--data", folder / "holdout.npy").returncode == 0
+    certificate = tmp_path / "c.json"
+    assert run("certify", *pair, "--holdout", folder / "holdout.npy", "--out", certificate).returncode == 0
+    stored = model_hash_of(small)
+    assert json.loads(certificate.read_text())["pruned_hash"] == stored
+
+
+def model_hash_of(path: Path) -> str:
+    return model_hash(sipp.load(path, into=mlp().eval()))
+
+
 def test_a_pattern_from_the_command_line(folder: Path, tmp_path: Path) -> None:
     words = ["prune", "--model", "cli_zoo:mlp", "--method", "wt", "--out", tmp_path / "net.safetensors"]
     assert run(*words, "--pattern", "2:4").returncode == 0

@@ -196,7 +196,7 @@ def test_a_better_layer_that_makes_the_output_worse_is_undone() -> None:
     """Most outputs are just above zero: the mean that fits the few large ones turns them around."""
     dense = Steep()
     seldom = (torch.arange(100) % 7 == 0).float()
-    data = torch.stack([torch.ones(100), 30 * seldom], 1)
+    data = torch.stack([1 + 1e-4 * torch.rand(100, generator=torch.Generator().manual_seed(0)), 30 * seldom], 1)
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     fixed = sipp.repair(dense, pruned, data)
     assert not done(fixed).layers[0].left_alone and "not nearer" in done(fixed).undone
@@ -299,3 +299,10 @@ def test_an_expert_without_tokens_is_left_alone() -> None:
         "one.weight": False,
         "never.weight": True,
     }
+
+
+def test_copies_do_not_count_as_points() -> None:
+    dense = net()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    with pytest.raises(DataError, match="5 different points"):
+        sipp.repair(dense, pruned, points(5).repeat(40, *[1] * (points(5).ndim - 1)))

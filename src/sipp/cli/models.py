@@ -17,12 +17,14 @@ from sipp.cli.hugging_face import PREFIX, hf_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.nets import NETS, build
 from sipp.experiments.own_code import named
+from sipp.storage.artifact import load
 from sipp.storage.marks import WEIGHTS_NAME
 
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints keep it
 PREFIXES = ("model.", "module.", "_orig_mod.")  # of a run's networks, DistributedDataParallel and torch.compile
 MASKS = "mask."  # beside a run's networks
 COUNTER = ".num_batches_tracked"  # of BatchNorm: older checkpoints lack it, and evaluation does not need it
+SMALL_FILE = {"index", "data"}  # what a file of `sipp.save` holds
 MOST_NAMES = 4
 MOST_TEXT = 1 << 20  # bytes of a certificate
 
@@ -108,6 +110,8 @@ def _load_into(model: nn.Module, path: Path) -> None:
     """Loads a state_dict, by safetensors or by torch.load with weights_only, and never anything else."""
     try:
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        if path.suffix == ".safetensors" and content.keys() == SMALL_FILE:
+            content = load(path)
     except Exception as error:  # a file of weights may be broken, or hostile, in any way
         raise ModelError(
             f"{path} could not be read as weights ({_reason(error)})",

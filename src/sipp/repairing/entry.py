@@ -14,6 +14,7 @@ from sipp.inputs.batches import Data, batches_of, fresh, points_at
 from sipp.inputs.capture import Forms
 from sipp.inputs.layers import Site, find_sites, unwrap
 from sipp.inputs.network_hash import tensors_hash, tensors_of
+from sipp.inputs.pointkeys import draw_keys_of
 from sipp.inputs.restore import copy_of
 from sipp.numerics import device_of, integers
 from sipp.options import ChunkBytes, Scoring
@@ -186,8 +187,9 @@ def _divided(batches: Iterable[Batch]) -> Parts:
     """Each batch cut in two: points to fit, and points kept aside."""
     found: list[Batch] = []
     is_aside: list[bool] = []
-    n_seen = 0
+    n_seen, different = 0, set[bytes]()
     for batch in batches:
+        different |= set(draw_keys_of(batch))
         where = integers(n_seen, n_seen + batch.n_points) % ASIDE_OF == ASIDE_OF - 1
         n_seen += batch.n_points
         for flag in (False, True):
@@ -195,8 +197,11 @@ def _divided(batches: Iterable[Batch]) -> Parts:
             if len(at):
                 found.append(fresh(points_at(batch, at)))
                 is_aside.append(flag)
-    if n_seen < FEWEST_POINTS:
-        raise DataError(f"calibration holds {n_seen} points", fix=f"give a repair at least {FEWEST_POINTS}")
+    if len(different) < FEWEST_POINTS:  # copies kept aside would praise what was fitted to them
+        copies = "" if len(different) == n_seen else " different"
+        raise DataError(
+            f"calibration holds {len(different)}{copies} points", fix=f"give a repair at least {FEWEST_POINTS}"
+        )
     return Parts(tuple(found), tuple(is_aside))
 
 
