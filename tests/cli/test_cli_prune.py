@@ -214,7 +214,14 @@ def test_a_certificate_of_prune_is_the_one_of_certify(data: Path, tmp_path: Path
     assert done.returncode == 0 and json.loads(done.stdout) == record["certificate"]
     dry = run("prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", *words[:6], "--dry-run")
     assert dry.returncode == 0 and "no longer a first look" in dry.stdout
+    said = " ".join(dry.stdout.split())  # what it costs is what was certified, said once
+    assert "what it costs: With 95 % confidence" in said and said.count("With 95 % confidence") == 1
     assert record["weights_sha256"] == file_hash(dense)
+    walked = run(
+        "prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--holdout", data / "fresh.npz",
+        "--epsilon", 0.9, "--method", "wt", "--dry-run",
+    )  # fmt: skip
+    assert walked.returncode == 0 and " ".join(walked.stdout.split()).count("With 95 % confidence") == 1
 
 
 def test_sets_give_training_points_to_calibrate_and_test_points_to_certify(data: Path) -> None:

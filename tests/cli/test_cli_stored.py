@@ -99,7 +99,8 @@ def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_pat
     out = saved / "certificate.json"
     assert run("certify", *words, "--holdout", folder / "holdout.npy", "--out", out).returncode == 0
     bench = ["bench", saved, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--repeats", 1, "--batch", 1]
-    assert run(*bench).returncode == 0
+    timed = run(*bench)
+    assert timed.returncode == 0 and "x smaller as a file of sipp.save" in " ".join(timed.stdout.split())
     found = json.loads(run("report", saved, "--out", tmp_path / "page.html", "--json").stdout)
     assert found["of"] == ["net"] and "shown as it is" in found["marked"][0]["what"]
     digits = sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="wt").save(tmp_path / "digits")

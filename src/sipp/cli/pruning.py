@@ -279,7 +279,7 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
     if outcome.pruned is not None:
         table = layer_table(outcome.pruned)
         certified = ""
-        if outcome.certificate is not None:
+        if outcome.certificate is not None and outcome.walk is None:  # a walk says it itself
             certified = ("about the stored values: " if request.rounds else "") + outcome.certificate.sentence
         said = statements(outcome.pruned, certified)
         show(layer_table(outcome.pruned, compact=True) if too_wide(table) else table, *said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -152,6 +153,15 @@ def as_it_is(pruned: Pruned) -> Pruned:
     if tensors_hash(pruned.model) == pruned.stated:
         return pruned
     return replace(unstated(pruned, CHANGED), repair=None, assumption=None, moved=None)
+
+
+def not_zero(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
+    """The name of a weight that is not zero everywhere off its mask; empty where all are."""
+    for name, mask in masks.items():
+        weight = model.get_parameter(name).detach()
+        if bool((weight[~mask.to(weight.device)] != 0).any()):
+            return name
+    return ""
 
 
 def unstated(pruned: Pruned, reason: str) -> Pruned:

@@ -19,7 +19,7 @@ from sipp.inputs.restore import copy_of
 from sipp.numerics import device_of, integers
 from sipp.options import ChunkBytes, Scoring
 from sipp.progress import Advance, progress_bar
-from sipp.pruning.result import Moved, Pruned, unstated
+from sipp.pruning.result import Moved, Pruned, not_zero, unstated
 from sipp.records import Batch
 from sipp.repairing.gathering import Gatherer, stretches, take_census
 from sipp.repairing.intercepts import find_places
@@ -177,10 +177,8 @@ def _check_twins(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]
             raise ModelError(
                 f"the mask of {name} fits no parameter of the pruned model", fix="give the record as it was"
             )
-        if bool((parameter.detach()[~mask.to(parameter.device)] != 0).any()):
-            raise ModelError(
-                f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again"
-            )
+    if name := not_zero(given, masks):
+        raise ModelError(f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again")
 
 
 def _divided(batches: Iterable[Batch]) -> Parts:

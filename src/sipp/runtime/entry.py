@@ -59,7 +59,7 @@ class Sparse:
         self._lock = threading.RLock()
         self.n_dense_bytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         self.seconds = 0.0  # of compilation
-        self._compile(args, kwargs)
+        self._compile(args, self._in_order(kwargs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = self._in_order(kwargs)
@@ -82,7 +82,6 @@ class Sparse:
         """The way to run inputs like these, now known."""
         with self._lock:
             start = time.perf_counter()
-            kwargs = self._in_order(kwargs)
             restore(self._model, self._shelf)
             plan, chunk = self._planned(args, kwargs)
             seconds, dense_seconds = self._race(plan, chunk, args, kwargs)

@@ -16,7 +16,7 @@ from sipp.bounds.network import Guarantee, Measured, NetworkBound
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, to_json
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.network_hash import model_hash
-from sipp.pruning.result import Pruned, PrunedLayer, as_it_is
+from sipp.pruning.result import Pruned, PrunedLayer, as_it_is, not_zero
 from sipp.storage.artifact_index import class_name
 from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND
 from sipp.storage.pruned_folder import write_pruned
@@ -50,13 +50,12 @@ def record_of(pruned: Pruned, certificate: AnyCertificate | None = None) -> dict
 def pruned_record(pruned: Pruned) -> dict[str, Any]:
     """The pruned network as it is now in JSON's types; floats that are not finite are for `plain` to turn into null."""
     pruned = as_it_is(pruned)
-    for name, mask in pruned.masks.items():
-        if bool(pruned.model.get_parameter(name).detach()[~mask].any()):
-            raise ModelError(
-                "a weight outside of its mask is not zero: the record would count weights of another network",
-                where=name,
-                fix="hold the masks while you train (sipp.hold), or set what they leave out to zero",
-            )
+    if name := not_zero(pruned.model, pruned.masks):
+        raise ModelError(
+            "a weight outside of its mask is not zero: the record would count weights of another network",
+            where=name,
+            fix="hold the masks while you train (sipp.hold), or set what they leave out to zero",
+        )
     return {
         "pruned_hash": model_hash(pruned.model),
         "kind": RECORD_KIND,
