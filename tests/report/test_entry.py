@@ -75,3 +75,12 @@ def test_what_is_refused(
     with pytest.raises(OptionError, match="no page of"):
         sipp.page(networks[0])
     assert (tmp_path / "page.html").read_text() == "my own" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_networks_of_other_layers_are_not_drawn_as_one(networks: list[sipp.Pruned], tmp_path: Path) -> None:
+    """A program does not say what its networks were pruned from: those of the same layers are compared."""
+    other = sipp.prune(nn.Sequential(nn.Linear(8, 5)), None, keep=0.5, method="wt")
+    alike = sipp.page({"a": networks[0], "b": networks[1]}, path=tmp_path / "page.html").read_text()
+    apart = sipp.page({"a": networks[0], "b": other}, path=tmp_path / "page.html").read_text()
+    said = "Not all networks were pruned from the same dense network"
+    assert said not in alike and said in apart

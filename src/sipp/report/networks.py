@@ -22,11 +22,12 @@ Value = Callable[[PrunedModel], float | None]
 def by_parent(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
     """The networks in groups that were pruned from one dense network: only those can be compared point by point.
 
-    Those of a program that says nothing of its dense network are one group: they were given together.
+    Of a program that says nothing of its dense network, those of the same layers, which were given together.
     """
     groups: dict[str, list[PrunedModel]] = {}
     for model in models:
-        groups.setdefault(model.record.dense_hash or "", []).append(model)
+        layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.record.layers]
+        groups.setdefault(model.record.dense_hash or repr(layers), []).append(model)
     return list(groups.values())
 
 
@@ -93,7 +94,8 @@ def networks_part(models: Sequence[PrunedModel]) -> tuple[Part, list[Plot]]:
 
 def _model_name(model: PrunedModel) -> str:
     """The network that was pruned, as the command line was told of it."""
-    return str((model.record.model_extra or {}).get("model") or (model.record.dense_hash or "a network")[:9])
+    known = model.record.dense_hash
+    return str((model.record.model_extra or {}).get("model") or ("a network" if known is None else known[:8]))
 
 
 def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
