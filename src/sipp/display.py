@@ -101,10 +101,14 @@ def _cut(name: str, length: int) -> str:
 
 
 def _initials(name: str, length: int) -> str:
-    """Parts from the left become their first letter and their number, as many as needed; not the last one."""
+    """Parts from the left become their first letter and their number, as many as needed, but not the last one.
+
+    Parts before the number of a block always do: then all blocks of a network begin alike.
+    """
     parts = name.split(".")
+    n_head = next((i for i, part in enumerate(parts) if re.fullmatch("[0-9]+", part)), 0)
     for i in range(len(parts) - 1):
-        if len(".".join(parts)) <= length:
+        if i >= n_head and len(".".join(parts)) <= length:
             break
         parts[i] = re.sub(r"^([^0-9]).*?([0-9]*)$", r"\1\2", parts[i], flags=re.DOTALL)
     return _cut(".".join(parts), length)

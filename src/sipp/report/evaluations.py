@@ -11,7 +11,7 @@ from sipp.report.words import Finding, number
 from sipp.storage.eval_schemas import EvalRecord
 
 EVALUATIONS = "evaluations"  # its plot
-NO_CLAIM = "Measured on these points, and no claim about others: sipp certify --accuracy makes one."
+NO_CLAIM = "no claim about other points, which sipp certify --accuracy makes"
 
 
 def evaluation_of(model: PrunedModel) -> EvalRecord | None:
@@ -48,7 +48,7 @@ def evaluation_finding(one: EvalRecord) -> Finding:
         dense, pruned = one.accuracies
         change = number(pruned - dense, "points")
         heading = f"Accuracy is {number(pruned, 'share')} after pruning, {number(dense, 'share')} before ({change})"
-    return Finding(heading, f"{one.n_points:,} points: {one.data.what}. {NO_CLAIM}")
+    return Finding(heading, f"Measured on {one.data.what}: {NO_CLAIM}.")
 
 
 def evaluation_plots(model: PrunedModel, ident: str) -> dict[str, Plot]:
@@ -66,7 +66,7 @@ def evaluation_plots(model: PrunedModel, ident: str) -> dict[str, Plot]:
 
 def _card(name: str, one: EvalRecord) -> dict[str, Any]:
     """One evaluation in numbers; what is not known has no row."""
-    rows = [["points", f"{one.n_points:,}"]]
+    rows = []
     if one.accuracies is not None:
         dense, pruned = one.accuracies
         rows.append(["accuracy", f"{number(pruned, 'share')} pruned, {number(dense, 'share')} dense"])
@@ -79,4 +79,4 @@ def _card(name: str, one: EvalRecord) -> dict[str, Any]:
     else:
         mean, median, largest = (number(x, "share") for x in (one.error_mean, one.error_median, one.error_max))
         rows.append(["epsilon", f"{mean} mean, {median} median, {largest} largest"])
-    return {"title": f"Measured ({name})", "text": f"{one.data.what}.", "rows": rows}
+    return {"title": f"Measured ({name})", "text": f"On {one.data.what}.", "rows": rows}

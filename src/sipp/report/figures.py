@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from sipp.extras import needed_for
@@ -39,6 +40,7 @@ HEIGHT = 2.5
 PANEL_HEIGHT = 2.7
 PANELS = "panels"  # name of the figure of all runs
 LOG_RATIO = 8.0  # of the largest to the least keep, from which on the keep axis is logarithmic; as on the page
+LABEL_LENGTH = 28  # of a line of an axis label
 NEAR_ZERO = 0.5  # percentage points: linear below, logarithmic above; as on the page
 STEEP = 10.0  # percentage points of loss from which on the axis of changes is logarithmic away from zero
 EPSILON_RATIO = 12.0  # from which on an axis of epsilon is logarithmic
@@ -137,14 +139,17 @@ def _network_figures(results: Sequence[Result]) -> dict[str, Callable[[Any], Non
 
 
 def _network_curves(axes: Any, *, label: str, curves: tuple[Curve, ...], dense: float | None) -> None:
-    """Accuracies beside the dense one's, or errors on a logarithmic axis."""
+    """Accuracies beside the dense one's, or errors from zero, on a logarithmic axis where they are steep."""
     _curves(axes, tuple(curve.method for curve in curves), curves, 100.0)
+    values = [point.mean for curve in curves for point in curve.points]
     if label == ACCURACY:
         _dense_line(axes, dense)
-    else:
+    elif min(values) > 0 and max(values) / min(values) > EPSILON_RATIO:
         axes.set_yscale("log")
         _plain_ticks(axes.yaxis)
-    axes.set_ylabel(f"{label} (%)")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel(fill(f"{label} (%)", LABEL_LENGTH))
 
 
 def _dense_line(axes: Any, dense: float | None) -> None:

@@ -16,6 +16,7 @@ WIDTH = 6.9  # inches: both columns of a two-column page
 ROW = 0.125  # inches of a layer,
 DENSE_ROW = 0.1  # and where there are many
 MANY = 30
+LEAST_HEIGHT = 2.4  # inches of the figure
 MARGINS = 0.75  # inches above and below the bars of a block
 MOST_COLUMNS = 6  # side by side: beyond, a second block below
 NAME_LENGTH = 30  # of a layer beside its bars
@@ -32,7 +33,7 @@ def draw_layers(figure: Any, run: Run, field: str, label: str, scale: float) -> 
     n_blocks = -(-len(columns) // MOST_COLUMNS)
     n_across = -(-len(columns) // n_blocks)
     row = DENSE_ROW if len(names) > MANY else ROW
-    figure.set_size_inches(WIDTH, n_blocks * (row * len(names) + MARGINS))
+    figure.set_size_inches(WIDTH, max(LEAST_HEIGHT, n_blocks * (row * len(names) + MARGINS)))
     grid = figure.subplots(n_blocks, n_across, squeeze=False, sharex=True, sharey=True)
     values = [value for _, column in columns for value in column if value is not None]
     positive = [value for value in values if value > 0]
@@ -44,11 +45,12 @@ def draw_layers(figure: Any, run: Run, field: str, label: str, scale: float) -> 
         method, column = columns[place]
         _draw_column(axes, column, palette.style_of(method, series.methods_of(run)), is_steep)
         axes.set_title(method.replace("$", r"\$"), fontsize=7, loc="left")
+        axes.tick_params(axis="x", labelbottom=place + n_across >= len(columns))  # the last of its column
     first = grid.flat[0]
     if is_steep:
         first.set_xscale("log")
     else:
-        first.set_xlim(0, 1.05 * max(values) or 1.0)
+        first.set_xlim(0, 1.3 * max(values) or 1.0)  # with room for numbers
     first.set_ylim(len(names) - 0.5, -0.5)
     texts = [name.replace("$", r"\$") for name in layer_names(names)]
     for axes in grid[:, 0]:
@@ -84,6 +86,7 @@ def _draw_column(axes: Any, column: Sequence[float | None], style: Style, is_ste
         axes.plot(lengths, at, "o", markersize=3, markeredgecolor=style.light, markerfacecolor=inside)
     else:
         hatch = HATCH if style.hollow else None
-        axes.barh(at, lengths, height=0.68, color=inside, edgecolor=style.light, linewidth=0.5, hatch=hatch)
+        bars = axes.barh(at, lengths, height=0.68, color=inside, edgecolor=style.light, linewidth=0.5, hatch=hatch)
+        axes.bar_label(bars, fmt="{:.2g}", padding=1.5, fontsize=5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)

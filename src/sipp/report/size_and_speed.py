@@ -62,7 +62,11 @@ def _cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]]:
         ["dense in memory", f"{found.memory_dense:,} bytes"],
     ]
     cards: list[dict[str, Any]] = [
-        {"title": "Bytes", "text": "Values and entropy: kept values as they are, and n H(keep) bits for positions.", "rows": stored}
+        {
+            "title": "Bytes",
+            "text": "Values and entropy: the kept values, and n H(keep) bits for positions.",
+            "rows": stored,
+        }
     ]
     for run in bench.runs:
         rates = [1e3 * run.n_points / ms for ms in (run.dense_ms, run.sparse_ms)]

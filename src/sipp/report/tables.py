@@ -111,13 +111,14 @@ def networks_table(models: Sequence[PrunedModel]) -> Table | None:
         return None
     points = common_points(models)
     columns = [*_WHICH, *(_ACCURACY if points else ()), *_COST]
-    if any(one.drop_upper is not None for model in models for one in _certificates(model)):
-        columns.append(("accuracy certified to fall by at most", _drop_cell))
+    has_drops = any(one.drop_upper is not None for model in models for one in _certificates(model))
+    columns += [("certified drop", _drop_cell)] if has_drops else []
     ordered = sorted(models, key=lambda one: -one.record.keep)
     rows = tuple((model.name, tuple(cell(model, points) for _, cell in columns)) for model in ordered)
     caption = "From most to least kept; of several certificates, the weakest."
     if points is not None:
-        caption += f" Accuracy: {points.n_points:,} points, {points.data.what}."
+        caption += f" Accuracy: on {points.data.what}."
+    caption += " Certified drop: the accuracy falls by at most so much." if has_drops else ""
     return Table(caption, ("network", *(name for name, _ in columns)), rows)
 
 
@@ -150,7 +151,7 @@ def _certified_cell(model: PrunedModel, _: EvalRecord | None) -> Cell:
 
 def _drop_cell(model: PrunedModel, _: EvalRecord | None) -> Cell:
     limits = [one.drop_upper for one in _certificates(model) if one.drop_upper is not None]
-    return certified_cell(max(limits)) if limits else Cell("none")
+    return Cell(f"{percent_up(max(limits)).removesuffix(' %')} points") if limits else Cell("none")
 
 
 # What each column says of a network; those of accuracy also on which points

@@ -41,9 +41,10 @@ function cut(name, n) { // in the middle
   const all = [...name];
   return all.length <= n ? name : all.slice(0, Math.ceil(n / 2) - 1).join("") + "…" + all.slice(all.length - Math.floor(n / 2)).join("");
 }
-function initials(name, n) { // parts from the left become their first letter and their number, as many as needed
-  const parts = name.split("."), length = () => [...parts.join(".")].length;
-  for (let i = 0; i < parts.length - 1 && length() > n; i++) parts[i] = parts[i].replace(/^([^0-9]).*?([0-9]*)$/su, "$1$2");
+function initials(name, n) { // parts from the left become their first letter and their number, as many as needed;
+  // those before the number of a block always do, so that all blocks of a network begin alike
+  const parts = name.split("."), length = () => [...parts.join(".")].length, head = parts.findIndex((part) => /^[0-9]+$/.test(part));
+  for (let i = 0; i < parts.length - 1 && (i < head || length() > n); i++) parts[i] = parts[i].replace(/^([^0-9]).*?([0-9]*)$/su, "$1$2");
   return cut(parts.join("."), n);
 }
 function numbered(names, n) { // the last resort: a number at the end
@@ -264,7 +265,7 @@ function drawBars(plot, view, state, width) {
   const n = plot.names.length, asked = shown.length;
   const isPhone = width < 420, step = n > 30 ? 14 : isPhone ? 16 : 18;
   const longest = Math.max(...onAxis(plot.names, Infinity).map((name) => name.length));
-  const left = Math.round(Math.min(7 * longest + 14, 230, width * 0.38)), space = width - left - 6;
+  const left = Math.round(Math.min(7 * longest + 14, Math.max(230, width * 0.3), width * 0.38)), space = width - left - 6;
   const most = Math.max(1, Math.floor(space / (isPhone ? 62 : 84)));
   shown = shown.slice(0, most * Math.max(1, Math.floor(MOST_ROWS / n)));
   const nBlocks = Math.max(1, Math.ceil(shown.length / most));
@@ -376,11 +377,13 @@ function inks() { // black or white on a cell, whichever reads better: the bette
 const STRONGEST = 3; // an eighth, or eight times, of the network's keep gets the full colour
 function drawHeat(plot, view, state, width) {
   const n = plot.rows.length, step = n > 30 ? 14 : 24, inkOn = inks();
-  const box = { left: Math.min(210, width * 0.38), right: width - 8, top: 22, bottom: 22 + step * n };
+  const sized = plot.rows.map((name) => (width < 420 ? name.replace(/ \([\d,]+\)$/, "") : name)); // without its size where there is no room
+  const longest = Math.max(...onAxis(sized, Infinity).map((name) => name.length));
+  const left = Math.round(Math.min(7 * longest + 12, Math.max(210, width * 0.3), width * 0.38));
+  const box = { left, right: width - 8, top: 22, bottom: 22 + step * n };
   const height = box.bottom + 30, gap = (box.right - box.left) / plot.columns.length;
   const svg = frame(width, height, `${plot.title}. Arrow keys read the cells; the table shows all values.`);
   const every = Math.max(1, Math.ceil(46 / gap)), stops = [];
-  const sized = plot.rows.map((name) => (width < 420 ? name.replace(/ \([\d,]+\)$/, "") : name)); // without its size where there is no room
   const names = onAxis(sized, Math.floor(box.left / 6.8));
   plot.rows.forEach((name, r) => svg.append(text(box.left - 7, box.top + step * (r + 0.5) + 4, names[r], "end", "tick name")));
   plot.columns.forEach((keep, c) => {
