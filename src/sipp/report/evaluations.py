@@ -11,7 +11,7 @@ from sipp.report.words import Finding, number
 from sipp.storage.eval_schemas import EvalRecord
 
 EVALUATIONS = "evaluations"  # its plot
-NO_CLAIM = "no claim about other points, which sipp certify --accuracy makes"
+NO_CLAIM = "no claim about other points; sipp certify makes one"
 
 
 def evaluation_of(model: PrunedModel) -> EvalRecord | None:

@@ -70,7 +70,7 @@ def _accuracy(measured: EvalRecord | None) -> list[tuple[str, str]]:
     if measured is None or measured.accuracies is None:
         return []
     dense, pruned = measured.accuracies
-    return [("accuracy", number(pruned, "share")), ("dense accuracy", number(dense, "share"))]
+    return [(f"accuracy (dense {number(dense, 'share')})", number(pruned, "share"))]
 
 
 def _layers_words(record: PrunedRecord) -> str:

@@ -202,7 +202,7 @@ function drawLines(plot, view, state, width) {
   const box = { left: 58, right: width - 16, top: 28, bottom: height - 50 };
   const svg = frame(width, height, `${plot.title}: ${view.y.label}. Left and right arrow keys read the values; the table shows them all.`);
   const y = valueScale(view, shown, box, state.ylog);
-  const useless = view.useless && y(view.useless) > box.top;
+  const useless = view.useless && y(view.useless) > box.top && shown.some((one) => one.points.some((p) => p[1] >= view.useless));
   if (useless) {
     svg.append(make("svg:rect", { x: box.left, width: box.right - box.left, y: box.top, height: y(view.useless) - box.top, class: "useless" }));
   }
