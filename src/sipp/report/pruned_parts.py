@@ -69,8 +69,7 @@ def _moved(record: PrunedRecord) -> str:
 def _accuracy(measured: EvalRecord | None) -> list[tuple[str, str]]:
     if measured is None or measured.accuracies is None:
         return []
-    dense, pruned = measured.accuracies
-    return [(f"accuracy (dense {number(dense, 'share')})", number(pruned, "share"))]
+    return [("accuracy", number(measured.accuracies[1], "share"))]
 
 
 def _layers_words(record: PrunedRecord) -> str:

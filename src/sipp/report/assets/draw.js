@@ -128,17 +128,19 @@ function marker(look, x, y, size) {
     return look.hollow ? make("svg:g", {}, make("svg:circle", { cx: x, cy: y, r: r * 1.6, class: cls }), lines) : lines;
   }
 }
-let nHatches = 0;
-function filled(svg, look) { // what a bar is filled with: hatched where markers are hollow
-  if (!look.hollow) return { class: "box " + look.cls };
-  const id = `hatch${nHatches++}`, stripe = make("svg:path", { d: "M0 0V5", class: "hatch " + look.cls });
-  svg.append(make("svg:pattern", { id, width: 4, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, stripe));
-  return { class: "hatched " + look.cls, fill: `url(#${id})` };
+function bar(svg, look, { x, y, width, height, rx }) { // hatched where markers are hollow
+  svg.append(make("svg:rect", { x, y, width, height, rx: rx || 0, class: (look.hollow ? "hatched " : "box ") + look.cls }));
+  let strokes = "";
+  for (let k = -height; look.hollow && k < width; k += 4) { // upwards to the right, from the lower edge k to the right, within the bar
+    const from = Math.max(0, -k), to = Math.min(height, width - k);
+    if (to > from) strokes += `M${x + k + from} ${y + height - from}L${x + k + to} ${y + height - to}`;
+  }
+  if (strokes) svg.append(make("svg:path", { d: strokes, class: "hatch " + look.cls }));
 }
 function sample(look) {
   const svg = make("svg:svg", { viewBox: "0 0 30 14", "aria-hidden": "true" });
   if (look.marker === "box") {
-    svg.append(make("svg:rect", { x: 10, y: 1, width: 19, height: 12, rx: 3, ...filled(svg, look) }));
+    bar(svg, look, { x: 10, y: 1, width: 19, height: 12, rx: look.hollow ? 0 : 3 });
     return svg;
   }
   svg.append(make("svg:path", { d: "M1 7H29", class: "line " + look.cls, "stroke-dasharray": look.dash.join(" ") }), marker(look, 15, 7, 4));
@@ -244,7 +246,6 @@ function barScale(view, shown, from, to) {
 }
 function drawColumn(svg, view, one, box, step) {
   const scale = barScale(view, box.all, box.left, box.right), look = lookOf(one.name), wide = box.right - box.left > 150;
-  const fill = filled(svg, look);
   for (const tick of scale.ticks) {
     svg.append(line(scale(tick), box.top, scale(tick), box.bottom, tick === 0 ? "zero" : "grid"));
     if (!wide && tick !== scale.ticks.at(-1)) continue; // no room for more than one
@@ -255,7 +256,7 @@ function drawColumn(svg, view, one, box, step) {
     const middle = box.top + step * (i + 0.5);
     if (value === null) return;
     if (scale.isLog) svg.append(make("svg:circle", { cx: scale(value), cy: middle, r: 3.5, class: (look.hollow ? "hollow " : "mark ") + look.cls })); // a bar would start nowhere
-    else svg.append(make("svg:rect", { x: box.left, width: Math.max(value ? 0.7 : 0, scale(value) - box.left), y: middle - step * 0.34, height: step * 0.68, ...fill }));
+    else bar(svg, look, { x: box.left, width: Math.max(value ? 0.7 : 0, scale(value) - box.left), y: middle - step * 0.34, height: step * 0.68 });
     if (wide) svg.append(text(scale(value) + 6, middle + 4, worded(value, view.y.unit), "start"));
   });
 }
