@@ -86,6 +86,11 @@ def test_the_blocks_of_a_transformer_stay_different_and_keep_their_numbers() -> 
     assert short[-2] == "b.e.l.11.output.dense.weight"
 
 
+def test_a_number_at_the_end_is_free() -> None:
+    names = ["abcy" + "x" * 20, "abcz" + "x" * 20, "abc....1"]
+    assert short_names(names, 8) == ["abc....4", "abc....2", "abc....1"]
+
+
 PARTS = st.lists(
     st.sampled_from(["0", "11", "encoder", "encodes", "a", "...", "weight", "é…", "\n", "x" * 40]), min_size=1
 )

@@ -73,11 +73,11 @@ def test_a_number_that_was_changed_is_not_shown(tmp_path: Path) -> None:
 
 @pytest.fixture
 def several(tmp_path: Path) -> list[Path]:
-    """Three networks of one parent, of which the last was measured on other points only, and the first on both."""
+    """Three networks of one parent: two were measured on the same points, one of them on more points too."""
     return [
-        network(tmp_path / "wt", evaluation(0.9, 0.8), evaluation(0.5, 0.4, points="b"), method="wt"),
+        network(tmp_path / "wt", evaluation(0.9, 0.8), evaluation(0.5, 0.4, points="b", n_points=900), method="wt"),
         network(tmp_path / "wt-r", evaluation(0.9, 0.85), method="wt", repair=True),
-        network(tmp_path / "lamp", evaluation(0.5, 0.45, points="b"), method="lamp", kept=(5, 5)),
+        network(tmp_path / "lamp", evaluation(0.5, 0.45, points="c"), method="lamp", kept=(5, 5)),
     ]
 
 
