@@ -46,7 +46,7 @@ def render(
     }
     classes = {name: f"p{i}" for i, name in enumerate(palette.PARTS)}
     css = _file("page.css") + _colours(methods)
-    script = _file("draw.js") + _file("page.js")
+    script = _file("draw.js") + _file("names.js") + _file("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_file(TEMPLATE)).render(
         heading=_heading(parts, results, about),
