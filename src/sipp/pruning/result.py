@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from sipp.allocation.patterns import Pattern
-from sipp.display import pruned_html, pruned_table
+from sipp.display import pruned_details, pruned_html, pruned_table
 from sipp.inputs.network_hash import tensors_hash
 from sipp.options import Constants, Draws
 from sipp.pruning.blending import Blend, Choice
@@ -131,6 +131,11 @@ class Pruned:
         from sipp.storage.pruned_record import save_folder  # to the right: this method is the door to it
 
         return save_folder(self, folder, certificate=certificate)
+
+    @property
+    def details(self) -> str:
+        """All that `print` leaves out: every layer, and every statement in full, also one that says nothing."""
+        return pruned_details(as_it_is(self))
 
     def __str__(self) -> str:
         return pruned_table(as_it_is(self))
