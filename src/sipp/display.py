@@ -118,6 +118,8 @@ _BOUND_WORDS = (
     "layer bound: eps measured x Delta",
 )
 
+PATH_WORDS = "  bad points: holdout points outside of the claim; proved limit: their share of new inputs, at the most"
+
 
 def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
     """A line or two below a table of layers: what its columns mean."""

@@ -35,11 +35,6 @@ def print_json(values: Any) -> None:
     typer.echo(json.dumps(plain(values), indent=2, allow_nan=False))
 
 
-def shows_progress(as_json: bool) -> bool:
-    """Whether a bar may be drawn: only for a person at a terminal."""
-    return not as_json and sys.stdout.isatty()
-
-
 def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = False) -> Table:
     """A table whose first column (and those of `texts`) is text and whose others are numbers, which are never cut.
 

@@ -116,7 +116,6 @@ def _prune(
         include=request.include,
         exclude=request.exclude,
         bound=request.bound,
-        progress=request.progress,
     )
     stored = as_stored(pruned.model, request.values) if request.rounds else pruned.model
     if holdout is None:
@@ -154,7 +153,6 @@ def _prune_to(
         exclude=request.exclude,
         output=output_of(request.output),
         ledger=request.ledger,
-        progress=request.progress,
     )
     return walk.pruned, walk, walk.certificate
 

@@ -26,6 +26,7 @@ from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import budget_of
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring
+from sipp.progress import progress_bar
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
 from sipp.pruning.ranking import N_SAMPLE, RankOptions, chosen_on, rank_subject, take_aside
 from sipp.pruning.result import Moved, Pruned, PrunedLayer, Ranking
@@ -60,7 +61,7 @@ def prune(
     repair: bool = False,
     scoring: Scoring = Scoring(),
     constants: Constants = Constants(),
-    progress: bool = False,
+    progress: bool = True,
 ) -> Pruned:
     """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
@@ -87,7 +88,8 @@ def prune(
     if bound == "paper" and holdout is not None and ranking.scores is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
     ranking = _chosen_by_repair(ranking, subject) if repair else ranking
-    pruned = _with_moved(_with_sample(ranking, subject), cut(ranking, n_kept, seed=seed))
+    with progress_bar("cutting", None, shown=progress):
+        pruned = _with_moved(_with_sample(ranking, subject), cut(ranking, n_kept, seed=seed))
     if repair and subject.data is not None:  # without the points aside: those that choose values cannot judge them
         pruned = repaired(ranking, pruned, subject.data, seed=seed, progress=progress)
     if bound == "sound" and ranking.scores is not None and aside is not None:

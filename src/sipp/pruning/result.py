@@ -15,8 +15,8 @@ from sipp.display import pruned_details, pruned_html, pruned_table
 from sipp.inputs.network_hash import tensors_hash
 from sipp.options import Constants, Draws
 from sipp.pruning.blending import Blend, Choice
-from sipp.records import Batch, Scores, Weight
-from sipp.scoring.methods import Method
+from sipp.records import NOT_KNOWN, Batch, Scores, SeenPoints, Weight
+from sipp.scoring.methods import Method, method_of
 
 if TYPE_CHECKING:
     from sipp.bounds.assumption import Assumption
@@ -112,6 +112,7 @@ class Pruned:
     stated: str = ""  # the hash of the weights that all of this is about
     pattern: str | None = None  # n:m, which every row obeys; None: weights were chosen one by one
     moved: Moved | None = None  # the output on a few calibration points; None where there were none to run
+    seen: SeenPoints = NOT_KNOWN  # which points chose it, as far as that is known: `certify` refuses them
 
     @property
     def n_weights(self) -> int:
@@ -204,3 +205,16 @@ class Ranking:
     @property
     def n_weights(self) -> int:
         return sum(weight.n_weights for weight in self.weights)
+
+    @property
+    def seen(self) -> SeenPoints:
+        """Which points the ranks come from, as far as that is known."""
+        if self.method == "given":  # chosen elsewhere
+            return NOT_KNOWN
+        row = method_of(self.method)
+        if not row.needs_data:  # points that it was given served statements only
+            return SeenPoints(is_all=True)
+        if self.scores is None or self.scores.batch_dependent:  # not known, or by whole batches only
+            return NOT_KNOWN
+        # What scored for a baseline read the data by itself; sensitivities read it again, and some of it perhaps
+        return SeenPoints(self.scores.known, is_all=row.is_scored)

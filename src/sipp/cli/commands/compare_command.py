@@ -25,7 +25,7 @@ from sipp.cli.options import (
     n_points_of,
     output_of,
 )
-from sipp.cli.output import Json, only_json, print_json, show, shows_progress
+from sipp.cli.output import Json, only_json, print_json, show
 from sipp.scoring.methods import NAMES, Method, method_of
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def compare(
             comparison = sipp.compare(
                 network, chosen.batches, keeps=shares, methods=names, repair=repair,
                 holdout=None if judging is None else judging.batches, include=include, exclude=exclude,
-                output=output_of(output), seed=seed, progress=shows_progress(as_json),
+                output=output_of(output), seed=seed,
             )  # fmt: skip
         if not as_json:
             show(f"network: {model}", f"data:    {chosen.words}")

@@ -25,7 +25,7 @@ from sipp.cli.options import (
     Weights,
     floor_of,
 )
-from sipp.cli.output import Json, only_json, print_json, shows_progress
+from sipp.cli.output import Json, only_json, print_json
 from sipp.options import CONFIDENCE, DELTA, HOLDOUT_DELTA, Draws, Mode, Reduce
 from sipp.scoring.methods import DEFAULT, NAMES, Method
 from sipp.storage.marks import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME, Precision
@@ -110,7 +110,7 @@ def prune(
         exclude=exclude, points=points, holdout_points=holdout_points, delta=delta, holdout_delta=holdout_delta,
         confidence=confidence, draws=draws, reduce=reduce, floor=floor_of(floor), repair=repair,
         statements=not no_statements, bound=bound, output=output, ledger=ledger, seed=seed, batch_size=batch_size,
-        device=device, dry_run=dry_run, out=out, values=values, force=force, progress=shows_progress(as_json),
+        device=device, dry_run=dry_run, out=out, values=values, force=force,
     )  # fmt: skip
     with only_json(as_json):
         check(request)
