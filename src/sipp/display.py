@@ -118,7 +118,7 @@ _BOUND_WORDS = (
     "layer bound: eps measured x Delta",
 )
 
-PATH_WORDS = "  bad points: holdout points outside of the claim; proved limit: their share of new inputs, at the most"
+PATH_WORDS = "  bad points: holdout points against the claim; proved limit: of their share of new inputs, or the drop"
 
 
 def column_words(strategies: list[str], has_bounds: bool) -> list[str]:

@@ -88,8 +88,7 @@ def prune(
     if bound == "paper" and holdout is not None and ranking.scores is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
     ranking = _chosen_by_repair(ranking, subject) if repair else ranking
-    with progress_bar("cutting", None, shown=progress):
-        pruned = _with_moved(_with_sample(ranking, subject), cut(ranking, n_kept, seed=seed))
+    pruned = _cut_and_run(ranking, subject, n_kept, seed, progress)
     if repair and subject.data is not None:  # without the points aside: those that choose values cannot judge them
         pruned = repaired(ranking, pruned, subject.data, seed=seed, progress=progress)
     if bound == "sound" and ranking.scores is not None and aside is not None:
@@ -139,6 +138,12 @@ def repaired(ranking: Ranking, pruned: Pruned, data: Data, *, seed: int = 0, pro
 def _chosen_by_repair(ranking: Ranking, subject: Subject) -> Ranking:
     """The ranking that knows the points of a repair: they choose values, and cannot judge them."""
     return ranking if ranking.scores is None else replace(ranking, scores=chosen_on(ranking.scores, subject.data))
+
+
+def _cut_and_run(ranking: Ranking, subject: Subject, n_kept: int, seed: int, progress: bool) -> Pruned:
+    """The network of `cut`, run on a few points to see how far its output moved."""
+    with progress_bar("cutting", None, shown=progress):  # a blend is chosen here, among several cuts
+        return _with_moved(_with_sample(ranking, subject), cut(ranking, n_kept, seed=seed))
 
 
 def _with_sample(ranking: Ranking, subject: Subject) -> Ranking:
