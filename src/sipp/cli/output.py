@@ -16,7 +16,12 @@ from rich.table import Table
 
 from sipp.storage.files import plain
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; everything else on stderr.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON document on stdout; everything else on stderr.", rich_help_panel="Output"
+    ),
+]
 UNBOUNDED = 10_000  # columns where stdout is a file or a pipe: no name is folded there
 
 
