@@ -241,9 +241,11 @@ def moved_warning(pruned: Pruned) -> str:
     )
 
 
-def next_step(pruned: Pruned, *, in_shell: bool = False) -> str:
+def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
     """What to do now: with a network that is of little use, or with a good one."""
     if not moved_warning(pruned):
+        if is_certified:
+            return "sipp eval measures accuracy, sipp report makes a page"
         if in_shell:
             return (
                 "sipp eval measures accuracy, sipp certify says what it costs on new inputs, sipp report draws a page"

@@ -226,6 +226,7 @@ def test_a_certificate_of_prune_is_the_one_of_certify(data: Path, tmp_path: Path
         "--epsilon", 0.9, "--method", "wt", "--dry-run",
     )  # fmt: skip
     assert walked.returncode == 0 and " ".join(walked.stdout.split()).count("With 95 % confidence") == 1
+    assert "not known" not in walked.stdout and "what it costs:   what the certificate below says" in walked.stdout
 
 
 def test_sets_give_training_points_to_calibrate_and_test_points_to_certify(data: Path) -> None:

@@ -29,7 +29,7 @@ def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
 
     The compact one, for narrow terminals, leaves out the shape, the strategies, and the parts of the bound.
     """
-    names = [] if compact else sorted({name for layer in pruned.layers for name in layer.strategies})
+    names = [] if compact else _strategies(pruned)
     rows = [(layer.name, *_cells(layer, names)) for layer in pruned.layers]
     n_rows = sum(layer.n_rows for layer in pruned.layers)
     dead = sum(len(layer.dead_rows) for layer in pruned.layers)
@@ -39,6 +39,7 @@ def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
     strategies = tuple(f"{SHOWN_AS.get(name, name)} rows" for name in names)
     columns = ("weight", "rows", "fan-in", "kept", "goes", "keep", *strategies, "dead rows", *BOUND_COLUMNS)
     left_out = {"rows", "fan-in", *BOUND_COLUMNS[:-1]} if compact else set()
+    left_out |= set() if dead else {"dead rows"}
     known = [bounds_of(layer) for layer in pruned.layers] if has_telling_layers(pruned) else []
     left_out |= {name for i, name in enumerate(BOUND_COLUMNS) if all(values[i] is None for values in known)}
     shown = [i for i, column in enumerate(columns) if column not in left_out]
@@ -50,6 +51,11 @@ def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
     return table
 
 
+def _strategies(pruned: Pruned) -> list[str]:
+    """The strategies that took a row."""
+    return sorted({name for layer in pruned.layers for name, n_rows in layer.strategies.items() if n_rows})
+
+
 def _cells(layer: PrunedLayer, names: list[str]) -> tuple[str, ...]:
     counts = (f"{layer.kept:,}", f"{layer.n_weights - layer.kept:,}", f"{layer.keep:.2%}")
     strategies = (str(layer.strategies.get(name, 0)) for name in names)
@@ -59,12 +65,11 @@ def _cells(layer: PrunedLayer, names: list[str]) -> tuple[str, ...]:
 
 def statements(pruned: Pruned, certified: str = "") -> list[str]:
     """What the columns mean, and the lines below: what is left, what was `certified`, what is known, what to do."""
-    names = sorted({name for layer in pruned.layers for name in layer.strategies})
     return [
-        *column_words(names, has_telling_layers(pruned)),
+        *column_words(_strategies(pruned), has_telling_layers(pruned)),
         headline(pruned),
         *summary_lines(pruned, certified),
-        labelled("next", next_step(pruned, in_shell=True)),
+        labelled("next", next_step(pruned, in_shell=True, is_certified=bool(certified))),
         labelled("in full", f"--json prints every bound and statement, and {RECORD_NAME} in --out holds them"),
     ]
 

@@ -119,7 +119,7 @@ def bench(
 
 def _tell(record: BenchRecord, out: Path | None) -> None:
     """Prints the tables, and the three numbers on the last line."""
-    show(f"{record.network} on {record.machine}, {record.n_threads} threads")
+    show(f"{record.network} on {record.machine}, {record.n_threads} {'thread' if record.n_threads == 1 else 'threads'}")
     if record.images is not None:
         show(record.images)
     steps = plain_table("step", "kernel", "kept", "bytes dense", "bytes", "ms dense", "ms", "ratio", texts=("kernel",))
@@ -142,6 +142,7 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
         times = (f"{run.dense_ms:.3f}", f"{run.sparse_ms:.3f}")
         calls.add_row(str(run.n_points), *times, *rates, f"{run.ratio:.2f}", f"{run.off_by:.0e}")
     show("calls:", calls)
+    show("  ratio: how many times faster than dense; off by: how far outputs are from dense ones, by their size")
     found = record.bytes
     show(
         f"bytes:           {size(found.file)} stored, {size(round(found.bound))} by the entropy bound, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,6 +33,9 @@ from sipp.cli.output import Json, only_json, print_json
 from sipp.options import CONFIDENCE, DELTA, HOLDOUT_DELTA, Draws, Mode, Reduce
 from sipp.scoring.methods import DEFAULT, NAMES, Method
 from sipp.storage.marks import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME, Precision
+
+if TYPE_CHECKING:
+    from sipp.cli.prune_request import PruneRequest
 
 Epsilon = Annotated[
     float | None,
@@ -178,8 +181,7 @@ def prune(
 
     For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run. T1 to T20 stand in docs/theory.md.
     """
-    from sipp.cli.prune_request import PruneRequest, check
-    from sipp.cli.pruning import not_certified, record_of, tell, work, write
+    from sipp.cli.prune_request import PruneRequest
 
     request = PruneRequest(
         model=model, weights=weights, data=data, keep=keep, budget=budget, pattern=pattern, epsilon=epsilon,
@@ -189,6 +191,14 @@ def prune(
         statements=not no_statements, bound=bound, output=output, ledger=ledger, seed=seed, batch_size=batch_size,
         device=device, dry_run=dry_run, out=out, values=values, force=force,
     )  # fmt: skip
+    _answer(request, as_json)
+
+
+def _answer(request: PruneRequest, as_json: bool) -> None:
+    """Does what was asked for, and says so."""
+    from sipp.cli.prune_request import check
+    from sipp.cli.pruning import not_certified, record_of, tell, work, write
+
     with only_json(as_json):
         check(request)
         outcome = work(request)
