@@ -208,7 +208,21 @@ def test_sentences_say_the_numbers_and_never_more():
     assert again.marked and "used 2 times before" in again.sentence and "no longer a first look" in again.sentence
     assert "3 of the points are exact copies" in certificate(n_duplicates=3).sentence
     assert str(certificate()).splitlines()[0] == "certified"
-    assert certificate().sentence in str(certificate()) and "data_hash" in str(certificate())
+    sheet = str(certificate())
+    assert certificate().sentence in " ".join(sheet.split()) and "data_hash" in sheet
+    assert max(map(len, sheet.splitlines())) <= 120 and "violations that the claim allows" in sheet
+
+
+@pytest.mark.parametrize(("epsilon", "shown"), [(0.123456789, "0.1235"), (0.12341, "0.1235"), (0.5, "0.5")])
+def test_the_sheet_has_few_digits_and_rounds_limits_up(epsilon, shown):
+    (line,) = (one for one in str(certificate(epsilon=epsilon)).splitlines() if one.startswith("  epsilon "))
+    assert line.split()[1] == shown and float(shown) >= epsilon
+    assert f'"epsilon": {epsilon}' in records.to_json(certificate(epsilon=epsilon))  # the record keeps all digits
+
+
+def test_every_field_of_a_certificate_is_explained():
+    names = {one.name for record in records.KINDS.values() for one in dataclasses.fields(record)}
+    assert names <= records.FIELD_WORDS.keys()
 
 
 @settings(derandomize=True, deadline=None)

@@ -7,7 +7,7 @@ passed. It is three hashes, of the numbers as float32, float16 and bfloat16, and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -47,6 +47,18 @@ def n_new(keys: Collection[bytes], seen: Collection[bytes] = ()) -> int:
                 new = [key for key in new if _hash(key, at) not in there]
         most = max(most, len({_hash(key, 0) for key in new}))
     return most
+
+
+def was_seen(seen: Collection[bytes]) -> Callable[[bytes], bool]:
+    """Whether a draw is one of these: by its numbers as float32, or of another kind as float16 or bfloat16."""
+    kinds = set(map(_kind, seen))
+    there = {(kind, at): {_hash(key, at) for key in seen if _kind(key) == kind} for kind in kinds for at in range(3)}
+
+    def is_one(key: bytes) -> bool:
+        places = ((kind, at) for kind in kinds for at in ((0,) if kind == _kind(key) else (1, 2)))
+        return any(_hash(key, at) in there[kind, at] for kind, at in places)
+
+    return is_one
 
 
 def _hash(key: bytes, at: int) -> bytes:

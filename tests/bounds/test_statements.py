@@ -350,7 +350,7 @@ def test_words_of_both_constants_in_print_and_record() -> None:
     from sipp.storage.pruned_record import pruned_record
 
     pruned = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.5, method="sipp-det")
-    text = str(pruned)
+    text = pruned.details
     assert "contradicted by the data" in text and text.index("what it costs") < text.index("measured:")
     assert "all but 4.58 % keep every row within its measured eps, 95 % sure" in " ".join(text.split())
     assert "1e-16" not in str(pruned.measured) and "with probability" not in text
@@ -359,7 +359,9 @@ def test_words_of_both_constants_in_print_and_record() -> None:
     assert record["conditions"]["verdict"] == "contradicted by the data"
     assert record["measured"]["c_constant"] == pruned.measured.c_constant
     assert record["bound"]["coverage"]["q"] == 2 and record["bound"]["met"] is False
-    assert any(line.startswith("measured:") for line in statements(pruned))
+    assert record["measured"]["words"] == str(pruned.measured)  # also where no bound says anything
+    lossless = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.999, method="sipp-det")
+    assert any(line.startswith("measured:") for line in statements(lossless))
 
 
 def test_shares_and_chances_of_error_of_two_statements_add_up() -> None:

@@ -190,7 +190,7 @@ def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_demo_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = demo.DemoResult(0.9, {("wt", 0.5): 0.7}, {("wt", 0.5): 0.8})
-    monkeypatch.setattr(demo, "run_demo", lambda folder, seed, progress, force: result)
+    monkeypatch.setattr(demo, "run_demo", lambda folder, seed, force: result)
     record = json.loads(run("demo", "--out", tmp_path, "--json").stdout)
     assert record["accuracies"] == [{"method": "wt", "keep": 0.5, "pruned": 0.7, "retrained": 0.8}]
 

@@ -120,17 +120,21 @@ def test_tied_weights_load_with_and_without_their_second_name(data: Path, tmp_pa
 
 
 def test_a_dry_run_prints_the_table_and_writes_nothing(data: Path, tmp_path: Path) -> None:
-    words = ["--keep", 0.4, "--dry-run", "--out", tmp_path / "out"]
-    done = run("prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", *words)
-    assert done.returncode == 0 and not files_in(tmp_path)
+    positive = tmp_path / "positive.npy"  # inputs of one sign: the bounds say something where one weight is gone
+    np.save(positive, np.random.default_rng(0).random((400, 6)))
+    words = ["--budget", 143, "--method", "sipp-det", "--dry-run", "--out", tmp_path / "out"]
+    done = run("prune", "--model", "cli_zoo:mlp", "--data", positive, *words)
+    assert done.returncode == 0 and [Path(name).name for name in files_in(tmp_path)] == [positive.name]
     table = {line.split()[0]: line.split() for line in done.stdout.splitlines() if ".weight" in line}
-    record = prune("cli_zoo:mlp", data / "vectors.npz", *words)
+    record = prune("cli_zoo:mlp", positive, *words)
     for layer in record["layers"]:  # type: ignore[attr-defined]
         cells = table[layer["name"]]
         assert cells[3:5] == [str(layer["kept"]), str(layer["n_weights"] - layer["kept"])]
         assert f"{layer['eps']:.3g}" in cells
     assert "nothing was written" in done.stdout and record["written"] == {}
     assert "float64 read as float32" in done.stdout
+    few = run("prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--keep", 0.2, "--dry-run")
+    assert "its bound says nothing here" in few.stdout and "eps" not in few.stdout and "--json" in few.stdout
 
 
 def test_a_narrow_terminal_gets_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +226,7 @@ def test_a_certificate_of_prune_is_the_one_of_certify(data: Path, tmp_path: Path
         "--epsilon", 0.9, "--method", "wt", "--dry-run",
     )  # fmt: skip
     assert walked.returncode == 0 and " ".join(walked.stdout.split()).count("With 95 % confidence") == 1
+    assert "not known" not in walked.stdout and "what it costs:   what the certificate below says" in walked.stdout
 
 
 def test_sets_give_training_points_to_calibrate_and_test_points_to_certify(data: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sipp
-from sipp.display import NAME_LENGTH, short_names
+from sipp.display import NAME_LENGTH, has_telling_layers, short_names
+from sipp.experiments.nets import build
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +51,17 @@ def test_a_notebook_shows_all_of_it_as_whole_html(pruned: sipp.Pruned) -> None:
     assert not depth
     text = "".join(seen)
     assert str(pruned).splitlines()[0] in text and "head.weight" in text and "<encoder>" in text  # escaped, not lost
+    assert pruned.details in text and text.index("what it costs:") < text.index("head.weight")  # in step with print
 
 
 def test_the_table_shortens_names_and_explains_its_columns(pruned: sipp.Pruned) -> None:
-    text = str(pruned)
-    (row,) = (line for line in text.splitlines() if "<encoder>" in line)
-    assert row.split()[0] == short_names([layer.name for layer in pruned.layers])[0]
-    assert all(len(line) <= 120 for line in text.splitlines())
+    for text in (str(pruned), pruned.details):
+        (row,) = (line for line in text.splitlines() if "<encoder>" in line)
+        assert row.split()[0] == short_names([layer.name for layer in pruned.layers])[0]
+        assert all(len(line) <= 120 for line in text.splitlines())
+        assert "rows: " in text and "fan-in: " in text
     for word in ("eps: ", "Delta: ", "layer bound: ", "det: "):
-        assert word in text
+        assert word in pruned.details
 
 
 def test_short_names_keep_both_ends() -> None:
@@ -106,11 +111,58 @@ def test_names_that_differ_stay_different(names: list[str], length: int) -> None
 
 def test_baselines_have_no_words_for_columns_they_do_not_show() -> None:
     net = nn.Sequential(nn.Linear(4, 4))
-    assert "Delta: " not in str(sipp.prune(net, None, keep=0.5, method="wt"))
+    assert "Delta: " not in sipp.prune(net, None, keep=0.5, method="wt").details
 
 
 def test_no_number_is_cut_in_a_wide_table() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1000, 2000), nn.ReLU(), nn.Linear(2000, 4))
-    text = str(sipp.prune(net, torch.rand(20, 1000), keep=0.01, method="sipp-hybrid"))
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text and "2000" in text
+    text = sipp.prune(net, torch.rand(20, 1000), keep=0.01, method="sipp-hybrid").details
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text and "2,000" in text
+
+
+def lines_of(text: str, label: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(f"{label}:")]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_resnet20_fits_a_screen_and_says_first_what_a_person_asks() -> None:
+    torch.manual_seed(0)
+    net = build("resnet20").eval()
+    pruned = sipp.prune(net, torch.rand(16, 3, 32, 32), keep=0.3, method="sipp-det", repair=True)
+    lines = str(pruned).splitlines()
+    assert len(lines) <= 25 and len(pruned.details.splitlines()) > 25
+    order = [lines.index(lines_of(str(pruned), label)[0]) for label in ("what it costs", "repair", "theory", "next")]
+    table = next(i for i, line in enumerate(lines) if line.strip().startswith("weight"))
+    assert f"{pruned.kept:,} of {pruned.n_weights:,}" in lines[0] and order == sorted(order) and order[-1] < table
+    shown = [layer.name for layer in pruned.layers if f" {layer.name} " in str(pruned)]
+    assert shown == [layer.name for layer in (*pruned.layers[:4], *pruned.layers[-4:])]
+    assert f"... {len(pruned.layers) - 8} more" in str(pruned) and "pruned.details" in lines[-1]
+    assert all(f" {layer.name} " in pruned.details for layer in pruned.layers)
+
+
+def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_full() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    for keep, is_telling in ((0.5, False), (0.99, True)):
+        pruned = sipp.prune(net, torch.rand(400, 8), keep=keep, method="sipp-det")
+        assert pruned.measured is not None and pruned.measured.epsilon is not None
+        assert (pruned.measured.epsilon < 1) == is_telling  # both sides are met
+        text, whole = " ".join(str(pruned).split()), " ".join(pruned.details.split())
+        assert (str(pruned.measured) in text) == is_telling == ("layer bound:" in text)
+        assert ("theory: its bound says nothing here (" in text) == (not is_telling)
+        assert str(pruned.measured) in whole and str(pruned.bound) in whole and str(pruned.guarantee) in whole
+
+
+def test_a_layer_that_lost_nothing_and_what_is_no_number_tell_nothing() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    pruned = sipp.prune(net, torch.rand(100, 8), keep=0.99, method="sipp-det")
+    assert pruned.measured is not None and has_telling_layers(pruned)
+    whole = tuple(replace(layer, kept=layer.n_weights) for layer in pruned.layers)
+    odd = tuple(replace(layer, eps_measured=math.nan, bound=math.nan) for layer in pruned.layers)
+    assert not has_telling_layers(replace(pruned, layers=whole))
+    assert not has_telling_layers(replace(pruned, layers=odd))
+    assert "its bound says nothing here" in str(
+        replace(pruned, layers=odd, measured=replace(pruned.measured, epsilon=math.nan))
+    )

@@ -402,9 +402,9 @@ def test_a_row_that_was_dead_before_is_not_counted() -> None:
 
 def test_the_table_shows_what_a_person_asks() -> None:
     pruned = sipp.prune(small_net(), batches(), keep=0.5, method="sipp-hybrid")
-    text = str(pruned)
+    text = pruned.details
     for layer in pruned.layers:
-        assert layer.name in text
+        assert layer.name in text and layer.name in str(pruned)
     for word in (
         "kept",
         "keep",
@@ -419,7 +419,8 @@ def test_the_table_shows_what_a_person_asks() -> None:
         "network",
     ):
         assert word in text, word
-    assert max(map(len, text.splitlines())) <= 120 and "…" not in text
+    for shown in (text, str(pruned)):
+        assert max(map(len, shown.splitlines())) <= 120 and "…" not in shown
 
 
 def test_ties_keep_exact_counts_in_a_stable_order() -> None:
@@ -436,7 +437,8 @@ def test_the_assumption_is_in_the_record_and_in_print_when_asked_for() -> None:
     pruned = sipp.prune(model, calibration, keep=0.9, looks_at_assumption=True, holdout=holdout, method="sipp-det")
     alone = sipp.check_assumption(model, calibration, holdout)
     assert pruned.assumption == alone
-    assert alone.verdict in str(pruned) and alone.es_verdict in str(pruned)
+    for text in (str(pruned), pruned.details):
+        assert f"assumption: {alone.verdict} {alone.es_verdict}" in " ".join(text.split())
     assert sipp.prune(model, calibration, keep=0.9).assumption is None
     with pytest.raises(OptionError, match="holdout"):
         sipp.prune(model, None, keep=0.9, method="wt", holdout=holdout)

@@ -40,7 +40,7 @@ def assess(
     seed: int = 0,
     scoring: Scoring = Scoring(),
     constants: Constants = Constants(),
-    progress: bool = False,
+    progress: bool = True,
 ) -> Pruned:
     """What is promised about a network that was pruned, or repaired, by any means: the statements of `prune` (T17).
 

@@ -61,6 +61,7 @@ def state(
         draws=ranking.draws,
         measured=measured,
         stated=tensors_hash(model),
+        seen=ranking.seen,
     )
 
 

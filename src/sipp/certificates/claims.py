@@ -25,9 +25,10 @@ from sipp.binomial import certified_epsilon, n_violations
 from sipp.certificates.evidence import CALLABLE, Output, look
 from sipp.certificates.ledger import WALK, ledger_lines, n_uses
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
-from sipp.checking import check_choice, check_number, check_share
+from sipp.checking import check_choice, check_flag, check_number, check_share
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.network_hash import model_hash
+from sipp.pruning.result import Pruned
 from sipp.records import Batch
 
 __all__ = [
@@ -50,7 +51,7 @@ VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by
 
 def certify(
     dense: nn.Module,
-    pruned: nn.Module,
+    pruned: nn.Module | Pruned,
     holdout: Any,
     *,
     delta: float = 0.05,
@@ -59,19 +60,21 @@ def certify(
     output: Output = None,
     calibration: Any = None,
     ledger: str | os.PathLike[str] | None = None,
+    progress: bool = True,
 ) -> Certificate:
     """A certificate of P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence (T14).
 
     Without `epsilon` the smallest provable one is reported; with it, whether it holds, and the provable delta_hat.
-    `output` picks from tuple or dict outputs: an index, a key, or a function of the output. `calibration`: points that
-    must not be in the holdout. `ledger`: a JSON-lines file in which every look at these points is recorded.
+    `pruned` is a network, or the record of `prune`, which knows the points that chose it: the holdout may hold none of
+    them, nor any of `calibration`. `output` picks from tuple or dict outputs: an index, a key, or a function of the
+    output. `ledger`: a JSON-lines file in which every look at these points is recorded.
 
     Example:
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
-        >>> certificate = sipp.certify(net, pruned.model, torch.rand(500, 8), delta=0.05, confidence=0.95)
+        >>> certificate = sipp.certify(net, pruned, torch.rand(500, 8), delta=0.05, confidence=0.95)
         >>> certificate.verdict, certificate.n, certificate.epsilon < 0.5
         ('certified', 500, True)
     """
@@ -91,6 +94,7 @@ def certify(
         ledger=ledger,
         claim="output",
         finest=epsilon,
+        progress=check_flag("progress", progress),
     )
     reached = float(certified_epsilon(ratios, delta, beta)) if epsilon is None else float(epsilon)
     return Certificate(
@@ -105,7 +109,7 @@ def certify(
 
 def certify_accuracy(
     dense: nn.Module,
-    pruned: nn.Module,
+    pruned: nn.Module | Pruned,
     holdout: Any,
     *,
     confidence: float = 0.95,
@@ -113,6 +117,7 @@ def certify_accuracy(
     output: Output = None,
     calibration: Any = None,
     ledger: str | os.PathLike[str] | None = None,
+    progress: bool = True,
 ) -> AccuracyCertificate:
     """A certificate of accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16).
 
@@ -124,7 +129,7 @@ def certify_accuracy(
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
         >>> holdout = [(torch.rand(500, 8), torch.randint(0, 4, (500,)))]
-        >>> certificate = sipp.certify_accuracy(net, pruned.model, holdout, confidence=0.95)
+        >>> certificate = sipp.certify_accuracy(net, pruned, holdout, confidence=0.95)
         >>> certificate.mode, 0 < certificate.drop_upper < 0.2
         ('labels', True)
     """
@@ -142,6 +147,7 @@ def certify_accuracy(
         ledger=ledger,
         claim="accuracy",
         drops_padding=False,  # n x classes: a class is no position
+        progress=check_flag("progress", progress),
     )
     lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
     if labelled not in (0, evidence["n"]) or (labels == "use" and labelled == 0):
@@ -305,7 +311,7 @@ def _look_again(
         return evidence, _compare_ratios(cert, ratios, tolerance)
     labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
     options: dict[str, Any] = {"labels": labels, "output": output, "calibration": calibration}
-    again = certify_accuracy(dense, pruned, holdout, confidence=cert.confidence, **options)
+    again = certify_accuracy(dense, pruned, holdout, confidence=cert.confidence, progress=False, **options)
     return {field.name: getattr(again, field.name) for field in fields(again)}, []
 
 

@@ -55,7 +55,7 @@ def compare(
     output: Output = None,
     scoring: Scoring = Scoring(),
     seed: int = 0,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Comparison:
     """What every method does to the output of `model` at a few keeps, on points that chose no weights. `print` it.
 
@@ -92,7 +92,9 @@ def compare(
                 pruned = cut(ranking, budgets[keep], seed=seed)
                 rows.append(_row(pruned, keep, dense.judge(pruned.model)))
                 if repair:
-                    fixed = repaired(model, pruned, points.chosen, seed=seed, chunk_bytes=scoring.chunk_bytes)
+                    fixed = repaired(
+                        model, pruned, points.chosen, seed=seed, chunk_bytes=scoring.chunk_bytes, progress=False
+                    )
                     rows.append(_row(fixed, keep, dense.judge(fixed.model)))
                 advance(1)
     n_chosen = sum(batch.n_points for batch in batches_of(points.chosen))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from dataclasses import dataclass, field
 
 from rich import box
 from rich.table import Table
 
-from sipp.display import MUCH, percent_up, text_of
+from sipp.display import MUCH, WIDTH, percent_up, text_of
 from sipp.scoring.methods import Method
 
 STANDARD_ERRORS = 2.0  # a mean difference of fewer than these decides nothing
@@ -97,8 +98,10 @@ class Comparison:
         if self.dense_accuracy is not None:
             head += f"; the dense network is right on {self.dense_accuracy:.1%}"
         parts = [self.keeps[i : i + KEEPS_A_TABLE] for i in range(0, len(self.keeps), KEEPS_A_TABLE)]
-        legend = f"error: ||f^ - f|| / ||f||; same: the largest output is; {BEST}: the best of its column"
-        return "\n".join([head, *(text_of(self._table(keeps)) for keeps in parts), legend, self.sentence])
+        words = f"error: how far the output moved, by its length; same: points whose largest output stays; {BEST}: best"
+        words += "; right: points of the right class" if self.dense_accuracy is not None else ""
+        said = (textwrap.fill(text, WIDTH) for text in (words, self.sentence))
+        return "\n".join([head, *(text_of(self._table(keeps)) for keeps in parts), *said])
 
     def _table(self, keeps: tuple[float, ...]) -> Table:
         """Methods x keeps."""

@@ -16,8 +16,9 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.certificates.ledger import record_use
+from sipp.distinct import was_seen
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import batches_of, points_at
+from sipp.inputs.batches import batches_of, count_points, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.independence import allowed_between, why_dependent
 from sipp.inputs.network_hash import model_hash
@@ -25,13 +26,16 @@ from sipp.inputs.pointkeys import (
     Known,
     add_known,
     are_known,
+    draw_keys_of,
     keys_of,
     labels_of,
     plain_keys_of,
     set_hash,
     sketch_of,
 )
-from sipp.records import Batch
+from sipp.progress import progress_bar
+from sipp.pruning.result import Pruned
+from sipp.records import NOT_KNOWN, Batch, SeenPoints
 
 Output = int | str | Callable[[Any], Any] | None
 
@@ -57,9 +61,13 @@ class Survey:
 
 @dataclass
 class _Seen:
-    """What was looked at so far; `known` are the calibration points, where there are any to compare with."""
+    """What was looked at so far; `known` are the calibration points, where there are any to compare with.
+
+    `chose` are those that the record of the pruning itself names, by the keys of their numbers.
+    """
 
     known: Known | None
+    chose: SeenPoints
     keeps_plain: bool
     keys: list[bytes] = field(default_factory=list)
     plain: list[bytes] = field(default_factory=list)
@@ -67,9 +75,12 @@ class _Seen:
 
     def started(self, holdout: Any) -> Iterator[Batch]:
         """The batches of the holdout; the points of each count as seen from the moment it is handed out."""
+        has_chosen = was_seen(self.chose.keys)
         for batch in holdout_batches(holdout):
             self.plain.extend(plain_keys_of(batch) if self.keeps_plain else [])
-            self.shared.extend([] if self.known is None else are_known(self.known, batch))
+            given = [False] * batch.n_points if self.known is None else are_known(self.known, batch)
+            keys = draw_keys_of(batch) if self.chose.keys else [b""] * batch.n_points
+            self.shared.extend(one or has_chosen(key) for one, key in zip(given, keys, strict=True))
             self.keys.extend(keys_of(batch))
             yield batch
 
@@ -79,7 +90,7 @@ class _Seen:
 
 def look(
     dense: nn.Module,
-    pruned: nn.Module,
+    pruned: nn.Module | Pruned,
     holdout: Any,
     measure: Callable[[Tensor, Tensor, Batch], Tensor],
     output: Output,
@@ -89,26 +100,32 @@ def look(
     claim: str = "",
     drops_padding: bool = True,
     finest: float | None = None,
+    progress: bool = False,
 ) -> tuple[Tensor, dict[str, Any]]:
     """What `measure` says of every point (n x ...), and the fields of a record that tell what was looked at.
 
     The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
-    was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller.
+    was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller. Where the
+    record of a pruning is given, the points that it knows to have chosen it are calibration points too.
     """
+    chose = pruned.seen if isinstance(pruned, Pruned) else NOT_KNOWN
+    pruned = pruned.model if isinstance(pruned, Pruned) else pruned
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
     known = None if calibration is None else known_points(holdout_batches(calibration, "calibration"))
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
-    seen = _Seen(known, keeps_plain=ledger is not None)
+    seen = _Seen(known, chose, keeps_plain=ledger is not None)
     measured: list[Tensor] = []
     dtypes: set[str] = set()
-    with scoring_mode(dense, "running"), scoring_mode(pruned, "running"):
+    modes = scoring_mode(dense, "running"), scoring_mode(pruned, "running")
+    with modes[0], modes[1], progress_bar("certifying", count_points(holdout), shown=progress) as advance:
         try:
             for batch, f, g in _outputs(dense, pruned, seen.started(holdout), output, drops_padding, finest):
                 dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
                 measured.append(measure(f, g, batch))
+                advance(batch.n_points)
         except BaseException as error:
             # On the first batch nobody saw an output where we refused it ourselves, before any function of the caller's
             is_ours = isinstance(error, DataError | ModelError | OptionError)
@@ -123,7 +140,7 @@ def look(
         "n_duplicates": len(seen.keys) - len(set(seen.keys)),
         "dtype": "/".join(sorted(dtypes)),
         "output": CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
-        "calibration_checked": calibration is not None,
+        "calibration_checked": calibration is not None or (chose.is_all and bool(chose.keys)),
         **record_use(ledger, facts, claim, sketch_of(seen.plain)),
     }
     return torch.cat(measured), evidence

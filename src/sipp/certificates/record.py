@@ -8,22 +8,25 @@ from __future__ import annotations
 import json
 import math
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from decimal import ROUND_CEILING, Context
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from sipp.binomial import drop_limit, holdout_needed, k_allowed, upper_limit
 from sipp.checking import first_problem, refuse_constant
-from sipp.display import percent, percent_up
+from sipp.display import WIDTH, percent, percent_up
 from sipp.errors import DataError
 
 SCHEMA = "sipp-certificate/1"
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
 USELESS = 1.0  # an epsilon from here on: an output of zeros would be within it
 DERIVED_RTOL = 1e-9  # a limit recomputed by another version of the statistics library
-HASH_PATTERN = "[0-9a-f]{64}"
+HASH_LENGTH = 64
+HASH_PATTERN = f"[0-9a-f]{{{HASH_LENGTH}}}"
 
 # What a field may hold where it is read from a file; a certificate made here is made of numbers that were counted.
 # A float may be written without its point: programs with one type of number do that.
@@ -180,6 +183,8 @@ def _claim_in_words(cert: Certificate) -> str:
 def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     """What the reader must know beside the claim: the source of inputs, copies among the points, an earlier use."""
     text = " Any claim here is about inputs drawn like the holdout points, which must be new to both networks."
+    if not cert.calibration_checked:
+        text += " That they are is the word of whoever gave them: no calibration points were compared with them."
     if cert.n_duplicates:
         text += f" {cert.n_duplicates:,} of the points are exact copies of others, yet count as independent here."
     if cert.marked:
@@ -189,11 +194,49 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     return text
 
 
+# What a person reads beside the fields of a certificate
+FIELD_WORDS = {
+    "fixed": "what was asked for; the other was measured",
+    "epsilon": "error of the output, by its length",
+    "delta": "share of inputs that may be further off",
+    "confidence": "how sure the claim is",
+    "violations": "points further off than epsilon",
+    "mode": "whether labels were used",
+    "n_lost": "points right before, wrong after",
+    "n_gained": "points wrong before, right after",
+    "n_differ": "points whose class changed",
+    "n": "holdout points",
+    "n_duplicates": "of them copies of others",
+    "data_hash": "of the points",
+    "dense_hash": "of the dense network",
+    "pruned_hash": "of the pruned network",
+    "dtype": "of the outputs",
+    "output": "which part of the output was compared; None: all of it",
+    "calibration_checked": "no calibration point is among the holdout",
+    "ledger_kept": "uses of the points are recorded",
+    "prior_uses": "earlier claims on these points, in the ledger",
+    "k_allowed": "violations that the claim allows",
+    "delta_hat": "proved limit of the share further off",
+    "drop_upper": "proved limit of the drop in accuracy",
+}
+LIMITS = ("epsilon", "delta_hat", "drop_upper")  # rounded up: the sheet never claims more than the record
+SHEET_DIGITS = 4
+
+
 def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tuple[str, ...]) -> str:
-    """Headline, sentence and one aligned line per field and derived number, for a terminal."""
-    rows = [(name, getattr(cert, name)) for name in (*(field.name for field in fields(cert)), *derived)]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join([headline, cert.sentence, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+    """Headline, sentence and one aligned line per field and derived number with its meaning, for a terminal."""
+    names = (*(field.name for field in fields(cert)), *derived)
+    rows = [(name, _shown(name, getattr(cert, name)), FIELD_WORDS[name]) for name in names]
+    widths = [max(len(row[i]) for row in rows if len(row[1]) < HASH_LENGTH) for i in (0, 1)]
+    lines = [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {words}" for name, value, words in rows]
+    return "\n".join([headline, textwrap.fill(cert.sentence, WIDTH), *lines])
+
+
+def _shown(name: str, value: Any) -> str:
+    """A value of few digits; numbers that were chosen, and hashes, as they are."""
+    if name in LIMITS and isinstance(value, float) and math.isfinite(value):
+        return f"{Context(prec=SHEET_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(value)):g}"
+    return str(value)
 
 
 AnyCertificate = Certificate | AccuracyCertificate

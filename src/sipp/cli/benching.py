@@ -97,8 +97,8 @@ def _network_line(model: str, network: nn.Module, source: Source, repeats: int) 
     few = draw(source, CHECKED_POINTS, seed=0, batch_size=CHECKED_POINTS, model=network)
     check_fits(network, points, model, "--data")
     with at(f"--model {model}, --data {source.spec}", "see sipp bench --help"):
-        fast = sipp.sensitivity(network, few.batches)
-        slow = sipp.sensitivity(network, few.batches, scoring=sipp.Scoring(kernel="reference"))
+        fast = sipp.sensitivity(network, few.batches, progress=False)
+        slow = sipp.sensitivity(network, few.batches, scoring=sipp.Scoring(kernel="reference"), progress=False)
         off_by = max(refuse_wrong(f"the score of {name}", fast[name], slow[name]) for name in fast)
     device = next(network.parameters()).device
     batch = next(iter(batches_of(points.batches, device=device)))
@@ -107,7 +107,9 @@ def _network_line(model: str, network: nn.Module, source: Source, repeats: int) 
         with torch.no_grad():
             network(*batch.args, **batch.kwargs)
 
-    passed, scored = alternate(forward, lambda: sipp.sensitivity(network, points.batches), repeats=repeats)
+    passed, scored = alternate(
+        forward, lambda: sipp.sensitivity(network, points.batches, progress=False), repeats=repeats
+    )
     return _line(f"network {model}", f"{points.n_points} points", passed, scored, off_by)
 
 

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 import sipp
 from sipp.cli.errors import EXIT_CODES, fail_well
+from sipp.cli.options import OUTPUT_PANEL
 
 # Command NAME is the function NAME of `commands/NAME_command.py`, imported when it is called; its help begins so.
 COMMANDS = {
@@ -48,7 +49,10 @@ def command_of(name: str) -> Any:
     """The command as typer builds it from its function."""
     alone = typer.Typer(add_completion=False)
     alone.command(name)(function_of(name))
-    return typer.main.get_command(alone)
+    made = typer.main.get_command(alone)
+    help_option: Any = made.get_help_option(typer.Context(made))
+    help_option.rich_help_panel = OUTPUT_PANEL  # else it stands first, alone
+    return made
 
 
 class Commands(TyperGroup):

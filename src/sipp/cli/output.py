@@ -16,7 +16,12 @@ from rich.table import Table
 
 from sipp.storage.files import plain
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; everything else on stderr.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON document on stdout; everything else on stderr.", rich_help_panel="Output"
+    ),
+]
 UNBOUNDED = 10_000  # columns where stdout is a file or a pipe: no name is folded there
 
 
@@ -33,11 +38,6 @@ def only_json(wanted: bool) -> Iterator[None]:
 def print_json(values: Any) -> None:
     """Prints the document. Call it outside of `only_json`."""
     typer.echo(json.dumps(plain(values), indent=2, allow_nan=False))
-
-
-def shows_progress(as_json: bool) -> bool:
-    """Whether a bar may be drawn: only for a person at a terminal."""
-    return not as_json and sys.stdout.isatty()
 
 
 def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = False) -> Table:

@@ -74,7 +74,6 @@ class PruneRequest:
     out: Path | None
     values: Precision
     force: bool
-    progress: bool
 
     @property
     def is_one_file(self) -> bool:

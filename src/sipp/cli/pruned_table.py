@@ -7,17 +7,29 @@ from typing import Any
 from rich.table import Table
 
 from sipp.cli.output import plain_table
-from sipp.display import BOUND_COLUMNS, SHOWN_AS, bounds_of, budget_line, number, statement_lines
+from sipp.display import (
+    BOUND_COLUMNS,
+    SHOWN_AS,
+    bounds_of,
+    column_words,
+    has_telling_layers,
+    headline,
+    labelled,
+    next_step,
+    number,
+    summary_lines,
+)
 from sipp.pruning.result import Pruned, PrunedLayer
 from sipp.pruning.tolerance import Level
+from sipp.storage.marks import RECORD_NAME
 
 
 def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
-    """What each weight keeps, what goes, and its bounds; the last line is the whole network.
+    """What each weight keeps, what goes, and its bounds where one says anything; the last line is the whole network.
 
     The compact one, for narrow terminals, leaves out the shape, the strategies, and the parts of the bound.
     """
-    names = [] if compact else sorted({name for layer in pruned.layers for name in layer.strategies})
+    names = [] if compact else _strategies(pruned)
     rows = [(layer.name, *_cells(layer, names)) for layer in pruned.layers]
     n_rows = sum(layer.n_rows for layer in pruned.layers)
     dead = sum(len(layer.dead_rows) for layer in pruned.layers)
@@ -27,7 +39,8 @@ def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
     strategies = tuple(f"{SHOWN_AS.get(name, name)} rows" for name in names)
     columns = ("weight", "rows", "fan-in", "kept", "goes", "keep", *strategies, "dead rows", *BOUND_COLUMNS)
     left_out = {"rows", "fan-in", *BOUND_COLUMNS[:-1]} if compact else set()
-    known = [bounds_of(layer) for layer in pruned.layers]
+    left_out |= set() if dead else {"dead rows"}
+    known = [bounds_of(layer) for layer in pruned.layers] if has_telling_layers(pruned) else []
     left_out |= {name for i, name in enumerate(BOUND_COLUMNS) if all(values[i] is None for values in known)}
     shown = [i for i, column in enumerate(columns) if column not in left_out]
     table = plain_table(*(columns[i] for i in shown), folds=compact)
@@ -38,6 +51,11 @@ def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
     return table
 
 
+def _strategies(pruned: Pruned) -> list[str]:
+    """The strategies that took a row."""
+    return sorted({name for layer in pruned.layers for name, n_rows in layer.strategies.items() if n_rows})
+
+
 def _cells(layer: PrunedLayer, names: list[str]) -> tuple[str, ...]:
     counts = (f"{layer.kept:,}", f"{layer.n_weights - layer.kept:,}", f"{layer.keep:.2%}")
     strategies = (str(layer.strategies.get(name, 0)) for name in names)
@@ -46,14 +64,14 @@ def _cells(layer: PrunedLayer, names: list[str]) -> tuple[str, ...]:
 
 
 def statements(pruned: Pruned, certified: str = "") -> list[str]:
-    """The statements below the table, one line each; first what was `certified`, in words."""
-    lines = [
-        f"{pruned.method}: keeps {pruned.kept:,} of {pruned.n_weights:,} prunable weights ({pruned.keep:.2%})",
-        *statement_lines(pruned, certified),
+    """What the columns mean, and the lines below: what is left, what was `certified`, what is known, what to do."""
+    return [
+        *column_words(_strategies(pruned), has_telling_layers(pruned)),
+        headline(pruned),
+        *summary_lines(pruned, certified),
+        labelled("next", next_step(pruned, in_shell=True, is_certified=bool(certified))),
+        labelled("in full", f"--json prints every bound and statement, and {RECORD_NAME} in --out holds them"),
     ]
-    if missing := budget_line(pruned):
-        lines.insert(1, missing)
-    return lines
 
 
 def path_record(path: tuple[Level, ...]) -> list[dict[str, Any]]:

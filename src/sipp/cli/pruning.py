@@ -30,6 +30,7 @@ from sipp.storage.outputs import NETWORK, check_file
 from sipp.storage.pruned_folder import write_pruned
 from sipp.storage.pruned_record import certificate_record, pruned_record
 
+IN_WALK = "what the certificate below says."
 LOOKED = "; the holdout was looked at: a claim on the same points is no longer a first look"
 
 
@@ -116,7 +117,6 @@ def _prune(
         include=request.include,
         exclude=request.exclude,
         bound=request.bound,
-        progress=request.progress,
     )
     stored = as_stored(pruned.model, request.values) if request.rounds else pruned.model
     if holdout is None:
@@ -154,7 +154,6 @@ def _prune_to(
         exclude=request.exclude,
         output=output_of(request.output),
         ledger=request.ledger,
-        progress=request.progress,
     )
     return walk.pruned, walk, walk.certificate
 
@@ -278,8 +277,8 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
     show(*images_lines(outcome.calibration, outcome.holdout))
     if outcome.pruned is not None:
         table = layer_table(outcome.pruned)
-        certified = ""
-        if outcome.certificate is not None and outcome.walk is None:  # a walk says it itself
+        certified = "" if outcome.certificate is None else IN_WALK  # a walk says it itself
+        if outcome.certificate is not None and outcome.walk is None:
             certified = ("about the stored values: " if request.rounds else "") + outcome.certificate.sentence
         said = statements(outcome.pruned, certified)
         show(layer_table(outcome.pruned, compact=True) if too_wide(table) else table, *said)

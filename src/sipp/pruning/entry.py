@@ -26,6 +26,7 @@ from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import budget_of
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring
+from sipp.progress import progress_bar
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
 from sipp.pruning.ranking import N_SAMPLE, RankOptions, chosen_on, rank_subject, take_aside
 from sipp.pruning.result import Moved, Pruned, PrunedLayer, Ranking
@@ -60,7 +61,7 @@ def prune(
     repair: bool = False,
     scoring: Scoring = Scoring(),
     constants: Constants = Constants(),
-    progress: bool = False,
+    progress: bool = True,
 ) -> Pruned:
     """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
@@ -87,7 +88,7 @@ def prune(
     if bound == "paper" and holdout is not None and ranking.scores is not None:
         ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
     ranking = _chosen_by_repair(ranking, subject) if repair else ranking
-    pruned = _with_moved(_with_sample(ranking, subject), cut(ranking, n_kept, seed=seed))
+    pruned = _cut_and_run(ranking, subject, n_kept, seed, progress)
     if repair and subject.data is not None:  # without the points aside: those that choose values cannot judge them
         pruned = repaired(ranking, pruned, subject.data, seed=seed, progress=progress)
     if bound == "sound" and ranking.scores is not None and aside is not None:
@@ -137,6 +138,12 @@ def repaired(ranking: Ranking, pruned: Pruned, data: Data, *, seed: int = 0, pro
 def _chosen_by_repair(ranking: Ranking, subject: Subject) -> Ranking:
     """The ranking that knows the points of a repair: they choose values, and cannot judge them."""
     return ranking if ranking.scores is None else replace(ranking, scores=chosen_on(ranking.scores, subject.data))
+
+
+def _cut_and_run(ranking: Ranking, subject: Subject, n_kept: int, seed: int, progress: bool) -> Pruned:
+    """The network of `cut`, run on a few points to see how far its output moved."""
+    with progress_bar("cutting", None, shown=progress):  # a blend is chosen here, among several cuts
+        return _with_moved(_with_sample(ranking, subject), cut(ranking, n_kept, seed=seed))
 
 
 def _with_sample(ranking: Ranking, subject: Subject) -> Ranking:

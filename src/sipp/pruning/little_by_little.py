@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sipp.checking import check_whole
+from sipp.checking import check_flag, check_whole
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.layers import Selector
 from sipp.inputs.subject import subject_of
 from sipp.numerics import budget_of
 from sipp.options import Floor, Scoring
+from sipp.progress import progress_line
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
 from sipp.pruning.entry import rank
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
@@ -88,6 +89,7 @@ def gradual(
     include: Selector | None = None,
     exclude: Selector | None = None,
     scoring: Scoring = Scoring(),
+    progress: bool = True,
 ) -> Gradual:
     """Calls `train_step(step)` for steps 0, 1, ... `steps` - 1, and prunes `model` little by little in between.
 
@@ -107,6 +109,7 @@ def gradual(
         >>> done.kept, done.n_weights, len(done.path)
         (48, 192, 10)
     """
+    check_flag("progress", progress)
     n_steps, n_cuts = _checked_course(train_step, data, steps, cuts)
     options = RankOptions(method=method, floor=floor)
     n_weights, last = _checked_model(model, keep, include, exclude, scoring)
@@ -124,10 +127,16 @@ def gradual(
             masks = _cut(ranking, masks, budget_at(times[step + 1], n_weights, last), seed)
             hold(model, masks, optimizer=optimizer)
             path.append((step + 1, sum(int(mask.sum()) for mask in masks.values()) / n_weights))
+            progress_line(_line(*path[-1], n_steps, len(path), len(times)), shown=progress)
     finally:
         release(model)
     kept = sum(int(mask.sum()) for mask in masks.values())
     return Gradual(model, masks, tuple(path), options.method, n_weights, kept, seed)
+
+
+def _line(step: int, keep: float, n_steps: int, cut: int, n_cuts: int) -> str:
+    """What a person reads after a cut."""
+    return f"gradual: step {step:,} of {n_steps:,}, {keep:.2%} of the weights left (cut {cut} of {n_cuts})"
 
 
 def _train(train_step: Callable[[int], object], step: int) -> None:

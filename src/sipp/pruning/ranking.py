@@ -98,7 +98,10 @@ def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, stat
         subject, aside = take_aside(subject, options)
     else:
         subject = resolve_points(subject, options.delta, method=row.name, constants=options.constants)
-    by_name = None if row.is_scored else score_of(row)(subject)
+    by_name = None
+    if not row.is_scored:
+        with progress_bar(f"scoring by {row.name}", None, shown=progress and row.needs_data):
+            by_name = score_of(row)(subject)
     unscored = _why_unscored(row, subject.data, statements)
     scores, first = None, None
     if not unscored and subject.data is not None:

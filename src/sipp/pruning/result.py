@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from sipp.allocation.patterns import Pattern
-from sipp.display import pruned_html, pruned_table
+from sipp.display import pruned_details, pruned_html, pruned_table
 from sipp.inputs.network_hash import tensors_hash
 from sipp.options import Constants, Draws
 from sipp.pruning.blending import Blend, Choice
-from sipp.records import Batch, Scores, Weight
-from sipp.scoring.methods import Method
+from sipp.records import NOT_KNOWN, Batch, Scores, SeenPoints, Weight
+from sipp.scoring.methods import Method, method_of
 
 if TYPE_CHECKING:
     from sipp.bounds.assumption import Assumption
@@ -112,6 +112,7 @@ class Pruned:
     stated: str = ""  # the hash of the weights that all of this is about
     pattern: str | None = None  # n:m, which every row obeys; None: weights were chosen one by one
     moved: Moved | None = None  # the output on a few calibration points; None where there were none to run
+    seen: SeenPoints = NOT_KNOWN  # which points chose it, as far as that is known: `certify` refuses them
 
     @property
     def n_weights(self) -> int:
@@ -131,6 +132,11 @@ class Pruned:
         from sipp.storage.pruned_record import save_folder  # to the right: this method is the door to it
 
         return save_folder(self, folder, certificate=certificate)
+
+    @property
+    def details(self) -> str:
+        """All that `print` leaves out: every layer, and every statement in full, also one that says nothing."""
+        return pruned_details(as_it_is(self))
 
     def __str__(self) -> str:
         return pruned_table(as_it_is(self))
@@ -199,3 +205,16 @@ class Ranking:
     @property
     def n_weights(self) -> int:
         return sum(weight.n_weights for weight in self.weights)
+
+    @property
+    def seen(self) -> SeenPoints:
+        """Which points the ranks come from, as far as that is known."""
+        if self.method == "given":  # chosen elsewhere
+            return NOT_KNOWN
+        row = method_of(self.method)
+        if not row.needs_data:  # points that it was given served statements only
+            return SeenPoints(is_all=True)
+        if self.scores is None or self.scores.batch_dependent:  # not known, or by whole batches only
+            return NOT_KNOWN
+        # What scored for a baseline read the data by itself; sensitivities read it again, and some of it perhaps
+        return SeenPoints(self.scores.known, is_all=row.is_scored)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ from sipp.certificates.evidence import (
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate
 from sipp.checking import check_flag, check_number, check_share
-from sipp.display import text_of
+from sipp.display import PATH_WORDS, WIDTH, percent_up, text_of
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.capture import scoring_mode
@@ -106,12 +107,10 @@ class PrunedTo:
         for column in ("keep", "weights", "bad points", "proved limit", "test"):
             table.add_column(column, justify="right")
         for level in self.path:
-            word = "passed" if level.passed else "failed"
-            table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", str(level.count), f"{level.limit:.4f}", word)
-        lines = [self.verdict, text_of(table)] if self.path else [self.verdict]
-        if self.certificate is not None:
-            lines.append(self.certificate.sentence)
-        return "\n".join(lines)
+            limit, word = percent_up(level.limit), "passed" if level.passed else "failed"
+            table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", f"{level.count:,}", limit, word)
+        said = [] if self.certificate is None else [textwrap.fill(self.certificate.sentence, WIDTH)]
+        return "\n".join([self.verdict, *([text_of(table), PATH_WORDS] if self.path else []), *said])
 
     def __repr__(self) -> str:
         return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
@@ -137,7 +136,7 @@ def prune_to(
     ledger: str | os.PathLike[str] | None = None,
     repair: bool = False,
     scoring: Scoring = Scoring(),
-    progress: bool = False,
+    progress: bool = True,
 ) -> PrunedTo:
     """The sparsest network on the grid whose claim is certified on the holdout (T15), or the dense one, clearly said.
 
@@ -160,7 +159,7 @@ def prune_to(
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     ranking = rank(subject, RankOptions(method=method, reduce=reduce, floor=floor), progress=progress)
     walker = _Walker(ranking, output, seed, len(grid), claim, _repair_data(repair, calibration))
-    start = 0 if seen is None else _start(walker, calibration, seen, grid)
+    start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
     if claim.n_needed > (n := len(points.keys)):
         return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {n}")
     walker.check_independence(holdout)
@@ -169,7 +168,7 @@ def prune_to(
     if n_passed == 0:
         return _none(ranking, grid, start, path, f"not certified: no level passes; {claim.words}")
     pruned = walker.record(path[n_passed - 1].budget)
-    options = {"confidence": confidence, "output": output, "calibration": calibration}
+    options = {"confidence": confidence, "output": output, "calibration": calibration, "progress": progress}
     certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, options)
     if certificate.data_hash != points.facts["data_hash"]:
         raise changed("holdout")
@@ -349,17 +348,19 @@ class _Walker:
         return f
 
 
-def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...]) -> int:
+def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...], progress: bool) -> int:
     """The level to start from: by bisection on the calibration data, some levels before the sparsest that passes.
 
     The holdout is not looked at, so a bad start costs sparsity, never validity. With too few calibration points for a
     test the walk starts at the first level.
     """
     low, high = 0, len(grid)  # level `low` passes (level 0 keeps everything), level `high` does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        passed = walker.test(data, "calibration", points, grid[middle]).passed
-        low, high = (middle, high) if passed else (low, middle)
+    with progress_bar("where to begin", len(grid).bit_length(), shown=progress) as advance:
+        while high - low > 1:
+            middle = (low + high) // 2
+            passed = walker.test(data, "calibration", points, grid[middle]).passed
+            low, high = (middle, high) if passed else (low, middle)
+            advance(1)
     margin = START_MARGIN if walker.repair_data is None else REPAIRED_MARGIN
     return max(0, low - margin)
 
@@ -391,9 +392,7 @@ def iter_is_new(data: Any) -> bool:
 def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
     """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
     if not iter_is_new(holdout):
-        raise DataError(
-            "the holdout is an iterator, but is read once for every level", fix="give a list, a loader or a tensor"
-        )
+        raise DataError("the holdout is an iterator, and read for every level", fix="give a list, a loader or a tensor")
     check_model("dense", model)
     if ledger is not None:
         ledger_lines(ledger)

@@ -20,7 +20,7 @@ from sipp.numerics import device_of, integers
 from sipp.options import ChunkBytes, Scoring
 from sipp.progress import Advance, progress_bar
 from sipp.pruning.result import Moved, Pruned, not_zero, unstated
-from sipp.records import Batch
+from sipp.records import Batch, SeenPoints
 from sipp.repairing.gathering import Gatherer, stretches, take_census
 from sipp.repairing.intercepts import find_places
 from sipp.repairing.polishing import output_error, polish
@@ -47,7 +47,7 @@ def repair(
     n_points: int | None = None,
     seed: int = 0,
     chunk_bytes: ChunkBytes = "auto",
-    progress: bool = False,
+    progress: bool = True,
 ) -> Pruned:
     """The pruned network with its kept weights refitted to the dense `model`, without labels; masks stay as they are.
 
@@ -93,7 +93,8 @@ def repair(
                 advance=advance,
             )
     done = _judged(parts, layers, polished, (before, refitted, after))
-    return _restated(pruned, copy_of(given) if done.undone else repaired, done)
+    seen = replace(pruned.seen, keys=pruned.seen.keys | parts.keys)
+    return _restated(pruned, copy_of(given) if done.undone else repaired, done, seen)
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Parts:
 
     batches: tuple[Batch, ...]
     is_aside: tuple[bool, ...]
+    keys: frozenset[bytes]  # of all points
 
     @property
     def fitted(self) -> list[Batch]:
@@ -200,7 +202,7 @@ def _divided(batches: Iterable[Batch]) -> Parts:
         raise DataError(
             f"calibration holds {len(different)}{copies} points", fix=f"give a repair at least {FEWEST_POINTS}"
         )
-    return Parts(tuple(found), tuple(is_aside))
+    return Parts(tuple(found), tuple(is_aside), frozenset(different))
 
 
 def _judged(
@@ -224,7 +226,8 @@ def _judged(
     )
 
 
-def _restated(pruned: Pruned, model: nn.Module, done: Repair) -> Pruned:
+def _restated(pruned: Pruned, model: nn.Module, done: Repair, seen: SeenPoints) -> Pruned:
     """The record of the repaired network: what was promised spoke of the old values, so nothing of it is left."""
     moved = None if done.output_after is None else Moved(done.output_after, done.n_aside, aside=True)
-    return replace(unstated(pruned, UNSTATED), model=model, stated=tensors_hash(model), repair=done, moved=moved)
+    about = replace(unstated(pruned, UNSTATED), model=model, stated=tensors_hash(model))
+    return replace(about, repair=done, moved=moved, seen=seen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import threading
 import time
@@ -18,6 +17,7 @@ from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import call_of, try_example
 from sipp.runtime.graph import trace
+from sipp.runtime.plain import plain_copy
 from sipp.runtime.plan import Plan, flat_inputs, make_plan
 from sipp.runtime.shelf import Shelved, restore, shelve
 from sipp.runtime.steps import Step
@@ -53,11 +53,11 @@ class Sparse:
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._model = copy.deepcopy(model).eval()
+        self._model = plain_copy(model)
         self._shelf: dict[str, Shelved] = {}
         self._compiled: dict[Any, Compiled] = {}
         self._lock = threading.RLock()
-        self.n_dense_bytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+        self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
         self.seconds = 0.0  # of compilation
         self._compile(args, self._in_order(kwargs))
 
@@ -178,7 +178,8 @@ def sparse(model: nn.Module, example: Any) -> Sparse:
     """The model as a callable that skips its zeros, on the CPU: same call, same outputs to 1e-4 of their size.
 
     `example` is an input like those to come: a tensor, a tuple of arguments, or a dict of keyword arguments. The model
-    is left as it was; later changes of its weights are not seen.
+    is left as it was; later changes of its weights are not seen. Masks that `hold` or torch.nn.utils.prune keep on it
+    are zeros here.
 
     Example:
         >>> import torch, sipp

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sipp.checking import check_choice
+from sipp.checking import check_choice, check_flag
 from sipp.distinct import key_of_batch, n_new
 from sipp.errors import DataError
 from sipp.inputs.apart import hold_back
-from sipp.inputs.batches import FEWEST_POINTS, Data, batches_of, fresh, points_at
+from sipp.inputs.batches import FEWEST_POINTS, Data, batches_of, count_points, fresh, points_at
 from sipp.inputs.capture import (
     Forms,
     OnUse,
@@ -37,6 +37,7 @@ from sipp.inputs.pointkeys import draw_keys_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import device_of
 from sipp.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring
+from sipp.progress import progress_bar
 from sipp.records import Batch, LayerScores, Scores, Use, Weight, from_rows
 from sipp.scoring import kernels
 from sipp.scoring.running_sensitivities import RunningSensitivities
@@ -57,6 +58,7 @@ def sensitivity(
     delta: float = DELTA,
     seed: int = 0,
     scoring: Scoring = Scoring(),
+    progress: bool = True,
 ) -> dict[str, Tensor]:
     """The sensitivity of every prunable weight, {parameter name: float32 tensor of the parameter's shape}, in [0, 1].
 
@@ -70,8 +72,11 @@ def sensitivity(
         >>> {name: tuple(score.shape) for name, score in scores.items()}
         {'0.weight': (3, 4), '2.weight': (2, 3)}
     """
+    check_flag("progress", progress)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    scores = score(resolve_points(subject, delta), reduce=reduce)
+    chosen = resolve_points(subject, delta)
+    with progress_bar("scoring", chosen.n_points or count_points(data), shown=progress) as advance:
+        scores = score(chosen, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = subject.parameters()
     return {
         layer.weight.name: from_rows(layer.weight, layer.sensitivity_FK, parameters[layer.weight.name])

@@ -158,6 +158,9 @@ def _stored(entry: Entry) -> StoredTensor:
     )
 
 
+COLUMN_WORDS = "  positions: how the places of kept weights are stored; bound: bytes of values, and the least of places"
+
+
 def contents_text(contents: Contents) -> str:
     """The table of tensors; those that are stored whole and exact share a line."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -179,6 +182,7 @@ def contents_text(contents: Contents) -> str:
         f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes, {ratio:.2f} x smaller than dense "
         f"({contents.dense_bytes:,}); values and entropy of positions: {contents.bound_bytes:,.0f}",
         text_of(table),
+        COLUMN_WORDS,
         *_words(contents),
         _line("SHA-256", contents.sha256),
         _line("written by", ", ".join(f"{name} {version}" for name, version in contents.versions.items())),

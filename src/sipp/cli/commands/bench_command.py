@@ -10,7 +10,7 @@ import typer
 
 import sipp
 from sipp.cli.errors import Trouble, at
-from sipp.cli.options import Device, Force, Normalise, Weights
+from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Device, Force, Normalise, Weights
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
 from sipp.storage.marks import BENCH_NAME
 
@@ -26,13 +26,41 @@ File = Annotated[
 ]
 OwnModel = Annotated[
     str | None,
-    typer.Option(help="Built-in network or package.module:callable; of FILE, built-in ones are recognised."),
+    typer.Option(
+        help="Built-in network or package.module:callable; of FILE, built-in ones are recognised.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 Batch = Annotated[
-    int | None, typer.Option(help=f"Points of a call with FILE; default: {N_POINTS}.", min=1, max=MOST_POINTS)
+    int | None,
+    typer.Option(
+        help=f"Points of a call with FILE; default: {N_POINTS}.", min=1, max=MOST_POINTS, rich_help_panel=MACHINE_PANEL
+    ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(help="Threads with FILE; default: as torch has them.", min=1, max=MOST_THREADS)
+    int | None,
+    typer.Option(
+        help="Threads with FILE; default: as torch has them.", min=1, max=MOST_THREADS, rich_help_panel=MACHINE_PANEL
+    ),
+]
+
+
+Points = Annotated[
+    str | None,
+    typer.Option(help="Points; default: noise of a built-in network's shape.", rich_help_panel=MODEL_PANEL),
+]
+Repeats = Annotated[
+    int,
+    typer.Option(
+        help="Times each is measured; the best counts.", min=1, max=MOST_REPEATS, rich_help_panel=MACHINE_PANEL
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"New file for the record; as {BENCH_NAME} in a folder, the page shows it.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
 ]
 
 
@@ -40,19 +68,15 @@ def bench(
     file: File = None,
     model: OwnModel = None,
     weights: Weights = None,
-    data: Annotated[str | None, typer.Option(help="Points; default: noise of a built-in network's shape.")] = None,
+    data: Points = None,
     normalise: Normalise = None,
-    batch: Batch = None,
-    threads: Threads = None,
-    repeats: Annotated[
-        int, typer.Option(help="Times each is measured; the best counts.", min=1, max=MOST_REPEATS)
-    ] = REPEATS,
-    device: Device = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help=f"New file for the record; as {BENCH_NAME} in a folder, the page shows it.")
-    ] = None,
+    out: Out = None,
     force: Force = False,
     as_json: Json = False,
+    device: Device = "auto",
+    batch: Batch = None,
+    threads: Threads = None,
+    repeats: Repeats = REPEATS,
 ) -> None:
     """Time a stored network against the dense one; or kernels and scoring, after checking that they are right."""
     if file is None:
@@ -95,7 +119,7 @@ def bench(
 
 def _tell(record: BenchRecord, out: Path | None) -> None:
     """Prints the tables, and the three numbers on the last line."""
-    show(f"{record.network} on {record.machine}, {record.n_threads} threads")
+    show(f"{record.network} on {record.machine}, {record.n_threads} {'thread' if record.n_threads == 1 else 'threads'}")
     if record.images is not None:
         show(record.images)
     steps = plain_table("step", "kernel", "kept", "bytes dense", "bytes", "ms dense", "ms", "ratio", texts=("kernel",))
@@ -118,6 +142,7 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
         times = (f"{run.dense_ms:.3f}", f"{run.sparse_ms:.3f}")
         calls.add_row(str(run.n_points), *times, *rates, f"{run.ratio:.2f}", f"{run.off_by:.0e}")
     show("calls:", calls)
+    show("  ratio: how many times faster than dense; off by: how far outputs are from dense ones, by their size")
     found = record.bytes
     show(
         f"bytes:           {size(found.file)} stored, {size(round(found.bound))} by values and entropy, "

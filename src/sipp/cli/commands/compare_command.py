@@ -11,6 +11,9 @@ import sipp
 from sipp.cli.errors import Trouble, at
 from sipp.cli.options import (
     KINDS,
+    MODEL_PANEL,
+    PRUNE_PANEL,
+    REPAIR_PANEL,
     BatchSize,
     Device,
     Exclude,
@@ -25,7 +28,7 @@ from sipp.cli.options import (
     n_points_of,
     output_of,
 )
-from sipp.cli.output import Json, only_json, print_json, show, shows_progress
+from sipp.cli.output import Json, only_json, print_json, show
 from sipp.scoring.methods import NAMES, Method, method_of
 
 if TYPE_CHECKING:
@@ -34,32 +37,52 @@ if TYPE_CHECKING:
     from sipp.certificates.comparison import Comparison
     from sipp.cli.points import Points
 
-HoldoutData = Annotated[str | None, typer.Option(help="Points that judge; default: the last quarter of the data.")]
-Keeps = Annotated[str, typer.Option(help="Shares of the prunable weights to keep, each in (0, 1], with commas.")]
-Methods = Annotated[str | None, typer.Option(help=f"With commas, of: {', '.join(NAMES)}. Default: a usual set.")]
-Repair = Annotated[bool, typer.Option("--repair", help="Add every network with its kept weights refitted.")]
+HoldoutData = Annotated[
+    str | None,
+    typer.Option(help="Points that judge; default: the last quarter of the data.", rich_help_panel=MODEL_PANEL),
+]
+Keeps = Annotated[
+    str,
+    typer.Option(
+        help="Shares of the prunable weights to keep, each in (0, 1], with commas.", rich_help_panel=PRUNE_PANEL
+    ),
+]
+Methods = Annotated[
+    str | None,
+    typer.Option(help=f"With commas, of: {', '.join(NAMES)}. Default: a usual set.", rich_help_panel=PRUNE_PANEL),
+]
+Repair = Annotated[
+    bool,
+    typer.Option("--repair", help="Add every network with its kept weights refitted.", rich_help_panel=REPAIR_PANEL),
+]
+
+
+Calibration = Annotated[str, typer.Option(help=f"Calibration points: {KINDS}.", rich_help_panel=MODEL_PANEL)]
 
 
 def compare(
     model: Model,
-    data: Annotated[str, typer.Option(help=f"Calibration points: {KINDS}.")],
+    data: Calibration,
     weights: Weights = None,
     holdout: HoldoutData = None,
     normalise: Normalise = None,
+    points: PointsOption = None,
     keeps: Keeps = "0.5,0.3,0.1",
     methods: Methods = None,
-    repair: Repair = False,
     include: Include = None,
     exclude: Exclude = None,
-    points: PointsOption = None,
     holdout_points: HoldoutPoints = None,
     output: OutputPart = None,
-    seed: Seed = 0,
-    batch_size: BatchSize = None,
-    device: Device = "auto",
+    repair: Repair = False,
     as_json: Json = False,
+    device: Device = "auto",
+    batch_size: BatchSize = None,
+    seed: Seed = 0,
 ) -> None:
-    """Prune a network by every method at a few keeps, print what each does to its output, and which to use."""
+    """Prune a network by every method at a few keeps, print what each does to its output, and which to use.
+
+    For example: sipp compare --model digits-cnn --data digits --keeps 0.5,0.2
+    """
     from sipp.cli.models import load_model
     from sipp.cli.points import default_points, draw, example_of, images_lines, open_source, summary
     from sipp.scoring.theory_points import sample_size
@@ -85,7 +108,7 @@ def compare(
             comparison = sipp.compare(
                 network, chosen.batches, keeps=shares, methods=names, repair=repair,
                 holdout=None if judging is None else judging.batches, include=include, exclude=exclude,
-                output=output_of(output), seed=seed, progress=shows_progress(as_json),
+                output=output_of(output), seed=seed,
             )  # fmt: skip
         if not as_json:
             show(f"network: {model}", f"data:    {chosen.words}")

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as Bars
 
 from sipp.cli.errors import at
 from sipp.cli.options import DEFAULT_ROOT
-from sipp.cli.output import Json, only_json, plain_table, print_json, show, shows_progress
+from sipp.cli.output import Json, only_json, plain_table, print_json, show
+from sipp.progress import console_of_person
 
 if TYPE_CHECKING:
     from sipp.experiments.data.fetch import Progress
@@ -40,7 +40,7 @@ def data(
         elif name == IMAGENET:
             found = [_checked_imagenet(folder)]
         else:
-            found = [_fetched(folder, shows_progress(as_json))]
+            found = [_fetched(folder)]
         if not as_json:
             table = plain_table("set", "here", "what", texts=("here", "what"))
             for one in found:
@@ -87,12 +87,12 @@ def _checked_imagenet(folder: Path) -> dict[str, Any]:
     return {"name": IMAGENET, "here": True, "folder": root, "what": what}
 
 
-def _fetched(folder: Path, bar: bool) -> dict[str, Any]:
+def _fetched(folder: Path) -> dict[str, Any]:
     """CIFAR-10, from wherever it can be had; what failed on the way goes to stderr."""
     from sipp.experiments.data import fetch_cifar10
     from sipp.experiments.data.cifar10 import BIN_FOLDER
 
-    with at(f"sipp data cifar10 {folder}", f"put the official {BIN_FOLDER} into {folder}"), _told(bar) as told:
+    with at(f"sipp data cifar10 {folder}", f"put the official {BIN_FOLDER} into {folder}"), _told() as told:
         done = fetch_cifar10(folder, progress=told)
     for reason in done.passed_over:
         typer.echo(f"passed over: {reason}", err=True)
@@ -102,11 +102,12 @@ def _fetched(folder: Path, bar: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _told(bar: bool) -> Iterator[Progress]:
+def _told() -> Iterator[Progress]:
     """A function that shows how far a download is: a bar at a terminal, a line on stderr now and then elsewhere."""
-    if bar:
+    console = console_of_person()
+    if console is not None:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        with Bars(*columns, console=console, transient=True) as bars:
             task = bars.add_task("connecting", total=None)
             yield lambda stage, done, total: bars.update(task, description=stage, completed=done, total=total)
         return

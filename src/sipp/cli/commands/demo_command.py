@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sipp.cli.options import Force
-from sipp.cli.output import Json, only_json, print_json, show, shows_progress
+from sipp.cli.output import Json, only_json, print_json, show
 
 
 def demo(
@@ -21,7 +21,7 @@ def demo(
     from sipp.cli.demo import FIGURE, demo_table, run_demo
 
     with only_json(as_json):
-        result = run_demo(out, seed=seed, progress=shows_progress(as_json), force=force)
+        result = run_demo(out, seed=seed, force=force)
     if not as_json:
         show(demo_table(result), f"page: {result.page}, figure: {out / FIGURE}")
         return

@@ -7,26 +7,51 @@ from typing import Annotated
 
 import typer
 
-from sipp.cli.options import KINDS, BatchSize, Device, Force, HoldoutPoints, Model, Normalise, OutputPart, Seed
+from sipp.cli.options import (
+    KINDS,
+    MODEL_PANEL,
+    OUTPUT_PANEL,
+    BatchSize,
+    Device,
+    Force,
+    HoldoutPoints,
+    Model,
+    Normalise,
+    OutputPart,
+    Seed,
+)
 from sipp.cli.output import Json, only_json, print_json, show
 
 
 def eval(  # the name of the command
     model: Model,
-    dense: Annotated[Path, typer.Option(help="Weights of the dense network: .safetensors or .pt.")],
-    pruned: Annotated[Path, typer.Option(help="Weights of the pruned network, or its folder from `sipp prune`.")],
-    data: Annotated[str, typer.Option(help=f"Points to measure on: {KINDS}. Of a set, its test part.")],
+    dense: Annotated[
+        Path, typer.Option(help="Weights of the dense network: .safetensors or .pt.", rich_help_panel=MODEL_PANEL)
+    ],
+    pruned: Annotated[
+        Path,
+        typer.Option(
+            help="Weights of the pruned network, or its folder from `sipp prune`.", rich_help_panel=MODEL_PANEL
+        ),
+    ],
+    data: Annotated[
+        str, typer.Option(help=f"Points to measure on: {KINDS}. Of a set, its test part.", rich_help_panel=MODEL_PANEL)
+    ],
     normalise: Normalise = None,
     points: HoldoutPoints = None,
     output: OutputPart = None,
     out: Annotated[
-        Path | None, typer.Option(help="New file for the record; NAME.json in the network's folder is on its page.")
+        Path | None,
+        typer.Option(
+            help="New file for the record; NAME.json in the network's folder is on its page.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = None,
     force: Force = False,
-    seed: Seed = 0,
-    batch_size: BatchSize = None,
-    device: Device = "auto",
     as_json: Json = False,
+    device: Device = "auto",
+    batch_size: BatchSize = None,
+    seed: Seed = 0,
 ) -> None:
     """Measure accuracy, loss and epsilon of a pruned network beside the dense one."""
     from sipp.cli.evaluating import EvalRequest, answer

@@ -10,7 +10,18 @@ import typer
 from rich.console import Console
 
 from sipp.cli.errors import at
-from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, AcceptChanges, DataRoot, Device, RunsOut, Settings, Workers
+from sipp.cli.options import (
+    DEFAULT_ROOT,
+    DEFAULT_RUNS,
+    MACHINE_PANEL,
+    MODEL_PANEL,
+    AcceptChanges,
+    DataRoot,
+    Device,
+    RunsOut,
+    Settings,
+    Workers,
+)
 from sipp.cli.output import Json, print_json
 from sipp.cli.run_display import display, records_table
 from sipp.storage.outputs import refuse_inputs
@@ -23,34 +34,55 @@ PROCESSES = "WORLD_SIZE"  # set by accelerate launch and torchrun
 
 EngineName = Annotated[
     Literal["process", "ray"],
-    typer.Option(help="Train one network after another in this process, or several at once on Ray: same records."),
+    typer.Option(
+        help="Train one network after another in this process, or several at once on Ray: same records.",
+        rich_help_panel=MACHINE_PANEL,
+    ),
 ]
-AtOnce = Annotated[int | None, typer.Option(help="Ray: networks at once; without it, as CPUs or GPUs allow.", min=1)]
+AtOnce = Annotated[
+    int | None,
+    typer.Option(
+        help="Ray: networks at once; without it, as CPUs or GPUs allow.", min=1, rich_help_panel=MACHINE_PANEL
+    ),
+]
 RayAddress = Annotated[
     str | None,
-    typer.Option(help="Ray: a running one (auto, HOST:PORT); --out and --data are on a disk all machines share."),
+    typer.Option(
+        help="Ray: a running one (auto, HOST:PORT); --out and --data are on a disk all machines share.",
+        rich_help_panel=MACHINE_PANEL,
+    ),
+]
+
+
+OwnModel = Annotated[
+    str | None,
+    typer.Option(
+        help="A network of your own instead of the recipe's: package.module:callable.", rich_help_panel=MODEL_PANEL
+    ),
+]
+OwnData = Annotated[
+    str | None,
+    typer.Option(
+        help="Data of your own: package.module:callable that gives images and labels, train then test.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 
 
 def run(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (see `sipp recipes`) or a .yaml file.")],
     settings: Settings = None,
-    out: RunsOut = DEFAULT_RUNS,
     data: DataRoot = DEFAULT_ROOT,
-    device: Device = "auto",
-    workers: Workers = 0,
+    model: OwnModel = None,
+    own_data: OwnData = None,
+    out: RunsOut = DEFAULT_RUNS,
     accept_changes: AcceptChanges = False,
     as_json: Json = False,
+    device: Device = "auto",
+    workers: Workers = 0,
     engine: EngineName = "process",
     at_once: AtOnce = None,
     ray_address: RayAddress = None,
-    model: Annotated[
-        str | None, typer.Option(help="A network of your own instead of the recipe's: package.module:callable.")
-    ] = None,
-    own_data: Annotated[
-        str | None,
-        typer.Option(help="Data of your own: package.module:callable that gives images and labels, train then test."),
-    ] = None,
 ) -> None:
     """Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.
 

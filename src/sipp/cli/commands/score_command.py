@@ -12,6 +12,8 @@ import sipp
 from sipp.cli.errors import Trouble, at
 from sipp.cli.options import (
     KINDS,
+    MODEL_PANEL,
+    OUTPUT_PANEL,
     BatchSize,
     Device,
     Exclude,
@@ -35,22 +37,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Delta = Annotated[
+    float, typer.Option(help="Only for --points theory: failure probability (T4).", rich_help_panel=MODEL_PANEL)
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="File for all scores: .safetensors, one tensor a weight.", rich_help_panel=OUTPUT_PANEL),
+]
+
+
 def score(
     model: Model,
-    data: Annotated[str, typer.Option(help=f"Calibration points: {KINDS}.")],
+    data: Annotated[str, typer.Option(help=f"Calibration points: {KINDS}.", rich_help_panel=MODEL_PANEL)],
     weights: Weights = None,
     normalise: Normalise = None,
+    points: PointsOption = None,
+    delta: Delta = 1e-16,
     include: Include = None,
     exclude: Exclude = None,
-    points: PointsOption = None,
-    delta: Annotated[float, typer.Option(help="Only for --points theory: failure probability (T4).")] = 1e-16,
     reduce: ReduceOver = "max",
-    seed: Seed = 0,
-    batch_size: BatchSize = None,
-    device: Device = "auto",
-    out: Annotated[Path | None, typer.Option(help="File for all scores: .safetensors, one tensor a weight.")] = None,
+    out: Out = None,
     force: Force = False,
     as_json: Json = False,
+    device: Device = "auto",
+    batch_size: BatchSize = None,
+    seed: Seed = 0,
 ) -> None:
     """Score every prunable weight: the largest share it ever contributes to an output of its row (T3)."""
     from sipp.cli.models import load_model, weights_read

@@ -9,7 +9,18 @@ import typer
 from rich.console import Console
 
 from sipp.cli.errors import at
-from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, AcceptChanges, DataRoot, Device, RunsOut, Settings, Workers
+from sipp.cli.options import (
+    DEFAULT_ROOT,
+    DEFAULT_RUNS,
+    MODEL_PANEL,
+    OUTPUT_PANEL,
+    AcceptChanges,
+    DataRoot,
+    Device,
+    RunsOut,
+    Settings,
+    Workers,
+)
 from sipp.cli.output import Json, plain_table, print_json, show
 from sipp.storage.outputs import PAGE, check_file, refuse_inputs
 
@@ -19,14 +30,19 @@ if TYPE_CHECKING:
 
 def study(
     name: Annotated[str | None, typer.Argument(help="A study; without one, all of them are listed.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="The paper's schedules, not the short form.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's schedules, not the short form.", rich_help_panel=MODEL_PANEL)
+    ] = False,
     settings: Settings = None,
     out: RunsOut = DEFAULT_RUNS,
     data: DataRoot = DEFAULT_ROOT,
     device: Device = "auto",
     workers: Workers = 0,
     accept_changes: AcceptChanges = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is there and what would be trained.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what is there and what would be trained.", rich_help_panel=OUTPUT_PANEL),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make a figure of the paper: all runs of a named study, then one page; without a name, list the studies.

@@ -144,6 +144,7 @@ def _certificate(work: Work, ranking: Ranking, pruned: Pruned) -> Values | None:
             delta=CERTIFICATE_DELTA,
             confidence=CERTIFICATE_CONFIDENCE,
             calibration=plain_batches(work.feed, splits.calibration),
+            progress=False,  # a run has a display of its own
         )
     except (DataError, ModelError) as error:  # such as copies of one image in both parts: no claim, but no stop either
         return {"verdict": f"refused: {error}"}

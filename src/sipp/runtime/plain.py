@@ -1,0 +1,36 @@
+"""A model in, a copy with plain weights out: masks that are held, or of torch.nn.utils.prune, become zeros in them."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+
+from sipp.errors import ModelError
+from sipp.pruning.masking import release
+
+
+def plain_copy(model: nn.Module) -> nn.Module:
+    """A copy of the model in eval mode, without hooks that write its weights before each call; it gives the same."""
+    try:
+        made = copy.deepcopy(model, _values_with_a_history(model))
+    except Exception as error:  # their classes, their __deepcopy__: anything may be raised
+        raise ModelError(
+            f"cannot be copied ({type(error).__name__}: {error})",
+            where=type(model).__name__,
+            fix="keep what has no copy (locks, files) out of its attributes, or give it a __deepcopy__",
+        ) from error
+    release(made)
+    for module in made.modules():
+        hooks = list(module._forward_pre_hooks.values())  # remove() takes them out
+        for hook in hooks:
+            if isinstance(hook, torch_prune.BasePruningMethod):
+                torch_prune.remove(module, hook._tensor_name)
+    return made.eval()
+
+
+def _values_with_a_history(model: nn.Module) -> dict[int, object]:
+    """For deepcopy: copies of tensors that were computed, such as weight = weight_orig * mask, which it refuses."""
+    values = (value for module in model.modules() for value in vars(module).values())
+    return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}

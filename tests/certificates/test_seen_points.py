@@ -1,0 +1,111 @@
+"""The record of a pruning knows which points chose it: `certify` refuses them, whether calibration= is given or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.certificates.claims import certify_accuracy
+from sipp.distinct import was_seen
+from sipp.errors import DataError
+from sipp.inputs.batches import batches_of
+from sipp.inputs.pointkeys import draw_keys_of
+from sipp.scoring.methods import Method
+
+WORD = "no calibration points were compared"
+pytestmark = pytest.mark.filterwarnings("ignore:.*died")
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def points(seed: int, n: int = 120) -> Tensor:
+    return torch.rand(n, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def shares(pruned: sipp.Pruned, x: Tensor, seed: int = 9) -> bool:
+    """Whether a holdout with one of these points among new ones is refused."""
+    try:
+        sipp.certify(net(), pruned, torch.cat([points(seed).to(x), x]))
+    except DataError as error:
+        return "also calibration points" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("method", ["sipp-blend", "sipp-det", "sipp-rand"])
+@pytest.mark.parametrize("at", [0, 100, 119])  # scored first, kept apart for T19, kept aside for the blend
+def test_points_that_chose_weights_are_refused_without_calibration(method: Method, at: int) -> None:
+    data = points(1)
+    pruned = sipp.prune(net(), data, keep=0.8, method=method)
+    assert shares(pruned, data[at : at + 1])
+    cert = sipp.certify(net(), pruned, points(9))
+    assert cert.calibration_checked and WORD not in cert.sentence
+    accuracy = certify_accuracy(net(), pruned, points(9))
+    assert accuracy.calibration_checked and WORD not in accuracy.sentence
+    with pytest.raises(DataError, match="also calibration points"):
+        certify_accuracy(net(), pruned, data[at:])
+
+
+def test_a_network_alone_knows_nothing_and_the_certificate_says_whose_word_it_is() -> None:
+    data = points(1)
+    pruned = sipp.prune(net(), data, keep=0.8)
+    for cert in (sipp.certify(net(), pruned.model, data), certify_accuracy(net(), pruned.model, data)):
+        assert not cert.calibration_checked and cert.sentence.count(WORD) == 1
+    assert WORD not in sipp.certify(net(), pruned.model, points(9), calibration=data).sentence
+    with pytest.raises(DataError, match="also calibration points"):
+        sipp.certify(net(), pruned.model, data, calibration=data)
+
+
+def test_both_the_record_and_what_is_given_count() -> None:
+    pruned = sipp.prune(net(), points(1), keep=0.8)
+    with pytest.raises(DataError, match="also calibration points"):
+        sipp.certify(net(), pruned, points(1), calibration=points(2))
+    with pytest.raises(DataError, match="also calibration points"):
+        sipp.certify(net(), pruned, points(2), calibration=points(2))
+
+
+def test_points_of_a_repair_count_whenever_it_was_made() -> None:
+    pruned = sipp.prune(net(), points(1), keep=0.8, method="sipp-det")
+    assert not shares(pruned, points(2)[7:8])
+    fixed = sipp.repair(net(), pruned, points(2))
+    assert shares(fixed, points(2)[7:8]) and shares(fixed, points(1)[7:8])
+    assert shares(sipp.prune(net(), points(1), keep=0.8, method="wt", repair=True), points(1)[7:8])
+
+
+def test_points_that_chose_nothing_may_judge() -> None:
+    """Of a method that looks at no data they served statements; of 40 points asked for, the others were not read."""
+    by_magnitude = sipp.prune(net(), points(1), keep=0.8, method="wt")
+    assert not shares(by_magnitude, points(1))
+    assert WORD in sipp.certify(net(), by_magnitude, points(1)).sentence  # nothing was there to compare
+    few = sipp.prune(net(), points(1), keep=0.8, method="sipp-det", scoring=sipp.Scoring(n_points=40))
+    assert sum(shares(few, point[None]) for point in points(1)) == 40
+
+
+def test_where_not_all_are_known_those_that_are_count_and_nothing_is_claimed() -> None:
+    snip = sipp.prune(net(), [(points(1), torch.randint(0, 4, (120,)))], keep=0.8, method="snip")
+    assert shares(snip, points(1)[3:4])
+    normed = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    by_batch = sipp.prune(normed, points(1), keep=0.8, method="sipp-det", scoring=sipp.Scoring(norm_stats="batch"))
+    judged = sipp.assess(net(), {"0.weight": net()[0].weight.abs() > 0.1}, points(1))  # type: ignore[index]
+    for dense, pruned in ((net(), snip), (normed, by_batch), (net(), judged)):
+        cert = sipp.certify(dense, pruned, points(9))
+        assert not cert.calibration_checked and WORD in cert.sentence
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_point_is_the_same_in_another_dtype(dtype: torch.dtype) -> None:
+    def keys(x: Tensor) -> list[bytes]:
+        return [key for batch in batches_of(x, role="holdout") for key in draw_keys_of(batch)]
+
+    is_seen = was_seen(keys(points(1)))
+    assert all(map(is_seen, keys(points(1).to(dtype)))) and not any(map(is_seen, keys(points(2).to(dtype))))
+    assert not any(map(was_seen([]), keys(points(1))))
+
+
+def test_a_walk_gives_a_record_that_knows_its_points() -> None:
+    best = sipp.prune_to(net(), points(1), points(5, 300), epsilon=0.9)
+    assert best.pruned is not None and shares(best.pruned, points(1)[:1]) and not shares(best.pruned, points(5)[:1])

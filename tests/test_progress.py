@@ -1,0 +1,132 @@
+"""The one rule of progress: by default long work shows it to a person at a terminal, and to nobody else."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import nn
+
+import sipp
+from sipp import progress
+from sipp.cli.errors import fail_well
+from sipp.cli.main import app
+from sipp.progress import progress_bar, progress_line
+
+LONG = ("prune", "prune_to", "repair", "compare", "assess", "certify", "certify_accuracy", "sensitivity", "gradual")
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def points(n: int = 60) -> torch.Tensor:
+    return torch.rand(n, 8, generator=torch.Generator().manual_seed(n))
+
+
+def work(name: str, **options: bool) -> None:
+    """One call of a long function."""
+    pruned = sipp.prune(net(), points(), keep=0.9, progress=False)
+    holdout = [(points(80), torch.arange(80) % 4)]
+    calls = {
+        "prune": lambda: sipp.prune(net(), points(), keep=0.9, **options),
+        "prune_to": lambda: sipp.prune_to(
+            net(), points(), points(90), epsilon=0.9, method="wt", levels=(0.9, 0.8), **options
+        ),
+        "repair": lambda: sipp.repair(net(), pruned, points(), **options),
+        "compare": lambda: sipp.compare(net(), points(), keeps=(0.5,), methods=("wt",), **options),
+        "assess": lambda: sipp.assess(net(), pruned.model, points(), **options),
+        "certify": lambda: sipp.certify(net(), pruned, points(80), **options),
+        "certify_accuracy": lambda: sipp.certify_accuracy(net(), pruned, holdout, **options),
+        "sensitivity": lambda: sipp.sensitivity(net(), points(), **options),
+        "gradual": lambda: sipp.gradual(net(), lambda step: None, points(), keep=0.5, steps=20, cuts=2, **options),
+    }
+    calls[name]()
+
+
+WORDS = {
+    "prune": ("scoring", "cutting"),
+    "prune_to": ("where to begin", "walking the levels", "certifying"),
+    "repair": ("repairing",),
+    "compare": ("comparing",),
+    "assess": ("scoring",),
+    "certify": ("certifying",),
+    "certify_accuracy": ("certifying",),
+    "sensitivity": ("scoring",),
+    "gradual": ("gradual: step 7 of 20", "gradual: step 12 of 20, 50.00% of the weights left (cut 2 of 2)"),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_person_at_a_terminal_sees_it_by_default_and_nobody_else(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # says that a log takes colours, not that somebody looks at it
+    for stream, options, is_shown in (
+        (Terminal(), {}, True),
+        (Terminal(), {"progress": False}, False),
+        (StringIO(), {}, False),
+    ):
+        out = StringIO()
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(sys, "stdout", out)
+        work(name, **options)
+        found = stream.getvalue()
+        assert out.getvalue() == "" and bool(found) == is_shown, found
+        for word in WORDS[name] if is_shown else ():
+            assert word in found, word
+
+
+def test_every_option_of_this_name_has_the_same_default() -> None:
+    having = [name for name in sipp.__all__ if inspect.isfunction(getattr(sipp, name))]
+    found = {name: inspect.signature(getattr(sipp, name)).parameters.get("progress") for name in having}
+    assert {name for name, option in found.items() if option is not None} == set(LONG)
+    assert all(option.default is True for option in found.values() if option is not None)
+
+
+@pytest.mark.parametrize("has_widgets", [True, False])
+def test_in_a_notebook_only_where_rich_can_draw(has_widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "Console", lambda **options: Console(force_jupyter=True, **options))
+    monkeypatch.setattr(progress, "find_spec", lambda name: object() if has_widgets else None)
+    assert (progress.console_of_person() is not None) == has_widgets
+
+
+def test_a_dumb_terminal_and_a_closed_stderr_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    assert progress.console_of_person() is not None
+    monkeypatch.setenv("TERM", "dumb")
+    assert progress.console_of_person() is None
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress_bar("work", 3, shown=True) as advance:
+        advance(1)
+    progress_line("work", shown=True)
+
+
+def test_inside_of_a_display_of_the_callers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress(console=Console(stderr=True)), progress_bar("work", 3, shown=True) as advance:
+        advance(1)
+
+
+def test_the_shell_shows_it_on_stderr_also_beside_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream, out = Terminal(), StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "stdout", out)
+    words = ["prune", "--model", "digits-cnn", "--data", "digits", "--points", "20", "--keep", "0.5", "--method", "wt"]
+    code = fail_well(app, [*words, "--dry-run", "--json"])
+    assert code == 0 and json.loads(out.getvalue())["keep"] == 0.5 and "scoring" in stream.getvalue()
