@@ -1,6 +1,16 @@
 """One thread per test process: pytest runs as many processes as there are cores, and more threads only wait."""
 
+import gc
 import os
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+gc.disable()  # while modules are loaded and tests collected, which keep nearly all they make
+
+
+def pytest_collection_finish() -> None:
+    """Python's collector of cycles starts, and passes over what is loaded: torch alone makes half a million objects."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
