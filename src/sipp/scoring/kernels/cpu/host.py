@@ -63,7 +63,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     if not IS_COMPILED:
         return _interpreted(function)
     function.__qualname__ += f"_{_STAMP:x}"  # names the cache
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
     try:
         made = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # neither beside this file nor in the user's cache folder
