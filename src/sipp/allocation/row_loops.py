@@ -48,8 +48,8 @@ SHARED_WEIGHTS = 2**14  # fewer than this many are done sooner than a second thr
 # Number j of a row goes to the sum j % LANES, and these meet at the end: vectors, without leave to reorder anything.
 LANES = 32
 
-# A part of the compiled loops that call it: no cache, and no way in from Python, which are work for the compiler.
-row_part = numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True)
+# A part of the compiled loops that call it: what only a cache or a C caller would need is no work for the compiler.
+row_part = numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)
 
 
 def compiled_rows(function: Callable[..., Any]) -> Callable[..., Any]:
