@@ -49,7 +49,8 @@ SHARED_WEIGHTS = 2**14  # fewer than this many are done sooner than a second thr
 LANES = 32
 
 # A part of the compiled loops that call it: what only a cache or a C caller would need is no work for the compiler.
-row_part = numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)
+_PART: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+row_part = numba.njit(**_PART)
 
 
 def compiled_rows(function: Callable[..., Any]) -> Callable[..., Any]:
