@@ -41,7 +41,7 @@ ENDS = {
     "shell_only.sh": (
         "",
         "",
-        ["sparse/accuracy.json", "small.safetensors", "page.html", "small.pt2"],
+        ["sparse/accuracy.json", "sparse/eval.json", "small.safetensors", "page.html", "small.pt2"],
         r"x faster .* certified",
     ),
     "shell_hugging_face.sh": ("", "transformers", ["sparse/bench.json", "page.html", "sparse-bert"], r"x faster"),

@@ -5,7 +5,7 @@ set -euo pipefail
 
 sipp compare --model hf:bert --output logits --data train.txt --keeps 0.5 --methods sipp-blend,wt,snip --repair
 sipp prune --model hf:bert --output logits --data train.txt --holdout new.txt --keep 0.5 --repair --out sparse
-sipp eval --model hf:bert --output logits --dense bert/model.safetensors --pruned sparse --data new.txt
+sipp eval --model hf:bert --output logits --dense bert/model.safetensors --pruned sparse --data new.txt --out sparse/eval.json
 sipp bench sparse --model hf:bert --data new.txt --out sparse/bench.json
 sipp report sparse -o page.html
 sipp export sparse --model hf:bert --to hf --out sparse-bert

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from html import escape
 from io import StringIO
@@ -20,7 +22,7 @@ WIDTH = 118
 SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
 PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
 LABEL = 17  # columns before the text of a statement
-NAME_LENGTH = 28  # of a weight in a table: a longer name is cut in the middle
+NAME_LENGTH = 28  # of a weight in a table: a longer name is shortened
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 MUCH = 0.5  # of its length: an output that moved further than this is warned of
 SHOWN_AS = {"whole": "lossless"}  # all that ever mattered on the calibration points is kept
@@ -31,9 +33,10 @@ def pruned_table(pruned: Pruned) -> str:
     names = sorted({name for layer in pruned.layers for name in layer.strategies})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     columns = ("weight", "rows", "fan-in", "kept", "keep", *(SHOWN_AS.get(name, name) for name in names), "dead rows")
+    labels = short_names([layer.name for layer in pruned.layers])
     rows = [
         (
-            short_name(layer.name),
+            label,
             str(layer.n_rows),
             str(layer.fan_in),
             f"{layer.kept:,}",
@@ -42,7 +45,7 @@ def pruned_table(pruned: Pruned) -> str:
             str(len(layer.dead_rows) or ""),
             *(number(value) for value in bounds_of(layer)),
         )
-        for layer in pruned.layers
+        for label, layer in zip(labels, pruned.layers)
     ]
     shown = [i for i in range(len(columns) + len(BOUND_COLUMNS)) if any(row[i] for row in rows)]  # not what is empty
     for i in shown:
@@ -75,12 +78,54 @@ def pruned_table(pruned: Pruned) -> str:
     return "\n".join(lines)
 
 
-def short_name(name: str) -> str:
-    """A name that fits a table: its first and last parts, with '...' between them where it is long."""
-    if len(name) <= NAME_LENGTH:
+def short_names(names: Sequence[str], length: int = NAME_LENGTH) -> list[str]:
+    """Names that fit a table, long ones shortened; those that differ stay different.
+
+    Tried in turn for all of them: a cut in the middle; parts of the name from the left as initials, which keep their
+    numbers (h.3.attn.c_proj.weight); a number at the end. The page's script does the same.
+    """
+    differ = len(set(names))
+    for way in (_cut, _initials):
+        texts = [way(name, length) for name in names]
+        if len(set(texts)) == differ:
+            return texts
+    return _numbered(names, length)
+
+
+def _cut(name: str, length: int) -> str:
+    """Its first and last letters, with '...' between them where it is long."""
+    if len(name) <= length:
         return name
-    half = (NAME_LENGTH - 3) // 2
-    return f"{name[: NAME_LENGTH - 3 - half]}...{name[-half:]}"
+    half = (length - 3) // 2
+    return f"{name[: length - 3 - half]}...{name[len(name) - half :]}"
+
+
+def _initials(name: str, length: int) -> str:
+    """Parts from the left become their first letter and their number, as many as needed, but not the last one.
+
+    Parts before the number of a block always do: then all blocks of a network begin alike.
+    """
+    parts = name.split(".")
+    n_head = next((i for i, part in enumerate(parts) if re.fullmatch("[0-9]+", part)), 0)
+    for i in range(len(parts) - 1):
+        if i >= n_head and len(".".join(parts)) <= length:
+            break
+        parts[i] = re.sub(r"^([^0-9]).*?([0-9]*)$", r"\1\2", parts[i], flags=re.DOTALL)
+    return _cut(".".join(parts), length)
+
+
+def _numbered(names: Sequence[str], length: int) -> list[str]:
+    """The last resort: initials that end in a number of their own."""
+    short = {name: name for name in names if len(name) <= length}
+    taken = set(short)
+    for i, name in enumerate(names, start=1):
+        while name not in short:
+            text = f"{_initials(name, length)[: max(0, length - 3 - len(str(i)))]}...{i}"
+            if text not in taken:
+                short[name] = text
+                taken.add(text)
+            i += len(names)
+    return [short[name] for name in names]
 
 
 # What the columns of a table of layers mean

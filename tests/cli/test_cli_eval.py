@@ -13,6 +13,7 @@ from commandline import files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
 from sipp.cli.evaluating import evaluate
+from sipp.report.words import number
 
 
 @pytest.fixture
@@ -65,6 +66,29 @@ def test_an_output_that_is_not_finite_is_never_a_small_error() -> None:
     found = evaluate(dense, pruned, [(torch.rand(8, 6), torch.zeros(8, dtype=torch.int64))], None)
     assert found.error_mean is None and found.n_not_finite == 8 and found.pruned_accuracy == 0.0
     assert found.pruned_loss is None and "not finite on 8 points" in str(found)
+
+
+def test_a_record_beside_the_network_is_on_its_page_until_the_network_changes(folder: Path) -> None:
+    words = words_of(folder, "--data", folder / "data.npz", "--out", folder / "net" / "eval.json")
+    done = run("eval", *words, "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found.items() <= json.loads((folder / "net" / "eval.json").read_text()).items()
+    assert f"{folder / 'net' / 'eval.json'}" in run("eval", *words, "--force").stdout
+    page = folder / "page.html"
+    assert run("report", folder / "net", "--out", page).returncode == 0
+    accuracy = number(found["pruned_accuracy"], "share")
+    assert f"Accuracy is {accuracy} after pruning, 90 % before" in page.read_text()
+    more = ["--weights", folder / "dense.safetensors", "--data", folder / "plain.npy", "--method", "wt", "--force"]
+    assert run("prune", "--model", "cli_zoo:mlp", *more, "--keep", 0.4, "--out", folder / "net").returncode == 0
+    done = run("report", folder / "net", "--out", page, "--force")
+    assert "marked: net: eval.json is an evaluation of other networks, and not shown." in done.stdout
+    assert "Accuracy is" not in page.read_text()
+
+
+def test_noise_makes_no_record(folder: Path) -> None:
+    done = run("eval", *words_of(folder, "--data", "random:20x6", "--out", folder / "net" / "eval.json"))
+    assert done.returncode == 2 and "noise" in three_lines(done.stderr)[0]
+    assert not (folder / "net" / "eval.json").exists()
 
 
 def test_certify_accuracy_prints_both(folder: Path) -> None:

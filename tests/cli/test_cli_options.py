@@ -84,7 +84,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "prune": {**model, **data, "--keep": 0.5, "--method": "wt", "--out": out / "out"},
         "compare": {**model, **data, "--keeps": 0.5, "--methods": "wt"},
         "certify": {**model, "--dense": weights, "--pruned": weights, "--holdout": folder / "holdout.npy"},
-        "eval": {**model, **data, "--dense": weights, "--pruned": weights},
+        "eval": {**model, **data, "--dense": weights, "--pruned": weights, "--out": out / "eval.json"},
         "run": {"RECIPE": "digits-iterative", "--out": out / "runs"},
         "inspect": {"FILE": folder / "net.sipp.safetensors"},
         "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--to": "pt2", "--out": out / "net.pt2"},

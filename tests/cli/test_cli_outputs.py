@@ -13,7 +13,7 @@ from commandline import Done, asked, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli import benching, certifying, demo, models, pruning, stored
+from sipp.cli import benching, certifying, demo, evaluating, models, pruning, stored
 from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
 
@@ -39,6 +39,7 @@ WRITES = {
     "prune": ("--out", "--ledger"),
     "score": ("--out",),
     "certify": ("--out", "--ledger"),
+    "eval": ("--out",),
     "bench": ("--out",),
     "export": ("--out",),
     "demo": ("--out",),
@@ -71,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save_file(mlp().state_dict(), tmp_path / f"{name}.safetensors")
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
-    for module in (pruning, certifying, models, benching, stored):
+    for module in (pruning, certifying, evaluating, models, benching, stored):
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 
@@ -119,7 +120,13 @@ def _through_a_linked_folder(path: Path) -> Path:
 WAYS: list[Callable[[Path], Path]] = [_same, _roundabout, _hard_link, _through_a_linked_folder]
 FILES = [
     (name, output, option)
-    for name, output in (("score", "--out"), ("certify", "--out"), ("certify", "--ledger"), ("prune", "--ledger"))
+    for name, output in (
+        ("score", "--out"),
+        ("certify", "--out"),
+        ("certify", "--ledger"),
+        ("prune", "--ledger"),
+        ("eval", "--out"),
+    )
     for option in READS[name]
     if option != "--verify"
 ]
@@ -192,6 +199,7 @@ def test_a_foreign_file_stays_also_with_force(content: bytes, folder: Path, monk
     typed: list[tuple[Words, str]] = [
         (words_of("score", command("score", folder) | {"--out": folder / "mine.safetensors"}), "--out"),
         (words_of("certify", command("certify", folder) | {"--out": folder / "mine.json"}), "--out"),
+        (words_of("eval", command("eval", folder) | {"--out": folder / "mine.json"}), "--out"),
         (words_of("prune", command("prune", folder) | {"--out": folder / "other"}), "--out"),
         (["report", folder / "net", "--out", folder / "page.html"], "--out"),
         (["demo", "--out", folder], "sipp demo"),
@@ -221,6 +229,7 @@ def test_ours_is_replaced_with_force_and_only_then(tmp_path: Path) -> None:
         "out": ["prune", *net, *data, "--weights", tmp_path / "w.safetensors", "--keep", 0.9, "--method", "wt"],
         "s.safetensors": ["score", *net, *data],
         "c.json": ["certify", *net, *dense, "--holdout", tmp_path / "holdout.safetensors"],
+        "e.json": ["eval", *net, *dense, *data],
         "page.html": ["report", runs],
     }
     for name, words in commands.items():

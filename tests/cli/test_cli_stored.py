@@ -140,6 +140,8 @@ def test_inspect_shows_what_is_in_a_file(folder: Path) -> None:
     assert done.returncode == 0 and "network:         digits-cnn" in done.stdout
     contents = sipp.inspect(folder / "digits.sipp.safetensors")
     assert str(contents) in done.stdout
+    (head,) = (line for line in done.stdout.splitlines() if line.split()[:2] == ["tensor", "weights"])
+    assert "by entropy" in head and "bound" not in head.split()  # a number of bytes, which is no bound on errors
     found = json.loads(run("inspect", folder / "digits.sipp.safetensors", "--json").stdout)
     assert found["network"] == "digits-cnn" and found["n_bytes"] == contents.n_bytes
     assert [one["names"] for one in found["tensors"]] == [list(one.names) for one in contents.tensors]

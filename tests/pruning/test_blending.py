@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.experiments.pipelines.shared import only_alive
 from sipp.inputs.subject import subject_of
-from sipp.options import NormStats, Scoring
+from sipp.options import Scoring
 from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, Candidate, Choice, best_of
 from sipp.pruning.entry import cut, rank
 from sipp.pruning.ranking import RankOptions
@@ -152,25 +152,30 @@ def test_weights_that_an_earlier_step_pruned_come_last_in_every_blend() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("norm_stats", ["running", "batch"])
-def test_where_nothing_is_left_an_untrained_network_is_cut_by_shares_of_its_layers(norm_stats: NormStats) -> None:
+def test_where_nothing_is_left_magnitude_is_taken() -> None:
+    model, x = net(), points()
+    with torch.no_grad():
+        model[4].weight.mul_(1e-3)  # magnitude and sensitivity leave it nothing
+        model[4].bias.zero_()
+    pruned = sipp.prune(model, [x], budget=20, floor="off")
+    assert pruned.choice is not None and all(one.error >= LOST for one in pruned.choice.tried)
+    assert pruned.choice.taken == pruned.choice.tried[0] and pruned.choice.taken.name == "magnitude"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("budget", [20, 120])
+def test_an_untrained_network_is_cut_by_shares_of_its_layers_whatever_is_left(budget: int) -> None:
     model, x = net(), points()
     with torch.no_grad():
         model[4].weight.mul_(1e-3)  # magnitude and sensitivity would leave it nothing
-        model[4].bias.zero_()
-    subject = subject_of(model, [x], scoring=Scoring(norm_stats=norm_stats))
-    ranking = rank(subject, RankOptions(method="sipp-blend", floor="off"))
-    pruned = cut(ranking, 20, seed=0)
-    taken, tried = pruned.choice.taken, pruned.choice.tried
-    assert all(one.error >= LOST for one in tried[: 1 + 2 * len(POWERS)])
-    if norm_stats == "running":
-        assert taken == tried[0] and taken.name == "magnitude"
-        return
-    assert taken == tried[-1] and taken.is_shared and "shares" in str(pruned.choice)
+    subject = subject_of(model, [x], scoring=Scoring(norm_stats="batch"))
+    pruned = cut(rank(subject, RankOptions(method="sipp-blend", floor="off")), budget, seed=0)
+    assert pruned.choice.tried == (pruned.choice.taken,) and pruned.choice.taken.is_shared
+    assert "shares" in str(pruned.choice)
     sensitivities, parts = sipp.sensitivity(model, [x[:60]]), {}
     for name, s in sensitivities.items():
         squares = (s.double() ** 0.25 * model.get_parameter(name).detach().double().abs() ** 0.75) ** 2
         parts[name] = squares / (squares.flatten() * (squares.flatten() >= squares[..., None])).sum(-1)
-    least = torch.cat([part.flatten() for part in parts.values()]).sort(descending=True).values[19]
+    least = torch.cat([part.flatten() for part in parts.values()]).sort(descending=True).values[budget - 1]
     assert all(torch.equal(mask, parts[name] >= least * (1 - 1e-9)) for name, mask in pruned.masks.items())
     assert bool(pruned.masks["4.weight"].any())

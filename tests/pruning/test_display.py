@@ -6,10 +6,12 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import sipp
-from sipp.display import NAME_LENGTH, short_name
+from sipp.display import NAME_LENGTH, short_names
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +53,55 @@ def test_a_notebook_shows_all_of_it_as_whole_html(pruned: sipp.Pruned) -> None:
 def test_the_table_shortens_names_and_explains_its_columns(pruned: sipp.Pruned) -> None:
     text = str(pruned)
     (row,) = (line for line in text.splitlines() if "<encoder>" in line)
-    assert row.split()[0] == short_name(pruned.layers[0].name)
+    assert row.split()[0] == short_names([layer.name for layer in pruned.layers])[0]
     assert all(len(line) <= 120 for line in text.splitlines())
     for word in ("eps: ", "Delta: ", "layer bound: ", "det: "):
         assert word in text
 
 
 def test_short_names_keep_both_ends() -> None:
-    assert short_name("0.weight") == "0.weight"
     long = "transformer.encoder.layers.11.attention.self.query.weight"
-    assert len(short_name(long)) == NAME_LENGTH
-    assert short_name(long).startswith("transformer.") and short_name(long).endswith("query.weight")
+    whole, short = short_names(["0.weight", long])
+    assert whole == "0.weight" and len(short) == NAME_LENGTH
+    assert short.startswith("transformer.") and short.endswith("query.weight")
+
+
+BERT = [
+    f"bert.encoder.layer.{i}.{part}.weight"
+    for i in range(12)
+    for part in (
+        "attention.self.query",
+        "attention.self.key",
+        "attention.output.dense",
+        "intermediate.dense",
+        "output.dense",
+    )
+]
+
+
+def test_the_blocks_of_a_transformer_stay_different_and_keep_their_numbers() -> None:
+    short = short_names([*BERT, "classifier.weight"])
+    assert len(set(short)) == len(BERT) + 1 and max(map(len, short)) <= NAME_LENGTH and short[-1] == "classifier.weight"
+    assert short[:2] == ["b.e.l.0.a.self.query.weight", "b.e.l.0.a.self.key.weight"]
+    assert short[-2] == "b.e.l.11.output.dense.weight"
+
+
+def test_a_number_at_the_end_is_free() -> None:
+    names = ["abcy" + "x" * 20, "abcz" + "x" * 20, "abc....1"]
+    assert short_names(names, 8) == ["abc....4", "abc....2", "abc....1"]
+
+
+PARTS = st.lists(
+    st.sampled_from(["0", "11", "encoder", "encodes", "a", "...", "weight", "é…", "\n", "x" * 40]), min_size=1
+)
+
+
+@given(st.lists(PARTS.map(".".join), unique=True), st.integers(8, 40))
+@settings(max_examples=100, deadline=None)
+def test_names_that_differ_stay_different(names: list[str], length: int) -> None:
+    short = short_names(names, length)
+    assert len(set(short)) == len(names)
+    assert all(len(one) <= length for one in short)
 
 
 def test_baselines_have_no_words_for_columns_they_do_not_show() -> None:

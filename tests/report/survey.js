@@ -5,12 +5,17 @@ for (const plot of Object.values(PAGE.plots).filter((one) => one.kind === "heat"
 document.querySelectorAll("figure[data-plot$=allocation]").forEach((figure) => figure.redraw());
 const texts = (svg) => [...svg.querySelectorAll("text")].map((node) => ({ words: node.textContent, box: node.getBoundingClientRect() }));
 const shown = [...document.querySelectorAll("figure[data-plot]")].filter((figure) => figure.drawn && figure.offsetParent);
-const found = { cut: [], overlapping: [], first: null, names: {}, series: {}, contrast: 99, cells: 0, headings: [], captions: [], sections: [] };
+const found = { cut: [], overlapping: [], first: null, names: {}, series: {}, dashes: {}, hollow: {}, hatched: [], contrast: 99, cells: 0, headings: [], captions: [], sections: [] };
 for (const figure of shown) {
   const svg = figure.drawn.svg, frame = svg.getBoundingClientRect(), all = texts(svg), at = figure.dataset.plot;
   found.first ??= frame.bottom;
   found.names[at] = [...svg.querySelectorAll(".name")].map((node) => node.textContent);
   found.series[at] = [...svg.querySelectorAll(".line")].length;
+  const lines = [...svg.querySelectorAll(".line")], hollow = [...svg.querySelectorAll(".hollow")];
+  const named = (value) => Object.fromEntries(lines.map((node, i) => [figure.drawn.legend[i], value(node)]));
+  found.dashes[at] = named((node) => node.getAttribute("stroke-dasharray"));
+  found.hollow[at] = named((node) => hollow.filter((one) => one.classList[1] === node.classList[1]).length);
+  if (svg.querySelector(".hatched")) found.hatched.push(at);
   for (const { words, box } of all) if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1) found.cut.push(`${at}: ${words}`);
   all.forEach((one, i) => all.slice(i + 1).forEach((other) => {
     const wide = Math.min(one.box.right, other.box.right) - Math.max(one.box.left, other.box.left);

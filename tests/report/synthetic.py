@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.certificates.record import Certificate, to_json
-from sipp.storage.files import write_json
+from sipp.storage.files import seal, write_json
 
 METHODS = ("sipp-hybrid", "sipp-det", "wt", "snip", "random")
 N_BINS = 24
@@ -49,6 +49,16 @@ def certificate(epsilon: float | str, *, verdict: str = "certified") -> dict[str
     assert found.verdict == verdict
     content: dict[str, Any] = json.loads(to_json(found))
     return content
+
+
+def evaluation(dense: float | None, pruned: float | None, *, points: str = "a", **changes: Any) -> str:
+    """A record as `sipp eval --out` writes it, of the networks of `pruned_folder` and of these points."""
+    data = {"spec": f"{points}.npz", "kind": "file", "what": f"300 points of {points}.npz", "hash": points * 64}
+    error = {"error_mean": 0.2, "error_median": 0.1, "error_max": 1.5, "n_not_finite": 0, "same_class": 0.75}
+    loss = {"dense_loss": 0.5, "pruned_loss": 0.625}
+    hashes = {"dense_hash": "0" * 64, "pruned_hash": "0" * 64}
+    values = {"kind": "evaluation", "format": 1, "sipp": "0", **hashes, "data": data, "n_points": 300, **error, **loss}
+    return json.dumps(seal({**values, "dense_accuracy": dense, "pruned_accuracy": pruned, **changes}))
 
 
 def layer(name: str, n_weights: int, kept: int, *, eps: float | None, dead: int, rng: random.Random) -> dict[str, Any]:

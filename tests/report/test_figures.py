@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from report.synthetic import big_run, config, dense, write_run
 
-from sipp.report import figures
+from sipp.report import figures, series
 from sipp.report.figures import write_figures
-from sipp.report.palette import STYLES
-from sipp.report.read import read_results
+from sipp.report.layer_figures import _draw_column, draw_layers
+from sipp.report.palette import STYLES, style_of
+from sipp.report.read import Run, read_results
+from sipp.report.series import Curve, Point
 
 NAMES = {
     "delta-top1", "delta-top5", "top1", "top5", "before-top1", "certified-epsilon", "theory-epsilon",
@@ -60,6 +63,43 @@ def test_methods_are_drawn_in_their_colours(written: list[Path]) -> None:
         if path.suffix == ".png" and path.stem.removeprefix("a_run-") in curves:
             assert has_colour(path, STYLES["sipp-det"].light) and has_colour(path, STYLES["wt"].light), path
             assert not has_colour(path, STYLES["snip"].light)  # not in this run
+
+
+def test_layers_are_bars_with_their_names_as_on_the_page(tmp_path: Path) -> None:
+    """Eight methods are two rows of columns; every layer is named in each row, and has a bar of its length."""
+    run = big_run(tmp_path / "run", methods=tuple(STYLES)[:8], n_levels=1, n_seeds=1, n_layers=4)
+    (shown,) = read_results([run])
+    assert isinstance(shown, Run)
+    figure = Figure()
+    assert draw_layers(figure, shown, "keep", "kept (%)", 100.0)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [*STYLES][:8]
+    for place, (method, axes) in enumerate(zip(STYLES, figure.axes)):
+        rows = series.layer_rows(shown, method, 1)
+        assert [bar.get_width() for bar in axes.patches] == pytest.approx([100 * row.keep for row in rows])
+        assert {axes.get_xscale() for axes in figure.axes} == {"linear"} and axes.get_xlim()[0] == 0
+        names = [text.get_text() for text in axes.get_yticklabels() if text.get_visible()]
+        assert names == ["layers.0.conv1", "layers.0.conv2", "layers.1.conv1", "layers.1.conv2"] or place % 4
+
+
+def test_steep_values_are_dots_on_a_logarithmic_axis(tmp_path: Path) -> None:
+    """No bar starts at zero there."""
+    (shown,) = read_results([big_run(tmp_path / "run", methods=("sipp-det",), n_levels=1, n_seeds=1, n_layers=20)])
+    assert isinstance(shown, Run)
+    figure = Figure()
+    assert draw_layers(figure, shown, "eps", "epsilon", 1.0)
+    assert figure.axes[0].get_xscale() == "log" and not figure.axes[0].patches and figure.axes[0].lines
+
+
+def test_repaired_networks_are_hollow_and_hatched(tmp_path: Path) -> None:
+    axes = Figure().subplots()
+    points = (Point(0.5, 0.8, 0.8, 0.8, 1), Point(0.2, 0.7, 0.7, 0.7, 1))
+    figures._curves(axes, ("wt", "wt repaired"), (Curve("wt", points), Curve("wt repaired", points)), 100.0)
+    plain, repaired = axes.lines
+    assert plain.get_color() == repaired.get_color() and repaired.get_label() == "wt repaired"
+    assert (plain.get_markerfacecolor(), repaired.get_markerfacecolor()) == (STYLES["wt"].light, "white")
+    assert plain.get_linestyle() == repaired.get_linestyle() == "--" and plain._dash_pattern != repaired._dash_pattern
+    _draw_column(axes, [1.0], style_of("wt repaired", ("wt",)), is_steep=False)
+    assert axes.patches[-1].get_hatch()
 
 
 def test_an_unfinished_run_has_the_figures_it_can_have(tmp_path: Path) -> None:

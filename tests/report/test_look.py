@@ -3,13 +3,14 @@
 `AXE_CORE` may name the file axe.min.js (`npm pack axe-core`): then the pages are checked for accessibility too.
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from report.browser import CHROMIUM, Visit, visit
-from report.synthetic import big_run, certificate
+from report.synthetic import big_run, certificate, evaluation
 from report.test_read import pruned_folder
 
 from sipp.report.read import read_results
@@ -18,6 +19,7 @@ from sipp.report.rendering import render
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 
 SURVEY = (Path(__file__).parent / "survey.js").read_text()
+NAMES = (Path(__file__).parent / "names.js").read_text()
 WIDTHS = (390, 800, 1440)
 ONE_SCREEN = 844  # pixels high, of a phone that is 390 wide
 N_LAYERS = 9
@@ -53,7 +55,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         more: dict[str, Any] = (
             {"method": arm} if arm != "repaired" else {"method": "wt", "repair": True, "repaired": repaired(0.1)}
         )
-        pruned_folder(nets / f"n{index}", kept=kept, certificate=own, moved={"error": 2 * epsilon}, **more)
+        made = pruned_folder(nets / f"n{index}", kept=kept, certificate=own, moved={"error": 2 * epsilon}, **more)
+        hashes = {key: own[key] for key in ("dense_hash", "pruned_hash")}
+        (made / "eval.json").write_text(evaluation(0.9, 0.9 - epsilon / 5, **hashes))
     return {
         "run": render(read_results([run]), version="sipp test"),
         "nets": render(read_results([nets]), version="sipp test"),
@@ -121,15 +125,39 @@ def test_cells_of_heat_maps_can_be_read(seen: dict[tuple[str, int], Visit], widt
 def test_networks_of_one_parent_are_overlaid(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
     found = seen["nets", WIDTHS[-1]].seen
     assert found["series"]["networks0-moved"] == found["series"]["networks0-certified"] == 3  # wt, blend, wt repaired
-    assert "At keep 21.3 %, wt repaired moves the output least" in pages["nets"]
+    assert "At keep 21.3 %, wt repaired is most accurate" in pages["nets"]
     assert [found["sections"].count(name) for name in ("Comparison", "Promise", "Repair")] == [1, 4, 1]
 
 
 def test_repair_has_its_section(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
-    assert seen["one", WIDTHS[0]].seen["sections"] == ["Promise", "Statements", "Repair", "Origin"]
+    assert seen["one", WIDTHS[0]].seen["sections"] == ["Promise", "Accuracy", "Statements", "Repair", "Origin"]
     assert "took the output&#39;s error from 80 % to 10 %" in pages["one"] and "1 of 2 weights refitted" in pages["one"]
     assert "Left alone: 1.weight (its input is not seen)." in pages["one"]
     assert seen["one", WIDTHS[0]].seen["names"]["part0-repair"] == ["0.weight", "1.weight"]
+
+
+def test_layers_that_differ_have_different_names_at_every_width(pages: dict[str, str], tmp_path: Path) -> None:
+    """Names of layers of a transformer, and invented ones, in as many letters as a phone and a desk have room for."""
+    ends = ("attention.self.query", "attention.output.dense", "intermediate.dense", "output.dense")
+    names = [f"bert.encoder.layer.{i}.{end}.weight" for i in range(12) for end in ends]
+    steps = f"const GIVEN = {json.dumps([*names, 'classifier.weight'])};\n{NAMES}"
+    found = visit(pages["one"], tmp_path, width=800, steps=steps).seen
+    assert len(found["made"]) == 200
+    assert all(n_names == n_short == n_axis and longest <= n for n_names, n_short, n_axis, n, longest in found["made"])
+    assert [len(set(texts)) for texts in found["given"]] == [49, 49, 49]
+    assert [texts[1] for texts in found["given"]] == [
+        "b.e.l.0.a.o.dense",
+        "b.e.l.0.attention.output.dense",
+        "bert.encoder.layer.0.attention.output.dense",
+    ]
+
+
+def test_a_repaired_network_is_hollow_and_hatched(seen: dict[tuple[str, int], Visit]) -> None:
+    found = seen["nets", WIDTHS[-1]].seen
+    assert found["hollow"]["networks0-moved"] == {"wt": 0, "sipp-blend": 0, "wt repaired": 1}
+    dashes = found["dashes"]["networks0-moved"]
+    assert len(set(dashes.values())) == 3
+    assert found["hatched"] == ["part3-layers", "part3-repair"]
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="AXE_CORE names no axe.min.js (npm pack axe-core)")

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sipp.report.palette import STYLES
+from sipp.report.palette import STYLES, style_of
 
 BACKGROUNDS = {"light": "#ffffff", "dark": "#161c24"}
 # Full dichromacy, after Machado, Oliveira and Fernandes (2009), on linear RGB.
@@ -67,3 +67,20 @@ def test_methods_stand_out(scheme: str) -> None:
 
 def test_markers_and_dashes_tell_methods_apart_without_colour() -> None:
     assert len({(style.marker, style.dash) for style in STYLES.values()}) == len(STYLES)
+
+
+def test_repaired_networks_look_like_their_method_and_are_told_from_it_without_colour() -> None:
+    for order in (("wt", "wt repaired"), ("wt repaired", "wt"), ("wt repaired",)):
+        plain, repaired = STYLES["wt"], style_of("wt repaired", order)
+        assert (repaired.light, repaired.dark, repaired.marker) == (plain.light, plain.dark, plain.marker)
+        assert repaired.hollow and not plain.hollow and repaired.dash != plain.dash
+    names = (*STYLES, *(f"{name} repaired" for name in STYLES))
+    looks = [style_of(name, names) for name in names]
+    assert len({(one.marker, one.dash, one.hollow) for one in looks}) == len(names)
+    mine = [style_of(name, ("mine", "mine repaired", "yours")) for name in ("mine", "mine repaired", "yours")]
+    assert mine[0].light == mine[1].light != mine[2].light and mine[1].hollow
+
+
+def test_a_reduction_beside_its_method_has_another_dash_in_any_order() -> None:
+    for order in (("sipp-det", "sipp-det mean"), ("sipp-det mean", "sipp-det")):
+        assert style_of("sipp-det mean", order).dash != style_of("sipp-det", order).dash

@@ -1,19 +1,66 @@
-"""Two networks and points in, how good each is and how far they are apart out: what `sipp eval` measures."""
+"""Two networks and points in, how good each is and how far they are apart out: what `sipp eval` measures and writes."""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import sipp
 from sipp.certificates.comparing import classes_of
 from sipp.certificates.evidence import Output, look
+from sipp.cli.errors import Trouble, at
+from sipp.cli.models import load_model, weights_read
+from sipp.cli.options import output_of
+from sipp.cli.points import (
+    Points,
+    Role,
+    check_fits,
+    default_points,
+    draw,
+    images_lines,
+    open_source,
+    points_read,
+    summary,
+)
+from sipp.inputs.network_hash import model_hash
 from sipp.numerics import BOUND_DTYPE
 from sipp.records import Batch
+from sipp.storage.files import plain, seal
+from sipp.storage.marks import EVAL_FORMAT, EVAL_KIND
+from sipp.storage.outputs import EVALUATION, check_file, write_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest:
+    """What the user asked for."""
+
+    model: str
+    dense: Path
+    pruned: Path
+    data: str
+    normalise: str | None
+    points: int | None
+    output: str | None
+    out: Path | None
+    force: bool
+    seed: int
+    batch_size: int | None
+    device: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of it, in lines and as a record."""
+
+    lines: list[str]
+    record: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -99,3 +146,68 @@ def _measure(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
             found[4], found[5] = f_nk.argmax(1) == truth_n, finite_n & (g_nk.argmax(1) == truth_n)
             found[6], found[7] = (F.cross_entropy(out, truth_n, reduction="none") for out in (f_nk, g_nk))
     return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def answer(request: EvalRequest) -> Measured:
+    """What was measured, written where the request says; a place that cannot be written is refused before the work."""
+    _check(request)
+    dense, pruned = (
+        load_model(request.model, path, option=option, device=request.device)
+        for option, path in (("--dense", request.dense), ("--pruned", request.pruned))
+    )
+    drawn = _points(request, dense)
+    with at(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
+        found = evaluate(dense, pruned, drawn.batches, output_of(request.output))
+        record = _record(request, drawn, found, {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)})
+    lines = [
+        f"network: {request.model}, dense {request.dense}, pruned {request.pruned}",
+        f"data:    {drawn.words}",
+        *images_lines(drawn),
+        str(found),
+    ]
+    if drawn.kind == "random":
+        lines.append("noise:           this is what the networks do on random inputs, not on yours")
+    if request.out is not None:
+        with at(f"--out {request.out}", "give another place"):
+            data = json.dumps(seal(record), indent=1, allow_nan=False).encode()
+            write_file(request.out, data, EVALUATION, force=request.force)
+        lines.append(f"written:         {request.out}")
+    return Measured(lines, record)
+
+
+def _check(request: EvalRequest) -> None:
+    """Refuses a place that cannot be written, and a record of noise, before any work."""
+    if request.out is None:
+        return
+    reads = weights_read("--dense", request.dense) + weights_read("--pruned", request.pruned)
+    with at(f"--out {request.out}", "give another place"):
+        check_file(request.out, EVALUATION, force=request.force, inputs=reads + points_read("--data", request.data))
+    if request.data.startswith("random:"):
+        raise Trouble(
+            "what networks do on noise is no record of how good they are",
+            where=f"--out {request.out}",
+            fix="leave it out, or give --data of your own",
+        )
+
+
+def _points(request: EvalRequest, network: nn.Module) -> Points:
+    # Noise is no holdout, and shows shapes
+    role: Role = "calibration" if request.data.startswith("random:") else "holdout"
+    source = open_source(
+        request.data, role, "--data", seed=request.seed, model=request.model, normalise=request.normalise
+    )
+    n_points = request.points or default_points(source, "holdout", lambda: 0)
+    drawn = draw(source, n_points, seed=request.seed, batch_size=request.batch_size, model=network)
+    check_fits(network, drawn, request.model, "--data")
+    return drawn
+
+
+def _record(request: EvalRequest, drawn: Points, found: Evaluation, hashes: dict[str, str]) -> dict[str, Any]:
+    """What --json prints and --out writes; the hashes tie it to the two networks, as those of a certificate do."""
+    about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
+    places = {"dense": request.dense, "pruned": request.pruned, "output": output_of(request.output)}
+    values: dict[str, Any] = plain(about | {"data": summary(drawn)} | places | asdict(found))
+    return values

@@ -4,9 +4,9 @@ score_j = s_j^p |w_j|^(1-p) over the whole network, s the largest or the mean ov
 sipp-det. No p is right everywhere, so every candidate is cut and tried on calibration points kept aside from scoring.
 A certificate's holdout is not touched by the choice.
 
-Where nothing is left of the output with any of them, the error tells nothing. A trained network is cut by magnitude
-then. One that was never trained (its norms take the statistics of the batch) has to let something through in every
-layer: it is cut by LAMP's shares of a blend.
+Where nothing is left of the output with any of them, the error tells nothing: magnitude is taken then. The output of a
+network that was never trained (its norms take the statistics of the batch) tells nothing of what training will make of
+it, only that every layer has to let something through: it is cut by LAMP's shares of one blend.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the sensitivity, besides 0: there the
 NOISE = 0.05  # relative: errors that are closer are the same
 MAGNITUDE_NOISE = 0.1  # the same for magnitude: it has looked at no points, and a few are not enough to leave it
 LOST = 0.9  # an error at which next to nothing of the output is left: those above are equal
-UNTRAINED = 0.25  # the power where all are lost at initialisation (results/at-init-10-epochs)
+UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-init-new-seeds)
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
 Cut = Callable[[Sequence[Tensor]], list[Tensor]]  # scores of all layers to masks, for one budget
@@ -95,7 +95,10 @@ def blended(blend: Blend, dense: Sequence[Tensor], p: float, reduce: Reduce) -> 
 def choose(
     model: nn.Module, weights: Sequence[Weight], dense: Sequence[Tensor], blend: Blend, cut: Cut
 ) -> tuple[list[Tensor], Choice]:
-    """The masks of the candidate that moves the output least on the points kept aside, and how all of them did."""
+    """The masks of the candidate that moves the output least on the points kept aside, and how all of them did.
+
+    Of a network that was never trained, the masks of the one blend that is made for it.
+    """
     sparse, outputs = copy_of(model), _outputs(model, blend)
 
     def error_of(masks: Sequence[Tensor]) -> float:
@@ -106,16 +109,16 @@ def choose(
                 parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
         return _distance(outputs, _outputs(sparse, blend))
 
+    if blend.norm_stats == "batch":
+        masks = cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")])
+        only = Candidate(UNTRAINED, "max", error_of(masks), is_shared=True)
+        return masks, Choice(only, (only,), _count(blend))
     tried: list[Candidate] = []
     found: list[list[Tensor]] = []
     for p, reduce in _candidates(blend):
         found.append(cut(blended(blend, dense, p, reduce)))
         tried.append(Candidate(p, reduce, error_of(found[-1])))
     taken = tried.index(best_of(tried))
-    if blend.norm_stats == "batch" and all(one.error >= LOST for one in tried):
-        found.append(cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")]))
-        tried.append(Candidate(UNTRAINED, "max", error_of(found[-1]), is_shared=True))
-        taken = len(tried) - 1
     return found[taken], Choice(tried[taken], tuple(tried), _count(blend))
 
 

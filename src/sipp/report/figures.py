@@ -5,17 +5,29 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from sipp.extras import needed_for
 from sipp.report import palette, series
-from sipp.report.networks import CERTIFIED, MOVED, by_parent, certified, moved, network_curves
+from sipp.report.layer_figures import draw_layers
+from sipp.report.networks import (
+    ACCURACY,
+    CERTIFIED,
+    MOVED,
+    accuracy_of,
+    by_parent,
+    certified,
+    dense_accuracy,
+    moved,
+    network_curves,
+)
 from sipp.report.panels import Panel, panels_of
 from sipp.report.read import PrunedModel, Result, Run
 from sipp.report.series import METRICS, Curve
-from sipp.report.words import number
 from sipp.scoring.methods import Style
 from sipp.storage.files import make_folder, write_atomic
 from sipp.storage.marks import FIGURE_MARK
@@ -28,6 +40,7 @@ HEIGHT = 2.5
 PANEL_HEIGHT = 2.7
 PANELS = "panels"  # name of the figure of all runs
 LOG_RATIO = 8.0  # of the largest to the least keep, from which on the keep axis is logarithmic; as on the page
+LABEL_LENGTH = 28  # of a line of an axis label
 NEAR_ZERO = 0.5  # percentage points: linear below, logarithmic above; as on the page
 STEEP = 10.0  # percentage points of loss from which on the axis of changes is logarithmic away from zero
 EPSILON_RATIO = 12.0  # from which on an axis of epsilon is logarithmic
@@ -49,7 +62,7 @@ PRINT_STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
 }
 
-Draw = Callable[[Any, Run], bool]
+Draw = Callable[[Any, Run], bool]  # of a figure and a run: whether there was anything to draw
 
 
 def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
@@ -68,18 +81,14 @@ def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
         for name, (width, draw) in _figures(run).items():
             with matplotlib.rc_context(PRINT_STYLE):
                 figure = Figure(figsize=(width, HEIGHT))
-                if draw(figure.subplots(), run):
+                if draw(figure, run):
                     figure.draw_without_rendering()
                     figure.set_layout_engine("none")  # laid out once for both formats
                     written += [_save(figure, folder, f"{stem}-{name}", kind) for kind in FORMATS]
-    for name, (label, curves) in _network_figures(results).items():
+    for name, drawn in _network_figures(results).items():
         with matplotlib.rc_context(PRINT_STYLE):
             figure = Figure(figsize=(COLUMN, HEIGHT))
-            axes = figure.subplots()
-            _curves(axes, tuple(curve.method for curve in curves), curves, 100.0)
-            axes.set_yscale("log")
-            _plain_ticks(axes.yaxis)
-            axes.set_ylabel(f"{label} (%)")
+            drawn(figure.subplots())
             written += [_save(figure, folder, name, kind) for kind in FORMATS]
     shown = _panels(results)
     if shown:
@@ -111,17 +120,43 @@ def figure_names(results: Sequence[Result]) -> list[str]:
     return [_file_name(name, kind) for name in names for kind in FORMATS]
 
 
-def _network_figures(results: Sequence[Result]) -> dict[str, tuple[str, tuple[Curve, ...]]]:
-    """{name: label and curves} of pruned networks that share their dense one."""
+def _network_figures(results: Sequence[Result]) -> dict[str, Callable[[Any], None]]:
+    """{name: what draws it} of pruned networks that share their dense one."""
     models = [result for result in results if isinstance(result, PrunedModel)]
     groups = [group for group in by_parent(models) if len(group) > 1]
-    found = {}
+    found: dict[str, Callable[[Any], None]] = {}
     for index, group in enumerate(groups):
         stem = "networks" if index == 0 else f"networks-{index + 1}"
-        for name, label, value in (("moved", MOVED, moved), ("certified", CERTIFIED, certified)):
+        for name, label, value in (
+            ("accuracy", ACCURACY, accuracy_of(group)),
+            ("moved", MOVED, moved),
+            ("certified", CERTIFIED, certified),
+        ):
             if curves := network_curves(group, value):
-                found[f"{stem}-{name}"] = (label, curves)
+                dense = dense_accuracy(group) if name == "accuracy" else None
+                found[f"{stem}-{name}"] = partial(_network_curves, label=label, curves=curves, dense=dense)
     return found
+
+
+def _network_curves(axes: Any, *, label: str, curves: tuple[Curve, ...], dense: float | None) -> None:
+    """Accuracies beside the dense one's, or errors from zero, on a logarithmic axis where they are steep."""
+    _curves(axes, tuple(curve.method for curve in curves), curves, 100.0)
+    values = [point.mean for curve in curves for point in curve.points]
+    if label == ACCURACY:
+        _dense_line(axes, dense)
+    elif min(values) > 0 and max(values) / min(values) > EPSILON_RATIO:
+        axes.set_yscale("log")
+        _plain_ticks(axes.yaxis)
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel(fill(f"{label} (%)", LABEL_LENGTH))
+
+
+def _dense_line(axes: Any, dense: float | None) -> None:
+    if dense is not None:
+        drawn_as = {"color": "#555555", "linewidth": 0.8, "linestyle": (0, (4, 3))}
+        axes.axhline(100 * dense, zorder=1, label="dense", **drawn_as)
+        axes.legend(frameon=False)
 
 
 def _stems(results: Sequence[Result]) -> list[tuple[Run, str]]:
@@ -153,17 +188,22 @@ def _save(figure: Any, folder: Path, name: str, kind: str) -> Path:
 
 def _figures(run: Run) -> dict[str, tuple[float, Draw]]:
     metrics: dict[str, tuple[float, Draw]] = {
-        key.replace("_", "-"): (COLUMN, _metric_drawer(key)) for key in series.metrics_of(run)
+        key.replace("_", "-"): (COLUMN, _alone(_metric_drawer(key))) for key in series.metrics_of(run)
     }
     return {
         **metrics,
-        "certified-epsilon": (COLUMN, lambda axes, run: _epsilons(axes, run, certified=True)),
-        "theory-epsilon": (COLUMN, lambda axes, run: _epsilons(axes, run, certified=False)),
-        "layers-keep": (WIDE, lambda axes, run: _layers(axes, run, "keep", "kept share of the layer (%)", 100.0)),
-        "layers-epsilon": (WIDE, lambda axes, run: _layers(axes, run, "eps", "epsilon of the layer", 1.0)),
-        "scores": (COLUMN, _scores),
-        "time": (COLUMN, _times),
+        "certified-epsilon": (COLUMN, _alone(partial(_epsilons, certified=True))),
+        "theory-epsilon": (COLUMN, _alone(partial(_epsilons, certified=False))),
+        "layers-keep": (WIDE, partial(draw_layers, field="keep", label="kept share of the layer (%)", scale=100.0)),
+        "layers-epsilon": (WIDE, partial(draw_layers, field="eps", label="epsilon of the layer", scale=1.0)),
+        "scores": (COLUMN, _alone(_scores)),
+        "time": (COLUMN, _alone(_times)),
     }
+
+
+def _alone(draw: Draw) -> Draw:
+    """Draws on the only axes of a figure."""
+    return lambda figure, run: draw(figure.subplots(), run)
 
 
 def _metric_drawer(key: str) -> Draw:
@@ -172,8 +212,7 @@ def _metric_drawer(key: str) -> Draw:
         dense = series.dense_point(run, key)
         if not _curves(axes, series.methods_of(run), curves, 100.0):
             return False
-        if dense is not None:
-            axes.axhline(100 * dense.mean, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+        _dense_line(axes, None if dense is None else dense.mean)
         if metric.unit == "points":
             axes.set_ylabel(f"{metric.label}\n(percentage points)")
             least = 100 * min(point.low for curve in curves for point in curve.points)
@@ -212,7 +251,8 @@ def _curves(axes: Any, methods: tuple[str, ...], curves: tuple[Curve, ...], scal
 def _line(style: Style) -> dict[str, Any]:
     dash: Any = (0, style.dash) if style.dash else "solid"
     drawn_as = {"color": style.light, "marker": MARKERS[style.marker], "linestyle": dash}
-    return {**drawn_as, "linewidth": 1.3, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4}
+    edge = {"markerfacecolor": "white"} if style.hollow else {"markeredgecolor": "white", "markeredgewidth": 0.4}
+    return {**drawn_as, "linewidth": 1.3, "markersize": 4.5, **edge}
 
 
 def _plain_ticks(axis: Any, *, least: float = 0.0) -> None:
@@ -235,32 +275,6 @@ def _epsilons(axes: Any, run: Run, *, certified: bool) -> bool:
     if min(values) > 0 and max(values) / min(values) > EPSILON_RATIO:
         axes.set_yscale("log")
     axes.set_ylabel("certified epsilon (holdout)" if certified else "epsilon of the theory")
-    return True
-
-
-def _layers(axes: Any, run: Run, field: str, label: str, scale: float) -> bool:
-    names, levels = list(series.layers_of(run)), list(series.levels_of(run))
-    found = False
-    for method in series.methods_of(run):
-        rows = series.layer_rows(run, method, levels[-1])
-        at = [i for i, row in enumerate(rows) if getattr(row, field) is not None]
-        if at:
-            style = palette.style_of(method, series.methods_of(run))
-            axes.plot(at, [scale * getattr(rows[i], field) for i in at], label=_literal(method), **_line(style))
-            found = True
-    if not found:
-        return False
-    every = -(-len(names) // 24)  # more names than that are not readable
-    axes.set_xticks(
-        range(0, len(names), every),
-        [_literal(name) for name in names[::every]],
-        rotation=45,
-        ha="right",
-        rotation_mode="anchor",
-    )
-    axes.set_ylabel(label)
-    axes.set_title(f"at {number(series.levels_of(run)[levels[-1]], 'share')} keep", fontsize=8, loc="left")
-    axes.legend(frameon=False, ncols=2)
     return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import fsum
 
+from sipp.report.evaluations import accuracies_on, common_points
 from sipp.report.parts import Part, Section
 from sipp.report.plots import KEEP_AXIS, Plot, curve_series
 from sipp.report.read import PrunedModel
@@ -13,6 +14,7 @@ from sipp.report.tables import networks_table
 from sipp.report.words import USELESS, Finding, number
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
+ACCURACY = "accuracy, measured"
 MOVED = "output moved on calibration points"
 CERTIFIED = "certified error of the output"
 
@@ -43,6 +45,24 @@ def certified(model: PrunedModel) -> float | None:
     return max(known, default=None)
 
 
+def accuracy_of(models: Sequence[PrunedModel]) -> Value:
+    """How the accuracy of each of these networks is found: on the points that most of them were measured on."""
+    points = common_points(models)
+
+    def value(model: PrunedModel) -> float | None:
+        found = accuracies_on(model, points)
+        return None if found is None else found[1]
+
+    return value
+
+
+def dense_accuracy(models: Sequence[PrunedModel]) -> float | None:
+    """The accuracy of the dense network on the same points, None where it was not measured."""
+    points = common_points(models)
+    found = [known for model in models if (known := accuracies_on(model, points)) is not None]
+    return found[0][0] if found else None
+
+
 def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, ...]:
     """The value against keep, one curve for each method, repaired or not; networks of one method and keep are one."""
     arms: dict[str, dict[float, list[float]]] = {}
@@ -66,6 +86,7 @@ def networks_part(models: Sequence[PrunedModel]) -> tuple[Part, list[Plot]]:
     for index, group in enumerate(groups):
         of = f", {_model_name(group[0])}" if len(groups) > 1 else ""
         drawn = [
+            _accuracy_plot(f"networks{index}-accuracy", f"Accuracy{of}", group),
             _plot(f"networks{index}-moved", f"Output moved{of}", MOVED, network_curves(group, moved)),
             _plot(f"networks{index}-certified", f"Certified{of}", CERTIFIED, network_curves(group, certified)),
         ]
@@ -76,6 +97,8 @@ def networks_part(models: Sequence[PrunedModel]) -> tuple[Part, list[Plot]]:
         "some of which may have chosen weights. Certified: on held-out points; each certificate holds by itself, the "
         "best of several does not."
     )
+    if common_points(models) is not None:
+        note = f"Accuracy: measured by sipp eval, no claim about other points. {note}"
     part = Part(
         ident="networks",
         kicker="pruned models",
@@ -99,27 +122,49 @@ def _model_name(model: PrunedModel) -> str:
 
 
 def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
-    """Which method moved the output least at the least keep that several methods reached."""
+    """Which method is best at the least keep that several methods reached: by accuracy, or by how the output moved."""
     for group in groups:
-        curves = network_curves(group, moved)
-        for keep in sorted({point.keep for curve in curves for point in curve.points}):
-            near = {
-                curve.method: point.mean
-                for curve in curves
-                for point in curve.points
-                if abs(point.keep - keep) <= 2 * SAME_KEEP * keep
-            }
-            if len(near) > 1:
-                best, worst = min(near, key=lambda one: near[one]), max(near, key=lambda one: near[one])
-                return Finding(
-                    f"At keep {number(keep, 'share')}, {best} moves the output least",
-                    f"By {number(near[best], 'share')} of its length; {worst} by {number(near[worst], 'share')}.",
-                )
+        for value, is_better, words in (
+            (accuracy_of(group), max, ("is most accurate", "Accuracy {}; {} has {}.")),
+            (moved, min, ("moves the output least", "By {} of its length; {} by {}.")),
+        ):
+            near = _nearest(network_curves(group, value))
+            if near is not None:
+                keep, values = near
+                best = is_better(values, key=lambda one: values[one])
+                worst = (min if is_better is max else max)(values, key=lambda one: values[one])
+                shown = (number(values[best], "share"), worst, number(values[worst], "share"))
+                return Finding(f"At keep {number(keep, 'share')}, {best} {words[0]}", words[1].format(*shown))
     return Finding("Networks side by side", "No two methods were pruned to the same keep from one dense network.")
 
 
-def _plot(ident: str, title: str, label: str, curves: tuple[Curve, ...]) -> Plot:
+def _nearest(curves: Sequence[Curve]) -> tuple[float, dict[str, float]] | None:
+    """The least keep that several methods reached, and what each of them has there; None: there is none."""
+    for keep in sorted({point.keep for curve in curves for point in curve.points}):
+        near = {
+            curve.method: point.mean
+            for curve in curves
+            for point in curve.points
+            if abs(point.keep - keep) <= 2 * SAME_KEEP * keep
+        }
+        if len(near) > 1:
+            return keep, near
+    return None
+
+
+def _accuracy_plot(ident: str, title: str, group: Sequence[PrunedModel]) -> Plot:
+    plot = _plot(ident, title, ACCURACY, network_curves(group, accuracy_of(group)), log=False)
+    dense = dense_accuracy(group)
+    if plot and dense is not None:
+        plot["views"]["reference"] = {"label": "dense", "value": dense}
+    return plot
+
+
+def _plot(ident: str, title: str, label: str, curves: tuple[Curve, ...], *, log: bool = True) -> Plot:
+    """Curves over keep; `log`: errors, of which those near the output's length say nothing."""
     if not curves:
         return {}
-    view = {"y": {"label": label, "unit": "share", "log": True}, "series": curve_series(curves), "useless": USELESS}
+    view: Plot = {"y": {"label": label, "unit": "share", "log": log}, "series": curve_series(curves)}
+    if log:
+        view["useless"] = USELESS
     return {"id": ident, "kind": "lines", "title": title, "x": KEEP_AXIS, "of": "network", "choices": [], "views": view}

@@ -38,23 +38,35 @@ MORE = ("#0b5fb0", "#4eacfc")
 
 
 ARM_DASH = (2, 2)  # of an arm that names its reduction; () where its method has a dash of its own
+REPAIRED = "repaired"  # of an arm, and of a part: drawn hollow
 
 
 def style_of(method: str, methods: tuple[str, ...]) -> Style:
     """The look of a method; one that is not listed gets the look of its place among the others of the run.
 
     An arm that names a reduction ("sipp-det mean") looks like its method, and has another dash beside the other form.
+    A repaired one ("sipp-det repaired") has its method's colour and marker, hollow, and a dot in each gap of its line.
     """
     if method in STYLES:
         return STYLES[method]
+    if method.endswith(BETWEEN + REPAIRED):
+        plain = method.removesuffix(BETWEEN + REPAIRED)
+        style = style_of(plain, (*methods, plain))
+        return replace(style, dash=_dotted(style.dash), hollow=True)
     name, _, reduce = method.partition(BETWEEN)
     if name in STYLES and reduce:
-        beside = [one for one in methods if one.partition(BETWEEN)[0] == name]
+        beside = [one for one in methods if one.partition(BETWEEN)[0] == name and one.partition(BETWEEN)[2] != REPAIRED]
         style = STYLES[name]
-        return style if beside[:1] == [method] or len(beside) < 2 else replace(style, dash=_other_dash(style))
-    others = [name for name in methods if name not in STYLES]
+        is_first = name not in beside and beside[:1] == [method]
+        return style if is_first or len(beside) < 2 else replace(style, dash=_other_dash(style))
+    others = [name for name in methods if name not in STYLES and not name.endswith(BETWEEN + REPAIRED)]
     return OTHERS[others.index(method) % len(OTHERS)]
 
 
 def _other_dash(style: Style) -> tuple[int, ...]:
     return () if style.dash else ARM_DASH
+
+
+def _dotted(dash: tuple[int, ...]) -> tuple[int, ...]:
+    """The dash with a dot in its last gap; a solid line becomes long strokes with a dot between them."""
+    return (*dash, 1, dash[-1]) if dash else (12, 3, 1, 3)

@@ -24,6 +24,16 @@ Plot = dict[str, Any]
 
 KEEP_AXIS = {"label": "keep (share of prunable weights)", "unit": "share"}
 CHANGE = "delta_top1"  # of `METRICS`
+CERTIFICATE_ROWS = {  # {key of its record: what it is called}
+    "verdict": "verdict",
+    "epsilon": "epsilon",
+    "delta": "delta",
+    "confidence": "confidence",
+    "n": "points",
+    "violations": "further off",
+    "k_allowed": "allowed",
+    "drop_upper": "largest drop",
+}
 LAYER_BARS = {"kind": "bars", "title": "Layer by layer", "label": "layer"}
 LAYER_VALUES = {  # of `series.LayerRow`
     "keep": ("kept share of the layer", "share"),
@@ -180,10 +190,12 @@ def statement_cards(
 
 def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, Any]:
     """A certificate in its own words and numbers, marked where it says nothing."""
-    names = ("verdict", "epsilon", "delta", "confidence", "n", "violations", "k_allowed", "drop_upper")
     values = plain(certificate)
-    known = {name: values[name] for name in names if values.get(name) is not None}
-    rows = [[name, percent_up(value) if _is_limit(name, value) else _fact(value)] for name, value in known.items()]
+    known = {name: values[name] for name in CERTIFICATE_ROWS if values.get(name) is not None}
+    rows = [
+        [CERTIFICATE_ROWS[name], percent_up(value) if _is_limit(name, value) else _fact(value)]
+        for name, value in known.items()
+    ]
     limit = certificate.limit if certificate.drop_upper is None else certificate.drop_upper
     useless = limit is not None and is_useless(limit)
     title = f"{'Useless certificate' if useless else 'Certificate'} ({source})"

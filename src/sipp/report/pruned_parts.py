@@ -1,14 +1,16 @@
-"""A pruned network in, its part of the page out: promises, layers, repair, size and speed."""
+"""A pruned network in, its part of the page out: promises, accuracy, layers, repair, size and speed."""
 
 from __future__ import annotations
 
 from sipp.display import percent_up
+from sipp.report.evaluations import EVALUATIONS, evaluation_finding, evaluation_of
 from sipp.report.parts import Part, Section, flat
 from sipp.report.plots import Plot
 from sipp.report.read import PrunedModel
 from sipp.report.repairs import REPAIR, repair_finding, repair_note
 from sipp.report.size_and_speed import BENCH, bench_finding
 from sipp.report.words import Finding, is_useless, number
+from sipp.storage.eval_schemas import EvalRecord
 from sipp.storage.network_schemas import CertificateRecord, PrunedRecord
 from sipp.storage.run_schemas import plain
 
@@ -26,6 +28,9 @@ def pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part
         Section("Promise", Finding(_promise(pruned), _layers_words(record)), [[plots["layers"]["id"]]]),
         Section("Statements", told, [[plots["statements"]["id"]]]),
     ]
+    measured = evaluation_of(pruned)
+    if measured is not None:
+        sections.insert(1, Section("Accuracy", evaluation_finding(measured), [[plots[EVALUATIONS]["id"]]]))
     if record.repaired is not None:
         rows = [[plots[REPAIR]["id"]]] if REPAIR in plots else []
         sections.append(Section("Repair", repair_finding(record.repaired), rows, note=repair_note(record.repaired)))
@@ -45,6 +50,7 @@ def pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part
             ("layers", f"{len(record.layers):,}"),
             ("dead rows", f"{record.dead_rows:,}"),
             ("output moved", _moved(record)),
+            *_accuracy(measured),
         ],
         sections=sections,
         tables=[
@@ -58,6 +64,12 @@ def pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part
 
 def _moved(record: PrunedRecord) -> str:
     return "unknown" if record.moved is None or record.moved.error is None else number(record.moved.error, "share")
+
+
+def _accuracy(measured: EvalRecord | None) -> list[tuple[str, str]]:
+    if measured is None or measured.accuracies is None:
+        return []
+    return [("accuracy", number(measured.accuracies[1], "share"))]
 
 
 def _layers_words(record: PrunedRecord) -> str:

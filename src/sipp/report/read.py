@@ -20,12 +20,15 @@ from sipp.experiments.runs import reading
 from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
 from sipp.storage import pruned_folder
 from sipp.storage.bench_schemas import BenchRecord, read_bench
-from sipp.storage.files import read_file
-from sipp.storage.marks import BENCH_NAME, RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.eval_schemas import EvalRecord
+from sipp.storage.files import read_file, read_sealed
+from sipp.storage.marks import BENCH_NAME, EVAL_KIND, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.network_schemas import CertificateRecord, NetworkRecord, PrunedRecord, ScoreBins
 from sipp.storage.run_schemas import OriginRecord, checked
 
 MOST_CERTIFICATE = 1 << 20  # bytes
+Beside = CertificateRecord | EvalRecord  # what may lie beside a network and speak of it
+_AN = {"certificate": "a", "evaluation": "an"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class PrunedModel:
     marks: tuple[str, ...]  # what could not be checked
     bench: BenchRecord | None = None  # size and speed, where `sipp bench` left a record of them
     certificates: Mapping[str, CertificateRecord] = field(default_factory=dict)  # of `sipp certify --out`, by file
+    evaluations: Mapping[str, EvalRecord] = field(default_factory=dict)  # of `sipp eval --out`, by file
 
     @property
     def arm(self) -> str:
@@ -150,35 +154,44 @@ def read_run(folder: Path) -> Run:
 def read_pruned(folder: Path) -> PrunedModel:
     """The pruned model in this folder, as its report describes it."""
     record, marks = pruned_folder.read_pruned(folder)
-    certificates, more = _certificates(folder, record)
+    beside, more = _beside(folder, record)
     bench = read_bench(folder / BENCH_NAME) if (folder / BENCH_NAME).exists() else None
     if bench is not None and bench.pruned_hash != record.pruned_hash:
         bench, marks = (
             None,
             (*marks, f"{BENCH_NAME} speaks of another network, and is not shown: run sipp bench again."),
         )
-    return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates)
+    certificates = {name: one for name, one in beside.items() if isinstance(one, CertificateRecord)}
+    evaluations = {name: one for name, one in beside.items() if isinstance(one, EvalRecord)}
+    return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates, evaluations)
 
 
-def _certificates(folder: Path, record: PrunedRecord) -> tuple[dict[str, CertificateRecord], tuple[str, ...]]:
-    """The certificates that lie beside a network, and marks for those that are not about it or cannot be read."""
-    found: dict[str, CertificateRecord] = {}
+def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tuple[str, ...]]:
+    """The certificates and evaluations in a folder, and marks for those that are not about its network, or broken."""
+    found: dict[str, Beside] = {}
     marks = []
     for path in sorted(folder.glob("*.json")):
         if path.name in (RECORD_NAME, BENCH_NAME):
             continue
+        what = "certificate"
         try:
             values = json.loads(read_file(path)) if path.stat().st_size <= MOST_CERTIFICATE else None
             if not isinstance(values, dict) or "pruned_hash" not in values:
                 continue  # another file of the user's
-            one = checked(CertificateRecord, values, path)
+            what = "evaluation" if values.get("kind") == EVAL_KIND else "certificate"
+            one: Beside = (
+                checked(EvalRecord, read_sealed(path), path)
+                if what == "evaluation"
+                else checked(CertificateRecord, values, path)
+            )
         except (OSError, ValueError, RecursionError, DataError):
-            marks.append(f"{path.name} is no certificate that can be read.")
+            marks.append(f"{path.name} is no {what} that can be read.")
             continue
         is_other_dense = record.dense_hash is not None and values.get("dense_hash") != record.dense_hash
         if values["pruned_hash"] != record.pruned_hash or is_other_dense:
-            marks.append(f"{path.name} is a certificate of other networks, and not shown.")
-        else:
-            found[path.name] = one
+            marks.append(f"{path.name} is {_AN[what]} {what} of other networks, and not shown.")
+            continue
+        found[path.name] = one
+        if what == "certificate":
             marks.append(f"{path.name} is shown as it is; sipp certify --verify checks it on its points.")
     return found, tuple(marks)

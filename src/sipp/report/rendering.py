@@ -11,6 +11,7 @@ from typing import Any
 
 from sipp.extras import needed_for
 from sipp.report import palette, series
+from sipp.report.evaluations import evaluation_plots
 from sipp.report.networks import networks_part
 from sipp.report.parts import About, Part
 from sipp.report.plots import Plot, pruned_plots, run_plots
@@ -40,12 +41,12 @@ def render(
     parts, plots = _parts(results, about)
     methods = _methods(results)
     styles = {
-        name: {"cls": f"m{i}", "marker": style.marker, "dash": list(style.dash)}
+        name: {"cls": f"m{i}", "marker": style.marker, "dash": list(style.dash), "hollow": style.hollow}
         for i, (name, style) in enumerate(methods.items())
     }
     classes = {name: f"p{i}" for i, name in enumerate(palette.PARTS)}
     css = _file("page.css") + _colours(methods)
-    script = _file("draw.js") + _file("page.js")
+    script = _file("draw.js") + _file("names.js") + _file("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_file(TEMPLATE)).render(
         heading=_heading(parts, results, about),
@@ -81,7 +82,8 @@ def _parts(results: Sequence[Result], about: About | None) -> tuple[list[Part], 
             found = run_plots(result, ident)
             parts.append(run_part(result, ident, found, next(titles)))
         else:
-            found = pruned_plots(result, ident) | repair_plots(result, ident) | bench_plots(result, ident)
+            found = pruned_plots(result, ident) | evaluation_plots(result, ident)
+            found |= repair_plots(result, ident) | bench_plots(result, ident)
             parts.append(pruned_part(result, ident, found))
         plots |= {plot["id"]: plot for plot in found.values()}
     return parts, plots

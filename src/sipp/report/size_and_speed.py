@@ -56,13 +56,17 @@ def _cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]]:
     found = bench.bytes
     stored = [
         ["stored", f"{found.file:,} bytes"],
-        ["entropy bound", f"{found.bound:,.0f} bytes"],
+        ["values and entropy", f"{found.bound:,.0f} bytes"],
         ["dense", f"{found.dense:,} bytes"],
         ["weights in memory", f"{found.memory:,} bytes"],
         ["dense in memory", f"{found.memory_dense:,} bytes"],
     ]
     cards: list[dict[str, Any]] = [
-        {"title": "Bytes", "text": "The bound: kept values, and n H(keep) bits for positions.", "rows": stored}
+        {
+            "title": "Bytes",
+            "text": "Values and entropy: the kept values, and n H(keep) bits for positions.",
+            "rows": stored,
+        }
     ]
     for run in bench.runs:
         rates = [1e3 * run.n_points / ms for ms in (run.dense_ms, run.sparse_ms)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sipp.display import percent_up
 from sipp.report import series
+from sipp.report.evaluations import accuracies_on, common_points
 from sipp.report.read import PrunedModel, Run
 from sipp.report.words import TOLERANCE, Finding, is_useless, number, reach
+from sipp.storage.eval_schemas import EvalRecord
+from sipp.storage.network_schemas import CertificateRecord
 
 # Percentage points lost against the dense network, as shares: up to each, a tone from best to worst
 TONES = ((TOLERANCE, "t0"), (0.01, "t1"), (0.03, "t2"), (0.1, "t3"))
@@ -106,27 +109,63 @@ def networks_table(models: Sequence[PrunedModel]) -> Table | None:
     """Pruned networks side by side: what each keeps, and what is known of its cost; None where there is only one."""
     if len(models) < 2:
         return None
-    rows = []
-    for model in sorted(models, key=lambda one: -one.record.keep):
-        record = model.record
-        certificates = [one for one in (record.certificate, *model.certificates.values()) if one is not None]
-        limits = [one.limit for one in certificates if one.limit is not None]
-        certified = Cell("none") if not limits else certified_cell(max(limits))  # the best of several is no claim
-        error = None if record.moved is None else record.moved.error
-        rows.append(
-            (
-                model.name,
-                (
-                    Cell(model.arm),
-                    Cell(number(record.keep, "share")),
-                    Cell(f"{record.dead_rows:,}"),
-                    Cell("unknown" if error is None else number(error, "share")),
-                    certified,
-                ),
-            )
-        )
-    head = ("network", "method", "keep", "dead rows", "output moved", "certified within")
-    return Table("From most to least kept; of several certificates, the weakest.", head, tuple(rows))
+    points = common_points(models)
+    columns = [*_WHICH, *(_ACCURACY if points else ()), *_COST]
+    has_drops = any(one.drop_upper is not None for model in models for one in _certificates(model))
+    columns += [("certified drop", _drop_cell)] if has_drops else []
+    ordered = sorted(models, key=lambda one: -one.record.keep)
+    rows = tuple((model.name, tuple(cell(model, points) for _, cell in columns)) for model in ordered)
+    caption = "From most to least kept; of several certificates, the weakest."
+    if points is not None:
+        caption += f" Accuracy: on {points.data.what}."
+    caption += " Certified drop: the accuracy falls by at most so much." if has_drops else ""
+    return Table(caption, ("network", *(name for name, _ in columns)), rows)
+
+
+def _certificates(model: PrunedModel) -> list[CertificateRecord]:
+    return [one for one in (model.record.certificate, *model.certificates.values()) if one is not None]
+
+
+def _accuracy_cell(model: PrunedModel, points: EvalRecord | None) -> Cell:
+    found = accuracies_on(model, points)
+    if found is None:
+        return Cell("not measured", "", "on these points")
+    change = found[1] - found[0]
+    return Cell(number(found[1], "share"), tone_of(change), f"{number(change, 'points')} against the dense network")
+
+
+def _dense_cell(model: PrunedModel, points: EvalRecord | None) -> Cell:
+    found = accuracies_on(model, points)
+    return Cell("not measured" if found is None else number(found[0], "share"))
+
+
+def _moved_cell(model: PrunedModel, _: EvalRecord | None) -> Cell:
+    error = None if model.record.moved is None else model.record.moved.error
+    return Cell("unknown" if error is None else number(error, "share"))
+
+
+def _certified_cell(model: PrunedModel, _: EvalRecord | None) -> Cell:
+    limits = [one.limit for one in _certificates(model) if one.limit is not None]
+    return certified_cell(max(limits)) if limits else Cell("none")  # the best of several is no claim
+
+
+def _drop_cell(model: PrunedModel, _: EvalRecord | None) -> Cell:
+    limits = [one.drop_upper for one in _certificates(model) if one.drop_upper is not None]
+    return Cell(f"{percent_up(max(limits)).removesuffix(' %')} points") if limits else Cell("none")
+
+
+# What each column says of a network; those of accuracy also on which points
+Column = tuple[str, Callable[[PrunedModel, EvalRecord | None], Cell]]
+_WHICH: tuple[Column, ...] = (
+    ("method", lambda model, _: Cell(model.arm)),
+    ("keep", lambda model, _: Cell(number(model.record.keep, "share"))),
+)
+_ACCURACY: tuple[Column, ...] = (("accuracy", _accuracy_cell), ("accuracy, dense", _dense_cell))
+_COST: tuple[Column, ...] = (
+    ("dead rows", lambda model, _: Cell(f"{model.record.dead_rows:,}")),
+    ("output moved", _moved_cell),
+    ("certified within", _certified_cell),
+)
 
 
 def certified_cell(limit: float) -> Cell:

@@ -37,6 +37,7 @@ class Style:
     dark: str
     marker: Marker
     dash: tuple[int, ...] = ()  # lengths of line and gap; empty: a solid line
+    hollow: bool = False  # markers are outlines, and bars are hatched: a repaired network
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from sipp.storage.planes import DTYPES
 from sipp.storage.rounding import FORMATS
 
 CHANGES = ("largest change", "norm change")  # columns, where values were rounded
+BYTES = ("bytes", "bytes\nby entropy", "bytes\ndense")  # columns; the second says nothing of errors
 About = Literal["stored values", "values before rounding"]
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
 
@@ -162,7 +163,7 @@ def contents_text(contents: Contents) -> str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("tensor", overflow="fold")
     moved = any(one.largest_change for one in contents.tensors)
-    columns = ("weights", "kept", "positions", "values", *(CHANGES if moved else ()), "bytes", "bound", "dense")
+    columns = ("weights", "kept", "positions", "values", *(CHANGES if moved else ()), *BYTES)
     for column in columns:
         table.add_column(column, justify="right")
     plain = [one for one in contents.tensors if not _is_shown(one)]

@@ -9,6 +9,7 @@ Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values
 BENCH_NAME = "bench.json"  # what `sipp bench` found out about a network, beside it
 BENCH_KIND: Final = "file bench"  # in that record
 BENCH_FORMAT = 1
+EVAL_KIND, EVAL_FORMAT = "evaluation", 1  # in what `sipp eval --out` writes
 RECORD_KIND, RECORD_FORMAT = "pruned", 2  # in that record
 SCORES_MARK = {"sipp": "scores"}  # in the header of a file of scores
 PAGE_MARK = '<meta name="generator" content="sipp report">'  # in the head of a page

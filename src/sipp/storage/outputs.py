@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sipp.errors import DataError, OptionError
 from sipp.storage.files import publish, staged, sync_folder, write_atomic, write_through
-from sipp.storage.marks import BENCH_KIND, FIGURE_MARK, PAGE_MARK, SCORES_MARK
+from sipp.storage.marks import BENCH_KIND, EVAL_KIND, FIGURE_MARK, PAGE_MARK, SCORES_MARK
 
 HEAD = 1 << 14  # bytes in which a page, a picture or a file of tensors says who made it
 HEAD_OF_NETWORK = 64
@@ -76,6 +76,10 @@ def _is_bench(path: Path) -> bool:
     return _json_of(path).get("kind") == BENCH_KIND
 
 
+def _is_evaluation(path: Path) -> bool:
+    return _json_of(path).get("kind") == EVAL_KIND
+
+
 def _json_of(path: Path) -> dict[str, object]:
     """The object in a JSON file; an empty one where there is none."""
     try:
@@ -93,6 +97,7 @@ PAGE = Kind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(pa
 FIGURE = Kind("figure of sipp", _is_figure)
 SCORES = Kind("file of scores of `sipp score`", _is_scores)
 BENCH = Kind("record of `sipp bench`", _is_bench)
+EVALUATION = Kind("record of `sipp eval`", _is_evaluation)
 NETWORK = Kind("file of `sipp.save`", _is_network)
 CERTIFICATE = Kind("certificate", _is_certificate)
 PRUNED_FOLDER = Kind("whole folder of `sipp prune`", _is_pruned)

@@ -120,7 +120,7 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
     show("calls:", calls)
     found = record.bytes
     show(
-        f"bytes:           {size(found.file)} stored, {size(round(found.bound))} by the entropy bound, "
+        f"bytes:           {size(found.file)} stored, {size(round(found.bound))} by values and entropy, "
         f"{size(found.dense)} dense; weights in memory {size(found.memory)}, dense {size(found.memory_dense)}"
     )
     if out is not None:

@@ -1,16 +1,13 @@
-"""The command `sipp eval`: how good a pruned network is beside the dense one, measured; it writes no file."""
+"""The command `sipp eval`: how good a pruned network is beside the dense one, measured."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-import sipp
-from sipp.cli.errors import at
-from sipp.cli.options import KINDS, BatchSize, Device, HoldoutPoints, Model, Normalise, OutputPart, Seed, output_of
+from sipp.cli.options import KINDS, BatchSize, Device, Force, HoldoutPoints, Model, Normalise, OutputPart, Seed
 from sipp.cli.output import Json, only_json, print_json, show
 
 
@@ -22,33 +19,25 @@ def eval(  # the name of the command
     normalise: Normalise = None,
     points: HoldoutPoints = None,
     output: OutputPart = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New file for the record; NAME.json in the network's folder is on its page.")
+    ] = None,
+    force: Force = False,
     seed: Seed = 0,
     batch_size: BatchSize = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure accuracy, loss and epsilon of a pruned network beside the dense one."""
-    from sipp.cli.evaluating import evaluate
-    from sipp.cli.models import load_model
-    from sipp.cli.points import Role, check_fits, default_points, draw, images_lines, open_source, summary
+    from sipp.cli.evaluating import EvalRequest, answer
 
+    request = EvalRequest(
+        model=model, dense=dense, pruned=pruned, data=data, normalise=normalise, points=points, output=output,
+        out=out, force=force, seed=seed, batch_size=batch_size, device=device,
+    )  # fmt: skip
     with only_json(as_json):
-        networks = [
-            load_model(model, path, option=option, device=device)
-            for option, path in (("--dense", dense), ("--pruned", pruned))
-        ]
-        role: Role = "calibration" if data.startswith("random:") else "holdout"  # noise is no holdout: it shows shapes
-        source = open_source(data, role, "--data", seed=seed, model=model, normalise=normalise)
-        n = points or default_points(source, "holdout", lambda: 0)
-        drawn = draw(source, n, seed=seed, batch_size=batch_size, model=networks[0])
-        check_fits(networks[0], drawn, model, "--data")
-        with at(f"--model {model}, --data {data}", "see sipp eval --help"):
-            found = evaluate(networks[0], networks[1], drawn.batches, output_of(output))
-        if not as_json:
-            show(f"network: {model}, dense {dense}, pruned {pruned}", f"data:    {drawn.words}")
-            show(*images_lines(drawn), str(found))
-            if drawn.kind == "random":
-                show("noise:           this is what the networks do on random inputs, not on yours")
+        found = answer(request)
     if as_json:
-        about = {"kind": "evaluation", "sipp": sipp.__version__, "model": model, "data": summary(drawn)}
-        print_json(about | {"dense": dense, "pruned": pruned} | asdict(found))
+        print_json(found.record)
+    else:
+        show(*found.lines)

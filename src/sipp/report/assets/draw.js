@@ -36,10 +36,6 @@ function ticked(value, unit) {
   if (Math.abs(value) >= 1e4 && Math.abs(value) < 1e9) return new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(value);
   return plain(value, 3);
 }
-const short = (text, n) => (text.length <= n ? text : text.slice(0, Math.ceil(n / 2) - 1) + "…" + text.slice(-Math.floor(n / 2)));
-
-const bare = (name) => name.replace(/(\D.*)\.weight(?= |$)/, "$1"); // on an axis, where nearly every name ends so
-
 // --- scales: a function from value to position, with its ticks
 function steps(low, high, count) {
   const raw = (high - low) / Math.max(1, count) || 1;
@@ -81,11 +77,11 @@ function nearZero(low, high, from, to) {
 
 // --- the look of a series
 function lookOf(name) {
-  if (PAGE.parts[name] && !PAGE.styles[name]) return { cls: PAGE.parts[name], marker: "box", dash: [] };
+  if (PAGE.parts[name] && !PAGE.styles[name]) return { cls: PAGE.parts[name], marker: "box", dash: [], hollow: name === "repaired" };
   return PAGE.styles[name] || { cls: "other", marker: "none", dash: [4, 3] };
 }
 function marker(look, x, y, size) {
-  const cls = "mark " + look.cls, r = size;
+  const cls = (look.hollow ? "hollow " : "mark ") + look.cls, r = size;
   const path = (d, c) => make("svg:path", { d, class: c || cls });
   switch (look.marker) {
     case "circle": return make("svg:circle", { cx: x, cy: y, r, class: cls });
@@ -93,15 +89,27 @@ function marker(look, x, y, size) {
     case "diamond": return path(`M${x} ${y - r * 1.3}L${x + r * 1.3} ${y}L${x} ${y + r * 1.3}L${x - r * 1.3} ${y}Z`);
     case "up": return path(`M${x} ${y - r * 1.2}L${x + r * 1.15} ${y + r * 0.9}L${x - r * 1.15} ${y + r * 0.9}Z`);
     case "down": return path(`M${x} ${y + r * 1.2}L${x + r * 1.15} ${y - r * 0.9}L${x - r * 1.15} ${y - r * 0.9}Z`);
-    case "plus": return path(`M${x - r} ${y}H${x + r}M${x} ${y - r}V${y + r}`, "stroked " + look.cls);
-    case "cross": return path(`M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`, "stroked " + look.cls);
+    case "plus": return stroked(path(`M${x - r} ${y}H${x + r}M${x} ${y - r}V${y + r}`, "stroked " + look.cls));
+    case "cross": return stroked(path(`M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`, "stroked " + look.cls));
     default: return make("svg:g");
   }
+  function stroked(lines) { // has no inside that could be left open: it gets a ring
+    return look.hollow ? make("svg:g", {}, make("svg:circle", { cx: x, cy: y, r: r * 1.6, class: cls }), lines) : lines;
+  }
+}
+function bar(svg, look, { x, y, width, height, rx }) { // hatched where markers are hollow
+  svg.append(make("svg:rect", { x, y, width, height, rx: rx || 0, class: (look.hollow ? "hatched " : "box ") + look.cls }));
+  let strokes = "";
+  for (let k = -height; look.hollow && k < width; k += 4) { // upwards to the right, from the lower edge k to the right, within the bar
+    const from = Math.max(0, -k), to = Math.min(height, width - k);
+    if (to > from) strokes += `M${x + k + from} ${y + height - from}L${x + k + to} ${y + height - to}`;
+  }
+  if (strokes) svg.append(make("svg:path", { d: strokes, class: "hatch " + look.cls }));
 }
 function sample(look) {
   const svg = make("svg:svg", { viewBox: "0 0 30 14", "aria-hidden": "true" });
   if (look.marker === "box") {
-    svg.append(make("svg:rect", { x: 10, y: 0, width: 20, height: 14, rx: 3, class: "box " + look.cls }));
+    bar(svg, look, { x: 10, y: 1, width: 19, height: 12, rx: look.hollow ? 0 : 3 });
     return svg;
   }
   svg.append(make("svg:path", { d: "M1 7H29", class: "line " + look.cls, "stroke-dasharray": look.dash.join(" ") }), marker(look, 15, 7, 4));
@@ -165,7 +173,7 @@ function drawLines(plot, view, state, width) {
   const box = { left: 58, right: width - 16, top: 28, bottom: height - 50 };
   const svg = frame(width, height, `${plot.title}: ${view.y.label}. Left and right arrow keys read the values; the table shows them all.`);
   const y = valueScale(view, shown, box, state.ylog);
-  const useless = view.useless && y(view.useless) > box.top;
+  const useless = view.useless && y(view.useless) > box.top && shown.some((one) => one.points.some((p) => p[1] >= view.useless));
   if (useless) {
     svg.append(make("svg:rect", { x: box.left, width: box.right - box.left, y: box.top, height: y(view.useless) - box.top, class: "useless" }));
   }
@@ -216,8 +224,8 @@ function drawColumn(svg, view, one, box, step) {
   one.values.forEach((value, i) => {
     const middle = box.top + step * (i + 0.5);
     if (value === null) return;
-    if (scale.isLog) svg.append(make("svg:circle", { cx: scale(value), cy: middle, r: 3.5, class: "mark " + look.cls })); // a bar would start nowhere
-    else svg.append(make("svg:rect", { x: box.left, width: Math.max(value ? 0.7 : 0, scale(value) - box.left), y: middle - step * 0.34, height: step * 0.68, class: "box " + look.cls }));
+    if (scale.isLog) svg.append(make("svg:circle", { cx: scale(value), cy: middle, r: 3.5, class: (look.hollow ? "hollow " : "mark ") + look.cls })); // a bar would start nowhere
+    else bar(svg, look, { x: box.left, width: Math.max(value ? 0.7 : 0, scale(value) - box.left), y: middle - step * 0.34, height: step * 0.68 });
     if (wide) svg.append(text(scale(value) + 6, middle + 4, worded(value, view.y.unit), "start"));
   });
 }
@@ -226,27 +234,28 @@ function drawBars(plot, view, state, width) {
   let shown = view.series.filter((one) => !state.hidden.has(one.name));
   const n = plot.names.length, asked = shown.length;
   const isPhone = width < 420, step = n > 30 ? 14 : isPhone ? 16 : 18;
-  const longest = Math.max(...plot.names.map((name) => bare(name).length));
-  const left = Math.round(Math.min(7 * longest + 14, 230, width * 0.38)), space = width - left - 6;
+  const longest = Math.max(...onAxis(plot.names, Infinity).map((name) => name.length));
+  const left = Math.round(Math.min(7 * longest + 14, Math.max(230, width * 0.3), width * 0.38)), space = width - left - 6;
   const most = Math.max(1, Math.floor(space / (isPhone ? 62 : 84)));
   shown = shown.slice(0, most * Math.max(1, Math.floor(MOST_ROWS / n)));
   const nBlocks = Math.max(1, Math.ceil(shown.length / most));
   const nColumns = Math.max(1, Math.ceil(shown.length / nBlocks)), gap = space / nColumns, high = 24 + step * n + 30;
   const height = nBlocks * high + 16, single = view.series.length === 1;
   const svg = frame(width, height, `${plot.title}: ${view.y.label}. Arrow keys read the bars; the table shows all values.`);
-  const stops = [];
+  const stops = [], names = onAxis(plot.names, Math.floor((left - 10) / 6.6));
+  const heads = shortened(shown.map((one) => one.name), Math.floor((gap - 6) / 6.9));
   for (let block = 0; block < nBlocks; block++) {
     const top = block * high + 24, bottom = top + step * n;
     plot.names.forEach((name, i) => {
       const middle = top + step * (i + 0.5);
       if (i % 2 === 0) svg.append(make("svg:rect", { x: 0, width, y: top + step * i, height: step, class: "stripe" }));
-      svg.append(text(left - 8, middle + 4, short(bare(name), Math.floor((left - 10) / 6.6)), "end", "tick name"));
+      svg.append(text(left - 8, middle + 4, names[i], "end", "tick name"));
       const rows = shown.map((one) => [lookOf(one.name).cls, one.name, worded(one.values[i], view.y.unit, true)]);
       stops.push({ x: left, y: middle, high: step, title: name, rows, rings: [] });
     });
     shown.slice(block * nColumns, (block + 1) * nColumns).forEach((one, c) => {
       const from = left + gap * c, right = from + gap - (gap > 150 ? 60 : 12);
-      if (!single) svg.append(text(from, top - 9, short(one.name, Math.floor((gap - 6) / 6.9)), "start", "axis"));
+      if (!single) svg.append(text(from, top - 9, heads[block * nColumns + c], "start", "axis"));
       drawColumn(svg, view, one, { left: from, right, top, bottom, all: shown }, step);
     });
   }
@@ -304,10 +313,11 @@ function drawStack(plot, view, state, width) {
     svg.append(text(x(tick), box.bottom + 18, worded(tick, plot.unit), "middle"));
   }
   svg.append(text((box.left + box.right) / 2, height - 6, "seconds, summed over levels and seeds", "middle", "axis"));
+  const names = shortened(plot.names, 16);
   const stops = plot.names.map((name, i) => {
     const middle = box.top + step * (i + 0.5);
     let under = 0;
-    svg.append(text(box.left - 8, middle + 4, short(name, 16), "end", "axis"));
+    svg.append(text(box.left - 8, middle + 4, names[i], "end", "axis"));
     for (const one of shown) {
       const from = x(under), to = x(under + one.values[i]);
       if (to - from > 0.3) svg.append(make("svg:rect", { x: from, width: to - from, y: middle - 10, height: 20, class: "box " + PAGE.parts[one.name] }));
@@ -337,12 +347,15 @@ function inks() { // black or white on a cell, whichever reads better: the bette
 const STRONGEST = 3; // an eighth, or eight times, of the network's keep gets the full colour
 function drawHeat(plot, view, state, width) {
   const n = plot.rows.length, step = n > 30 ? 14 : 24, inkOn = inks();
-  const box = { left: Math.min(210, width * 0.38), right: width - 8, top: 22, bottom: 22 + step * n };
+  const sized = plot.rows.map((name) => (width < 420 ? name.replace(/ \([\d,]+\)$/, "") : name)); // without its size where there is no room
+  const longest = Math.max(...onAxis(sized, Infinity).map((name) => name.length));
+  const left = Math.round(Math.min(7 * longest + 12, Math.max(210, width * 0.3), width * 0.38));
+  const box = { left, right: width - 8, top: 22, bottom: 22 + step * n };
   const height = box.bottom + 30, gap = (box.right - box.left) / plot.columns.length;
   const svg = frame(width, height, `${plot.title}. Arrow keys read the cells; the table shows all values.`);
   const every = Math.max(1, Math.ceil(46 / gap)), stops = [];
-  const named = (name) => bare(width < 420 ? name.replace(/ \([\d,]+\)$/, "") : name); // without its size where there is no room
-  plot.rows.forEach((name, r) => svg.append(text(box.left - 7, box.top + step * (r + 0.5) + 4, short(named(name), Math.floor(box.left / 6.8)), "end", "tick name")));
+  const names = onAxis(sized, Math.floor(box.left / 6.8));
+  plot.rows.forEach((name, r) => svg.append(text(box.left - 7, box.top + step * (r + 0.5) + 4, names[r], "end", "tick name")));
   plot.columns.forEach((keep, c) => {
     const x = box.left + gap * c;
     if (c % every === 0) svg.append(text(x + gap / 2, 14, worded(keep, "share"), "middle"));

@@ -74,34 +74,36 @@ function csvOf(table) {
   return [headed(table).map((name) => field(name)), ...rows].map((row) => row.join(",")).join("\r\n") + "\r\n";
 }
 const COPIED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linejoin", "font-family", "font-size", "font-weight"];
+function copied(svg, place) { // with its computed colours written out
+  const copy = svg.cloneNode(true), all = copy.querySelectorAll("*");
+  for (const [node, twin] of [[svg, copy], ...[...svg.querySelectorAll("*")].map((node, i) => [node, all[i]])]) {
+    const computed = getComputedStyle(node);
+    for (const key of COPIED) twin.style.setProperty(key, computed.getPropertyValue(key));
+  }
+  for (const [key, value] of Object.entries(place)) copy.setAttribute(key, value);
+  return copy;
+}
 function picture(svg, legend, title) {
-  // A stand-alone SVG: computed colours written out, with background, title and legend, which live outside of the plot.
+  // A stand-alone SVG with background, title and legend, which live outside of the plot.
   const width = svg.viewBox.baseVal.width, inner = svg.viewBox.baseVal.height;
   let at = 12, row = 0;
   const places = legend.map(([name]) => {
-    const wide = 34 + 7.4 * name.length;
+    const wide = 52 + 7.4 * name.length;
     if (at > 12 && at + wide > width) [at, row] = [12, row + 1];
     at += wide;
     return [at - wide, 33 + 22 * row];
   });
   const head = 30 + (legend.length ? 24 + 22 * row : 0);
-  const copy = svg.cloneNode(true), style = getComputedStyle(document.body);
-  const pairs = [[svg, copy], ...[...svg.querySelectorAll("*")].map((node, i) => [node, copy.querySelectorAll("*")[i]])];
-  for (const [node, twin] of pairs) {
-    const computed = getComputedStyle(node);
-    for (const key of COPIED) twin.style.setProperty(key, computed.getPropertyValue(key));
-  }
-  copy.setAttribute("y", head);
-  copy.setAttribute("height", inner);
+  const style = getComputedStyle(document.body);
   const whole = make("svg:svg", { xmlns: SVG, viewBox: `0 0 ${width} ${inner + head}`, width: 2 * width, height: 2 * (inner + head) });
   const font = { "font-family": style.fontFamily, "font-size": "13px" };
   whole.append(make("svg:rect", { width: "100%", height: "100%", fill: getComputedStyle(document.querySelector("section")).backgroundColor }));
   whole.append(make("svg:text", { x: 12, y: 20, fill: style.color, "font-weight": "600", ...font }, title));
-  legend.forEach(([name, colour], i) => {
+  legend.forEach(([name, look], i) => {
     const [x, y] = places[i];
-    whole.append(make("svg:rect", { x, y, width: 12, height: 12, fill: colour }), make("svg:text", { x: x + 17, y: y + 11, fill: style.color, ...font }, name));
+    whole.append(copied(look, { x, y, width: 30, height: 14 }), make("svg:text", { x: x + 36, y: y + 11, fill: style.color, ...font }, name));
   });
-  whole.append(copy);
+  whole.append(copied(svg, { y: head, height: inner }));
   return new XMLSerializer().serializeToString(whole);
 }
 function savePicture(name, source) {
@@ -179,13 +181,6 @@ function legendOf(drawn, state, redraw) {
   });
   return make("div", { class: "legend", role: "group", "aria-label": "Series shown" }, ...buttons);
 }
-function colourOf(name, holder) {
-  const probe = make("span", { class: lookOf(name).cls });
-  holder.append(probe);
-  const colour = getComputedStyle(probe).color;
-  probe.remove();
-  return colour;
-}
 function heatKey() {
   const svg = make("svg:svg", { viewBox: "0 0 150 12", "aria-hidden": "true" });
   for (let i = 0; i < 15; i++) svg.append(make("svg:rect", { x: 10 * i, width: 10, height: 12, class: "box " + (i < 7 ? "less" : "more"), "fill-opacity": 0.04 + (0.9 * Math.abs(i - 7)) / 7 }));
@@ -252,8 +247,9 @@ function setUp(figure) {
   csv.addEventListener("click", () => save(fileName(figure, plot, state, "csv"), new Blob(["\ufeff" + csvOf(tableOf(plot, viewOf(plot, state)))], { type: "text/csv" })));
   figure.picture = () => {
     if (!figure.drawn) { state.table = false; toggle.setAttribute("aria-pressed", "false"); draw(); }
-    const shown = figure.drawn.legend.filter((name) => !state.hidden.has(name));
-    return picture(figure.drawn.svg, shown.map((name) => [name, colourOf(name, holder)]), plot.title + chosen.textContent);
+    const looks = [...holder.querySelectorAll(".legend svg")];
+    const shown = figure.drawn.legend.map((name, i) => [name, looks[i]]).filter(([name]) => !state.hidden.has(name));
+    return picture(figure.drawn.svg, shown, plot.title + chosen.textContent);
   };
   png.addEventListener("click", () => savePicture(fileName(figure, plot, state, "png"), figure.picture()));
   bar.append(make("div", { class: "tools" }, toggle, csv, ...(plot.kind === "facts" ? [] : [png])));

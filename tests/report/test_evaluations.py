@@ -1,0 +1,120 @@
+"""What `sipp eval --out` wrote, on the page of one network and in the comparison of several."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.synthetic import evaluation
+from report.test_read import pruned_folder
+
+from sipp.certificates.record import AccuracyCertificate, to_json
+from sipp.report import figure_names, read_results, render
+from sipp.report.networks import accuracy_of, dense_accuracy, network_curves
+from sipp.report.read import PrunedModel, read_pruned
+from sipp.report.tables import networks_table
+
+
+def network(folder: Path, *records: str, **changes: Any) -> Path:
+    """A pruned network with these evaluations beside it."""
+    made = pruned_folder(folder, **changes)
+    for index, text in enumerate(records):
+        (made / f"eval{index}.json").write_text(text)
+    return made
+
+
+def shown(*folders: Path) -> str:
+    return render(read_results(folders), version="sipp test")
+
+
+def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
+    page = shown(network(tmp_path / "net", evaluation(0.9, 0.875)))
+    assert "Accuracy is 87.5 % after pruning, 90 % before (-2.50 points)" in page
+    assert "Measured on 300 points of a.npz: no claim about other points;" in page
+    tiles = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert tiles["accuracy"] == "87.5 %"
+    (card,) = json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]["part0-evaluations"]["views"]
+    assert card["title"] == "Measured (eval0.json)" and ["accuracy", "87.5 % pruned, 90 % dense"] in card["rows"]
+    assert ["loss", "0.625 pruned, 0.5 dense (cross-entropy)"] in card["rows"]
+    assert "Accuracy is" not in shown(network(tmp_path / "other"))
+
+
+def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> None:
+    page = shown(network(tmp_path / "net", evaluation(None, None, dense_loss=None, pruned_loss=None)))
+    assert "The output moved by 20 % of its length on average" in page and "<dt>accuracy" not in page
+    nothing = dict.fromkeys(("error_mean", "error_median", "error_max"))
+    page = shown(network(tmp_path / "nan", evaluation(None, None, n_not_finite=7, **nothing)))
+    assert "An output is not finite on 7 points" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "mark"),
+    [
+        ({"pruned_hash": "1" * 64}, "is an evaluation of other networks, and not shown."),
+        ({"dense_hash": "1" * 64}, "is an evaluation of other networks, and not shown."),
+        ({"pruned_accuracy": 1.5}, "is no evaluation that can be read."),
+        ({"pruned_accuracy": None}, "is no evaluation that can be read."),
+        ({"n_points": 0}, "is no evaluation that can be read."),
+        ({"format": 2}, "is no evaluation that can be read."),
+    ],
+)
+def test_what_speaks_of_others_or_is_wrong_is_not_shown(tmp_path: Path, changes: dict[str, Any], mark: str) -> None:
+    found = read_pruned(network(tmp_path / "net", evaluation(0.9, 0.875, **changes)))
+    assert found.evaluations == {} and found.marks[-1] == f"eval0.json {mark}"
+
+
+def test_a_number_that_was_changed_is_not_shown(tmp_path: Path) -> None:
+    text = evaluation(0.9, 0.875).replace("0.875", "0.895")
+    found = read_pruned(network(tmp_path / "net", text))
+    assert found.evaluations == {} and found.marks[-1] == "eval0.json is no evaluation that can be read."
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> list[Path]:
+    """Three networks of one parent: two were measured on the same points, one of them on more points too."""
+    return [
+        network(tmp_path / "wt", evaluation(0.9, 0.8), evaluation(0.5, 0.4, points="b", n_points=900), method="wt"),
+        network(tmp_path / "wt-r", evaluation(0.9, 0.85), method="wt", repair=True),
+        network(tmp_path / "lamp", evaluation(0.5, 0.45, points="c"), method="lamp", kept=(5, 5)),
+    ]
+
+
+def test_networks_are_compared_on_the_same_points_only(several: list[Path]) -> None:
+    models = [one for one in read_results(several) if isinstance(one, PrunedModel)]
+    table = networks_table(models)
+    assert table is not None and "Accuracy: on 300 points of a.npz." in table.caption
+    at = [table.head.index(name) - 1 for name in ("accuracy", "accuracy, dense")]
+    cells = {name: tuple(row[i].text for i in at) for name, row in table.rows}
+    assert cells == {"wt": ("80 %", "90 %"), "wt-r": ("85 %", "90 %"), "lamp": ("not measured", "not measured")}
+    curves = {
+        curve.method: [point.mean for point in curve.points] for curve in network_curves(models, accuracy_of(models))
+    }
+    assert curves == {"wt": [0.8], "wt repaired": [0.85]} and dense_accuracy(models) == 0.9
+
+
+def test_the_comparison_says_which_is_most_accurate_and_draws_it(several: list[Path]) -> None:
+    page = shown(*several)
+    assert "At keep 21.3 %, wt repaired is most accurate" in page and "Accuracy 85 %; wt has 80 %." in page
+    plot = json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]["networks0-accuracy"]
+    assert plot["views"]["reference"] == {"label": "dense", "value": 0.9} and not plot["views"]["y"]["log"]
+    assert "networks-accuracy.pdf" in figure_names(read_results(several))
+
+
+def test_a_certified_drop_of_accuracy_has_its_column(several: list[Path]) -> None:
+    claim = AccuracyCertificate(
+        mode="labels", confidence=0.95, n_lost=9, n_gained=4, n_differ=20, n=300, n_duplicates=0, data_hash="a" * 64,
+        dense_hash="0" * 64, pruned_hash="0" * 64, dtype="float32", output=None, calibration_checked=True,
+        ledger_kept=False, prior_uses=0,
+    )  # fmt: skip
+    for has_claim in (False, True):
+        table = networks_table([one for one in read_results(several) if isinstance(one, PrunedModel)])
+        assert table is not None and ("certified drop" in table.head) == has_claim
+        (several[1] / "accuracy.json").write_text(to_json(claim))
+    limit = math.ceil(1e4 * claim.drop_upper) / 100
+    assert {name: row[-1].text for name, row in table.rows} == {
+        "wt": "none",
+        "wt-r": f"{limit:g} points",
+        "lamp": "none",
+    }
