@@ -148,7 +148,7 @@ class _Watch(event.Listener):
     """Tells how long compiling takes; functions that another one calls are compiled within its time, and not added.
 
     Meanwhile Python's collector of cycles rests: the compiler makes many small objects and keeps them, and to look
-    through them again and again, with all that torch has loaded, took a fifth of the time.
+    through them again and again, with all that torch has loaded, took up to a fifth of the time.
     """
 
     def __init__(self) -> None:
