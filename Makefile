@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/sipp demo --force
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

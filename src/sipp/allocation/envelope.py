@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sipp.allocation.curves import Curves
-from sipp.allocation.row_loops import KNOTS_PER_OCTAVE, SPACING, compiled_rows, log_slope
+from sipp.allocation.row_loops import KNOTS_PER_OCTAVE, SPACING, compiled_rows, log_slope, row_part
 
 _GAP = 1e-9  # between the objective and the best that is possible, relative
 _LEAST_STEP, _LARGEST_STEP = 1e-6, 1.0  # of the logarithm of the multiplier, while one side is not known
@@ -122,20 +122,30 @@ def _search(curves: Curves, budget: int) -> tuple[_Response, _Response]:
 def _guess(curves: Curves, budget: int) -> float:
     """The logarithm of the multiplier that an ordinary row has where it keeps its share of the budget."""
     share = budget / curves.cap_R.sum()
-    found = _slopes_at(curves.cap_R * share, curves.first_R, curves.count_R, curves.kept_C, curves.slope_C)
+    found = np.empty_like(curves.cap_R)
+    _slopes_at(curves.cap_R * share, curves.first_R, curves.count_R, curves.kept_C, curves.slope_C, found)
     return float(np.clip(np.median(found), -_LARGEST_LOG, _LARGEST_LOG))
 
 
 @compiled_rows
 def _slopes_at(
-    kept_R: np.ndarray, first_R: np.ndarray, count_R: np.ndarray, kept_C: np.ndarray, slope_C: np.ndarray
-) -> np.ndarray:
-    """The slope of each row at the last knot that keeps no more than this."""
-    found = np.empty_like(kept_R)
+    kept_R: np.ndarray,
+    first_R: np.ndarray,
+    count_R: np.ndarray,
+    kept_C: np.ndarray,
+    slope_C: np.ndarray,
+    found: np.ndarray,
+) -> None:
+    """Fills in the slope of each row at the last knot that keeps no more than this."""
     for r in range(kept_R.shape[0]):
-        knots = kept_C[first_R[r] : first_R[r] + count_R[r]]
-        found[r] = slope_C[first_R[r] + max(np.searchsorted(knots, kept_R[r], side="right") - 1, 0)]
-    return found
+        low, high = first_R[r], first_R[r] + count_R[r]  # the first knot that keeps more is one of low .. high
+        while low < high:
+            middle = (low + high) // 2
+            if kept_C[middle] <= kept_R[r]:
+                low = middle + 1
+            else:
+                high = middle
+        found[r] = slope_C[low - 1 if low > first_R[r] else low]
 
 
 def _respond(curves: Curves, log_multiplier: float) -> _Response:
@@ -192,13 +202,13 @@ def _best_points(
     return total, total_cost, total_rise
 
 
-@compiled_rows
+@row_part
 def _bound(share: float) -> float:
     """eps_rand of T6 for share = S~ / N."""
     return share + math.sqrt(share) * math.sqrt(share + 6.0)
 
 
-@compiled_rows
+@row_part
 def _stationary(
     kept_C: np.ndarray,
     gain_C: np.ndarray,

@@ -48,7 +48,9 @@ SHARED_WEIGHTS = 2**14  # fewer than this many are done sooner than a second thr
 # Number j of a row goes to the sum j % LANES, and these meet at the end: vectors, without leave to reorder anything.
 LANES = 32
 
-_exact = numba.njit(nogil=True, error_model="numpy")  # no cache: part of what calls it
+# A part of the compiled loops that call it: what only a cache or a C caller would need is no work for the compiler.
+_PART: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+row_part = numba.njit(**_PART)
 
 
 def compiled_rows(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,20 +112,20 @@ def as_array(rows: Tensor) -> np.ndarray:
     return rows.detach().cpu().contiguous().numpy()
 
 
-@_exact
+@row_part
 def _power_of_two(exponent: int) -> float:
     """2^exponent: the bits of a float64, put together."""
     return np.int64((_EXPONENT_BIAS + exponent) << _FRACTION_BITS).view(np.float64)
 
 
-@_exact
+@row_part
 def _four(x: float, a: float, b: float, c: float, d: float, tail: float) -> float:
     """a + b x + c x^2 + d x^3 + tail x^4."""
     upper = product_and_sum(x, product_and_sum(x, tail, d), c)
     return product_and_sum(x, product_and_sum(x, upper, b), a)
 
 
-@_exact
+@row_part
 def decay(y: float) -> tuple[float, float]:
     """(1 - e^-y, e^-y) for y >= 0, each to its last bit or two; plain arithmetic, so that loops over it vectorise."""
     bounded = min(y, _LARGEST_DECAY)
@@ -135,7 +137,7 @@ def decay(y: float) -> tuple[float, float]:
     return product_and_sum(-scale, shrink, 1.0 - scale), left
 
 
-@_exact
+@row_part
 def _small_rate(q: float) -> float:
     """-log(1 - q) for 0 <= q <= 0.3: 2 artanh(q / (2 - q)), with q as a factor so that the tiniest share stays."""
     half = 1.0 / (2.0 - q)
@@ -144,7 +146,7 @@ def _small_rate(q: float) -> float:
     return q * (2.0 * half * _four(z, 1.0, 1 / 3, 1 / 5, 1 / 7, tail))
 
 
-@compiled
+@row_part
 def joined(lanes: np.ndarray) -> float:
     """The sum of the lanes, half and half."""
     n = LANES // 2
@@ -155,7 +157,7 @@ def joined(lanes: np.ndarray) -> float:
     return lanes[0]
 
 
-@compiled
+@row_part
 def total_of(values_K: np.ndarray) -> float:
     """The sum of a row in float64, in an order of its own: the same bits in every process."""
     lanes = np.zeros(LANES)
@@ -166,7 +168,7 @@ def total_of(values_K: np.ndarray) -> float:
     return joined(lanes)
 
 
-@compiled
+@row_part
 def add_up(sensitivity_K: np.ndarray) -> tuple[float, int]:
     """The row's sum of sensitivities, and how many of them are positive."""
     n_positive = 0
@@ -266,7 +268,7 @@ def smallest_of(keys_K: np.ndarray, n_wanted: int) -> tuple[int, int]:
     return high, n_wanted - n_low
 
 
-@compiled
+@row_part
 def log_slope(share: float, gain: float) -> float:
     """log(-d eps / d U) on a row's curve, for share = S~ / N (T6) and gain = dU / d log N.
 

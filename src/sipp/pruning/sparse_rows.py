@@ -30,6 +30,7 @@ from sipp.allocation.row_loops import (
     fill_rates,
     kept_after,
     over_rows,
+    row_part,
     smallest_of,
     total_of,
 )
@@ -151,7 +152,7 @@ def _settle(
         layer, part = layers[i], slice(first, end)
         given = (layer.weight_FK, layer.worth_FK, layer.kept_F)
         results = (layer.values_FK, layer.mask_FK, layer.strategy_F, layer.total_F, layer.expected_F, layer.eps_F)
-        options = (is_hybrid, is_whole, c_constant, scale, scratch)
+        options = (is_hybrid, is_whole, c_constant, scale, scratch, scratch.view(np.int64))
         _settle_rows(*(a[part] for a in given), *options, *(a[part] for a in results), n_unused[i][part])
 
     over_rows(work, [layer.worth_FK.shape for layer in layers], n_scratch=3)
@@ -203,6 +204,7 @@ def _settle_rows(
     c_constant: float,
     scale: float,
     scratch: np.ndarray,
+    scratch_bits: np.ndarray,
     values_FK: np.ndarray,
     mask_FK: np.ndarray,
     strategy_F: np.ndarray,
@@ -215,7 +217,7 @@ def _settle_rows(
 
     A total that is NaN says that a sensitivity is none.
     """
-    worth, keys, rates = scratch[0], scratch[1].view(np.int64), scratch[2]
+    worth, rates = scratch[0], scratch[2]
     for i in range(rows_FK.shape[0]):
         m, n_right, n_unused = kept_F[i], 0, 0
         for j in range(worth.shape[0]):
@@ -229,7 +231,7 @@ def _settle_rows(
         strategy_F[i] = WHOLE if m >= cap else DET
         if 0 < m < cap:
             if is_hybrid:
-                eps_F[i] = c_constant * _keep_largest(worth, m, keys, mask_FK[i])
+                eps_F[i] = c_constant * _keep_largest(scratch, scratch_bits, m, mask_FK[i])
             fill_rates(worth, total, rates)
             # eps = t + sqrt(t (t + 6)) has t = S~ / N = eps^2 / (6 + 2 eps): sampling m weights has a bound of at most
             # eps if N(m) is at least that N, which m >= U(N) tells without N(m)
@@ -248,24 +250,27 @@ def _settle_rows(
             values_FK[i, j] = weight_FK[i, j] if mask_FK[i, j] else 0.0
 
 
-@compiled_rows
-def _keep_largest(values_K: np.ndarray, m: int, keys: np.ndarray, mask_K: np.ndarray) -> float:
-    """The sum of all but the m largest, which the mask gets; ties go to the smaller column. `keys` is scratch."""
-    bits = values_K.view(np.int64)  # numbers >= 0 are in the order of their bits
-    for j in range(values_K.shape[0]):
+@row_part
+def _keep_largest(scratch: np.ndarray, scratch_bits: np.ndarray, m: int, mask_K: np.ndarray) -> float:
+    """The sum of all but the m largest of scratch[0], which the mask gets; ties go to the smaller column.
+
+    `scratch_bits` is the same memory as whole numbers; the second line is worked in.
+    """
+    bits, keys = scratch_bits[0], scratch_bits[1]  # numbers >= 0 are in the order of their bits
+    for j in range(bits.shape[0]):
         keys[j] = -bits[j]
     edge, room = smallest_of(keys, m)
-    for j in range(values_K.shape[0]):
+    for j in range(bits.shape[0]):
         mask_K[j] = keys[j] < edge
-    for j in range(values_K.shape[0]):
+    for j in range(bits.shape[0]):
         if room == 0:
             break
         if keys[j] == edge:
             mask_K[j] = True
             room -= 1
-    for j in range(values_K.shape[0]):
+    for j in range(bits.shape[0]):
         keys[j] = 0 if mask_K[j] else bits[j]
-    return total_of(keys.view(np.float64))  # the tail is added up itself, not as a difference of sums
+    return total_of(scratch[1])  # the tail is added up itself, not as a difference of sums
 
 
 def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_constant: float) -> SparseRows:

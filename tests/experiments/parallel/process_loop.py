@@ -26,7 +26,7 @@ from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import Hyper, MaskChanges, TrainState, new_state, train
 from sipp.experiments.training.schedule import Schedule
 from sipp.inputs.subject import subject_of
-from sipp.pruning.entry import rank
+from sipp.pruning.entry import prune, rank
 from sipp.pruning.ranking import RankOptions
 from sipp.pruning.result import Ranking
 from sipp.storage.pairs import load_pair
@@ -157,10 +157,12 @@ def results(out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[Any]]:
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     load_digits()
+    torch.set_num_threads(1)  # a child cannot use threads that its parent has started
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what every optimizer does, once for all
+    prune(nn.Linear(40, 30), torch.rand(9, 40), keep=0.5, method="sipp-hybrid")  # loads what is compiled, once for all
     found: dict[str, Any] = {}
     for n_batches, counts in ((5, (2, 3)), (2, (3,))):
-        (alone,) = spawn(1, lambda processes, n=n_batches: score(processes, n_batches=n), folder / f"alone{n_batches}")
+        alone = {"value": score(ALONE, n_batches=n_batches)}
         for count in counts:
             processes = spawn(
                 count, lambda t, n=n_batches: score(t, n_batches=n), folder / f"processes{n_batches}-{count}"

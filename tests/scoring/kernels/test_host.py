@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import numba
 import numpy as np
 import pytest
 import torch
+from numba.core import event
 
 from sipp.scoring.kernels.cpu import host
 from sipp.scoring.kernels.cpu import kernel as cpu
@@ -132,3 +134,28 @@ def test_a_line_says_once_that_compiling_takes_long(
     assert [record.getMessage() for record in caplog.records] == [
         "compiling for this processor: a few seconds, once after an install"
     ]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_collector_rests_only_while_something_is_compiled(collects: bool) -> None:
+    seen = []
+
+    class Look(event.Listener):
+        def on_start(self, event: object) -> None:
+            seen.append(gc.isenabled())
+
+        def on_end(self, event: object) -> None:
+            pass
+
+    @numba.njit
+    def more(x: int) -> int:
+        return x + 1
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with event.install_listener("numba:compile", Look()):
+            assert more(1) == 2
+        assert seen == [False] and gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()

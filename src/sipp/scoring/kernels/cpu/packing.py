@@ -35,9 +35,10 @@ def extremes(bits_BN: int, n_lines: int, step: int, n: int, found_BX: int) -> No
         for i in range(n):
             value = int_at(bits_BN, b * step + i)
             bits = np.uint32(value)
-            highest = max(highest, value)
-            wrapped = max(wrapped, bits)
-            smallest = min(smallest, np.uint32((bits & np.uint32(0x7FFFFFFF)) - np.uint32(1)))
+            below = np.uint32((bits & np.uint32(0x7FFFFFFF)) - np.uint32(1))
+            highest = value if value > highest else highest  # Numba compiles a function for each `max`
+            wrapped = bits if bits > wrapped else wrapped
+            smallest = below if below < smallest else smallest
         put_long(found_BX, 3 * b, highest)
         put_long(found_BX, 3 * b + 1, wrapped)
         put_long(found_BX, 3 * b + 2, smallest)
@@ -60,11 +61,12 @@ def pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel
                 pattern, is_empty = 0, True
                 for i in range(n_rows):
                     w = float_at(weight_GRK, (group + first + i) * fan_in + k)
-                    pattern |= int(w < 0.0) << i
+                    pattern |= 1 << i if w < 0.0 else 0
                     is_empty &= w == 0.0
                 put_long(pattern_K, k, N_PATTERNS if is_empty else pattern)
             for chunk in range(n_chunks):
-                start, stop = chunk * SUM_BLOCK, min((chunk + 1) * SUM_BLOCK, fan_in)
+                start = chunk * SUM_BLOCK
+                stop = start + SUM_BLOCK if start + SUM_BLOCK < fan_in else fan_in
                 for q in range(N_PATTERNS + 2):
                     put_long(filled, q, 0)
                 for k in range(start, stop):
@@ -95,7 +97,7 @@ def pack_signs(
             at = g * fan_in * n_ranks + start // RANK
             for k in range(fan_in):
                 put_short(signs_GKR, at + k * n_ranks, 0)
-            for i in range(min(RANK, n_rows - start)):
+            for i in range(RANK if n_rows - start > RANK else n_rows - start):
                 row = (g * n_rows + start + i) * fan_in
                 for k in range(fan_in):
                     bit = np.int16(byte_at(positive_GRK, row + k)) << np.int16(i)
