@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import sipp
 from sipp.certificates.claims import certify, certify_accuracy
 from sipp.distinct import n_new
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import MOST_UNCOUNTED, batches_of, points_at
+from sipp.inputs.batches import MOST_UNCOUNTED, batches_of, joined, points_at
 from sipp.inputs.independence import CHANCE, NEIGHBOURS, ORDER, allowed_between, why_dependent
 from sipp.inputs.pointkeys import draw_keys_of, keys_of
 from sipp.records import Batch
@@ -584,3 +585,26 @@ def test_interrupts_and_memory_errors_of_a_network_stay_what_they_are() -> None:
     with pytest.raises(DataError, match=r"holdout batch 0 \(input 0: float32 60 x 8\).*ValueError: odd") as wrapped:
         certify(Raises(ValueError("odd")), mlp(), X)
     assert isinstance(wrapped.value.__cause__, ValueError)
+
+
+def test_batches_that_are_alike_are_joined_and_others_are_not() -> None:
+    def text(n: int, length: int, seed: int) -> Batch:
+        ids = torch.randint(1, 9, (n, length), generator=torch.Generator().manual_seed(seed))
+        return first([{"input_ids": ids, "attention_mask": (ids > 2).long()}])
+
+    a, b = first([(points(3, 5), points(3, 2))]), first([(points(4, 5, seed=1), points(4, 2, seed=1))])
+    both = joined(a, b)
+    assert both is not None and both.n_points == 7 and both.labels is None
+    assert all(torch.equal(x, torch.cat([y, z])) for x, y, z in zip(both.args, a.args, b.args))
+    a, b = text(3, 6, 0), text(2, 6, 1)
+    both = joined(a, b)
+    assert both is not None and a.real_BT is not None and b.real_BT is not None
+    assert torch.equal(both.real_BT, torch.cat([a.real_BT, b.real_BT]))  # type: ignore[arg-type]
+    assert all(torch.equal(both.kwargs[name], torch.cat([a.kwargs[name], b.kwargs[name]])) for name in a.kwargs)
+    assert joined(a, text(2, 5, 1)) is None  # padded to another length
+    assert joined(a, replace(b, real_BT=None)) is None and joined(replace(a, real_BT=None), b) is None
+    assert joined(a, first([points(2, 6)])) is None
+    assert joined(first([points(2, 6)]), first([points(2, 6, dtype=torch.float64)])) is None
+    assert joined(first([points(2, 6)]), replace(first([points(2, 6)]), args=(points(1, 6),))) is None  # for all points
+    packed = pack_sequence([points(3, 2), points(2, 2)])
+    assert joined(replace(a, args=(packed,)), replace(a, args=(packed,))) is None

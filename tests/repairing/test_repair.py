@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.batches import batches_of
 from sipp.pruning.result import Pruned
 from sipp.repairing import gathering, polishing
+from sipp.repairing.entry import _divided
 from sipp.repairing.record import Repair
 
 
@@ -306,3 +308,13 @@ def test_copies_do_not_count_as_points() -> None:
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     with pytest.raises(DataError, match="5 different points"):
         sipp.repair(dense, pruned, points(5).repeat(40, *[1] * (points(5).ndim - 1)))
+
+
+def test_points_kept_aside_make_batches_no_larger_than_those_given() -> None:
+    x = points(130)
+    parts = _divided(batches_of(list(x.split(40))))
+    assert [batch.n_points for batch in parts.fitted] == [36, 36, 36, 9]
+    assert [batch.n_points for batch in parts.aside] == [13]
+    assert torch.equal(torch.cat([batch.args[0] for batch in parts.aside]), x[9::10])
+    parts = _divided(batches_of(list(x.split(10))))
+    assert [batch.n_points for batch in parts.aside] == [10, 3]

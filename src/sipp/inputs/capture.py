@@ -262,7 +262,8 @@ def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[None]:
     with ONE_AT_A_TIME, left_as_it_was(model):  # training and track_running_stats are attributes like others
         fastpath = torch.backends.mha.get_fastpath_enabled()
         try:
-            model.eval()
+            if any(module.training for module in model.modules()):
+                model.eval()
             for module in norms:
                 module.training = True
                 module.track_running_stats = False

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
 from sipp.checking import check_flag, check_number, check_seed, check_whole
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import Data, batches_of, fresh, points_at
+from sipp.inputs.batches import Data, batches_of, fresh, joined, points_at
 from sipp.inputs.capture import Forms
 from sipp.inputs.layers import Site, find_sites, unwrap
 from sipp.inputs.network_hash import tensors_hash, tensors_of
@@ -184,25 +184,38 @@ def _check_twins(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]
 
 
 def _divided(batches: Iterable[Batch]) -> Parts:
-    """Each batch cut in two: points to fit, and points kept aside."""
-    found: list[Batch] = []
-    is_aside: list[bool] = []
-    n_seen, different = 0, set[bytes]()
+    """Each batch cut in two: points to fit, and points kept aside, which make batches of their own."""
+    parts: dict[bool, list[Batch]] = {False: [], True: []}
+    n_seen, most, different = 0, 0, set[bytes]()
     for batch in batches:
         different |= set(draw_keys_of(batch))
+        most = max(most, batch.n_points)
         where = integers(n_seen, n_seen + batch.n_points) % ASIDE_OF == ASIDE_OF - 1
         n_seen += batch.n_points
-        for flag in (False, True):
+        for flag, found in parts.items():
             at = (where == flag).nonzero().flatten()
             if len(at):
                 found.append(fresh(points_at(batch, at)))
-                is_aside.append(flag)
     if len(different) < FEWEST_POINTS:  # copies kept aside would praise what was fitted to them
         copies = "" if len(different) == n_seen else " different"
         raise DataError(
             f"calibration holds {len(different)}{copies} points", fix=f"give a repair at least {FEWEST_POINTS}"
         )
-    return Parts(tuple(found), tuple(is_aside), frozenset(different))
+    fitted, aside = parts[False], _together(parts[True], most)
+    return Parts((*fitted, *aside), (False,) * len(fitted) + (True,) * len(aside), frozenset(different))
+
+
+def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
+    """The points in as few batches as can be made of neighbours that are alike, none larger than `most`."""
+    found: list[Batch] = []
+    for batch in batches:
+        fits = found and found[-1].n_points + batch.n_points <= most
+        both = joined(found[-1], batch) if fits else None
+        if both is None:
+            found.append(batch)
+        else:
+            found[-1] = both
+    return found
 
 
 def _judged(
