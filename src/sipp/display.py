@@ -271,6 +271,8 @@ def _why_nothing(pruned: Pruned) -> str:
     found = [epsilon for epsilon in known if epsilon is not None]
     if found:
         return f"{number(min(found))} times the output's size, and only below 1 it is a limit"
+    if pruned.guarantee is not None and not pruned.guarantee.met:
+        return pruned.guarantee.reason
     measured = "" if pruned.measured is None else pruned.measured.reason or pruned.measured.network_reason
     return measured or pruned.bound.reason
 

@@ -79,10 +79,12 @@ def test_it_is_the_default_with_a_floor_and_statements() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_points_that_are_few_or_come_once_are_enough() -> None:
-    assert sipp.prune(net(), [points(2)], keep=0.5).choice.n_points == 2  # too few to keep one aside
+    few = sipp.prune(net(), [points(2)], keep=0.5)
+    assert few.choice is not None and few.choice.n_points == 2 and not few.choice.is_aside
+    assert "aside" not in str(few) and "2 points that were scored too" in str(few)
     once = sipp.prune(net(), iter([points(40), points(40, seed=2)]), keep=0.5)
     again = sipp.prune(net(), [points(40), points(40, seed=2)], keep=0.5)
-    assert once.choice == again.choice and once.choice.n_points == 20
+    assert once.choice == again.choice and once.choice.n_points == 20 and once.choice.is_aside
 
 
 def test_recurrent_networks_and_networks_whose_points_hide() -> None:

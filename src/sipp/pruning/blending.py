@@ -61,13 +61,15 @@ class Choice:
 
     taken: Candidate
     tried: tuple[Candidate, ...]
-    n_points: int  # kept aside
+    n_points: int
+    is_aside: bool = True  # those were not scored; False: too few to keep any aside
 
     def __str__(self) -> str:
         others = {"magnitude": 0.0, "max sensitivity": 1.0}
         known = {one.name: one.error for one in self.tried if one.name in others and one is not self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
-        text = f"{self.taken.name}, output error {self.taken.error:.3g} on {self.n_points} points kept aside"
+        where = "kept aside" if self.is_aside else "that were scored too"
+        text = f"{self.taken.name}, output error {self.taken.error:.3g} on {self.n_points} points {where}"
         return text + (f" ({beside})" if beside else "")
 
 
@@ -76,7 +78,8 @@ class Blend:
     """What the choice is made from, whatever the budget."""
 
     sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart
-    aside: list[Any]  # batches of calibration points that were not scored
+    aside: list[Any]  # batches of calibration points that choose it
+    is_aside: bool  # those were not scored
     norm_stats: NormStats
 
 
@@ -112,14 +115,14 @@ def choose(
     if blend.norm_stats == "batch":
         masks = cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")])
         only = Candidate(UNTRAINED, "max", error_of(masks), is_shared=True)
-        return masks, Choice(only, (only,), _count(blend))
+        return masks, Choice(only, (only,), _count(blend), blend.is_aside)
     tried: list[Candidate] = []
     found: list[list[Tensor]] = []
     for p, reduce in _candidates(blend):
         found.append(cut(blended(blend, dense, p, reduce)))
         tried.append(Candidate(p, reduce, error_of(found[-1])))
     taken = tried.index(best_of(tried))
-    return found[taken], Choice(tried[taken], tuple(tried), _count(blend))
+    return found[taken], Choice(tried[taken], tuple(tried), _count(blend), blend.is_aside)
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:

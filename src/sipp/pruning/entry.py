@@ -160,7 +160,8 @@ def _with_moved(ranking: Ranking, pruned: Pruned) -> Pruned:
     One forward pass of each network on at most 32 points; a blend has measured it on the points kept aside.
     """
     if pruned.choice is not None:
-        return replace(pruned, moved=Moved(pruned.choice.taken.error, pruned.choice.n_points, aside=True))
+        chosen = pruned.choice
+        return replace(pruned, moved=Moved(chosen.taken.error, chosen.n_points, aside=chosen.is_aside))
     if ranking.sample is None:
         return pruned
     error = output_error(ranking.model, pruned.model, [ranking.sample])

@@ -149,7 +149,7 @@ def _blend(subject: Subject, scores: Scores, aside: Data | None) -> Blend:
     if len(means) == len(scores.layers):
         sensitivities["mean"] = tuple(means)
     chosen: Any = aside or subject.data
-    return Blend(sensitivities, list(chosen), subject.scoring.norm_stats)
+    return Blend(sensitivities, list(chosen), bool(aside), subject.scoring.norm_stats)
 
 
 def _why_unscored(row: MethodRow, data: Data | None, statements: bool) -> str:
