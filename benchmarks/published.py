@@ -103,7 +103,7 @@ def sentences(folder: Path, start: int, n: int, seed: int) -> list[dict[str, Ten
     tokenizer = AutoTokenizer.from_pretrained(folder)
     every = _docstring_sentences()
     order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))[start : start + n].tolist()
-    texts = [every[i] for i in order]
+    texts = sorted((every[i] for i in order), key=len)  # those of a batch are about as long: little padding
     batches = [tokenizer(texts[i : i + PER_BATCH], padding=True, return_tensors="pt") for i in range(0, n, PER_BATCH)]
     return [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in batches]
 

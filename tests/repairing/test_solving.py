@@ -1,5 +1,7 @@
 """The blocked solves and the sums over patches, against numpy's least squares row by row."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.refit import refit_row
 
-from sipp.repairing import solving
+from sipp.repairing import refitting, solving
 from sipp.repairing.moments import Moments
+from sipp.repairing.refitting import RIDGES, _best_ridge
 from sipp.repairing.solving import solve_rows
 
 
@@ -106,3 +109,13 @@ def test_a_system_without_a_factor_becomes_nan_and_another_row_stays(n_kept: int
     got_GRK = solve_rows(xx_GKK, torch.ones(2, 1, 4, dtype=torch.float64), mask_GRK, 1e-8)
     assert bool(got_GRK[0, 0, :n_kept].isnan().all()) and bool((got_GRK[~mask_GRK] == 0).all())
     assert torch.allclose(got_GRK[1, 0, :n_kept], torch.ones(n_kept, dtype=torch.float64), rtol=1e-7)
+
+
+@pytest.mark.parametrize("best", range(len(RIDGES)))
+@pytest.mark.parametrize("n_none", [0, 2, 5])
+def test_the_ridge_is_the_one_of_least_error(best: int, n_none: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors that fall and then rise; the smallest ridges may leave systems that rounding makes unsolvable."""
+    best = max(best, n_none)
+    errors = {ridge: math.inf if i < n_none else 1.0 + abs(i - best) for i, ridge in enumerate(RIDGES)}
+    monkeypatch.setattr(refitting, "_trial", lambda trials, ridge, has_intercept: errors[ridge])
+    assert _best_ridge([], True) == RIDGES[best]

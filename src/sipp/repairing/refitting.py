@@ -16,7 +16,8 @@ from sipp.repairing.moments import Moments
 from sipp.repairing.record import LayerRepair
 from sipp.repairing.solving import solve_rows
 
-# Shares of a feature's own square that a change of its weight costs: the larger, the nearer to the weights as they are
+# Shares of a feature's own square that a change of its weight costs: the larger, the nearer to the weights as they are.
+# The error on new points falls and then rises along them.
 RIDGES = (1e-8, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 N_TRIAL_ROWS = 32  # spread over the weight, that choose the ridge; then all rows are solved once
 
@@ -40,7 +41,7 @@ def refit(model: nn.Module, weight: Weight, mask: Tensor, sums: Sums, place: Pla
     parameter = model.get_parameter(weight.name)
     old_FK = to_rows(weight, parameter.detach()).to(BOUND_DTYPE)
     has_intercept = place.kind != "none"
-    ridge = min(RIDGES, key=lambda one: _trial(blocks, one, has_intercept))
+    ridge = _best_ridge([_some_rows(block) for block in blocks], has_intercept)
     new_FK, shift_F = old_FK.clone(), torch.zeros(weight.n_rows, dtype=BOUND_DTYPE, device=old_FK.device)
     for block in blocks:
         change_GRK, shift_GR = _solved(block, block.mask_GRK, ridge, has_intercept)
@@ -95,11 +96,26 @@ def _solved(block: _Block, mask_GRK: Tensor, ridge: float, has_intercept: bool) 
     return change_GRK, fit.intercept(change_GRK) if has_intercept else torch.zeros_like(fit.d_GR)
 
 
-def _trial(blocks: list[_Block], ridge: float, has_intercept: bool) -> float:
+def _best_ridge(trials: list[_Block], has_intercept: bool) -> float:
+    """The ridge of the least error on the points kept aside: from the middle one on, as long as it falls."""
+    at = len(RIDGES) // 2
+    least = _trial(trials, RIDGES[at], has_intercept)
+    for step in (1, -1):
+        start = at
+        while 0 <= at + step < len(RIDGES):
+            error = _trial(trials, RIDGES[at + step], has_intercept)
+            if not error < least and math.isfinite(least):  # where there is no number yet, a larger ridge may give one
+                break
+            at, least = at + step, error
+        if at != start:  # it fell on this side, so it rises on the other
+            break
+    return RIDGES[at]
+
+
+def _trial(trials: list[_Block], ridge: float, has_intercept: bool) -> float:
     """The squared error of some rows on the points kept aside with this ridge; infinite where it is no number."""
     total = 0.0
-    for block in blocks:
-        trial = _some_rows(block)
+    for trial in trials:
         change_GRK, shift_GR = _solved(trial, trial.mask_GRK, ridge, has_intercept)
         total += float(trial.aside.error(change_GRK, shift_GR).sum())
     return total if math.isfinite(total) else math.inf

@@ -60,7 +60,9 @@ def _solve_within(
         is_real_NS = mask_NK[batch_N].gather(1, order_NS)
         group_N = batch_N // n_rows
         systems_NSS = system_GKK[group_N[:, None, None], order_NS[:, :, None], order_NS[:, None, :]]
-        systems_NSS *= is_real_NS[:, :, None] & is_real_NS[:, None, :]
+        n_full = int(is_real_NS.sum(1).min())  # padding stands behind: before it there is nothing to clear
+        systems_NSS[:, n_full:] *= is_real_NS[:, n_full:, None]
+        systems_NSS[:, :, n_full:] *= is_real_NS[:, None, n_full:]
         systems_NSS.diagonal(dim1=1, dim2=2).masked_fill_(~is_real_NS, 1.0)
         wanted_NS = wanted_NK[batch_N].gather(1, order_NS) * is_real_NS
         solved_NS = torch.cholesky_solve(wanted_NS[..., None], _factor(systems_NSS))[..., 0]
@@ -70,7 +72,9 @@ def _solve_within(
 def _factor(systems_BSS: Tensor) -> Tensor:
     """The Cholesky factors; NaN where rounding leaves a system without one, so that this ridge is not chosen."""
     factor_BSS, failed_B = torch.linalg.cholesky_ex(systems_BSS)
-    return torch.where(failed_B[:, None, None] == 0, factor_BSS, torch.nan)
+    if bool(failed_B.any()):
+        factor_BSS[failed_B != 0] = torch.nan
+    return factor_BSS
 
 
 def _alike(mask_NK: Tensor, rows: Tensor) -> Iterator[Tensor]:
