@@ -78,17 +78,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class SeenPoints:
-    """The points that chose a pruning, or the new values of its weights: none of them can judge it."""
-
-    keys: frozenset[bytes] = frozenset()  # of `draw_keys_of`
-    is_all: bool = False  # False: there may have been others
-
-
-NOT_KNOWN = SeenPoints()
-
-
-@dataclass(frozen=True)
 class LayerScores:
     """What one pass over the calibration points says about one weight (T1-T3, T11, T12)."""
 

@@ -68,6 +68,19 @@ def test_an_output_that_is_not_finite_is_never_a_small_error() -> None:
     assert found.pruned_loss is None and "not finite on 8 points" in str(found)
 
 
+def test_an_output_that_is_not_finite_is_of_no_class() -> None:
+    """Its argmax is 0; of either network that is no answer."""
+    model, broken = mlp(), mlp()
+    with torch.no_grad():
+        next(broken.parameters()).fill_(torch.nan)
+    data = [(torch.rand(20, next(model.parameters()).shape[1]), torch.zeros(20, dtype=torch.int64))]
+    for dense, pruned in ((broken, model), (model, broken), (broken, broken)):
+        found = evaluate(dense, pruned, data, None)
+        accuracies = found.dense_accuracy, found.pruned_accuracy
+        assert all(value == 0 for net, value in zip((dense, pruned), accuracies) if net is broken)
+        assert found.same_class == 0
+
+
 def test_a_record_beside_the_network_is_on_its_page_until_the_network_changes(folder: Path) -> None:
     words = words_of(folder, "--data", folder / "data.npz", "--out", folder / "net" / "eval.json")
     done = run("eval", *words, "--json")

@@ -150,3 +150,27 @@ def test_points_that_choose_values_do_not_judge_them() -> None:
         assert not judged.bound.met
     chosen = sipp.prune(net, X, keep=0.5, bound="sound", holdout=X[150:])  # the quarter that chose the blend
     assert not chosen.bound.met
+
+
+def test_the_same_output_is_said_of_the_same_network_only() -> None:
+    said = "the output is the same"
+    net = Net().eval()
+    whole = sipp.prune(net, None, keep=1.0, method="wt")
+    assert said in str(whole)
+    edit(whole)
+    assert said not in str(whole) and SAID[0] in str(whole)
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other.first.weight.neg_()
+    assert said not in str(sipp.assess(net, other, X))
+
+
+def test_weights_that_are_back_are_told_and_saving_is_not_advised(tmp_path: Path) -> None:
+    pruned = sipp.prune(Net().eval(), None, keep=0.5, method="wt")
+    assert "pruned.save" in str(pruned)
+    with torch.no_grad():
+        pruned.model.get_parameter("first.weight").add_(1.0)
+    text = str(pruned)
+    assert "first.weight is no longer zero where it was pruned" in text and "pruned.save" not in text
+    with pytest.raises(ModelError, match="not zero"):
+        pruned.save(tmp_path / "out")

@@ -71,8 +71,23 @@ def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     refit, wild = (sipp.repair(dense, pruned, points(), steps=s, learning_rate=1e6) for s in (0, 64))
     polish = done(wild).polish
-    assert polish is not None and polish.best == 0 and polish.taken == 64 // polishing.N_CHECKS * polishing.PATIENCE
+    n_looks = polishing.FIRST_LOOKS + polishing.PATIENCE
+    assert polish is not None and polish.best == 0 and polish.taken == 64 // polishing.N_CHECKS * n_looks
+    assert polish.rate <= 1e6 * polishing.LOWER
     assert all(torch.equal(a, b) for a, b in zip(refit.model.state_dict().values(), wild.model.state_dict().values()))
+
+
+def test_a_rate_that_is_too_large_is_lowered_once() -> None:
+    dense = net()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    refit = done(sipp.repair(dense, pruned, points(600)))
+    assert refit.output_after is not None
+    found = {rate: done(sipp.repair(dense, pruned, points(600), steps=64, learning_rate=rate)) for rate in (0.4, 1e-3)}
+    for rate, one in found.items():
+        assert one.polish is not None and one.polish.best > 0 and one.output_after is not None
+        assert one.output_after < refit.output_after
+        lowered = polishing.LOWER if rate == 0.4 else 1.0
+        assert math.isclose(one.polish.rate, lowered * rate * min(1.0, polishing.NEAR * refit.output_after))
 
 
 def test_a_network_that_is_near_is_polished_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:

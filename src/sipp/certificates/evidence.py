@@ -35,7 +35,7 @@ from sipp.inputs.pointkeys import (
 )
 from sipp.progress import progress_bar
 from sipp.pruning.result import Pruned
-from sipp.records import NOT_KNOWN, Batch, SeenPoints
+from sipp.records import Batch
 
 Output = int | str | Callable[[Any], Any] | None
 
@@ -67,7 +67,7 @@ class _Seen:
     """
 
     known: Known | None
-    chose: SeenPoints
+    chose: frozenset[bytes]
     keeps_plain: bool
     keys: list[bytes] = field(default_factory=list)
     plain: list[bytes] = field(default_factory=list)
@@ -75,11 +75,11 @@ class _Seen:
 
     def started(self, holdout: Any) -> Iterator[Batch]:
         """The batches of the holdout; the points of each count as seen from the moment it is handed out."""
-        has_chosen = was_seen(self.chose.keys)
+        has_chosen = was_seen(self.chose)
         for batch in holdout_batches(holdout):
             self.plain.extend(plain_keys_of(batch) if self.keeps_plain else [])
             given = [False] * batch.n_points if self.known is None else are_known(self.known, batch)
-            keys = draw_keys_of(batch) if self.chose.keys else [b""] * batch.n_points
+            keys = draw_keys_of(batch) if self.chose else [b""] * batch.n_points
             self.shared.extend(one or has_chosen(key) for one, key in zip(given, keys, strict=True))
             self.keys.extend(keys_of(batch))
             yield batch
@@ -108,7 +108,7 @@ def look(
     was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller. Where the
     record of a pruning is given, the points that it knows to have chosen it are calibration points too.
     """
-    chose = pruned.seen if isinstance(pruned, Pruned) else NOT_KNOWN
+    chose = pruned.seen if isinstance(pruned, Pruned) else frozenset[bytes]()
     pruned = pruned.model if isinstance(pruned, Pruned) else pruned
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)
@@ -140,7 +140,7 @@ def look(
         "n_duplicates": len(seen.keys) - len(set(seen.keys)),
         "dtype": "/".join(sorted(dtypes)),
         "output": CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
-        "calibration_checked": calibration is not None or (chose.is_all and bool(chose.keys)),
+        "calibration_checked": calibration is not None,
         **record_use(ledger, facts, claim, sketch_of(seen.plain)),
     }
     return torch.cat(measured), evidence

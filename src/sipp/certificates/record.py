@@ -184,7 +184,7 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     """What the reader must know beside the claim: the source of inputs, copies among the points, an earlier use."""
     text = " Any claim here is about inputs drawn like the holdout points, which must be new to both networks."
     if not cert.calibration_checked:
-        text += " That they are is the word of whoever gave them: no calibration points were compared with them."
+        text += " That they are is the word of whoever gave them: no calibration points were given to compare with."
     if cert.n_duplicates:
         text += f" {cert.n_duplicates:,} of the points are exact copies of others, yet count as independent here."
     if cert.marked:

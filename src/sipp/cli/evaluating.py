@@ -138,12 +138,12 @@ def _measure(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
     none_n = torch.zeros_like(moved_n)
     found = [moved_n, none_n + has_classes, none_n, none_n, none_n, none_n, none_n, none_n]
     if has_classes:
-        finite_n = g_nk.isfinite().all(1)
-        found[2] = finite_n & (f_nk.argmax(1) == g_nk.argmax(1))
+        is_told = [out_nk.isfinite().all(1) for out_nk in (f_nk, g_nk)]  # an output that is none has no class
+        found[2] = is_told[0] & is_told[1] & (f_nk.argmax(1) == g_nk.argmax(1))
         if truth_n is not None and int(truth_n.min()) >= 0 and int(truth_n.max()) < f.shape[1]:
             truth_n = truth_n.to(f.device)
             found[3] = none_n + 1.0
-            found[4], found[5] = f_nk.argmax(1) == truth_n, finite_n & (g_nk.argmax(1) == truth_n)
+            found[4], found[5] = (told & (out.argmax(1) == truth_n) for told, out in zip(is_told, (f_nk, g_nk)))
             found[6], found[7] = (F.cross_entropy(out, truth_n, reduction="none") for out in (f_nk, g_nk))
     return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
 

@@ -15,7 +15,7 @@ from sipp.display import pruned_details, pruned_html, pruned_table
 from sipp.inputs.network_hash import tensors_hash
 from sipp.options import Constants, Draws
 from sipp.pruning.blending import Blend, Choice
-from sipp.records import NOT_KNOWN, Batch, Scores, SeenPoints, Weight
+from sipp.records import Batch, Scores, Weight
 from sipp.scoring.methods import Method, method_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 CHANGED = (
     "its weights changed after pruning, by training or by hand: what was said spoke of those before; "
     "sipp.assess(dense, pruned.model, data) and sipp.certify say what holds for them"
+)
+REGROWN = (
+    "{name} is no longer zero where it was pruned (training without sipp.hold, or an edit), so the counts here are not "
+    "those of the network; prune it again"
 )
 
 Origin = Method | Literal["given"]  # "given": the new weights were the caller's own
@@ -109,10 +113,10 @@ class Pruned:
     choice: Choice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
-    stated: str = ""  # the hash of the weights that all of this is about
+    stated: str = ""  # the hash of the weights that all of this is about; empty: they changed since
     pattern: str | None = None  # n:m, which every row obeys; None: weights were chosen one by one
     moved: Moved | None = None  # the output on a few calibration points; None where there were none to run
-    seen: SeenPoints = NOT_KNOWN  # which points chose it, as far as that is known: `certify` refuses them
+    seen: frozenset[bytes] = frozenset()  # keys of points that chose it, as far as known: `certify` refuses them
 
     @property
     def n_weights(self) -> int:
@@ -154,11 +158,14 @@ class Pruned:
 def as_it_is(pruned: Pruned) -> Pruned:
     """The record of the network as it is now: where its weights changed since, nothing that was said of them is left.
 
-    Training does that, an edit, or norms that see batches in training mode. Masks and counts stay.
+    Training does that, an edit, or norms that see batches in training mode. Masks and counts stay; where weights are
+    no longer zero off the masks, the reason says so.
     """
     if tensors_hash(pruned.model) == pruned.stated:
         return pruned
-    return replace(unstated(pruned, CHANGED), repair=None, assumption=None, moved=None)
+    name = not_zero(pruned.model, pruned.masks)
+    reason = REGROWN.format(name=name) if name else CHANGED
+    return replace(unstated(pruned, reason), stated="", repair=None, assumption=None, moved=None)
 
 
 def not_zero(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
@@ -207,14 +214,8 @@ class Ranking:
         return sum(weight.n_weights for weight in self.weights)
 
     @property
-    def seen(self) -> SeenPoints:
-        """Which points the ranks come from, as far as that is known."""
-        if self.method == "given":  # chosen elsewhere
-            return NOT_KNOWN
-        row = method_of(self.method)
-        if not row.needs_data:  # points that it was given served statements only
-            return SeenPoints(is_all=True)
-        if self.scores is None or self.scores.batch_dependent:  # not known, or by whole batches only
-            return NOT_KNOWN
-        # What scored for a baseline read the data by itself; sensitivities read it again, and some of it perhaps
-        return SeenPoints(self.scores.known, is_all=row.is_scored)
+    def seen(self) -> frozenset[bytes]:
+        """Keys of the points that the ranks come from, as far as they are known; by whole batches they are not."""
+        if self.method == "given" or not method_of(self.method).needs_data:  # points served statements only
+            return frozenset()
+        return frozenset() if self.scores is None or self.scores.batch_dependent else self.scores.known

@@ -20,7 +20,7 @@ from sipp.numerics import device_of, integers
 from sipp.options import ChunkBytes, Scoring
 from sipp.progress import Advance, progress_bar
 from sipp.pruning.result import Moved, Pruned, not_zero, unstated
-from sipp.records import Batch, SeenPoints
+from sipp.records import Batch
 from sipp.repairing.gathering import Gatherer, stretches, take_census
 from sipp.repairing.intercepts import find_places
 from sipp.repairing.polishing import output_error, polish
@@ -93,8 +93,7 @@ def repair(
                 advance=advance,
             )
     done = _judged(parts, layers, polished, (before, refitted, after))
-    seen = replace(pruned.seen, keys=pruned.seen.keys | parts.keys)
-    return _restated(pruned, copy_of(given) if done.undone else repaired, done, seen)
+    return _restated(pruned, copy_of(given) if done.undone else repaired, done, pruned.seen | parts.keys)
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ def _judged(
     )
 
 
-def _restated(pruned: Pruned, model: nn.Module, done: Repair, seen: SeenPoints) -> Pruned:
+def _restated(pruned: Pruned, model: nn.Module, done: Repair, seen: frozenset[bytes]) -> Pruned:
     """The record of the repaired network: what was promised spoke of the old values, so nothing of it is left."""
     moved = None if done.output_after is None else Moved(done.output_after, done.n_aside, aside=True)
     about = replace(unstated(pruned, UNSTATED), model=model, stated=tensors_hash(model))

@@ -24,6 +24,8 @@ OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; those beyond are com
 N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
 PATIENCE = 8  # looks without a gain after which it stops; a rate that is too large gains only when it falls
+FIRST_LOOKS = 3  # without any gain, from the start again at a quarter of the rate: it was too large for this network
+LOWER = 0.25
 NEAR = 2.0  # an error below half of the output's length lowers the rate in proportion: what is near needs small steps
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -54,7 +56,8 @@ def polish(
 
     Kept weights, the biases beside them and the norms are trained, in eval mode. The batches come as they were given,
     in a new order each time round; the rate rises from zero for a tenth of the steps, and falls to zero along a cosine.
-    A network whose output is near to the dense one already has a smaller rate.
+    A network whose output is near to the dense one already has a smaller rate; so has one that the first steps only
+    took away from it: then they begin anew.
     """
     trained = _trained(repaired, masks)
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
@@ -68,7 +71,7 @@ def polish(
     best, best_step, since = _error(repaired, aside, judged), 0, 0
     rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
     kept = [parameter.detach().clone() for parameter in trained]
-    order, taken = _shuffled(len(fitted), seed), 0
+    order, taken, is_lowered = _shuffled(len(fitted), seed), 0, False
     try:
         while taken < steps and since < PATIENCE:
             for group in optimizer.param_groups:
@@ -83,15 +86,23 @@ def polish(
                 if found is not None and best is not None and found < best:
                     best, best_step, since = found, taken, 0
                     kept = [parameter.detach().clone() for parameter in trained]
+                elif best_step == 0 and since == FIRST_LOOKS and not is_lowered:
+                    rate, since, is_lowered = LOWER * rate, 0, True
+                    optimizer.state.clear()
+                    _put_back(trained, kept)
     finally:
         release(repaired)
-        with torch.no_grad():
-            for parameter, value in zip(trained, kept):
-                parameter.copy_(value)
-                parameter.grad = None
+        _put_back(trained, kept)
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
     return Polish(asked=steps, taken=taken, best=best_step, rate=rate), best
+
+
+def _put_back(trained: Sequence[nn.Parameter], kept: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(trained, kept):
+            parameter.copy_(value)
+            parameter.grad = None
 
 
 def _share_of_rate(done: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from torch import Tensor, nn
-from torch.nn.utils import prune as torch_prune
+from torch.nn.utils.prune import BasePruningMethod as _Method
 
 from sipp.errors import ModelError
 from sipp.pruning.masking import release
@@ -23,11 +23,23 @@ def plain_copy(model: nn.Module) -> nn.Module:
         ) from error
     release(made)
     for module in made.modules():
-        hooks = list(module._forward_pre_hooks.values())  # remove() takes them out
-        for hook in hooks:
-            if isinstance(hook, torch_prune.BasePruningMethod):
-                torch_prune.remove(module, hook._tensor_name)
+        hooks = [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _Method)]
+        for key, hook in hooks:
+            del module._forward_pre_hooks[key]
+            _fold(module, hook._tensor_name)
     return made.eval()
+
+
+def _fold(module: nn.Module, name: str) -> None:
+    """Makes the masked tensor a parameter of its own.
+
+    Not by torch's `remove`, which writes the zeros into the tensor it is computed from: another module may hold that.
+    """
+    values = getattr(module, f"{name}_orig").detach() * getattr(module, f"{name}_mask")
+    delattr(module, f"{name}_orig")
+    delattr(module, f"{name}_mask")
+    vars(module).pop(name, None)
+    module.register_parameter(name, nn.Parameter(values, requires_grad=False))
 
 
 def _values_with_a_history(model: nn.Module) -> dict[int, object]:
