@@ -18,8 +18,9 @@ import sipp
 from sipp.certificates.claims import certify, certify_accuracy
 from sipp.distinct import n_new
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import MOST_UNCOUNTED, batches_of, joined, points_at
+from sipp.inputs.batches import MOST_UNCOUNTED, batches_of, points_at
 from sipp.inputs.independence import CHANCE, NEIGHBOURS, ORDER, allowed_between, why_dependent
+from sipp.inputs.joining import joined
 from sipp.inputs.pointkeys import draw_keys_of, keys_of
 from sipp.records import Batch
 

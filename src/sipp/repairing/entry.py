@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from sipp.checking import check_flag, check_number, check_seed, check_whole
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import Data, batches_of, fresh, joined, points_at
+from sipp.inputs.batches import Data, batches_of, fresh, points_at
 from sipp.inputs.capture import Forms
+from sipp.inputs.joining import joined
 from sipp.inputs.layers import Site, find_sites, unwrap
 from sipp.inputs.network_hash import tensors_hash, tensors_of
 from sipp.inputs.pointkeys import draw_keys_of
