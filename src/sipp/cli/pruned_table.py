@@ -70,7 +70,7 @@ def statements(pruned: Pruned, certified: str = "") -> list[str]:
         headline(pruned),
         *summary_lines(pruned, certified),
         labelled("next", next_step(pruned, in_shell=True, is_certified=bool(certified))),
-        labelled("in full", f"--json prints every bound and statement, and {RECORD_NAME} in --out holds them"),
+        labelled("in full", f"--json prints every bound and statement; a folder as --out holds them in {RECORD_NAME}"),
     ]
 
 
