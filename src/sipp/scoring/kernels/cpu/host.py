@@ -106,7 +106,8 @@ class Native:
     """A function of whole numbers (sizes, addresses) that is compiled by itself when it is first called.
 
     Called from Python it runs without the Python lock. Compiled code calls it by its `address` (`llvm.calling`), so
-    what lies behind that is not compiled again with its callers, and what a call does not need not at all.
+    what lies behind that is not compiled again with its callers, and what a call does not need not at all. It is
+    written in the Python of `writing.py`; a plain function that it calls becomes a part of it.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:

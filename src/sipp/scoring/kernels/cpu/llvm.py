@@ -14,7 +14,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 
 from sipp.scoring.kernels.cpu.host import HAS_FUSED, IS_COMPILED
-from sipp.scoring.kernels.cpu.writing import primitive as primitive
+from sipp.scoring.kernels.cpu.values import primitive as primitive
 
 F32, I1, I32, I64 = ir.FloatType(), ir.IntType(1), ir.IntType(32), ir.IntType(64)
 _ALIGN = 4  # bytes: of any number that is loaded or stored
