@@ -261,9 +261,15 @@ def _has_no_value(at: int) -> None:
     put_long(at, 0, unknown)  # type: ignore[name-defined]  # noqa: F821
 
 
+def _counts_down(at: int) -> None:
+    for i in range(4, 0, -1):
+        put_long(at, i, i)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        _counts_down,
         _leaves_early,
         _changes_kind,
         _loses_digits,

@@ -204,7 +204,10 @@ class _Writer:
     def range(self, node: ast.For) -> tuple[Any, Any, Any]:
         if not (isinstance(node.iter, ast.Call) and self.named(node.iter.func) is range):
             self.refuse(node)
-        bounds = [as_kind(self.b, self.on(x), INT) for x in node.iter.args]
+        found = [self.on(x) for x in node.iter.args]
+        if len(found) == 3 and not isinstance(found[2], Value) and found[2] < 1:
+            self.refuse(node)  # a step downwards would end the loop before its first turn
+        bounds = [as_kind(self.b, x, INT) for x in found]
         first = bounds if len(bounds) > 1 else [I64(0), *bounds]
         start, stop, step = first if len(first) == 3 else (*first, I64(1))
         return start, stop, step
