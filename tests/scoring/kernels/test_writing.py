@@ -266,9 +266,132 @@ def _counts_down(at: int) -> None:
         put_long(at, i, i)
 
 
+def _takes_the_first_that_holds(at: int) -> None:
+    put_long(at, 0, long_at(at, 0) or 5)
+
+
+def _reads_before_it_sets(at: int) -> None:
+    for i in range(4):
+        if i > 0:
+            put_long(at, i, STEP)  # noqa: F823
+        STEP = i  # noqa: F841  # so it is a variable above too
+
+
+def _sets_on_one_way(at: int) -> None:
+    if at > 5:
+        x = 4
+    put_long(at, 0, x)
+
+
+def _reads_after_a_loop(at: int) -> None:
+    for i in range(at):
+        put_long(at, i, i)
+    put_long(at, 0, i)
+
+
+def _maybe(x: int) -> int:  # type: ignore[return]  # noqa: RET503
+    if x > 2:
+        return x
+
+
+def _takes_what_may_be_none(at: int) -> None:
+    put_long(at, 0, _maybe(at))
+
+
+def _silent(x: int) -> Any:
+    if x > 2:
+        return x
+    return  # noqa: RET502
+
+
+def _takes_what_may_be_silent(at: int) -> None:
+    put_long(at, 0, _silent(at))
+
+
+def _never_arrives(at: int) -> None:
+    for i in range(3):
+        continue
+        put_long(at, i, 7)
+
+
+def _twice(function: Callable[[int], int]) -> Callable[[int], int]:
+    @functools.wraps(function)
+    def run(x: int) -> int:
+        return 2 * function(x)
+
+    return run
+
+
+@_twice
+def _wrapped(x: int) -> int:
+    return x
+
+
+def _calls_what_is_wrapped(at: int) -> None:
+    put_long(at, 0, _wrapped(at))
+
+
+def _enclosing(STEP: int) -> Callable[[int], None]:
+    def closure(at: int) -> None:
+        put_long(at, 0, STEP)
+
+    return closure
+
+
+_closure = _enclosing(9)
+
+
+def _with_default(x: int, y: int = 5) -> int:
+    return x + y
+
+
+def _leaves_a_default(at: int) -> None:
+    put_long(at, 0, _with_default(at))
+
+
+def _by_name(x: int, *, STEP: int = 8) -> int:
+    return x + STEP
+
+
+def _leaves_a_name(at: int) -> None:
+    put_long(at, 0, _by_name(at))
+
+
+def _shifts_all_bits_out(at: int) -> None:
+    put_long(at, 0, at >> 64)
+
+
+def _shifts_back(at: int) -> None:
+    put_long(at, 0, at << -1)
+
+
+def _is_too_large(at: int) -> None:
+    put_long(at, 0, 2**64 + 5)
+
+
+def _calls_a_variable(at: int) -> None:
+    max = at
+    put_long(at, 0, max(1, 2))  # type: ignore[operator]
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        _takes_the_first_that_holds,
+        _reads_before_it_sets,
+        _sets_on_one_way,
+        _reads_after_a_loop,
+        _takes_what_may_be_none,
+        _takes_what_may_be_silent,
+        _never_arrives,
+        _calls_what_is_wrapped,
+        _closure,
+        _leaves_a_default,
+        _leaves_a_name,
+        _shifts_all_bits_out,
+        _shifts_back,
+        _is_too_large,
+        _calls_a_variable,
         _counts_down,
         _leaves_early,
         _changes_kind,
@@ -286,4 +409,4 @@ def _counts_down(at: int) -> None:
 )
 def test_what_is_not_known_is_refused(function: Callable[..., None]) -> None:
     with pytest.raises(Exception, match="cannot be"):
-        host.Native(function)(0)
+        host.Native(function).address  # noqa: B018  # compiled, not run

@@ -92,6 +92,8 @@ def common(left: Any, right: Any) -> Any:
 def as_kind(b: Any, value: Any, kind: Any) -> Any:
     """LLVM's value of a number, turned into this kind; no real number becomes a whole one unsaid."""
     held, target = kind_of(value), in_llvm(kind)
+    if held is INT and not isinstance(value, Value) and not -(2**63) <= value < 2**63:
+        raise TypeError(f"{value} cannot be a {INT}")
     code = value.code if isinstance(value, Value) else in_llvm(held)(value)
     if held is kind:
         return code
@@ -116,6 +118,8 @@ def arithmetic(b: Any, left: Any, operation: type[ast.operator], right: Any) -> 
     kind = common(kind_of(left), kind_of(right))
     x, y = as_kind(b, left, kind), as_kind(b, right, kind)
     names = _REALS if is_real(kind) else _BITS if kind is TRUTH else _WHOLE
+    if operation in (ast.LShift, ast.RShift) and not isinstance(right, Value) and not 0 <= right < I64.width:
+        return None
     if operation in names:
         return Value(kind, getattr(b, names[operation])(x, y))
     if operation is ast.RShift and kind is INT:

@@ -2,10 +2,11 @@
 
 Numba reads any Python, and took half of the first use after an install for it. The loops of the kernels need little of
 Python, and mean here what they mean to Numba. Numbers are int64 and float64, or what a primitive gives and
-`np.float32(..)` says (`values.py`). A variable keeps the kind of its first value. There are `a, b = ..`, `if`, `while`,
-`for .. in range(..)` with steps upwards, `continue`, `return`; arithmetic, comparisons, `and`, `or`, `not`,
-`x if c else y`, `min`, `max`, `abs`; tuples and records, which are set once; calls of primitives (`llvm.py`) and of
-plain functions, which are written in where they are called. All else is refused.
+`np.float32(..)` says (`values.py`). A variable keeps the kind of its first value, and is read only where every way
+has set it. There are `a, b = ..`, `if`, `while`, `for .. in range(..)` with steps upwards, `continue`, `return`;
+arithmetic, comparisons, `not`, `x if c else y`, and `and`, `or` in conditions; `min`, `max`, `abs`; tuples and records,
+which are set once; calls of primitives (`llvm.py`) and of plain functions, which are written in where they are called:
+no closure, nothing wrapped, no argument with a default. All else is refused.
 """
 
 from __future__ import annotations
@@ -93,24 +94,36 @@ class _Writer:
     """Writes one function: `do_X` a statement, `on_X` an expression that Python's `ast` calls X."""
 
     def __init__(self, b: Any, function: Any) -> None:
-        self.b = b
+        self.b, self.function = b, function
         self.code, self.globals, self.tree = function.__code__, function.__globals__, _tree(function)
         self.names: dict[str, Any] = {}
+        self.known: frozenset[str] | None = (
+            frozenset()
+        )  # variables that every way here has set; None: no way leads here
         self.following: list[Any] = []  # where `continue` goes, of the loops around
         self.result: _Cell | None = None
+        self.is_silent = False  # a way ends without a result
         self.end = b.append_basic_block("end")
+        if function.__closure__ or hasattr(function, "__wrapped__"):
+            self.refuse(self.tree)  # its text would not tell what it does
 
     def run(self, given: Sequence[Any]) -> Any:
-        for argument, value in zip(self.tree.args.args, given, strict=True):
+        names = self.tree.args.args
+        if len(given) != len(names) or len(names) != len(inspect.signature(self.function).parameters):
+            self.refuse(self.tree)
+        for argument, value in zip(names, given, strict=True):
             self.assign(argument, argument, value)
         self.do_all(self.tree.body)
+        if self.result is not None and (self.is_silent or self.known is not None):
+            self.refuse(self.tree)
         self.go(self.end)
         self.b.position_at_end(self.end)
         return None if self.result is None else self.read(self.result)
 
     def refuse(self, node: Any) -> NoReturn:
         line = self.code.co_firstlineno + node.lineno - 1
-        raise TypeError(f"{self.code.co_filename}, line {line}: {ast.unparse(node)} cannot be compiled")
+        text = node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node)
+        raise TypeError(f"{self.code.co_filename}, line {line}: {text} cannot be compiled")
 
     def go(self, block: Any) -> None:
         """Goes on in this block, unless the statement before has gone elsewhere."""
@@ -139,6 +152,7 @@ class _Writer:
             return
         name = getattr(target, "id", None) or getattr(target, "arg", None) or self.refuse(node)
         held = self.names.get(name)
+        self.known = (self.known or frozenset()) | {name}
         if not is_number(value):
             if held is not None:
                 self.refuse(node)  # tuples and records are set once
@@ -152,6 +166,8 @@ class _Writer:
 
     def do_all(self, statements: Sequence[ast.stmt]) -> None:
         for node in statements:
+            if self.known is None:
+                self.refuse(node)
             getattr(self, f"do_{type(node).__name__}", self.refuse)(node)
 
     def do_Expr(self, node: ast.Expr) -> None:
@@ -169,19 +185,24 @@ class _Writer:
         self.assign(node, node.target, value)
 
     def do_If(self, node: ast.If) -> None:
-        with self.b.if_else(truth(self.b, self.on(node.test))) as (then, otherwise):
+        with self.b.if_else(self.holds(node.test)) as (then, otherwise):
+            before = self.known
             with then:
                 self.do_all(node.body)
             with otherwise:
+                after, self.known = self.known, before
                 self.do_all(node.orelse)
+        self.known = after if self.known is None else self.known if after is None else self.known & after
 
     def do_While(self, node: ast.While) -> None:
         test, body, after = (self.b.append_basic_block(name) for name in ("test", "body", "after"))
         self.b.branch(test)
         self.b.position_at_end(test)
-        self.b.cbranch(truth(self.b, self.on(node.test)), body, after)
+        self.b.cbranch(self.holds(node.test), body, after)
         self.b.position_at_end(body)
+        before = self.known
         self.loop(node, test)
+        self.known = before  # there may have been no turn
         self.b.position_at_end(after)
 
     def do_For(self, node: ast.For) -> None:
@@ -194,8 +215,10 @@ class _Writer:
         i = self.read(count)
         self.b.cbranch(self.b.icmp_signed("<", i.code, stop), body, after)
         self.b.position_at_end(body)
+        before = self.known
         self.assign(node, node.target, i)
         self.loop(node, following)
+        self.known = before  # there may have been no turn
         self.b.position_at_end(following)
         self.b.store(self.b.add(i.code, step, flags=["nsw"]), count.at)
         self.b.branch(test)
@@ -222,13 +245,17 @@ class _Writer:
 
     def do_Continue(self, node: ast.Continue) -> None:
         self.b.branch(self.following[-1])
+        self.known = None
 
     def do_Return(self, node: ast.Return) -> None:
-        if node.value is not None:
+        if node.value is None:
+            self.is_silent = True
+        else:
             value = self.on(node.value)
             self.result = self.result or self.cell(kind_of(value))
             self.put(node, value, self.result)
         self.b.branch(self.end)
+        self.known = None
 
     # --- Expressions: a Value, a number of Python's, or a tuple of these ----------------------------------------------
 
@@ -239,10 +266,12 @@ class _Writer:
         return node.value if type(node.value) in (bool, int, float) else self.refuse(node)
 
     def on_Name(self, node: ast.Name) -> Any:
-        held = self.names.get(node.id)
-        if held is None:
-            held = self.globals.get(node.id)
-            return held if type(held) in (int, float) else self.refuse(node)
+        if node.id not in self.code.co_varnames:
+            found = self.globals.get(node.id)
+            return found if type(found) in (int, float) else self.refuse(node)
+        if self.known is None or node.id not in self.known:
+            self.refuse(node)  # Python has no value for it on some way to here
+        held = self.names[node.id]
         return self.read(held) if isinstance(held, _Cell) else held
 
     def on_Tuple(self, node: ast.Tuple) -> tuple[Any, ...]:
@@ -255,9 +284,9 @@ class _Writer:
         return Value(record.kind.dtype, self.b.extract_value(record.code, record.kind.fields.index(node.attr)))
 
     def on_UnaryOp(self, node: ast.UnaryOp) -> Any:
-        value = self.on(node.operand)
         if isinstance(node.op, ast.Not):
-            return Value(TRUTH, self.b.not_(truth(self.b, value)))
+            return Value(TRUTH, self.b.not_(self.holds(node.operand)))
+        value = self.on(node.operand)
         if not isinstance(node.op, ast.USub) or is_real(kind_of(value)):
             self.refuse(node)
         return arithmetic(self.b, 0, ast.Sub, value) if isinstance(value, Value) else -value
@@ -273,21 +302,26 @@ class _Writer:
             self.refuse(node)
         return compare(self.b, self.on(node.left), _ORDERS[type(node.ops[0])], self.on(node.comparators[0]))
 
-    def on_BoolOp(self, node: ast.BoolOp) -> Value:
-        """`and`, `or`: what comes later is computed only where it decides."""
+    def holds(self, node: ast.expr) -> Any:
+        """LLVM's bit of a condition. Of `and`, `or`, whose values Python gives elsewhere, only the truth is asked here.
+
+        What comes later in them is computed only where it decides.
+        """
+        if not isinstance(node, ast.BoolOp):
+            return truth(self.b, self.on(node))
         found, decided = self.cell(TRUTH), self.b.append_basic_block("decided")
         for part in node.values[:-1]:
-            holds, undecided = truth(self.b, self.on(part)), self.b.append_basic_block("undecided")
+            holds, undecided = self.holds(part), self.b.append_basic_block("undecided")
             self.b.store(holds, found.at)
             self.b.cbranch(holds, *((undecided, decided) if isinstance(node.op, ast.And) else (decided, undecided)))
             self.b.position_at_end(undecided)
-        self.b.store(truth(self.b, self.on(node.values[-1])), found.at)
+        self.b.store(self.holds(node.values[-1]), found.at)
         self.b.branch(decided)
         self.b.position_at_end(decided)
-        return self.read(found)
+        return self.b.load(found.at)
 
     def on_IfExp(self, node: ast.IfExp) -> Any:
-        with self.b.if_else(truth(self.b, self.on(node.test))) as (then, otherwise):
+        with self.b.if_else(self.holds(node.test)) as (then, otherwise):
             with then:
                 left, left_end = self.on(node.body), self.b.block
             with otherwise:
@@ -336,6 +370,6 @@ class _Writer:
         """What a name stands for outside of the function: `min`, `np.float32`, `put_float`."""
         if isinstance(node, ast.Attribute):
             return getattr(self.named(node.value), node.attr)
-        if not isinstance(node, ast.Name):
+        if not isinstance(node, ast.Name) or node.id in self.code.co_varnames:
             self.refuse(node)
         return self.globals.get(node.id, getattr(builtins, node.id, None))
