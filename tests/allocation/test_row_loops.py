@@ -1,12 +1,27 @@
 """The compiled loops behind T7: an exponential and a logarithm of our own, and work spread over threads."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from sipp.allocation import curves, doubling
 from sipp.allocation.row_loops import compiled_rows, decay, draws_of_row, fill_rates, kept_after, over_rows
+from sipp.scoring.kernels.cpu.host import stamp_of
+
+
+def test_a_change_of_a_file_that_is_called_makes_cached_code_stale(tmp_path: Path) -> None:
+    """`curves.py` calls vector code of `doubling.py`, which Numba's cache does not look at."""
+    folder = Path(doubling.__file__).parent
+    stamp = stamp_of(folder)
+    assert f"_{stamp:x}_" in curves._double.__qualname__
+    for path in folder.glob("*.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert stamp_of(tmp_path) == stamp
+    (tmp_path / "doubling.py").write_text((tmp_path / "doubling.py").read_text().replace("_all(2.0)", "_all(3.0)"))
+    assert stamp_of(tmp_path) != stamp
 
 
 @compiled_rows

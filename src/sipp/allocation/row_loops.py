@@ -8,7 +8,6 @@ in.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from sipp.errors import DataError
 from sipp.numerics import BOUND_DTYPE
-from sipp.scoring.kernels.cpu.host import compiled, run_parallel
+from sipp.scoring.kernels.cpu.host import compiled, run_parallel, stamp_of
 from sipp.scoring.kernels.cpu.llvm import product_and_sum
 
 MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0
@@ -42,7 +41,7 @@ _E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10, _E11, _E12, _E13 = (
 _SOLVER_STEPS = 200
 _LAST_STEP = 1e-6  # relative; the error after a step is of the order of its cube
 
-_STAMP = zlib.crc32(Path(__file__).read_bytes())
+_STAMP = stamp_of(Path(__file__).parent)  # of all its files: `curves.py` calls what `doubling.py` writes
 SHARED_WEIGHTS = 2**14  # fewer than this many are done sooner than a second thread is there
 
 # Number j of a row goes to the sum j % LANES, and these meet at the end: vectors, without leave to reorder anything.
@@ -54,7 +53,7 @@ row_part = numba.njit(**_PART)
 
 
 def compiled_rows(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled, for loops that call those of this file: a change here makes their cached code stale."""
+    """The function compiled, for loops that call those of this folder: a change here makes their cached code stale."""
     function.__qualname__ += f"_{_STAMP:x}"
     return compiled(function)
 

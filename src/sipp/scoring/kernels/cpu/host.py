@@ -50,9 +50,15 @@ HAS_FUSED = "+fma" in _FEATURES or PROCESSOR in ("aarch64", "arm64")  # a produc
 
 # --- The compiler -----------------------------------------------------------------------------------------------------
 
-# Numba sees changes of the file a function is in, but not of those it calls into: this stamp is part of every name.
-_SOURCES = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-_STAMP = zlib.crc32(_SOURCES, int(HAS_VECTOR_CODE))
+# Numba sees changes of the file a function is in, but not of those it calls into: a stamp is part of every name.
+
+
+def stamp_of(folder: Path, start: int = 0) -> int:
+    """A number that changes with every Python file of a folder."""
+    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))), start)
+
+
+_STAMP = stamp_of(Path(__file__).parent, int(HAS_VECTOR_CODE))
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
