@@ -392,3 +392,16 @@ def test_runs_of_patches_of_every_length(stride: int) -> None:
         fast = sipp.sensitivity(layer, [x], scoring=sipp.Scoring(kernel="cpu"))["weight"]
         slow = sipp.sensitivity(layer, [x], scoring=sipp.Scoring(kernel="reference"))["weight"]
         torch.testing.assert_close(fast, slow, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+@pytest.mark.parametrize("kernel", [(1, 4), (4, 1), (2, 3), (1, 1)])
+def test_columns_that_lie_in_another_order(kernel: tuple[int, int], reduce: str) -> None:
+    """Channels last, as an embedding before a Conv1d has them: a window is one piece of memory, its columns mixed."""
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(6, 5, kernel), torch.randn(4, 6, 5, 21)
+    fast, slow = (
+        sipp.sensitivity(layer, given, reduce=reduce, scoring=sipp.Scoring(kernel=way))["weight"]  # type: ignore[arg-type]
+        for given, way in ((x.contiguous(memory_format=torch.channels_last), "cpu"), (x, "reference"))
+    )
+    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=0)

@@ -115,7 +115,7 @@ def gather_apart(
 ) -> None:
     """The same of patches that lie anywhere; RANK at a time where the columns of each lie side by side."""
     done = 0
-    if long_at(fan, n_fan - 1) - long_at(fan, 0) == n_fan - 1:
+    if _end_of_run(fan, 0, n_fan, 1) == n_fan:
         while n_patches - done >= RANK:
             at, first = done * FLOAT, source + long_at(fan, 0) * FLOAT
             gather_lines(first, offsets + done * WHOLE, n_fan, factors + at, block + at, sums + at)
