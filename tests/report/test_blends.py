@@ -16,6 +16,7 @@ from sipp.experiments.runs.run_recipe import run
 from sipp.pruning import little_by_little
 from sipp.report import read_results, render
 from sipp.report.read import read_run
+from sipp.storage.files import seal
 
 RECIPE = (
     "train.epochs=1",
@@ -62,6 +63,18 @@ def test_an_output_that_is_not_finite_has_no_bar(tmp_path: Path) -> None:
     page, plots = page_of(tmp_path / "net")
     (plot,) = [plot for name, plot in plots.items() if name.endswith("-blend")]
     assert plot["views"]["series"][0]["values"][-1] is None and "points that were scored too" in page
+
+
+@pytest.mark.parametrize("taken", [(), (0, 1)])
+def test_a_record_that_does_not_say_which_was_taken_is_refused(taken: tuple[int, ...], tmp_path: Path) -> None:
+    path = pruned_by("sipp-blend").save(tmp_path / "net") / "report.json"
+    record = json.loads(path.read_text())
+    del record["check"]
+    for i, one in enumerate(record["choice"]["tried"]):
+        one["is_taken"] = i in taken
+    path.write_text(json.dumps(seal(record)))
+    with pytest.raises(sipp.errors.DataError, match="'is_taken' must hold for one of 'tried'"):
+        read_results([tmp_path / "net"])
 
 
 def test_other_methods_have_no_blend(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class TriedRecord(Record):
 
     name: str
     error: MaybeNumber = None
-    is_taken: bool = False
+    is_taken: bool
 
 
 class ChoiceRecord(Record):
@@ -120,6 +120,17 @@ class ChoiceRecord(Record):
     n_points: Count
     is_aside: bool  # the points were not scored
     tried: Annotated[tuple[TriedRecord, ...], Field(strict=False, min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_was_taken(self) -> ChoiceRecord:
+        if sum(one.is_taken for one in self.tried) != 1:
+            raise ValueError("'is_taken' must hold for one of 'tried'")
+        return self
+
+    @property
+    def taken(self) -> TriedRecord:
+        """The blend that ranked the weights."""
+        return next(one for one in self.tried if one.is_taken)
 
 
 class NetworkRecord(Record):
