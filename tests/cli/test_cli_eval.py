@@ -84,6 +84,14 @@ def test_an_output_that_is_not_finite_is_never_a_small_error() -> None:
     assert found.pruned_loss is None and "not finite on 8 points" in str(found)
 
 
+def test_labels_that_are_no_class_are_named_and_no_accuracy_is_given() -> None:
+    """Numbered from 1, say: one of 3 classes is then outside."""
+    net, x = mlp().eval(), torch.rand(8, 6)
+    found = evaluate(net, net, [(x, torch.tensor([0, 1, 2] * 2 + [0, 1])), (x, torch.tensor([3, 1] * 4))], None)
+    assert found.n_outside == 4 and found.dense_accuracy is None and found.pruned_loss is None
+    assert "not measured: 4 labels are none of the output's classes" in str(found)
+
+
 def test_an_output_that_is_not_finite_is_of_no_class() -> None:
     """Its argmax is 0; of either network that is no answer."""
     model, broken = mlp(), mlp()

@@ -77,6 +77,7 @@ class Evaluation:
     error_median: float | None
     error_max: float | None
     n_not_finite: int  # points with an output that is not finite, or a dense output of 0 that moved
+    n_outside: int  # points with a label that is none of the classes: with one of them, no accuracy is measured
 
     def __str__(self) -> str:
         lines = [f"points:          {self.n_points:,}"]
@@ -86,6 +87,8 @@ class Evaluation:
                 f"accuracy:        {self.pruned_accuracy:.2%} pruned, {self.dense_accuracy:.2%} dense "
                 f"({change:+.2f} points)"
             )
+        if self.n_outside:
+            lines.append(f"accuracy:        not measured: {self.n_outside:,} labels are none of the output's classes")
         if self.dense_loss is not None and self.pruned_loss is not None:
             lines.append(f"loss:            {self.pruned_loss:.4g} pruned, {self.dense_loss:.4g} dense (cross-entropy)")
         if self.same_class is not None:
@@ -104,7 +107,7 @@ class Evaluation:
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, progress: bool = True) -> Evaluation:
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
     found_nk, _ = look(dense, pruned, data, _measure, output, None, progress=progress, title="measuring")
-    moved_n, classes_n, same_n, label_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
+    moved_n, classes_n, same_n, label_n, outside_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
     labelled, finite_n = bool(label_n.all()), moved_n.isfinite()
     is_finite = bool(finite_n.all())
     return Evaluation(
@@ -118,6 +121,7 @@ def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, 
         error_median=float(moved_n.median()) if is_finite else None,
         error_max=float(moved_n.max()) if is_finite else None,
         n_not_finite=int((~finite_n).sum()),
+        n_outside=int(outside_n.sum()),
     )
 
 
@@ -127,7 +131,7 @@ def _finite(values: Tensor) -> float | None:
 
 
 def _measure(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
-    """Of each point: ||f^ - f|| / ||f||; whether there are classes, the same; a label; who is right; both losses."""
+    """Of each point: ||f^ - f|| / ||f||; classes, the same; a label, one outside; who is right; both losses."""
     n = len(f)
     f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
     far_n, size_n = (g_nk - f_nk).norm(dim=1), f_nk.norm(dim=1)
@@ -136,15 +140,17 @@ def _measure(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
     has_classes = f.dim() == 2 and f.shape[1] > 1
     truth_n = classes_of(batch, n) if has_classes else None
     none_n = torch.zeros_like(moved_n)
-    found = [moved_n, none_n + has_classes, none_n, none_n, none_n, none_n, none_n, none_n]
+    found = [moved_n, none_n + has_classes, *[none_n] * 7]
     if has_classes:
         is_told = [out_nk.isfinite().all(1) for out_nk in (f_nk, g_nk)]  # an output that is none has no class
         found[2] = is_told[0] & is_told[1] & (f_nk.argmax(1) == g_nk.argmax(1))
-        if truth_n is not None and int(truth_n.min()) >= 0 and int(truth_n.max()) < f.shape[1]:
+        if truth_n is not None:
             truth_n = truth_n.to(f.device)
-            found[3] = none_n + 1.0
-            found[4], found[5] = (told & (out.argmax(1) == truth_n) for told, out in zip(is_told, (f_nk, g_nk)))
-            found[6], found[7] = (F.cross_entropy(out, truth_n, reduction="none") for out in (f_nk, g_nk))
+            found[4] = (truth_n < 0) | (truth_n >= f.shape[1])
+            if not bool(found[4].any()):
+                found[3] = none_n + 1.0
+                found[5], found[6] = (told & (out.argmax(1) == truth_n) for told, out in zip(is_told, (f_nk, g_nk)))
+                found[7], found[8] = (F.cross_entropy(out, truth_n, reduction="none") for out in (f_nk, g_nk))
     return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
 
 
