@@ -64,6 +64,18 @@ def test_what_differs_is_in_the_title(tmp_path: Path) -> None:
     assert 'data-plot="panel' not in render([first], version="")
 
 
+def test_two_values_of_one_title_have_their_own_names(tmp_path: Path) -> None:
+    first = made(tmp_path / "a")
+    runs = [
+        replace(
+            first, config={**first.config, "train": {**first.config["train"], "epochs": n}, "retrain": {"epochs": m}}
+        )
+        for n, m in ((7, 70), (8, 80))
+    ]
+    titles = [panel.title for panel in panels_of(runs)]
+    assert "(retrain.epochs 70, train.epochs 7)" in titles[0] and "(retrain.epochs 80, train.epochs 8)" in titles[1]
+
+
 def test_the_figure_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "FORMATS", ("png",))
     monkeypatch.setattr(figures, "DPI", 30)

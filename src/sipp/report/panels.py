@@ -84,7 +84,10 @@ def _titles(runs: Sequence[Run]) -> list[str]:
         twins = [_flat(_bare(other)) for other, title in zip(runs, short) if title == short[index]]
         differ = {key for one in twins for key in one if any(one.get(key) != other.get(key) for other in twins)}
         own = _flat(_bare(run))
-        words = [f"{key.rpartition('.')[2]} {own[key]}" for key in sorted(differ - QUIET) if own.get(key) is not None]
+        shown = [key for key in sorted(differ - QUIET) if own.get(key) is not None]
+        ends = [key.rpartition(".")[2] for key in shown]
+        names = [end if ends.count(end) == 1 else key for key, end in zip(shown, ends)]  # train.epochs, retrain.epochs
+        words = [f"{name} {own[key]}" for name, key in zip(names, shown)]
         titles.append(short[index] + (f" ({', '.join(words)})" if words else ""))
     return [title if titles.count(title) == 1 else f"{title}, {_id(run)}" for title, run in zip(titles, runs)]
 
