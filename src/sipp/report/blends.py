@@ -13,7 +13,7 @@ BLEND = "blend"  # its plot
 def blend_finding(choice: ChoiceRecord) -> Finding:
     """What was taken and how far it moves the output; beside it, how that was found out."""
     taken = choice.taken
-    error = "" if taken.error is None else f", which moves the output by {number(taken.error, 'share')}"
+    error = "" if taken.error is None else f": just pruned, the output moved by {number(taken.error, 'share')}"
     where = "that were kept aside from scoring" if choice.is_aside else "that were scored too"
     return Finding(
         f"Ranked by {taken.name}{error}",
