@@ -25,6 +25,8 @@ from sipp.experiments.training.schedule import Schedule
 from sipp.experiments.training.stacking import StackedConv, stack
 from sipp.storage.pairs import load_pair
 
+pytestmark = pytest.mark.usefixtures("narrow")
+
 SEEDS = (0, 1, 1)
 HYPER = Hyper(2, 32, Schedule(0.02), weight_decay=1e-2, augment=True)  # 90 images: three steps, the last one short
 
