@@ -26,7 +26,7 @@ def pytest_collection_finish() -> None:
 
 
 def _spare_torch_what_changes_no_result() -> None:
-    """Work of torch's own that tests repeat thousands of times, each for nothing. What torch computes stays as it is."""
+    """Work of torch that tests repeat thousands of times, each for nothing; what it computes stays as it is."""
     import torch
     from torch._export import utils
 
