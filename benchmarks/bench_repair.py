@@ -32,6 +32,7 @@ N_SENTENCES, N_NEW_SENTENCES = 628, 400
 EPSILON, DELTA = 0.2, 0.05
 LEVELS = (0.6, 0.55, 0.5, 0.475, 0.45, 0.425, 0.4)
 HOLDOUT_BATCH = 250
+PAD = 4  # pixels, as the published networks were trained
 
 T = TypeVar("T")
 
@@ -45,14 +46,30 @@ def timed(work: Callable[[], T]) -> tuple[T, str]:
 
 
 def points_of(images: Images, options: argparse.Namespace) -> list[Tensor]:
-    """Batches of training images; with `--mirror` half of each batch are the mirror images of the other half.
+    """Batches of training images; `--mirror` and `--crops` add views of each image, in the same batch.
 
-    A batch of 40 has 20 of each, so an image and its mirror image are both kept aside by the repair or both fitted.
+    A batch of 40 has 20 images and their 20 mirror images, so that the repair keeps all views of an image aside, or
+    fits all of them.
     """
-    points = images.points(0, options.points)
-    if not options.mirror:
-        return list(points.split(options.batch))
-    return [torch.cat([half, half.flip(3)]) for half in points.split(options.batch // 2)]
+    n_views = 1 + options.mirror + options.crops
+    if options.batch % (10 * n_views):
+        raise SystemExit(f"--batch has to be a multiple of {10 * n_views}: ten images and their views")
+    generator = torch.Generator().manual_seed(options.seed)
+    batches = []
+    for chunk in images.points(0, options.points).split(options.batch // n_views):
+        views = [chunk] + [chunk.flip(3)] * options.mirror
+        batches.append(torch.cat(views + [crops(chunk, generator) for _ in range(options.crops)]))
+    return batches
+
+
+def crops(images: Tensor, generator: torch.Generator) -> Tensor:
+    """The images moved by up to four pixels each way, with zeros beside them; one in two mirrored."""
+    n, _, height, width = images.shape
+    padded = torch.nn.functional.pad(images, (PAD,) * 4)
+    at = torch.randint(2 * PAD + 1, (n, 2), generator=generator).tolist()
+    moved = torch.stack([one[:, i : i + height, j : j + width] for one, (i, j) in zip(padded, at)])
+    is_mirrored = torch.rand(n, generator=generator) < 0.5
+    return torch.where(is_mirrored.view(-1, 1, 1, 1), moved.flip(3), moved)
 
 
 def images_table(options: argparse.Namespace) -> None:
@@ -71,7 +88,9 @@ def images_table(options: argparse.Namespace) -> None:
         scores = [f"{accuracy(model, images):.2f}" for model in (pruned.model, fixed.model)]
         lines.append([f"{keep:g}", *scores, best, shown, took])
         print(lines[-1], flush=True)
-    mirror = " and their mirror images" if options.mirror else ""
+    mirror = (" and their mirror images" if options.mirror else "") + f", {options.crops} crops of each" * bool(
+        options.crops
+    )
     table(
         f"{options.weights.stem}: accuracy, %, on 10,000 test images; {options.points} training images{mirror} repair",
         ["keep", "pruned", "repaired", "best step", "output error: pruned / refit / end", "s (CPU s a thread)"],
@@ -130,6 +149,7 @@ def main() -> None:
     parser.add_argument("--holdout", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=40, help="images a batch, for refit and polish")
     parser.add_argument("--mirror", action="store_true", help="give the mirror image of each image as well")
+    parser.add_argument("--crops", type=int, default=0, help="give so many random crops of each image as well")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--keep", type=float, nargs="+")

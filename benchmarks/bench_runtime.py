@@ -6,8 +6,8 @@ turns and the best of each counts. With --busy: the CPU time of one thread, for 
 
 from __future__ import annotations
 
+import argparse
 import copy
-import sys
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -103,8 +103,14 @@ def _tensor(output: object) -> Tensor:
 
 
 def main() -> None:
-    is_busy = "--busy" in sys.argv
-    names = [name for name in sys.argv[1:] if name in CASES] or list(CASES)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(CASES)}; all if none is given")
+    parser.add_argument("--busy", action="store_true", help="one thread, measured in CPU time")
+    options = parser.parse_args()
+    names, is_busy = options.names or list(CASES), options.busy
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        parser.error(f"{unknown[0]} is none of {', '.join(CASES)}")
     clock_for(is_busy)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads{', CPU time' if is_busy else ''}")
     for name in names:

@@ -19,7 +19,18 @@ from sipp.cli.errors import fail_well
 from sipp.cli.main import app
 from sipp.progress import progress_bar, progress_line
 
-LONG = ("prune", "prune_to", "repair", "compare", "assess", "certify", "certify_accuracy", "sensitivity", "gradual")
+LONG = (
+    "prune",
+    "prune_to",
+    "repair",
+    "compare",
+    "assess",
+    "certify",
+    "certify_accuracy",
+    "check_assumption",
+    "sensitivity",
+    "gradual",
+)
 
 
 class Terminal(StringIO):
@@ -50,6 +61,7 @@ def work(name: str, **options: bool) -> None:
         "assess": lambda: sipp.assess(net(), pruned.model, points(), **options),
         "certify": lambda: sipp.certify(net(), pruned, points(80), **options),
         "certify_accuracy": lambda: sipp.certify_accuracy(net(), pruned, holdout, **options),
+        "check_assumption": lambda: sipp.check_assumption(net(), points(6), points(5), n_holdout=3, **options),
         "sensitivity": lambda: sipp.sensitivity(net(), points(), **options),
         "gradual": lambda: sipp.gradual(net(), lambda step: None, points(), keep=0.5, steps=20, cuts=2, **options),
     }
@@ -64,6 +76,7 @@ WORDS = {
     "assess": ("scoring",),
     "certify": ("certifying",),
     "certify_accuracy": ("certifying",),
+    "check_assumption": ("looking at the assumption", "9/9"),
     "sensitivity": ("scoring",),
     "gradual": ("gradual: step 7 of 20", "gradual: step 12 of 20, 50.00% of the weights left (cut 2 of 2)"),
 }
@@ -120,6 +133,15 @@ def test_inside_of_a_display_of_the_callers_own(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TERM", "xterm")
     with Progress(console=Console(stderr=True)), progress_bar("work", 3, shown=True) as advance:
         advance(1)
+
+
+def test_prune_shows_how_far_it_has_looked_at_the_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for shown in (True, False):
+        stream = Terminal()
+        monkeypatch.setattr(sys, "stderr", stream)
+        sipp.prune(net(), points(20), keep=0.9, looks_at_assumption=True, progress=shown)
+        assert ("looking at the assumption" in stream.getvalue()) == shown
 
 
 def test_the_shell_shows_it_on_stderr_also_beside_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from oracles import budget as oracle
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sipp.allocation import allocate, allocate_posed, envelope, largest, pose, relax, relax_posed
+from sipp.allocation import allocate, allocate_posed, envelope, largest, largest_scores, pose, relax, relax_posed
 from sipp.allocation.envelope import optimum
 from sipp.allocation.optimal import round_to_sum
 from sipp.errors import DataError, OptionError
@@ -47,6 +47,14 @@ def rows_of(layers: list[Tensor]) -> list[np.ndarray]:
 # ---------------------------------------------------------------------------------------------------------- ranking
 
 
+@pytest.fixture(params=["at once", "digit by digit"])
+def selecting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to find the last score that is kept: of few scores, and of more than are worked on at once."""
+    if request.param == "digit by digit":
+        monkeypatch.setattr(largest_scores, "_CHUNK", 3)
+
+
+@pytest.mark.usefixtures("selecting")
 def test_largest_keeps_exactly_the_budget_among_ties() -> None:
     layers = [torch.ones(3, 4), torch.ones(2, 5), torch.zeros(2, 3)]
     for budget in range(29):
@@ -55,6 +63,7 @@ def test_largest_keeps_exactly_the_budget_among_ties() -> None:
         assert torch.cat([mask.flatten() for mask in masks]).tolist() == [i < budget for i in range(28)]
 
 
+@pytest.mark.usefixtures("selecting")
 def test_largest_orders_tiny_huge_negative_and_signed_zero() -> None:
     layers = [
         torch.tensor([[1e-300, 0.0, -1.0], [1.0, 1e-308, -0.0]], dtype=torch.float64),

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,9 @@ from cli_zoo import mlp
 from commandline import files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
+from sipp.cli.errors import fail_well
 from sipp.cli.evaluating import evaluate
+from sipp.cli.main import app
 from sipp.report.words import number
 
 
@@ -51,6 +55,18 @@ def test_accuracy_loss_and_epsilon_are_those_of_the_networks(folder: Path) -> No
     assert found["pruned_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(g, labels)), rel=1e-6)
     assert found["error_mean"] == pytest.approx(float(far.mean()), rel=1e-6)
     assert found["error_max"] == pytest.approx(float(far.max()), rel=1e-6)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_person_sees_how_far_it_is(is_terminal: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream, out = StringIO(), StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "stdout", out)
+    code = fail_well(app, ["eval", *map(str, words_of(folder, "--data", folder / "plain.npy", "--json"))])
+    assert code == 0 and json.loads(out.getvalue())["n_points"] == 300
+    assert ("measuring" in stream.getvalue()) == is_terminal
 
 
 def test_without_labels_there_is_no_accuracy_and_noise_is_named(folder: Path) -> None:

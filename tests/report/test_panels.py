@@ -42,6 +42,20 @@ def test_what_differs_is_in_the_title(tmp_path: Path) -> None:
     he, torch_ = (replace(first, config={**first.config, "init": init}) for init in ("he", "pytorch"))
     titles = [panel.title for panel in panels_of([he, torch_])]
     assert titles[0].endswith("(init he)") and titles[1].endswith("(init pytorch)")
+    train = first.config["train"]
+    taught = {**first.config, "retrain": {**(first.config.get("retrain") or {}), "distill": {"weight": 0.5}}}
+    plain, other = (
+        replace(first, config={**one, "train": {**train, "together": n}}) for one, n in ((first.config, 1), (taught, 8))
+    )
+    titles = [panel.title for panel in panels_of([plain, other])]
+    assert titles[0].endswith("iterative") and titles[1].endswith(
+        "iterative (weight 0.5)"
+    )  # no word of what is not set
+    alike = [
+        replace(first, name=f"runs-{name}", config={**first.config, "train": {**train, "together": n}})
+        for n, name in enumerate("ab")
+    ]
+    assert [panel.title[-7:] for panel in panels_of(alike)] == [", run a", ", run b"]
     twice = render(
         [first, replace(first, origins=(*first.origins[:-1], first.origins[-1].model_copy(update={"data": "x"})))],
         version="",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.storage import contents
 from sipp.storage.contents import entropy_bytes
 
 EXACT = ("fp32", "lossless")
@@ -357,3 +359,19 @@ def test_an_old_file_stays_whole_where_the_new_one_cannot_be_written(path: Path)
     assert path.read_bytes() == before and [one.name for one in path.parent.iterdir()] == [path.name]
     with pytest.raises(DataError, match="could not be written"):
         sipp.save(net, path.parent / "nowhere" / "net")
+
+
+@pytest.mark.parametrize("values", ["fp32", "fp16"])
+def test_the_words_under_the_table_are_about_its_columns(values: Any, path: Path) -> None:
+    """Each column that is shown has its words, or speaks for itself; no words are about a column that is not there."""
+    saved = sipp.save(network()[0], path, values=values)
+    shown = [column.replace("\n", " ") for column in contents._columns(values == "fp16")]
+    head, *_ = str(saved).split("─")
+    assert all(part in head for column in shown for part in column.split())
+    assert set(shown) - set(contents.COLUMN_WORDS) == {"weights", "kept", "bytes"}
+    below = " ".join(str(saved).split())
+    assert all((f"{column}: {words}" in below) == (column in shown) for column, words in contents.COLUMN_WORDS.items())
+
+
+def test_every_word_under_the_table_has_its_column() -> None:
+    assert contents.COLUMN_WORDS.keys() <= {column.replace("\n", " ") for column in contents._columns(True)}

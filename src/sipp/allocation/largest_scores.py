@@ -66,6 +66,10 @@ def check_scores(scores: Sequence[Tensor]) -> None:
 
 def _select(scores: Sequence[Tensor], rank: int) -> tuple[int, int]:
     """The key of the score of this rank (1 = largest), and how many scores of that key belong to the first `rank`."""
+    if sum(layer.numel() for layer in scores) <= _CHUNK:  # at once; the counts of all digits would be more work
+        every = np.concatenate([keys.cpu().numpy() for layer in scores for _, keys in _keys(layer)])
+        threshold = np.partition(every, len(every) - rank)[len(every) - rank]
+        return int(threshold), rank - int((every > threshold).sum())
     prefix = 0
     n_digits = 1 << _DIGIT_BITS
     for shift in range(_KEY_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):

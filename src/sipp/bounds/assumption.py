@@ -25,15 +25,16 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
-from sipp.checking import check_record
+from sipp.checking import check_flag, check_record
 from sipp.display import text_of
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import Data, batches_of, points_at
+from sipp.inputs.batches import Data, batches_of, count_points, points_at
 from sipp.inputs.capture import Forms, OnUse, capture, depends_on_batch
 from sipp.inputs.layers import Selector
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
 from sipp.options import DELTA, Constants, Scoring
+from sipp.progress import Advance, progress_bar
 from sipp.records import Batch, DrawUnit, Use, Weight, to_rows
 from sipp.scoring.sensitivities import chunk_of, score
 from sipp.scoring.theory_points import resolve_points
@@ -153,6 +154,7 @@ def check_assumption(
     seed: int = 0,
     scoring: Scoring = Scoring(),
     constants: Constants = Constants(),
+    progress: bool = True,
 ) -> Assumption:
     """What the calibration points, and a holdout if there is one, say about the assumption of T4 in each layer.
 
@@ -170,11 +172,16 @@ def check_assumption(
         (1.0, 0, 2)
     """
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    return check_assumption_of(subject, holdout, constants, n_holdout)
+    return check_assumption_of(subject, holdout, constants, n_holdout, progress=check_flag("progress", progress))
 
 
 def check_assumption_of(
-    subject: Subject, holdout: Data | None, constants: Constants, n_holdout: int | None = None
+    subject: Subject,
+    holdout: Data | None,
+    constants: Constants,
+    n_holdout: int | None = None,
+    *,
+    progress: bool = False,
 ) -> Assumption:
     """What the points of a subject, and a holdout, say about the assumption of T4."""
     check_record("constants", constants, Constants)
@@ -184,13 +191,15 @@ def check_assumption_of(
     if data is None:
         raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
     network = _Network(subject, chunk_of(subject.scoring.chunk_bytes, device_of(subject.model)))
-    sensitivity, n_above, n_calibration = _look_at_calibration(
-        network, _draws(network, data, n_points, seed, "calibration"), weights, c_constant
-    )
+    counts = [n_points or count_points(data), 0 if holdout is None else n_holdout or count_points(holdout)]
+    total = None if None in counts else sum(n for n in counts if n)
     failures, pairs, n_held_out = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0), 0
-    for draw in () if holdout is None else _draws(network, holdout, n_holdout, seed, "holdout"):
-        _look_at_holdout(network, draw, sensitivity, c_constant, failures, pairs)
-        n_held_out += 1
+    with progress_bar("looking at the assumption", total, shown=progress) as advance:
+        draws = _draws(network, data, n_points, seed, "calibration", advance)
+        sensitivity, n_above, n_calibration = _look_at_calibration(network, draws, weights, c_constant)
+        for draw in () if holdout is None else _draws(network, holdout, n_holdout, seed, "holdout", advance):
+            _look_at_holdout(network, draw, sensitivity, c_constant, failures, pairs)
+            n_held_out += 1
     needed = _share_needed(constants.k_constant) * n_calibration
     layers = tuple(
         LayerAssumption(
@@ -224,15 +233,22 @@ def _share_needed(k_constant: float) -> float:
     return -math.expm1(-1 / k_constant)
 
 
-def _draws(network: _Network, data: Data, n_points: int | None, seed: int, role: str) -> Iterator[Batch]:
-    """What T4 calls independent: each point as a batch of its own, or whole batches where points depend on them."""
+def _draws(
+    network: _Network, data: Data, n_points: int | None, seed: int, role: str, advance: Advance
+) -> Iterator[Batch]:
+    """What T4 calls independent: each point as a batch of its own, or whole batches where points depend on them.
+
+    `advance` is told of the points of a draw when the next one is asked for.
+    """
     device = device_of(network.subject.model)
     for batch in batches_of(data, device=device, n_points=n_points, seed=seed, role=role):
         if network.is_batch_dependent:
             yield batch
+            advance(batch.n_points)
             continue
         for i in range(batch.n_points):
             yield replace(points_at(batch, slice(i, i + 1)), where=f"{batch.where}, point {i}", labels=None)
+            advance(1)
 
 
 def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:

@@ -65,9 +65,9 @@ def certify(
     """A certificate of P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence (T14).
 
     Without `epsilon` the smallest provable one is reported; with it, whether it holds, and the provable delta_hat.
-    `pruned` is a network, or the record of `prune`, which knows the points that chose it: the holdout may hold none of
-    them, nor any of `calibration`. `output` picks from tuple or dict outputs: an index, a key, or a function of the
-    output. `ledger`: a JSON-lines file in which every look at these points is recorded.
+    `pruned` is a network, or the record of `prune` with the points that chose it, as far as it knows: the holdout may
+    hold none of them, nor any of `calibration`. `output` picks from tuple or dict outputs: an index, a key, or a
+    function of the output. `ledger`: a JSON-lines file in which every look at these points is recorded.
 
     Example:
         >>> import sipp, torch

@@ -101,12 +101,14 @@ def look(
     drops_padding: bool = True,
     finest: float | None = None,
     progress: bool = False,
+    title: str = "certifying",
 ) -> tuple[Tensor, dict[str, Any]]:
     """What `measure` says of every point (n x ...), and the fields of a record that tell what was looked at.
 
     The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
     was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller. Where the
-    record of a pruning is given, the points that it knows to have chosen it are calibration points too.
+    record of a pruning is given, the points that it knows to have chosen it are calibration points too. `title` is that
+    of the bar.
     """
     chose = pruned.seen if isinstance(pruned, Pruned) else frozenset[bytes]()
     pruned = pruned.model if isinstance(pruned, Pruned) else pruned
@@ -120,7 +122,7 @@ def look(
     measured: list[Tensor] = []
     dtypes: set[str] = set()
     modes = scoring_mode(dense, "running"), scoring_mode(pruned, "running")
-    with modes[0], modes[1], progress_bar("certifying", count_points(holdout), shown=progress) as advance:
+    with modes[0], modes[1], progress_bar(title, count_points(holdout), shown=progress) as advance:
         try:
             for batch, f, g in _outputs(dense, pruned, seen.started(holdout), output, drops_padding, finest):
                 dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}

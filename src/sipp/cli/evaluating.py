@@ -101,9 +101,9 @@ class Evaluation:
         return "\n".join(lines)
 
 
-def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> Evaluation:
+def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, progress: bool = True) -> Evaluation:
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
-    found_nk, _ = look(dense, pruned, data, _measure, output, None)
+    found_nk, _ = look(dense, pruned, data, _measure, output, None, progress=progress, title="measuring")
     moved_n, classes_n, same_n, label_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
     labelled, finite_n = bool(label_n.all()), moved_n.isfinite()
     is_finite = bool(finite_n.all())

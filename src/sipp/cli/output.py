@@ -14,12 +14,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sipp.cli.options import OUTPUT_PANEL
 from sipp.storage.files import plain
 
 Json = Annotated[
     bool,
     typer.Option(
-        "--json", help="Print one JSON document on stdout; everything else on stderr.", rich_help_panel="Output"
+        "--json", help="Print one JSON document on stdout; everything else on stderr.", rich_help_panel=OUTPUT_PANEL
     ),
 ]
 UNBOUNDED = 10_000  # columns where stdout is a file or a pipe: no name is folded there

@@ -78,7 +78,7 @@ class Blend:
     """What the choice is made from, whatever the budget."""
 
     sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart
-    aside: list[Any]  # batches of calibration points that choose it
+    points: list[Any]  # batches of calibration points that choose it
     is_aside: bool  # those were not scored
     norm_stats: NormStats
 
@@ -147,13 +147,13 @@ def _outputs(model: nn.Module, blend: Blend) -> list[Tensor]:
     """All floating-point tensors of the model's output on the points kept aside."""
     found: list[Tensor] = []
     with scoring_mode(model, blend.norm_stats):
-        for batch in batches_of(blend.aside, device=device_of(model), role="calibration"):
+        for batch in batches_of(blend.points, device=device_of(model), role="calibration"):
             found += [tensor.detach() for tensor in tensors_in(run_batch(model, fresh(batch)))]
     return found
 
 
 def _count(blend: Blend) -> int:
-    return sum(batch.n_points for batch in batches_of(blend.aside, role="calibration"))
+    return sum(batch.n_points for batch in batches_of(blend.points, role="calibration"))
 
 
 def _distance(dense: Sequence[Tensor], sparse: Sequence[Tensor]) -> float:

@@ -96,7 +96,7 @@ def prune(
         pruned = replace(pruned, bound=sound)
     if looks_at_assumption and data is not None and ranking.scores is not None:
         seen = replace(subject, scoring=replace(scoring, n_points=ranking.scores.n_points))
-        pruned = replace(pruned, assumption=check_assumption_of(seen, holdout, constants))
+        pruned = replace(pruned, assumption=check_assumption_of(seen, holdout, constants, progress=progress))
     return pruned
 
 

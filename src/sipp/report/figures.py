@@ -40,6 +40,7 @@ HEIGHT = 2.5
 PANEL_HEIGHT = 2.7
 PANELS = "panels"  # name of the figure of all runs
 LOG_RATIO = 8.0  # of the largest to the least keep, from which on the keep axis is logarithmic; as on the page
+MOST_NAMES = 5  # of lines in a legend inside the axes
 LABEL_LENGTH = 28  # of a line of an axis label
 NEAR_ZERO = 0.5  # percentage points: linear below, logarithmic above; as on the page
 STEEP = 10.0  # percentage points of loss from which on the axis of changes is logarithmic away from zero
@@ -156,7 +157,7 @@ def _dense_line(axes: Any, dense: float | None) -> None:
     if dense is not None:
         drawn_as = {"color": "#555555", "linewidth": 0.8, "linestyle": (0, (4, 3))}
         axes.axhline(100 * dense, zorder=1, label="dense", **drawn_as)
-        axes.legend(frameon=False)
+        _legend(axes)
 
 
 def _stems(results: Sequence[Result]) -> list[tuple[Run, str]]:
@@ -244,8 +245,15 @@ def _curves(axes: Any, methods: tuple[str, ...], curves: tuple[Curve, ...], scal
         _plain_ticks(axes.xaxis)
     axes.invert_xaxis()
     axes.set_xlabel("keep (% of prunable weights)")
-    axes.legend(frameon=False)
+    _legend(axes)
     return True
+
+
+def _legend(axes: Any) -> None:
+    """The names of the lines: among them while they are few, else below the axes, where they hide none."""
+    n_names = len(axes.get_legend_handles_labels()[1])
+    below = {"ncols": 3, "loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "columnspacing": 1.2}
+    axes.legend(frameon=False, **(below if n_names > MOST_NAMES else {}))
 
 
 def _line(style: Style) -> dict[str, Any]:

@@ -87,6 +87,11 @@ def _draw_column(axes: Any, column: Sequence[float | None], style: Style, is_ste
     else:
         hatch = HATCH if style.hollow else None
         bars = axes.barh(at, lengths, height=0.68, color=inside, edgecolor=style.light, linewidth=0.5, hatch=hatch)
-        axes.bar_label(bars, fmt="{:.2g}", padding=1.5, fontsize=5)
+        axes.bar_label(bars, fmt=_rounded, padding=1.5, fontsize=5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
+
+
+def _rounded(value: float) -> str:
+    """Two digits of what is small; never a power of ten for a hundred."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"

@@ -10,8 +10,8 @@ from sipp.experiments.runs.store import without_clock
 from sipp.report.read import Run
 from sipp.storage.run_schemas import plain
 
-# Differences that a title does not name.
-QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones"}
+# Differences that a title does not name: of the schedule's details, or of how networks are trained and not to what.
+QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
 LISTS = ("seed", "repetitions")  # of a configuration: which networks there are, not what they are
 TAKEN = "taken_from"  # of a record; where a network was trained changes nothing of it
 
@@ -84,9 +84,14 @@ def _titles(runs: Sequence[Run]) -> list[str]:
         twins = [_flat(_bare(other)) for other, title in zip(runs, short) if title == short[index]]
         differ = {key for one in twins for key in one if any(one.get(key) != other.get(key) for other in twins)}
         own = _flat(_bare(run))
-        words = [f"{key.rpartition('.')[2]} {own.get(key)}" for key in sorted(differ - QUIET)]
+        words = [f"{key.rpartition('.')[2]} {own[key]}" for key in sorted(differ - QUIET) if own.get(key) is not None]
         titles.append(short[index] + (f" ({', '.join(words)})" if words else ""))
-    return titles
+    return [title if titles.count(title) == 1 else f"{title}, {_id(run)}" for title, run in zip(titles, runs)]
+
+
+def _id(run: Run) -> str:
+    """The end of the run's name, which tells it from all others."""
+    return f"run {run.name.rpartition('-')[2]}"
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

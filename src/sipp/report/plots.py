@@ -151,7 +151,10 @@ def _statements(run: Run) -> Plot:
 
 def _statement(record: NetworkRecord) -> list[dict[str, Any]]:
     contradicted = record.bound is not None and record.bound.contradicted
-    return statement_cards(record.certificate, record.bound, record.guarantee, contradicted=contradicted)
+    cards = statement_cards(record.certificate, record.bound, record.guarantee, contradicted=contradicted)
+    if record.choice is not None:
+        cards.append({"title": "Blend that was taken", "text": f"{record.choice.words}.", "rows": []})
+    return cards
 
 
 def statement_cards(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sipp.display import percent_up
+from sipp.report.blends import BLEND, blend_finding
 from sipp.report.evaluations import EVALUATIONS, evaluation_finding, evaluation_of
 from sipp.report.parts import Part, Section, flat
 from sipp.report.plots import Plot
@@ -14,7 +15,15 @@ from sipp.storage.eval_schemas import EvalRecord
 from sipp.storage.network_schemas import CertificateRecord, PrunedRecord
 from sipp.storage.run_schemas import plain
 
-SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired"}  # of its record, elsewhere on the page
+SHOWN = {
+    "layers",
+    "bound",
+    "certificate",
+    "kind",
+    "measured",
+    "repaired",
+    "choice",
+}  # of its record, elsewhere on the page
 
 
 def pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part:
@@ -31,6 +40,8 @@ def pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part
     measured = evaluation_of(pruned)
     if measured is not None:
         sections.insert(1, Section("Accuracy", evaluation_finding(measured), [[plots[EVALUATIONS]["id"]]]))
+    if BLEND in plots and record.choice is not None:
+        sections.append(Section("Method", blend_finding(record.choice), [[plots[BLEND]["id"]]]))
     if record.repaired is not None:
         rows = [[plots[REPAIR]["id"]]] if REPAIR in plots else []
         sections.append(Section("Repair", repair_finding(record.repaired), rows, note=repair_note(record.repaired)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from sipp.extras import needed_for
 from sipp.report import palette, series
+from sipp.report.blends import blend_plots
 from sipp.report.evaluations import evaluation_plots
 from sipp.report.networks import networks_part
 from sipp.report.parts import About, Part
@@ -83,7 +84,7 @@ def _parts(results: Sequence[Result], about: About | None) -> tuple[list[Part], 
             parts.append(run_part(result, ident, found, next(titles)))
         else:
             found = pruned_plots(result, ident) | evaluation_plots(result, ident)
-            found |= repair_plots(result, ident) | bench_plots(result, ident)
+            found |= blend_plots(result, ident) | repair_plots(result, ident) | bench_plots(result, ident)
             parts.append(pruned_part(result, ident, found))
         plots |= {plot["id"]: plot for plot in found.values()}
     return parts, plots

@@ -158,7 +158,25 @@ def _stored(entry: Entry) -> StoredTensor:
     )
 
 
-COLUMN_WORDS = "  positions: how the places of kept weights are stored; bound: bytes of values, and the least of places"
+COLUMN_WORDS = {  # of columns that do not speak for themselves
+    "positions": "how the places of kept values are stored",
+    "values": "the format they are stored in",
+    "largest change": "of a weight by rounding, in parts of itself",
+    "norm change": "of all weights of a tensor together, in parts of their length",
+    "bytes by entropy": "of the values, and of their places at least, on average",
+    "bytes dense": "of all values, zeros too",
+}
+
+
+def _columns(moved: bool) -> tuple[str, ...]:
+    """The columns after the name of a tensor; `moved`: some were rounded."""
+    return ("weights", "kept", "positions", "values", *(CHANGES if moved else ()), *BYTES)
+
+
+def _column_words(moved: bool) -> str:
+    shown = [column.replace("\n", " ") for column in _columns(moved)]
+    text = "; ".join(f"{column}: {COLUMN_WORDS[column]}" for column in shown if column in COLUMN_WORDS)
+    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def contents_text(contents: Contents) -> str:
@@ -166,8 +184,7 @@ def contents_text(contents: Contents) -> str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("tensor", overflow="fold")
     moved = any(one.largest_change for one in contents.tensors)
-    columns = ("weights", "kept", "positions", "values", *(CHANGES if moved else ()), *BYTES)
-    for column in columns:
+    for column in _columns(moved):
         table.add_column(column, justify="right")
     plain = [one for one in contents.tensors if not _is_shown(one)]
     for one in contents.tensors:
@@ -182,7 +199,7 @@ def contents_text(contents: Contents) -> str:
         f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes, {ratio:.2f} x smaller than dense "
         f"({contents.dense_bytes:,}); values and entropy of positions: {contents.bound_bytes:,.0f}",
         text_of(table),
-        COLUMN_WORDS,
+        _column_words(moved),
         *_words(contents),
         _line("SHA-256", contents.sha256),
         _line("written by", ", ".join(f"{name} {version}" for name, version in contents.versions.items())),

@@ -105,6 +105,23 @@ class CertificateRecord(Record):
         return self.verdict or "" if self.is_refusal else from_values(plain(self)).sentence
 
 
+class TriedRecord(Record):
+    """One blend that was tried, and how far it moves the output, over its length; None where that is not finite."""
+
+    name: str
+    error: MaybeNumber = None
+    is_taken: bool = False
+
+
+class ChoiceRecord(Record):
+    """Which blend was taken on how many points, and all that were tried (T20)."""
+
+    words: str
+    n_points: Count
+    is_aside: bool  # the points were not scored
+    tried: Annotated[tuple[TriedRecord, ...], Field(strict=False, min_length=1)]
+
+
 class NetworkRecord(Record):
     """One network of a run; level 0 is the dense one, which has no method."""
 
@@ -121,6 +138,7 @@ class NetworkRecord(Record):
     bound: BoundRecord | None = None
     guarantee: str | None = None
     certificate: CertificateRecord | None = None
+    choice: ChoiceRecord | None = None  # of a blend; older runs do not say
     part_seconds: dict[str, float] = Field(default_factory=dict)  # by part of the stage; empty in older runs
     score_bins: ScoreBins | None = None
 
@@ -202,6 +220,7 @@ class PrunedRecord(Record):
     conditions: ConditionsRecord | None = None
     measured: MeasuredRecord | None = None
     moved: MovedRecord | None = None
+    choice: ChoiceRecord | None = None  # of a blend; older records do not say
     repair: Annotated[bool, BeforeValidator(lambda value: value is True)] = False  # whether it was asked for
     repaired: RepairedRecord | None = None  # None: not repaired, or by a version that did not say how
     certificate: CertificateRecord | None = None

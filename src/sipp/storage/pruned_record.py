@@ -16,6 +16,7 @@ from sipp.bounds.network import Guarantee, Measured, NetworkBound
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, to_json
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.network_hash import model_hash
+from sipp.pruning.blending import Choice
 from sipp.pruning.result import Pruned, PrunedLayer, as_it_is, not_zero
 from sipp.storage.artifact_index import class_name
 from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND
@@ -77,9 +78,26 @@ def pruned_record(pruned: Pruned) -> dict[str, Any]:
         "conditions": None if pruned.guarantee is None else _conditions(pruned.guarantee),
         "measured": None if pruned.measured is None else _measured(pruned.measured),
         "moved": None if pruned.moved is None else asdict(pruned.moved),
+        "choice": choice_values(pruned.choice),
         "repaired": None if pruned.repair is None else {**asdict(pruned.repair), "words": pruned.repair.sentence},
         "dead_rows": sum(len(layer.dead_rows) for layer in pruned.layers),
     }
+
+
+def choice_values(choice: Choice | None) -> dict[str, Any] | None:
+    """Which blend was taken, and how far each that was tried moves the output (T20)."""
+    if choice is None:
+        return None
+    tried = [
+        {
+            **asdict(one),
+            "name": one.name,
+            "error": one.error if math.isfinite(one.error) else None,
+            "is_taken": one == choice.taken,
+        }
+        for one in choice.tried
+    ]
+    return {"words": str(choice), "n_points": choice.n_points, "is_aside": choice.is_aside, "tried": tried}
 
 
 def _layer(layer: PrunedLayer) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def _cut_once(
     budget = budget_at(t, ranking.n_weights, budget_of(work, stage, ranking.n_weights))
     made = cut_to(work, stage, ranking, state.masks, budget, clock() - began)
     state.model.load_state_dict(made.network.state)  # sampling changes the weights that it keeps (T8)
-    path = [*state.facts.get("path", []), {"after_step": step, "keep": made.facts["keep"]}]
+    blend = {} if made.facts["choice"] is None else {"blend": made.facts["choice"]["words"]}
+    path = [*state.facts.get("path", []), {"after_step": step, "keep": made.facts["keep"], **blend}]
     before = state.facts.get("part_seconds", {})
     spent = {**made.facts["part_seconds"], "compile": compiling_seconds() - compiled}
     seconds = {part: before.get(part, 0.0) + now_spent for part, now_spent in spent.items()}

@@ -33,6 +33,7 @@ from sipp.pruning.result import Pruned, Ranking
 from sipp.records import to_rows
 from sipp.scoring.kernels.cpu.host import compiling_seconds
 from sipp.storage.files import Values
+from sipp.storage.pruned_record import choice_values
 from sipp.storage.run_schemas import Accuracy
 
 # Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
@@ -183,6 +184,7 @@ def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before
             "speaks_of": "the network before retraining, against the network it was pruned from",
         },
         "guarantee": None if pruned.guarantee is None else str(pruned.guarantee),
+        "choice": choice_values(pruned.choice),
         "dead_rows": sum(layer["dead_rows"] for layer in layers),
         "score_bins": dict(SCORE_BINS),
         "layers": layers,

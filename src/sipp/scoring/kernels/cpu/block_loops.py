@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sipp.scoring.kernels.cpu.block_code import copy_line, panel_1, panel_2, panel_3
-from sipp.scoring.kernels.cpu.host import Native, inner
+from sipp.scoring.kernels.cpu.host import Native
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     FLOAT,
@@ -59,7 +59,6 @@ read_weights, read_scratch = reading(PackedWeights), reading(Scratch)
 _call_2, _call_4, _call_6 = (calling(n) for n in (2, 4, 6))
 
 
-@inner
 def fill(at: int, n: int, value: float) -> None:
     """Sets n floats to this value."""
     for i in range(n):
@@ -91,14 +90,12 @@ def denominators(a: int, weights_at: int, group: int, d: int) -> None:
                     panel_1(source, magnitudes, places, ends, target)
 
 
-@inner
 def band_ranks(first: int, n_ranks: int) -> int:
     """How many ranks the band has that starts at this one: 4, 2 or 1."""
     left = min(n_ranks - first, MOST_RANKS)
     return 4 if left >= 4 else (2 if left >= 2 else 1)
 
 
-@inner
 def turn_rows(scratch: Scratch, n_ranks: int) -> None:
     """Lays the reciprocals of a block out rows side by side, and fills scales[rank, s, r] with their sums."""
     fill(scratch.scales, n_ranks * 2 * RANK, 0.0)
@@ -171,7 +168,6 @@ def raise_best(scratch_at: int, signs: int, fan_in: int, n_ranks: int, best: int
     put_long(scratch.n_computed, 0, long_at(scratch.n_computed, 0) + n_computed)
 
 
-@inner
 def _bar(n_ranks: int, best: int, scales: int, floors: int, signs: int) -> np.float32:
     if n_ranks == 4:
         return bar_4(best, scales, floors, signs)
@@ -180,7 +176,6 @@ def _bar(n_ranks: int, best: int, scales: int, floors: int, signs: int) -> np.fl
     return bar_1(best, scales, floors, signs)
 
 
-@inner
 def _raise(n_ranks: int, mask: int, line: int, turned: int, best: int, signs: int) -> None:
     if n_ranks == 4:
         raise_4(mask, line, turned, best, signs)
@@ -190,7 +185,6 @@ def _raise(n_ranks: int, mask: int, line: int, turned: int, best: int, signs: in
         raise_1(mask, line, turned, best, signs)
 
 
-@inner
 def copy_lines(source: int, source_step: int, n_lines: int, n_patches: int, block: int, block_step: int) -> None:
     """Copies the first patches of lines into lines of a block, zeros after; both so many bytes apart."""
     for k in range(n_lines):

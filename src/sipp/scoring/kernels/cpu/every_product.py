@@ -19,7 +19,7 @@ from torch import Tensor
 from sipp.scoring.kernels import boundary
 from sipp.scoring.kernels.cpu.block_code import VECTOR_TYPE, copy_line, prefetch_line, take_number
 from sipp.scoring.kernels.cpu.block_loops import copy_lines, fill
-from sipp.scoring.kernels.cpu.host import Native, inner, run_job
+from sipp.scoring.kernels.cpu.host import Native, run_job
 from sipp.scoring.kernels.cpu.layout import BLOCK, FLOAT, LANES, LINE, RANK, SIGN_BYTES, VECTOR
 from sipp.scoring.kernels.cpu.llvm import I1, I64, across, larger, load, primitive, put_float, reading, store, tree
 
@@ -97,7 +97,6 @@ def raise_by_all(a: int, d: int, n_rows: int, fan_in: int, signs: int, best: int
         _raise_column(a + k * LINE, d, n_rows, bits, maxima)
 
 
-@inner
 def _raise_column(line: int, d: int, n_rows: int, signs: int, best: int) -> None:
     for first in range(0, n_rows, RANK):
         lines, maxima, bits = d + first * 2 * LINE, best + first * LANES * FLOAT, signs + first // RANK * SIGN_BYTES
@@ -107,7 +106,6 @@ def _raise_column(line: int, d: int, n_rows: int, signs: int, best: int) -> None
             raise_rows(n_rows - first, line, lines, maxima, bits)
 
 
-@inner
 def _copy_reciprocals(job: Job, g: int, start: int, last: int, d: int) -> None:
     """Copies the reciprocals of patches start..last of a group into a block's lines 2 r + s."""
     step = job.n_patches * FLOAT
@@ -116,7 +114,6 @@ def _copy_reciprocals(job: Job, g: int, start: int, last: int, d: int) -> None:
         copy_lines(source, step, job.n_rows, last - start, d + s * LINE, 2 * LINE)
 
 
-@inner
 def _do_part(job: Job, first: int, last: int, a: int, d: int, lanes: int, best_GRK: int) -> None:
     """Fills `best` with the maxima of a stretch of patches.
 

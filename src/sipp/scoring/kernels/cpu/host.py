@@ -31,6 +31,8 @@ import numpy as np
 import torch
 from numba.core import codegen, event
 
+from sipp.scoring.kernels.cpu.writing import entry
+
 _log = logging.getLogger("sipp")
 
 # --- The processor ----------------------------------------------------------------------------------------------------
@@ -104,7 +106,8 @@ class Native:
     """A function of whole numbers (sizes, addresses) that is compiled by itself when it is first called.
 
     Called from Python it runs without the Python lock. Compiled code calls it by its `address` (`llvm.calling`), so
-    what lies behind that is not compiled again with its callers, and what a call does not need not at all.
+    what lies behind that is not compiled again with its callers, and what a call does not need not at all. It is
+    written in the Python of `writing.py`; a plain function that it calls becomes a part of it.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -117,7 +120,7 @@ class Native:
         with self._lock:
             if self._code is None:
                 n_arguments = len(inspect.signature(self._function).parameters)
-                self._code = _cached_cfunc(f"void({', '.join(['int64'] * n_arguments)})", self._function)
+                self._code = _cached_cfunc(f"void({', '.join(['int64'] * n_arguments)})", entry(self._function))
             return self._code
 
     @property
@@ -126,11 +129,6 @@ class Native:
 
     def __call__(self, *numbers: int) -> None:
         self._compiled().ctypes(*numbers)
-
-
-def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a part of the `Native` ones that call it: compiled with them, never by itself."""
-    return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
 
 
 def _cached_cfunc(signature: str, function: Callable[..., None]) -> Any:

@@ -17,7 +17,7 @@ from sipp.scoring.kernels.cpu.block_code import (
     scale_line,
 )
 from sipp.scoring.kernels.cpu.block_loops import fill, read_scratch, read_weights, turn_rows
-from sipp.scoring.kernels.cpu.host import Native, inner
+from sipp.scoring.kernels.cpu.host import Native
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     DOUBLE,
@@ -123,7 +123,6 @@ def gather_apart(
     _gather_rest(source, offsets, done, n_patches, fan, n_fan, factors, block, sums)
 
 
-@inner
 def _end_of_run(offsets: int, first: int, n_patches: int, step: int) -> int:
     """Where the patches end that follow `first` in memory at this step."""
     last = first + 1
@@ -132,7 +131,6 @@ def _end_of_run(offsets: int, first: int, n_patches: int, step: int) -> int:
     return last
 
 
-@inner
 def _gather_rest(
     source: int, offsets: int, first: int, last: int, fan: int, n_fan: int, factors: int, block: int, sums: int
 ) -> None:
@@ -142,7 +140,6 @@ def _gather_rest(
         gather_1(start, fan, n_fan, factors + at, block + at, sums + at)
 
 
-@inner
 def _normalise(block: int, fan_in: int, sums: int, factors: int) -> None:
     """Divides every patch of the block by its sum (0 stays 0)."""
     for p in range(BLOCK):
@@ -152,7 +149,6 @@ def _normalise(block: int, fan_in: int, sums: int, factors: int) -> None:
         scale_line(block + k * LINE, factors)
 
 
-@inner
 def _add_squares(row_factors: int, n_rows: int, turn: int, scratch: Scratch) -> None:
     """Fills `squares_XP` with a block's squared denominators, and squared outputs once they are complete.
 
@@ -183,7 +179,6 @@ def _add_squares(row_factors: int, n_rows: int, turn: int, scratch: Scratch) -> 
             put_double(squares, 2 * BLOCK + p, product_and_sum(output, output, double_at(squares, 2 * BLOCK + p)))
 
 
-@inner
 def _prepare(calls: Calls, layer: Layer, fan_in: int, start: int, stop: int, g: int, t: int, scratch: Scratch) -> None:
     """Lays the patches start..stop of group g and sign t out in `a_KP`, scaled to sum 1 each; zeros after them."""
     a, sums, offsets, factors = scratch.a_KP, scratch.sums_P, scratch.offsets_P, scratch.factors_P
@@ -234,7 +229,6 @@ def reciprocals(
         invert_line(scratch.d_LP + line * LINE)
 
 
-@inner
 def _turn_of(layer: Layer, t: int) -> int:
     """Which turn sign t of the activations has in a block; NO_TURN where there are none of it."""
     if not (layer.has_negative if t else layer.has_positive):
@@ -360,7 +354,6 @@ def add_part(
                 k += 1
 
 
-@inner
 def _settle(totals: int, n: int, share: np.float32, best: int) -> None:
     """Takes the means of a point into the largest ones, and sets its sums to 0."""
     for i in range(n):

@@ -8,38 +8,16 @@ was inlined where, and so on which functions came from Numba's cache: the same s
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from sipp.scoring.kernels.cpu.host import HAS_FUSED, IS_COMPILED
+from sipp.scoring.kernels.cpu.values import primitive as primitive
 
 F32, I1, I32, I64 = ir.FloatType(), ir.IntType(1), ir.IntType(32), ir.IntType(64)
 _ALIGN = 4  # bytes: of any number that is loaded or stored
-
-
-def primitive(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator: `emit(builder, *values)`, which writes LLVM code, becomes a function for compiled code to call."""
-
-    def wrap(emit: Callable[..., Any]) -> Any:
-        def typed(typingctx: Any, *given: Any) -> Any:
-            def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-                made = emit(builder, *values)
-                return context.get_dummy_value() if result is types.none else made
-
-            return result(*arguments), codegen
-
-        # Numba passes arguments by name, so the signature is that of `emit`, one name for each argument
-        names = ("typingctx", *(f"x{i}" for i in range(len(arguments))))
-        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return intrinsic(typed)
-
-    return wrap
 
 
 def fused(b: Any, x: Any, y: Any, z: Any) -> Any:

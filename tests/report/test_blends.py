@@ -1,0 +1,81 @@
+"""Which blend was taken: in the record of a pruned network and of a run, and on their pages."""
+
+import json
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sipp
+from sipp.experiments.recipes import load_recipe
+from sipp.experiments.runs.run_recipe import run
+from sipp.pruning import little_by_little
+from sipp.report import read_results, render
+from sipp.report.read import read_run
+
+RECIPE = (
+    "train.epochs=1",
+    "train.decay={factor: 0.5, milestones: []}",
+    "train.batch_size=256",
+    "prune.levels=1",
+    "data.n_calibration=40",
+)
+
+
+def pruned_by(method: str) -> sipp.Pruned:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+    return sipp.prune(net, torch.rand(40, 12), keep=0.5, method=method, progress=False)
+
+
+def page_of(*folders: Path) -> tuple[str, dict[str, Any]]:
+    page = render(read_results(folders), version="sipp test")
+    return page, json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]
+
+
+def test_the_whole_curve_is_in_the_record_and_on_the_page(tmp_path: Path) -> None:
+    pruned = pruned_by("sipp-blend")
+    assert pruned.choice is not None
+    record = json.loads((pruned.save(tmp_path / "net") / "report.json").read_text())["choice"]
+    assert record["words"] == str(pruned.choice) and record["n_points"] == 10 and record["is_aside"] is True
+    assert [one["error"] for one in record["tried"]] == [one.error for one in pruned.choice.tried]
+    (taken,) = [one for one in record["tried"] if one["is_taken"]]
+    assert (taken["p"], taken["reduce"]) == (pruned.choice.taken.p, pruned.choice.taken.reduce)
+    page, plots = page_of(tmp_path / "net")
+    assert f"Ranked by {taken['name']}, which moves the output by" in page and "10 calibration points that were" in page
+    (plot,) = [plot for name, plot in plots.items() if name.endswith("-blend")]
+    assert f"{taken['name']} (taken)" in plot["names"] and len(plot["names"]) == 11
+    assert plot["views"]["series"][0]["values"] == [one.error for one in pruned.choice.tried]
+
+
+def test_an_output_that_is_not_finite_has_no_bar(tmp_path: Path) -> None:
+    pruned = pruned_by("sipp-blend")
+    assert pruned.choice is not None
+    last = replace(pruned.choice.tried[-1], error=inf)
+    pruned = replace(pruned, choice=replace(pruned.choice, tried=(*pruned.choice.tried[:-1], last), is_aside=False))
+    record = json.loads((pruned.save(tmp_path / "net") / "report.json").read_text())["choice"]
+    assert record["tried"][-1]["error"] is None
+    page, plots = page_of(tmp_path / "net")
+    (plot,) = [plot for name, plot in plots.items() if name.endswith("-blend")]
+    assert plot["views"]["series"][0]["values"][-1] is None and "points that were scored too" in page
+
+
+def test_other_methods_have_no_blend(tmp_path: Path) -> None:
+    pruned = pruned_by("wt")
+    assert json.loads((pruned.save(tmp_path / "net") / "report.json").read_text())["choice"] is None
+    page, plots = page_of(tmp_path / "net")
+    assert "Ranked by" not in page and not any(name.endswith("-blend") for name in plots)
+
+
+def test_a_run_says_it_of_every_network_and_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(little_by_little, "CUTS", 2)
+    recipe = load_recipe("digits-gradual", settings=(*RECIPE, "prune.methods=[sipp-blend]", "train.rate=1.0e-30"))
+    done = run(recipe, out=tmp_path, device="cpu")
+    (record,) = done.records[1:]
+    assert len(record["path"]) == 2 and all(" points kept aside" in cut["blend"] for cut in record["path"])
+    assert record["choice"]["words"] == record["path"][-1]["blend"]
+    assert "Blend that was taken" in render([read_run(done.folder)], version="sipp test")
