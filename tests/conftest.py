@@ -36,4 +36,5 @@ def _spare_torch_what_changes_no_result() -> None:
     # an export declares 12,000 functions whose annotations are evaluated: those of `typing` remember what they were
     torch._ops.Callable = typing.Callable
     # and asks 26 times for the names of all operations in C++, which are the same each time
-    utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)
+    if hasattr(utils, "_materialize_cpp_cia_ops"):  # a private name, which another torch may not have
+        utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)
