@@ -1,7 +1,11 @@
 """One thread per test process: pytest runs as many processes as there are cores, and more threads only wait."""
 
+import functools
 import gc
 import os
+import sys
+import types
+import typing
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(name, "1")
@@ -13,6 +17,24 @@ gc.disable()  # while modules are loaded and tests collected, which keep nearly 
 
 def pytest_collection_finish() -> None:
     """Python's collector of cycles starts, and passes over what is loaded: torch alone makes half a million objects."""
+    if "torch" in sys.modules:  # not where other processes run the tests
+        _spare_torch_what_changes_no_result()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # an export alone makes and drops a hundred thousand
     gc.enable()
+
+
+def _spare_torch_what_changes_no_result() -> None:
+    """Work of torch that tests repeat thousands of times, each for nothing; what it computes stays as it is."""
+    import torch
+    from torch._export import utils
+
+    # torch.manual_seed notes where it was called, with the lines of all callers, once for each kind of device not there
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        device.traceback = types.SimpleNamespace(format_stack=list)
+    # an export declares 12,000 functions whose annotations are evaluated: those of `typing` remember what they were
+    torch._ops.Callable = typing.Callable
+    # and asks 26 times for the names of all operations in C++, which are the same each time
+    if hasattr(utils, "_materialize_cpp_cia_ops"):  # a private name, which another torch may not have
+        utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)

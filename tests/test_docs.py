@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shorter import shorten
 
 import sipp
 from sipp.cli.errors import fail_well
@@ -132,7 +133,8 @@ def check_command(line: str) -> None:
     words = [found for word in words for found in (sorted(glob.glob(word)) or [word])]
     wanted = int(remark.removeprefix("exit ")) if remark.startswith("exit ") else 0
     out = io.StringIO()
-    with redirect_stdout(out), redirect_stderr(out):
+    with redirect_stdout(out), redirect_stderr(out), pytest.MonkeyPatch.context() as patch:
+        shorten(words[0], patch)
         status = fail_well(app, words)
     assert status == wanted, f"{line}\n{out.getvalue()}"
 

@@ -15,6 +15,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from shorter import shorten
 
 from sipp.cli.errors import fail_well
 from sipp.cli.main import app
@@ -59,8 +60,10 @@ def shell(script: str) -> str:
     """What the commands print; each must end with 0."""
     out = io.StringIO()
     for line in lines_of(script):
-        with redirect_stdout(out), redirect_stderr(out):
-            status = fail_well(app, shlex.split(line)[1:])
+        words = shlex.split(line)[1:]
+        with redirect_stdout(out), redirect_stderr(out), pytest.MonkeyPatch.context() as patch:
+            shorten(words[0], patch)
+            status = fail_well(app, words)
         assert status == 0, f"{line}\n{out.getvalue()}"
     return out.getvalue()
 

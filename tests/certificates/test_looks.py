@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ def points(n: int, seed: int = 0) -> Tensor:
     return torch.randn(n, 16, generator=torch.Generator().manual_seed(seed))
 
 
+@functools.cache  # trained where a test needs it, not by every process that lists the tests
 def classifier() -> nn.Module:
     """A network whose class is the largest of the first four inputs: pruning it hard loses nearly everything."""
     torch.manual_seed(0)
@@ -43,9 +45,6 @@ def classifier() -> nn.Module:
         nn.functional.cross_entropy(model(part), part[:, :4].argmax(1)).backward()
         optimizer.step()
     return model
-
-
-MODEL = classifier()
 
 
 def loader(x: Tensor, **options: Any) -> DataLoader:
@@ -62,7 +61,7 @@ def accuracy(model: nn.Module, seed: int = 7) -> float:
 
 def walk(holdout: Any, data: Any = None, **options: Any) -> PrunedTo:
     data = points(100, 1) if data is None else data
-    return prune_to(MODEL, data, holdout, **{"max_accuracy_drop": 0.05, "method": "wt", **options})
+    return prune_to(classifier(), data, holdout, **{"max_accuracy_drop": 0.05, "method": "wt", **options})
 
 
 # ---- the same points in every pass
@@ -76,7 +75,7 @@ def test_a_loader_that_shuffles_gives_what_the_list_gives(goal: dict[str, Any]) 
     assert moving.path == fixed.path and moving.keep == fixed.keep < 1
     assert moving.certificate.data_hash == fixed.certificate.data_hash
     if "epsilon" not in goal:
-        assert accuracy(MODEL) - accuracy(moving.model) <= 0.05 and moving.certificate.drop_upper <= 0.05
+        assert accuracy(classifier()) - accuracy(moving.model) <= 0.05 and moving.certificate.drop_upper <= 0.05
 
 
 def test_outputs_matched_by_position_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +153,7 @@ def test_a_walk_that_certifies_nothing_is_a_look(tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(300, 2)
     failed = walk(x, max_accuracy_drop=0.001, levels=(0.5, 0.1), ledger=ledger)
     assert failed.pruned is None and len(lines(ledger)) == 1
-    assert certify(MODEL, MODEL, x, ledger=ledger).prior_uses == 1
+    assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 1
 
 
 def test_a_walk_and_its_certificate_are_one_look(tmp_path: Path) -> None:
@@ -163,7 +162,7 @@ def test_a_walk_and_its_certificate_are_one_look(tmp_path: Path) -> None:
     assert (first.ledger_kept, first.prior_uses, first.marked) == (True, 0, False) and len(lines(ledger)) == 1
     second = walk(loader(x), ledger=ledger).certificate
     assert second.prior_uses == 1 and "no longer a first look" in second.sentence
-    assert certify_accuracy(MODEL, MODEL, x, ledger=ledger).prior_uses == 2
+    assert certify_accuracy(classifier(), classifier(), x, ledger=ledger).prior_uses == 2
     assert walk(points(300, 5), ledger=ledger).certificate.prior_uses == 0
 
 
@@ -177,7 +176,7 @@ class Raises(nn.Module):
 
     def __init__(self, error: BaseException, n_calls: int) -> None:
         super().__init__()
-        self.net, self.error, self.left = MODEL, error, n_calls
+        self.net, self.error, self.left = classifier(), error, n_calls
 
     def forward(self, x: Tensor) -> Tensor:
         self.left -= 1
@@ -191,12 +190,12 @@ def test_an_interrupted_look_is_recorded_with_the_points_it_started(error: BaseE
     ledger, x = tmp_path / "uses", points(300, 2)
     for call in (certify, certify_accuracy):
         with pytest.raises((DataError, KeyboardInterrupt)):
-            call(MODEL, Raises(error, 3), list(x.split(50)), ledger=ledger)  # two batches and a half one alone
+            call(classifier(), Raises(error, 3), list(x.split(50)), ledger=ledger)  # two batches and a half one alone
     assert [use["n"] for use in lines(ledger)] == [150, 150]
     assert all("interrupted" in use["claim"] for use in lines(ledger))
-    assert certify(MODEL, MODEL, x, ledger=ledger).prior_uses == 2
+    assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 2
     with pytest.raises((DataError, KeyboardInterrupt)):
-        certify(MODEL, Raises(error, 0), x, ledger=ledger)
+        certify(classifier(), Raises(error, 0), x, ledger=ledger)
     is_ours = isinstance(error, RuntimeError)  # then the first batch failed, and nothing could be seen
     assert len(lines(ledger)) == (3 if is_ours else 4)
 
@@ -222,7 +221,7 @@ def test_a_walk_that_fails_half_way_is_recorded(
 def test_shared_points_say_nothing_of_the_networks_so_the_refusal_is_no_look(tmp_path: Path) -> None:
     x = points(300, 2)
     with pytest.raises(DataError, match="also calibration points"):
-        certify(MODEL, MODEL, x, calibration=x[:5], ledger=tmp_path / "uses")
+        certify(classifier(), classifier(), x, calibration=x[:5], ledger=tmp_path / "uses")
     assert lines(tmp_path / "uses") == []
 
 
@@ -249,12 +248,12 @@ def test_points_that_overlap_an_earlier_look_are_marked(again: Any, tmp_path: Pa
 
 def test_a_line_of_an_older_version_counts_for_its_exact_points(tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(300, 2)
-    certify(MODEL, MODEL, x, ledger=ledger)
+    certify(classifier(), classifier(), x, ledger=ledger)
     old = lines(ledger)[0]
     del old["sketch"]
     ledger.write_text(json.dumps(old) + "\n")
-    assert certify(MODEL, MODEL, x[:200], ledger=ledger).prior_uses == 0
-    assert certify(MODEL, MODEL, x, ledger=ledger).prior_uses == 2
+    assert certify(classifier(), classifier(), x[:200], ledger=ledger).prior_uses == 0
+    assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 2
 
 
 @pytest.mark.parametrize("sketch", ["abc", [3], ["xyz"], None])
@@ -267,6 +266,8 @@ def test_a_damaged_sketch_is_refused(sketch: Any, tmp_path: Path) -> None:
 def test_eight_tries_are_marked_from_the_second_on(tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(300, 2)
     for n_before in range(8):
-        sipp.prune_to(MODEL, points(50, n_before + 10), x, epsilon=1e-3, levels=(0.1,), method="random", ledger=ledger)
+        sipp.prune_to(
+            classifier(), points(50, n_before + 10), x, epsilon=1e-3, levels=(0.1,), method="random", ledger=ledger
+        )
         assert len(lines(ledger)) == n_before + 1
-    assert certify(MODEL, MODEL, x, ledger=ledger).prior_uses == 8
+    assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 8

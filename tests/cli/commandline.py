@@ -1,5 +1,6 @@
 """The command line in this process: words in; exit code, stdout and stderr out."""
 
+import functools
 import io
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from typer.main import get_command
 from typer.models import ArgumentInfo, OptionInfo
 
+from sipp.cli import main
 from sipp.cli.errors import fail_well
 from sipp.cli.main import COMMANDS, app, function_of
 
-BUILT = get_command(app)  # once: commands that were called stay loaded
+BUILT = get_command(app)  # once, and so is each command: thousands are called
+main.command_of = functools.cache(main.command_of)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from sipp.report.read import read_run
 from sipp.report.rendering import render
 from sipp.storage.pairs import load_pair
 
-N_WEIGHTS, N_STEPS = 23824, 2 * 8
+pytestmark = pytest.mark.usefixtures("narrow")
+
+N_WEIGHTS, N_STEPS = 980, 2 * 8
 
 
 def small(*settings: str) -> Recipe:
@@ -29,7 +31,7 @@ def test_every_level_follows_the_schedule_from_the_dense_network(tmp_path: Path)
     dense = load_pair(done.folder / "seed0.dense", "final")[0]
     times = cut_times(N_STEPS, CUTS)
     for record in done.records[1:]:
-        last = {1: 11912, 2: 5956}[record["level"]]
+        last = {1: 490, 2: 245}[record["level"]]
         assert record["kept"] == record["budget"] == last and "last of its cuts" in record["bound"]["speaks_of"]
         path = [{"after_step": at, "keep": budget_at(t, N_WEIGHTS, last) / N_WEIGHTS} for at, t in times.items()]
         assert record["path"] == path and max(times) < N_STEPS

@@ -21,6 +21,8 @@ from sipp.report.read import read_run
 from sipp.report.rendering import render
 from sipp.storage.pairs import load_pair
 
+pytestmark = pytest.mark.usefixtures("narrow")
+
 SMALL = (
     "pipeline=halving",
     "train.epochs=2",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from shorter import narrow
 from torch import nn
 
 import sipp
@@ -86,6 +87,7 @@ def test_other_methods_have_no_blend(tmp_path: Path) -> None:
 
 
 def test_a_run_says_it_of_every_network_and_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow(monkeypatch)
     monkeypatch.setattr(little_by_little, "CUTS", 2)
     recipe = load_recipe("digits-gradual", settings=(*RECIPE, "prune.methods=[sipp-blend]", "train.rate=1.0e-30"))
     done = run(recipe, out=tmp_path, device="cpu")

@@ -18,7 +18,7 @@ def blend_finding(choice: ChoiceRecord) -> Finding:
     return Finding(
         f"Ranked by {taken.name}{error}",
         f"Errors are shares of the output's length, just pruned, on {choice.n_points:,} calibration points {where}; "
-        f"{len(choice.tried)} blends of sensitivity and magnitude were tried.",
+        f"{len(choice.tried)} blends of sensitivity and magnitude were tried; a small lead counts as chance (T20).",
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from sipp.experiments.data import digits_splits, load_digits
+from sipp.experiments.nets import digits_cnn
 from sipp.experiments.parallel.processes import ALONE, Processes, join_processes, rank_together
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import Progress, run
@@ -31,6 +32,7 @@ from sipp.pruning.ranking import RankOptions
 from sipp.pruning.result import Ranking
 from sipp.storage.pairs import load_pair
 
+digits_cnn.WIDTHS = (4, 8, 8)  # its size decides nothing here
 SETTINGS = (
     "train.epochs=2",
     "train.decay={factor: 0.5, milestones: [1]}",

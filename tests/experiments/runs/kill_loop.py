@@ -19,10 +19,12 @@ from pathlib import Path
 import torch
 
 from sipp.experiments.data import load_digits
+from sipp.experiments.nets import digits_cnn
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.runs.store import read_records, without_clock
 
+digits_cnn.WIDTHS = (4, 8, 8)  # its size decides nothing here
 SETTINGS = (
     "train.epochs=2",
     "train.decay={factor: 0.5, milestones: [1]}",

@@ -13,6 +13,8 @@ from sipp.experiments.runs.sharing import TAKEN, stage_key
 from sipp.report.read import read_run
 from sipp.storage.pairs import load_pair
 
+pytestmark = pytest.mark.usefixtures("narrow")
+
 SMALL = (
     "train.epochs=1",
     "train.decay={factor: 0.5, every: 1}",

@@ -1,15 +1,18 @@
 """One network that reaches every compiled loop, pruned and scored in many ways. Run in processes of their own.
 
-`python many_ways.py once` prints a digest of every result as JSON, `all` those for other threads and splits of the data
-too; `python many_ways.py FILE max mean` saves these scores instead.
+`python many_ways.py caches FOLDER` prints a digest of every result as JSON, by the state that the cache in FOLDER was
+in and by threads and splits of the data; `python many_ways.py FILE max mean` saves these scores instead.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
+from pathlib import Path
 
+import numba  # noqa: F401  loaded once for all that is forked, as torch is; what is cached is loaded after
 import torch
 from torch import Tensor, nn
 
@@ -74,6 +77,44 @@ def ways(are_all: bool) -> dict[str, dict[str, str]]:
     return found
 
 
+def forked(are_all: bool = False) -> dict[str, dict[str, str]]:
+    """The results in a process of its own, which loads or compiles every loop."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            with os.fdopen(writing, "w") as pipe:
+                pipe.write(json.dumps(ways(are_all)))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0, "a process failed"
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+def functions_in(cache: Path) -> list[Path]:
+    """The index of every compiled function; what it indexes has the same name and another ending."""
+    return sorted(cache.rglob("*.nbi"))
+
+
+def caches(cache: Path) -> dict[str, object]:
+    """The results from an empty cache, a full one, and two in which every other function is missing."""
+    assert not functions_in(cache) and not any(name.startswith("sipp.scoring") for name in sys.modules)
+    found: dict[str, object] = {"cold": forked(), "warm": forked(are_all=True)}
+    everything = functions_in(cache)
+    for half in (0, 1):
+        for index in everything[half::2]:  # callers and callees, in turn
+            for path in index.parent.glob(index.stem + "*"):
+                path.unlink()
+        found[f"n_left {half}"] = len(functions_in(cache))
+        found[f"half-warm {half}"] = forked()
+    return {**found, "n": len(everything)}
+
+
 def scores(*reduces: str) -> dict[str, Tensor]:
     """The scores themselves, `max` or `mean`."""
     by_reduce = {reduce: sipp.sensitivity(SideBySide(), [points()], reduce=reduce) for reduce in reduces}
@@ -81,7 +122,7 @@ def scores(*reduces: str) -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in ("once", "all"):
-        print(json.dumps(ways(sys.argv[1] == "all")))
+    if sys.argv[1] == "caches":
+        print(json.dumps(caches(Path(sys.argv[2]))))
     else:
         torch.save(scores(*sys.argv[2:]), sys.argv[1])

@@ -1,6 +1,11 @@
 """The 1,797 handwritten 8 x 8 digits that come inside scikit-learn: real data with no download."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.data.splits import Splits, split_images
@@ -19,12 +24,18 @@ def load_digits() -> ImageSet:
     with needed_for("the digits data set"):
         from sklearn.datasets import load_digits as embedded  # here, since importing it takes a second
 
-    source = embedded()
-    images = torch.from_numpy(source.images / MAX_GREY).to(torch.float32).unsqueeze(1)
-    labels = torch.from_numpy(source.target).to(torch.int64)
+    images, labels = _read(embedded)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(TEST_SEED))
     n_train = len(images) - N_TEST
     return ImageSet("digits", images[order].contiguous(), labels[order].contiguous(), n_train, N_CLASSES)
+
+
+@functools.cache  # the source is a table of text: to read it takes longer than an epoch of a small network
+def _read(embedded: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+    """Images and labels in the order of the source; whoever calls copies them."""
+    source = embedded()
+    images = torch.from_numpy(source.images / MAX_GREY).to(torch.float32).unsqueeze(1)
+    return images, torch.from_numpy(source.target).to(torch.int64)
 
 
 def digits_splits(

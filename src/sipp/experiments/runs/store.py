@@ -10,6 +10,7 @@ ROOT/RECIPE-HASH/
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import warnings
@@ -63,6 +64,7 @@ class Store:
         return files.inside(self.folder, name)
 
 
+@functools.cache  # of the code that this process has loaded, which does not change
 def code_version() -> str:
     """The version of the package and of torch, and a digest of the package's own source."""
     root = Path(sipp.__file__).parent
