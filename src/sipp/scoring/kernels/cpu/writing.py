@@ -97,9 +97,8 @@ class _Writer:
         self.b, self.function = b, function
         self.code, self.globals, self.tree = function.__code__, function.__globals__, _tree(function)
         self.names: dict[str, Any] = {}
-        self.known: frozenset[str] | None = (
-            frozenset()
-        )  # variables that every way here has set; None: no way leads here
+        # Variables that every way here has set; None: no way leads here
+        self.known: frozenset[str] | None = frozenset()
         self.following: list[Any] = []  # where `continue` goes, of the loops around
         self.result: _Cell | None = None
         self.is_silent = False  # a way ends without a result
