@@ -282,6 +282,8 @@ def moved_warning(pruned: Pruned) -> str:
     moved = pruned.moved
     if moved is None or moved.error <= MUCH:  # NaN is warned of
         return ""
+    if not math.isfinite(moved.error):
+        return f"an output is not finite, or the dense one is 0, on {_points_of(moved)}: see what the dense model gives"
     return (
         f"the output moved by {percent_up(moved.error)} of its size (norm) on {_points_of(moved)}: as it is, this "
         "network is of little use"
@@ -312,7 +314,8 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
 
 
 def _points_of(moved: Moved) -> str:
-    return f"{moved.n_points:,} calibration points" + (" kept aside" if moved.aside else "")
+    points = "1 calibration point" if moved.n_points == 1 else f"{moved.n_points:,} calibration points"
+    return points + (" kept aside" if moved.aside else "")
 
 
 def cost_of(pruned: Pruned) -> str:
