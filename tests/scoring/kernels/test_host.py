@@ -97,15 +97,18 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_kernel(monkeypatch: pyte
 
     monkeypatch.setattr("numba.core.caching._Cache.save_overload", full, raising=False)
     monkeypatch.setattr("numba.core.caching.Cache.save_overload", full)
+    monkeypatch.setattr(host, "_is_kept", True)
 
     def twice(x: int) -> int:
         return 2 * x
 
-    assert host.compiled(twice)(21) == 42
+    assert host.compiled(twice)(21) == 42 and not host._is_kept
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("no locator available")])
-def test_a_job_is_compiled_without_a_cache(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_compiled_without_a_cache(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     real = numba.cfunc
 
     def no_cache(*given: Any, cache: bool = False, **options: Any) -> Any:
@@ -117,15 +120,20 @@ def test_a_job_is_compiled_without_a_cache(error: Exception, monkeypatch: pytest
         put_long(at, 0, 2 * long_at(at, 0) + long_at(at, 1))
 
     monkeypatch.setattr(numba, "cfunc", no_cache)
+    monkeypatch.setattr(host, "_is_kept", True)
+    monkeypatch.setattr(host, "_spent", 0.0)
     numbers = np.array([20, 2])
     host.Native(double_first)(numbers.ctypes.data)
     assert numbers.tolist() == [42, 2]
+    host._tell(5.0)
+    assert "in each process: set NUMBA_CACHE_DIR" in caplog.text and "once after an install" not in caplog.text
 
 
 def test_a_line_says_once_that_compiling_takes_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(host, "_spent", 0.0)
+    monkeypatch.setattr(host, "_is_kept", True)
     for seconds in (0.4, 0.4):
         host._tell(seconds)
     assert not caplog.records  # not worth a word

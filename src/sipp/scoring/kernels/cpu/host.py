@@ -75,7 +75,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
         made = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # neither beside this file nor in the user's cache folder
-        _log.info("no writable folder for Numba's cache: %s is compiled anew in each process", function.__name__)
+        _not_kept("no folder can be written")
         return numba.njit(**options)(function)
     _survive_full_disk(made)
     return made
@@ -92,7 +92,7 @@ def _survive_full_disk(made: Any) -> None:
         try:
             save(*overload)
         except OSError as error:
-            _log.info("Numba's cache could not be written (%s): compiled anew in each process", error)
+            _not_kept(str(error))
 
     cache.save_overload = save_if_possible
 
@@ -142,7 +142,8 @@ def _cached_cfunc(signature: str, function: Callable[..., None]) -> Any:
     _watch.on_start()
     try:
         return numba.cfunc(signature, cache=True, error_model="numpy")(function)
-    except (RuntimeError, OSError):  # no folder for the cache, or a full disk
+    except (RuntimeError, OSError) as error:  # no folder for the cache, or a full disk
+        _not_kept(str(error))
         return numba.cfunc(signature, error_model="numpy")(function)
     finally:
         _watch.on_end()
@@ -180,6 +181,14 @@ _watch = _Watch()
 event.register("numba:compile", _watch)
 _TOLD_AFTER = 1.0  # seconds of compiling
 _spent = 0.0
+_is_kept = True  # what is compiled is there for the next process
+
+
+def _not_kept(why: str) -> None:
+    """Notes that compiled code could not be put into Numba's cache."""
+    global _is_kept
+    _is_kept = False
+    _log.info("Numba's cache could not be written (%s): compiled anew in each process", why)
 
 
 def compiling_seconds() -> float:
@@ -192,7 +201,8 @@ def _tell(seconds: float) -> None:
     global _spent
     before, _spent = _spent, _spent + seconds
     if before < _TOLD_AFTER <= _spent:
-        _log.warning("compiling for this processor: a few seconds, once after an install")
+        often = "once after an install" if _is_kept else "in each process: set NUMBA_CACHE_DIR to a folder for it"
+        _log.warning("compiling for this processor: a few seconds, %s", often)
 
 
 # --- Threads ----------------------------------------------------------------------------------------------------------
