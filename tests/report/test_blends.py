@@ -79,6 +79,16 @@ def test_a_record_that_does_not_say_which_was_taken_is_refused(taken: tuple[int,
         read_results([tmp_path / "net"])
 
 
+def test_an_untrained_network_has_one_and_the_page_says_why(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    pruned = sipp.prune(net, torch.rand(40, 12), keep=0.5, scoring=sipp.Scoring(norm_stats="batch"), progress=False)
+    pruned.save(tmp_path / "net")
+    page, plots = page_of(tmp_path / "net")
+    assert "in shares of its layer" in page and "No other was tried" in page
+    assert not any(name.endswith("-blend") for name in plots)
+
+
 def test_other_methods_have_no_blend(tmp_path: Path) -> None:
     pruned = pruned_by("wt")
     assert json.loads((pruned.save(tmp_path / "net") / "report.json").read_text())["choice"] is None

@@ -9,7 +9,7 @@ from report.synthetic import big_run, config, dense, write_run
 
 from sipp.report import figures, series
 from sipp.report.figures import write_figures
-from sipp.report.layer_figures import _draw_column, draw_layers
+from sipp.report.layer_figures import _draw_column, _rounded, draw_layers
 from sipp.report.palette import STYLES, style_of
 from sipp.report.read import Run, read_results
 from sipp.report.series import Curve, Point
@@ -123,3 +123,21 @@ def test_hostile_names_and_equal_folders(tmp_path: Path, monkeypatch: pytest.Mon
     made = write_figures(read_results(runs), tmp_path / "out")
     assert {path.stem for path in made} >= {"run-top1", "run-2-top1", "run-layers-keep"}
     assert len({path.name for path in made}) == len(made) and all(path.parent == tmp_path / "out" for path in made)
+
+
+@pytest.mark.parametrize(("n_lines", "is_below"), [(figures.MOST_NAMES, False), (figures.MOST_NAMES + 1, True)])
+def test_many_names_stand_below_the_axes_and_hide_no_line(n_lines: int, is_below: bool) -> None:
+    figure = Figure(figsize=(4, 3))
+    axes = figure.subplots()
+    for i in range(n_lines):
+        axes.plot([0, 1], [i, i], label=f"method {i}")
+    figures._legend(axes)
+    figure.draw_without_rendering()
+    legend = axes.get_legend()
+    assert len(legend.get_texts()) == n_lines
+    assert (legend.get_window_extent().y1 < axes.get_window_extent().y0) == is_below
+
+
+def test_numbers_beside_bars() -> None:
+    known = {100.0: "100", 9.96: "10", 9.94: "9.9", 0.0123: "0.012", 51.4: "51"}
+    assert {value: _rounded(value) for value in known} == known

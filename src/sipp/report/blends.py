@@ -15,10 +15,15 @@ def blend_finding(choice: ChoiceRecord) -> Finding:
     taken = choice.taken
     error = "" if taken.error is None else f": just pruned, the output moved by {number(taken.error, 'share')}"
     where = "that were kept aside from scoring" if choice.is_aside else "that were scored too"
+    points = "1 calibration point" if choice.n_points == 1 else f"{choice.n_points:,} calibration points"
+    others = "No other was tried: the output of an untrained network tells nothing of what training makes of it (T20)."
+    if len(choice.tried) > 1:
+        others = (
+            f"{len(choice.tried)} blends of sensitivity and magnitude were tried; a small lead counts as chance (T20)."
+        )
     return Finding(
         f"Ranked by {taken.name}{error}",
-        f"Errors are shares of the output's length, just pruned, on {choice.n_points:,} calibration points {where}; "
-        f"{len(choice.tried)} blends of sensitivity and magnitude were tried; a small lead counts as chance (T20).",
+        f"Errors are shares of the output's length, just pruned, on {points} {where}. {others}",
     )
 
 

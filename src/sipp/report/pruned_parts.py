@@ -15,15 +15,8 @@ from sipp.storage.eval_schemas import EvalRecord
 from sipp.storage.network_schemas import CertificateRecord, PrunedRecord
 from sipp.storage.run_schemas import plain
 
-SHOWN = {
-    "layers",
-    "bound",
-    "certificate",
-    "kind",
-    "measured",
-    "repaired",
-    "choice",
-}  # of its record, elsewhere on the page
+# Of its record, elsewhere on the page
+SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice"}
 
 
 def pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part:
@@ -40,8 +33,9 @@ def pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part
     measured = evaluation_of(pruned)
     if measured is not None:
         sections.insert(1, Section("Accuracy", evaluation_finding(measured), [[plots[EVALUATIONS]["id"]]]))
-    if BLEND in plots and record.choice is not None:
-        sections.append(Section("Method", blend_finding(record.choice), [[plots[BLEND]["id"]]]))
+    if record.choice is not None:
+        rows = [[plots[BLEND]["id"]]] if BLEND in plots else []
+        sections.append(Section("Method", blend_finding(record.choice), rows))
     if record.repaired is not None:
         rows = [[plots[REPAIR]["id"]]] if REPAIR in plots else []
         sections.append(Section("Repair", repair_finding(record.repaired), rows, note=repair_note(record.repaired)))
