@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from sipp.distinct import n_new
 from sipp.options import NormStats, Reduce
 
 DrawUnit = Literal["points", "batches"]  # what a statement counts: batches where a point's patches depend on its batch
@@ -61,6 +60,7 @@ class Use:
     n_rows: int | None = None  # None: all rows from row_start on
     counts_B: Tensor | None = None
     attributed: bool = True  # False: the patches could not be told apart by point, B is 1 for the whole batch
+    steps_first: bool = False  # the input lay steps x points, and was turned
     real_BP: Tensor | None = None  # bool, for one position dimension: False is padding. None: all are real
 
 
@@ -112,7 +112,7 @@ class Scores:
     @property
     def n_distinct(self) -> int:
         """n of T4 and T18: the different draws that the maxima were taken over, points or whole batches."""
-        return n_new(self.keys)
+        return len(self.keys)
 
     @property
     def known(self) -> frozenset[bytes]:

@@ -193,6 +193,6 @@ def test_rounding_does_not_hide_points(dtype: torch.dtype) -> None:
 
 def test_a_broken_comparison_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Calls(layer_of(), time_major_fold), randn(N, 5, WIDTH)
-    monkeypatch.setattr(attribution, "_distance", lambda here, moved, placed_B: 0.0)
+    monkeypatch.setattr(attribution, "_distance", lambda first, moved, placed_B: torch.zeros(()))
     expected = {"m.weight": oracle.linear_sensitivity(model.m.weight, x, "mean")}
     assert oracle.disagreements(sipp.sensitivity(model, [x], reduce="mean"), expected)

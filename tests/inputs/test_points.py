@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import sipp
 from sipp.certificates.claims import certify, certify_accuracy
-from sipp.distinct import n_new
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import MOST_UNCOUNTED, batches_of, points_at
 from sipp.inputs.independence import CHANCE, NEIGHBOURS, ORDER, allowed_between, why_dependent
@@ -430,7 +429,7 @@ def test_packed_sequences_are_certified() -> None:
 def test_distinct_points_are_counted_once() -> None:
     x = points(50, 8)
     for data, n in ((torch.cat((x, x[:30])), 50), ([x[:1]] * 500, 1)):
-        assert n_new({key for batch in batches_of(data) for key in draw_keys_of(batch)}) == n
+        assert len({key for batch in batches_of(data) for key in draw_keys_of(batch)}) == n
 
 
 UINT8 = torch.randint(0, 256, (4, 3, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

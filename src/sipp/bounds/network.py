@@ -23,7 +23,6 @@ from torch import Tensor
 
 from sipp.binomial import upper_limit
 from sipp.display import percent_up, sure
-from sipp.distinct import n_new
 from sipp.numerics import BOUND_DTYPE, ratio_rounding
 from sipp.options import Mode
 from sipp.records import DrawUnit, LayerScores, Scores
@@ -301,7 +300,7 @@ def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) 
     All layers count, not only those that lose something: which these are was chosen with S.
     """
     if holdout is not None:
-        return coverage(n_new(holdout.keys, scores.known), 1, confidence)
+        return coverage(len(holdout.keys - scores.known), 1, confidence)
     return coverage(scores.n_distinct, len(scores.layers), confidence)
 
 

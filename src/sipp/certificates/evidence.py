@@ -16,7 +16,6 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.certificates.ledger import record_use
-from sipp.distinct import was_seen
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import batches_of, count_points, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
@@ -75,12 +74,11 @@ class _Seen:
 
     def started(self, holdout: Any) -> Iterator[Batch]:
         """The batches of the holdout; the points of each count as seen from the moment it is handed out."""
-        has_chosen = was_seen(self.chose)
         for batch in holdout_batches(holdout):
             self.plain.extend(plain_keys_of(batch) if self.keeps_plain else [])
             given = [False] * batch.n_points if self.known is None else are_known(self.known, batch)
             keys = draw_keys_of(batch) if self.chose else [b""] * batch.n_points
-            self.shared.extend(one or has_chosen(key) for one, key in zip(given, keys, strict=True))
+            self.shared.extend(one or key in self.chose for one, key in zip(given, keys, strict=True))
             self.keys.extend(keys_of(batch))
             yield batch
 

@@ -1,13 +1,12 @@
-"""Whether the patches of a use are grouped by the points they come from, found by an experiment and not from shapes.
+"""Whose patch is whose: found by an experiment on a few points, not from shapes.
 
 A shape cannot tell: frames folded into the batch lie point by point or step by step, and a dimension of time may be as
-long as the batch. So a batch is run once more with its points at other places: the patches of a point move with it.
+long as the batch. So a few points are run twice, the second time at other places: the patches of a point move with it.
 What moves otherwise is no point's, and then the patches stay together: a maximum needs no more.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,22 +16,90 @@ from torch import Tensor
 
 from sipp.inputs.output_check import tolerance_of
 from sipp.numerics import integers, places_of
-from sipp.records import Batch, Use, Weight
+from sipp.records import Use, Weight
 
-MOST_VALUES = 1 << 16  # of the windows of one use that a comparison looks at, of all points alike
-N_PROJECTIONS = 3  # numbers that stand for the patches of a point
+MOST_VALUES = 1 << 12  # of the windows of one use that the experiment compares, of all points alike
 
 # reported: as the adapter says, in dimension 0; interleaved: the patches of all points at step 0, then at step 1, ...;
 # together: by none of these
 Order = Literal["reported", "interleaved", "together"]
 UseKey = tuple[str, int]  # name of the weight, and the how manieth use of it in a pass
-Orders = dict[UseKey, Order]
 
-_log = logging.getLogger("sipp")
+
+@dataclass(frozen=True)
+class Found:
+    """How the patches of one use are ordered where its adapter laid them out in a certain way."""
+
+    order: Order
+    steps_first: bool
+    n_steps: int
+
+    def for_use(self, use: Use) -> Order:
+        """The order of a use of another number of points, whose adapter may have read the same layout otherwise.
+
+        A tensor of steps x points is told from its shape, unless there are as many points as steps.
+        """
+        if len(use.windows) == 1 and use.attributed:  # of one point all patches are its own
+            return "reported"
+        has_lengths = use.counts_B is not None or use.real_BP is not None
+        if self.n_steps != _n_steps(use) and not has_lengths:
+            return "together"
+        if self.steps_first == use.steps_first:
+            return self.order
+        if self.order == ("reported" if self.steps_first else "interleaved"):
+            return "interleaved" if self.steps_first else "reported"
+        return "together"
+
+
+Orders = dict[UseKey, Found]
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Some patches of each point of one use (B x N), in each order that is worth a try."""
+
+    patches: dict[Order, Tensor]
+    use: Use  # without its windows
+    n_steps: int
+    tolerance: float
+
+
+class Recorder:
+    """Keeps samples of all uses of a pass: call it with each use, in order."""
+
+    def __init__(self) -> None:
+        self.samples: dict[UseKey, _Sample] = {}
+        self._seen: Counter[str] = Counter()
+
+    def __call__(self, weight: Weight, use: Use) -> Use:
+        patches = {order: _sampled(use, order) for order in _candidates(use)}
+        bare = replace(use, windows=use.windows[:0])
+        self.samples[_next_key(self._seen, weight)] = _Sample(patches, bare, _n_steps(use), tolerance_of(use.windows))
+        return use
+
+    @property
+    def n_uses(self) -> dict[str, int]:
+        """How often each weight was used in the pass."""
+        return dict(self._seen)
+
+
+class Grouper:
+    """Gives each use of a pass with its patches grouped by point: call it with each use, in order.
+
+    A use that the experiment did not meet, an expert without tokens until now, stays together.
+    """
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
+        self._seen: Counter[str] = Counter()
+
+    def __call__(self, weight: Weight, use: Use) -> Use:
+        found = self.orders.get(_next_key(self._seen, weight))
+        return grouped(use, "together" if found is None else found.for_use(use))
 
 
 def placements(n_points: int) -> tuple[Tensor, ...]:
-    """Which point stands where in a second run, the best first.
+    """Which point stands where in the second run, the best first.
 
     Reversed, a batch keeps its statistics. Half of the points, each twice, keep an order of lengths that a model may
     ask for.
@@ -40,55 +107,24 @@ def placements(n_points: int) -> tuple[Tensor, ...]:
     return integers(n_points - 1, -1, -1), integers(0, n_points) // 2
 
 
-@dataclass(frozen=True)
-class Print:
-    """What stands for the patches of each point in one order, and how large they are."""
-
-    projected_BJ: Tensor
-    size: float  # the largest Euclidean norm of a point's patches
-
-
-class Recorder:
-    """Takes the prints of all uses of a pass over points placed otherwise: call it with each use, in order."""
-
-    def __init__(self, placed_B: Tensor) -> None:
-        self.placed_B = placed_B  # which point stands where
-        self.prints: dict[UseKey, dict[Order, Print]] = {}
-        self._seen: Counter[str] = Counter()
-
-    def __call__(self, weight: Weight, use: Use) -> Use:
-        self.prints[_next_key(self._seen, weight)] = {order: _print(use, order) for order in _candidates(use)}
-        return use
-
-
-class Grouper:
-    """Gives each use of a pass with its patches grouped by point: call it with each use, in order.
-
-    With `moved`, a pass over the same points at other places, the orders are found and noted in `orders`; without, they
-    are taken from there. A use that is not there, an expert without tokens until now, stays together.
-    """
-
-    def __init__(self, orders: Orders, moved: Recorder | None, batch: Batch) -> None:
-        self.orders, self.moved, self.batch = orders, moved, batch
-        self._seen: Counter[str] = Counter()
-
-    def __call__(self, weight: Weight, use: Use) -> Use:
-        key = _next_key(self._seen, weight)
-        if self.moved is not None:
-            self.orders[key] = _order_of(use, self.moved.prints.get(key, {}), self.moved.placed_B)
-            if self.orders[key] == "together":
-                self._tell(weight)
-        return grouped(use, self.orders.get(key, "together"))
-
-    def _tell(self, weight: Weight) -> None:
-        padding = "" if self.batch.real_BT is None else ", and padding is not taken out of them"
-        _log.warning(
-            "%s: the inputs of %s do not show which of them belong to which point; what is said of single points is "
-            "unknown for it%s",
-            self.batch.where,
-            weight.name,
-            padding,
-        )
+def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
+    """For each use the order in which the patches of every point moved with it, the best where several do."""
+    tried = [
+        (key, order, _distance(sample.patches[order], moved.samples[key].patches[order], placed_B))
+        for key, sample in first.samples.items()
+        for order in sample.patches
+        if key in moved.samples and order in moved.samples[key].patches
+    ]
+    # a GPU is waited for only here
+    distances = torch.stack([distance.cpu() for *_, distance in tried]).tolist() if tried else []
+    best: dict[UseKey, tuple[float, Order]] = {}
+    for (key, order, _), distance in zip(tried, distances):
+        if distance <= first.samples[key].tolerance and distance < best.get(key, (torch.inf, order))[0]:  # no NaN
+            best[key] = distance, order
+    return {
+        key: Found(best[key][1] if key in best else "together", sample.use.steps_first, sample.n_steps)
+        for key, sample in first.samples.items()
+    }
 
 
 def grouped(use: Use, order: Order) -> Use:
@@ -118,37 +154,30 @@ def _next_key(seen: Counter[str], weight: Weight) -> UseKey:
     return weight.name, seen[weight.name]
 
 
+def _n_steps(use: Use) -> int:
+    """The patches of a point that a turn of the order would move, as its adapter reports them."""
+    return use.windows.shape[2] if use.n_position_dims else 1
+
+
 def _candidates(use: Use) -> tuple[Order, ...]:
     """The orders that are worth a try."""
     if not use.attributed:
         return ()
-    can_turn = use.n_position_dims > 0 and use.windows.shape[2] > 1 and use.counts_B is None
+    can_turn = _n_steps(use) > 1 and use.counts_B is None
     return ("reported", "interleaved") if can_turn else ("reported",)
 
 
-def _order_of(use: Use, moved: dict[Order, Print], placed_B: Tensor) -> Order:
-    """The order in which the patches of every point moved with it, the best where several do."""
-    if len(use.windows) == 1 and use.attributed:  # of one point all patches are its own
-        return "reported"
-    distances = {
-        order: _distance(_print(use, order), moved[order], placed_B) for order in _candidates(use) if order in moved
-    }
-    best = min(distances, key=lambda order: distances[order], default=None)
-    return best if best is not None and distances[best] <= tolerance_of(use.windows) else "together"
+def _distance(first_BN: Tensor, moved_BN: Tensor, placed_B: Tensor) -> Tensor:
+    """How far the patches lie from those of the points that moved, as a part of their size; infinite if unknown."""
+    if first_BN.shape != moved_BN.shape:
+        return torch.full((), torch.inf, dtype=torch.float64, device="cpu")
+    off = (first_BN[placed_B.to(first_BN.device)] - moved_BN).abs().amax()
+    size = torch.maximum(first_BN.abs().amax(), moved_BN.abs().amax())
+    return torch.where(size > 0, off / size, off)
 
 
-def _distance(here: Print, moved: Print, placed_B: Tensor) -> float:
-    """How far the prints lie from those of the points that moved, as a part of their size; infinite if unknown."""
-    if here.projected_BJ.shape != moved.projected_BJ.shape:
-        return torch.inf
-    off = float((here.projected_BJ[placed_B.to(here.projected_BJ.device)] - moved.projected_BJ).abs().amax())
-    size = max(here.size, moved.size)
-    ratio = off / size if size > 0 else off
-    return ratio if ratio >= 0 else torch.inf  # NaN is no number that could be small
-
-
-def _print(use: Use, order: Order) -> Print:
-    """Random projections of evenly spaced patches of each point, the same ones for every point."""
+def _sampled(use: Use, order: Order) -> Tensor:
+    """Evenly spaced patches of each point (B x N, float64), the same ones for every point."""
     windows = use.windows if use.n_position_dims else use.windows.unsqueeze(2)
     positions = windows.shape[2 : 2 + max(1, use.n_position_dims)]
     n_points, n_patches, device = len(windows), positions.numel(), windows.device
@@ -161,12 +190,4 @@ def _print(use: Use, order: Order) -> Print:
         lies_at = step * n_points + point_B1
         point_B1, step = lies_at // positions[0], lies_at % positions[0]
     index: tuple[Any, ...] = (point_B1, slice(None), step, *others)
-    patches_BN = windows[index].flatten(1).double()
-    peak = patches_BN.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)  # squares must not leave the range
-    patches_BN = patches_BN / peak
-    generator = torch.Generator("cpu").manual_seed(0)
-    signs_NJ = torch.randn(
-        patches_BN.shape[1], N_PROJECTIONS, generator=generator, dtype=torch.float64, device="cpu"
-    ).to(device)
-    size = torch.linalg.vector_norm(patches_BN, dim=1).amax() * peak
-    return Print(patches_BN @ signs_NJ * peak, float(size))
+    return windows[index].flatten(1).double()

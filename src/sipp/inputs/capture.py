@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -15,9 +16,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.attribution import Grouper, Orders, Recorder, placements
+from sipp.inputs.attribution import Grouper, Orders, Recorder, orders_of, placements
 from sipp.inputs.batches import fresh, points_at
-from sipp.inputs.independence import tensors_in
+from sipp.inputs.independence import Alone, tensors_in
 from sipp.inputs.layers import Site
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
 from sipp.inputs.outside_reads import Watch
@@ -30,10 +31,22 @@ from sipp.records import Batch, Use, Weight
 OnUse = Callable[[Weight, Use, Batch], None]
 OnOutput = Callable[[Any, Batch], None]
 Group = Callable[[Weight, Use], Use]  # a use with its patches grouped by point, before its padding is taken out
-Forms = dict[tuple[Any, ...], Orders]  # numbers of points, shapes and dtypes of batches, and how their uses are ordered
-
-
 Run = Callable[[Batch, OnUse], Any]  # the output of a batch, its uses handed over on the way
+
+_log = logging.getLogger("sipp")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a few points of a batch showed, for all batches of the same form."""
+
+    orders: Orders  # of the patches of each use
+    n_uses: dict[str, int]  # of each weight in one pass
+    alone: Alone | None  # the outputs of the few points by themselves, the second time they were run
+    checked: set[str]  # modules whose output was compared with what was captured of it
+
+
+Forms = dict[tuple[Any, ...], Probe]  # by shapes and dtypes of the inputs
 
 
 def capture(
@@ -58,61 +71,96 @@ def runner(
 
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
-    With `checked`, the forms of the batches looked at so far, a batch of a new form is also checked for what hooks on
-    layers cannot see: a layer whose output is not what its uses give, a weight that is read elsewhere, patches that
-    are another point's. Without, uses are grouped by point as their shapes suggest.
+    With `checked`, what is known of the forms of batches so far, a batch of a new form is probed first (see `probe`).
+    Without, uses are grouped by point as their shapes suggest.
     """
     sites = tuple(sites)
-    now = _Now()
 
     def run(batch: Batch, on_use: OnUse) -> Any:
-        form = _form(batch)
-        with scoring_mode(model, norm_stats), _listening(sites, now):
-            if checked is None:
-                return _run_hooked(model, now, batch, on_use, _as_reported, None)
-            if form in checked:
-                return _run_hooked(model, now, batch, on_use, Grouper(checked[form], None, batch), None)
-            orders: Orders = {}
-            group = Grouper(orders, _moved(model, now, batch, norm_stats), batch)
-            with Watch(sites, batch.where) as watch:
-                output = _run_hooked(model, now, batch, on_use, group, watch)
-            checked[form] = orders
-            return output
+        known = None if checked is None else probe(model, sites, batch, norm_stats, checked)
+        group = _as_reported if known is None else Grouper(known.orders)
+        now = _Now(batch, on_use, group, None if known is None else known.checked, None)
+        return _run_hooked(model, sites, now, norm_stats)
 
     return run
 
 
-@contextmanager
-def _listening(sites: Iterable[Site], now: _Now) -> Iterator[None]:
-    """A context with hooks on the sites. No other thread runs the model in it: `scoring_mode` sees to that."""
-    with ExitStack() as stack:
-        for site in sites:
-            for handle in _hooks(site, now):
-                stack.callback(handle.remove)
-        yield
+def probe(model: nn.Module, sites: Iterable[Site], batch: Batch, norm_stats: NormStats, known: Forms) -> Probe:
+    """What is known of batches of this form; if nothing is, a few of its points are run twice to find out.
+
+    They are checked for what hooks on layers cannot see: a layer whose output is not what its uses give, a weight that
+    is read elsewhere, patches that are another point's.
+    """
+    form = _form(batch)
+    if form not in known:
+        known[form] = _probed(model, tuple(sites), batch, norm_stats)
+    return known[form]
 
 
-@dataclass
-class _Now:
-    """What the hooks serve at the moment; without a batch they rest."""
+def _probed(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> Probe:
+    """The probe of a few points; of the whole batch where the model takes no fewer."""
+    chosen = few_of(batch.n_points)
+    try:
+        return _probe_points(model, sites, batch, chosen, norm_stats)
+    except (DataError, ModelError):
+        if len(chosen) == batch.n_points:
+            raise
+        return _probe_points(model, sites, batch, integers(0, batch.n_points), norm_stats)
 
-    batch: Batch | None = None
-    on_use: OnUse = lambda weight, use, batch: None
-    group: Group = lambda weight, use: use
-    watch: Watch | None = None
 
-
-def _moved(model: nn.Module, now: _Now, batch: Batch, norm_stats: NormStats) -> Recorder:
-    """All uses with the points of the batch at other places; none where the model runs on no such batch."""
-    for placed_B in placements(batch.n_points) if batch.n_points > 1 else ():
-        record = Recorder(placed_B)
+def _probe_points(
+    model: nn.Module, sites: tuple[Site, ...], batch: Batch, chosen: Tensor, norm_stats: NormStats
+) -> Probe:
+    """The probe of these points of the batch."""
+    few, checked = points_at(batch, chosen), set[str]()
+    first, moved, placed = Recorder(), Recorder(), integers(0, len(chosen))
+    _run_hooked(model, sites, _Now(few, _ignored, first, checked, Watch(sites, batch.where)), norm_stats)
+    alone: Alone | None = None
+    for placed in placements(len(chosen)) if len(chosen) > 1 else ():
+        moved = Recorder()
         try:
-            with scoring_mode(model, norm_stats):  # what this pass changes is not there for the real one
-                _run_hooked(model, now, points_at(batch, placed_B), lambda weight, use, batch: None, record, None)
-        except (DataError, ModelError):  # what is wrong with the batch itself, its own pass says
+            output = _run_hooked(model, sites, _Now(points_at(few, placed), _ignored, moved, None, None), norm_stats)
+        except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
             continue
-        return record
-    return Recorder(integers(0, batch.n_points))
+        alone = chosen[placed], output
+        break
+    orders = orders_of(first, moved, placed)
+    for name in dict.fromkeys(name for (name, _), found in orders.items() if found.order == "together"):
+        if len(chosen) > 1:
+            _tell_together(name, batch)
+    return Probe(orders, first.n_uses, alone, checked)
+
+
+def few_of(n_points: int) -> Tensor:
+    """Which points of a batch stand for all, in their order: the first and the last."""
+    return integers(0, n_points)[:: max(1, n_points - 1)]
+
+
+def _tell_together(name: str, batch: Batch) -> None:
+    padding = "" if batch.real_BT is None else ", and padding is not taken out of them"
+    _log.warning(
+        "%s: the inputs of %s do not show which of them belong to which point; what is said of single points is "
+        "unknown for it%s",
+        batch.where,
+        name,
+        padding,
+    )
+
+
+@dataclass(frozen=True)
+class _Now:
+    """What the hooks serve in one pass."""
+
+    batch: Batch
+    on_use: OnUse
+    group: Group
+    checked: set[str] | None  # modules whose output needs no check, any more; None: no module's does
+    watch: Watch | None
+    met: set[str] = field(default_factory=set)  # modules whose output was compared in this pass
+
+
+def _ignored(weight: Weight, use: Use, batch: Batch) -> None:
+    pass
 
 
 def _as_reported(weight: Weight, use: Use) -> Use:
@@ -149,8 +197,8 @@ def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     return f"{text}; give inputs of the shape and type that the model takes"
 
 
-def _run_hooked(model: nn.Module, now: _Now, batch: Batch, on_use: OnUse, group: Group, watch: Watch | None) -> Any:
-    """The model's output on a batch; the hooks hand over its uses and, with a watch, check outputs.
+def _run_hooked(model: nn.Module, sites: Iterable[Site], now: _Now, norm_stats: NormStats) -> Any:
+    """The model's output on a batch, with hooks on the sites that hand over its uses and check outputs.
 
     The model is given a copy: a first layer that works in place must not change the caller's data.
     """
@@ -166,39 +214,46 @@ def _run_hooked(model: nn.Module, now: _Now, batch: Batch, on_use: OnUse, group:
 
         return noted
 
-    now.batch, now.on_use, now.group, now.watch = batch, noting(on_use), noting(group), watch
-    try:
-        return run_batch(model, fresh(batch), ours)
-    finally:
-        now.batch = now.watch = None
+    now = replace(now, on_use=noting(now.on_use), group=noting(now.group))
+    with ExitStack() as stack:
+        stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
+        for site in sites:
+            for handle in _hooks(site, now):
+                stack.callback(handle.remove)
+        if now.watch is not None:
+            stack.enter_context(now.watch)
+        output = run_batch(model, fresh(now.batch), ours)
+    if now.checked is not None:
+        now.checked.update(now.met)
+    return output
 
 
 def _hooks(site: Site, now: _Now) -> Iterator[Any]:
     """Registers the hooks of one site. The user's own run first, so that ours see what the layer sees and gives."""
     module = site.module
-    awaited: list[Expected | None] = []  # one for each watched call under way
+    checks = now.checked is not None and site.module_name not in now.checked
+    awaited: list[Expected | None] = []  # one for each checked call under way
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
         if now.watch is not None:
             now.watch.enter(site)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if now.batch is None:
-            return
         with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
             by_use = []
             for weight, whole, use in _uses(site, args, kwargs, now.batch, now.group):
-                if now.watch is not None:
+                if checks:
                     by_use.append(products(site, weight, whole))
                 now.on_use(weight, use, now.batch)
-            if now.watch is not None:
+            if checks:
                 awaited.append(expected_output(site, args, kwargs, by_use))
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        expected = awaited.pop() if now.watch is not None and awaited else None
-        if expected is not None and now.batch is not None:
+        expected = awaited.pop() if awaited else None
+        if expected is not None:
             with torch._C.DisableTorchFunction():
                 refuse_other_map(site, expected, output, now.batch)
+                now.met.add(site.module_name)
 
     def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if now.watch is not None:
@@ -234,7 +289,7 @@ def _uses(
 def _form(batch: Batch) -> tuple[Any, ...]:
     named = [*enumerate(batch.args), *batch.kwargs.items()]
     tensors = ((name, t) for name, value in named if (t := _tensor(value)) is not None)
-    return (batch.n_points, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in tensors))
+    return (batch.n_points > 1, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in tensors))
 
 
 def _tensor(value: Any) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Whether the output at a point is a function of that point alone: what every count of independent points rests on.
 
-The last few points of a batch, in reversed order and by themselves, must give the outputs that they gave within the
-batch. So small a part exposes statistics of the batch, the order a dimension 0 that is time, a second run chance.
+A few points of a batch, in reversed order and by themselves, must give the outputs that they gave within the batch. So
+small a part exposes statistics of the batch, the order a dimension 0 that is time, a second run chance.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ N_ROUNDINGS = 8
 COARSEST = 2.0**-11  # of TF32
 MOST_ALONE = 4  # points that are run by themselves: the fewer, the more statistics of the batch differ
 OF_LARGEST = 2.0**-5  # a coordinate's own size is taken to be at least this share of the largest output's
+
+Alone = tuple[Tensor, Any]  # which points of a batch were run by themselves, in which order, and their output
 
 CHANCE = "two runs on the same points differ: dropout or noise is at work at inference, turn it off"
 NEIGHBOURS = (
@@ -56,30 +58,34 @@ def allowed_between(model: nn.Module, batch: Batch, finest: float | None = None)
     return allowed if finest is None else min(allowed, max(finest, LEAST_ALLOWED * eps))
 
 
-def why_dependent(batch: Batch, run: Callable[[Batch], Any], allowed: float, whole: Any = None) -> str:
+def why_dependent(
+    batch: Batch, run: Callable[[Batch], Any], allowed: float, whole: Any = None, alone: Alone | None = None
+) -> str:
     """Why the output at a point is no function of that point alone, in words; "" where nothing speaks against it.
 
     `run` gives the model's output for a batch: a tensor, or any nesting of tuples, lists and dicts of tensors, of which
     those are compared that hold real numbers and one row per point. `allowed`: see `allowed_between`. `whole`:
-    the output for this batch, if known.
+    the output for this batch, if known. `alone`: that of some of its points, in another order, by themselves.
     """
     n = batch.n_points
     whole = run(batch) if whole is None else whole
     back = integers(n - 1, -1, -1)
-    last = back[: min(n - n // 2, MOST_ALONE)]
-    part = points_at(batch, last)
-    try:
-        alone = run(part)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        return f"the model cannot run on {part.n_points} of the {n} points by themselves ({error})"
-    pairs = _pairs(whole, n, alone, part.n_points)
+    if alone is None or 2 * len(alone[0]) > n:  # no part of the batch
+        last = back[: min(n - n // 2, MOST_ALONE)]
+        try:
+            alone = last, run(points_at(batch, last))
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            return f"the model cannot run on {len(last)} of the {n} points by themselves ({error})"
+    index, output = alone
+    pairs = _pairs(whole, n, output, len(index))
     if not pairs:
         return f"no output has one row for each of the {n} points along dimension 0"
-    if _agree(pairs, last, allowed):
+    if _agree(pairs, index, allowed):
         return ""
-    if not _agree(_pairs(alone, part.n_points, run(part), part.n_points), integers(0, part.n_points), allowed):
+    again = run(points_at(batch, index))
+    if not _agree(_pairs(output, len(index), again, len(index)), integers(0, len(index)), allowed):
         return CHANCE
     return NEIGHBOURS if _agree(_pairs(whole, n, run(points_at(batch, back)), n), back, allowed) else ORDER
 

@@ -19,7 +19,7 @@ from sipp.inputs.layers import Site, by_point
 from sipp.numerics import exact_matmul, places_of
 from sipp.records import Batch, Use, Weight, to_rows
 
-MOST_VALUES = 1 << 17  # of the windows of one use: some points and positions, far apart, tell as much as all of them
+MOST_VALUES = 1 << 14  # of the windows of one use: some points and positions, far apart, tell as much as all of them
 FEW_POINTS = 8  # at least, where there are many positions to look at
 
 # How far a sum may lie from another way to compute it, as a part of the root of its squared terms: the precision of

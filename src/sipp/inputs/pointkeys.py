@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from sipp.distinct import WIDTHS as DRAW_WIDTHS
-from sipp.distinct import draw_key
 from sipp.inputs.batches import is_padding_mask
+from sipp.inputs.content import content_keys
 from sipp.records import Batch
 
 SKETCH_SIZE = 256  # of the smallest hashes of a set of points: what is left of a large set in a ledger
@@ -69,12 +68,25 @@ def set_hash(keys: Iterable[bytes]) -> str:
 
 
 def draw_keys_of(batch: Batch) -> list[bytes]:
-    """One key per point for counting draws (T18, see `distinct`): of its numbers, however written and passed."""
+    """One key per point for counting different draws (T18): of its numbers as float32, however written and passed.
+
+    Computed where the points lie, in one reading. Points in half precision and the same ones in float32 are different
+    numbers, and count as different draws.
+    """
     inputs = _inputs(batch)
+    by_part = [content_keys(part) for part in inputs]
+    if len(by_part) == 1:
+        return by_part[0]
     says = _says(inputs, batch.n_points)
-    floats = {part[0].dtype for part in inputs if part[0].is_floating_point()}
-    hashes = [map(_one_key, _contents(inputs, says, _to(width))) for width in DRAW_WIDTHS]
-    return [draw_key(point, floats) for point in zip(*hashes, strict=True)]
+    return [
+        _one_key(frozenset(key for key, counts in zip(keys, point) if counts))
+        for keys, point in zip(zip(*by_part, strict=True), says, strict=True)
+    ]
+
+
+def batch_key(keys: Sequence[bytes]) -> bytes:
+    """The key of a draw that is a whole batch."""
+    return hashlib.sha256(b"".join(keys)).digest()
 
 
 def sketch_of(plain_keys: Iterable[bytes]) -> list[str]:

@@ -7,7 +7,6 @@ T1-T3: for row i, weight j of sign s and activations of sign t,
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
@@ -17,23 +16,23 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from sipp.checking import check_choice, check_flag
-from sipp.distinct import key_of_batch, n_new
 from sipp.errors import DataError
 from sipp.inputs.apart import hold_back
-from sipp.inputs.batches import FEWEST_POINTS, Data, batches_of, count_points, fresh, points_at
+from sipp.inputs.batches import FEWEST_POINTS, Data, count_points, fresh, points_at
 from sipp.inputs.capture import (
     Forms,
     OnUse,
-    capture,
+    Probe,
     depends_on_batch,
     output_norms,
+    probe,
     run_batch,
     runner,
     scoring_mode,
 )
-from sipp.inputs.independence import ORDER, allowed_between, why_dependent
-from sipp.inputs.layers import Selector, Site
-from sipp.inputs.pointkeys import draw_keys_of
+from sipp.inputs.independence import ORDER, Alone, allowed_between, why_dependent
+from sipp.inputs.layers import Selector
+from sipp.inputs.pointkeys import batch_key, draw_keys_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import device_of
 from sipp.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring
@@ -43,7 +42,6 @@ from sipp.scoring import kernels
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.theory_points import resolve_points
 
-MOST_LOOKED_AT = 32  # points of the first batch, for whether outputs are functions of their points
 # A CPU works tile by tile in its caches whatever the chunk; a GPU needs large pieces of work (docs/performance.md).
 AUTO_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 
@@ -107,16 +105,16 @@ def score(
     both = with_means and reduce == "max"
     seen = _Seen(_running(subject, reduce), _running(subject, "mean") if both else {})
     dependence = ""
-    run = runner(model, subject.sites, norm_stats, {} if checked is None else checked)
-    for batch, n_first in _split_batches(subject, reduce == "mean" or both, splits):
+    forms = {} if checked is None else checked
+    run = runner(model, subject.sites, norm_stats, forms)
+    for batch, n_first, known in _probed_batches(subject, forms, splits, waits=both or reduce == "mean"):
         found = draw_keys_of(batch)
-        seen.keys |= {key_of_batch(found)} if is_batch_dependent else set(found[:n_first])
+        seen.keys |= {batch_key(found)} if is_batch_dependent else set(found[:n_first])
         seen.apart |= set(found[n_first:])
-        # A mean over a point's patches ends with its last use: uses are counted first, in a pass of their own.
-        n_uses = _count_uses(model, subject.sites, batch, norm_stats) if reduce == "mean" or both else {}
-        seen.close(run(batch, seen.consumer(n_uses, n_first)), batch)
+        output = run(batch, seen.consumer(known.n_uses, n_first))
+        seen.close(output, batch)
         if seen.n_batches == 1 and looks:
-            dependence = _dependence(model, points_at(batch, slice(MOST_LOOKED_AT)), norm_stats)
+            dependence = _dependence(model, batch, norm_stats, output, known.alone)
         if on_batch is not None:
             on_batch(batch)
     tells_apart = splits and all(one.tells_apart for one in seen.running.values())
@@ -130,7 +128,7 @@ def score(
         batch_dependent=is_batch_dependent,
         keys=frozenset(seen.keys | seen.apart),
         dependence=dependence,
-        n_apart=n_new(seen.apart, seen.keys) if tells_apart else None,
+        n_apart=len(seen.apart - seen.keys) if tells_apart else None,
     )
 
 
@@ -154,10 +152,14 @@ class _Seen:
             if mine.order is None:
                 mine.order = sum(other.order is not None for other in self.running.values())
             mine.add(use, batch, n_uses.get(weight.name, 1), n_first)
-            if not use.attributed:
+            means = self.means.get(weight.name)
+            if means is None:
+                return
+            expected = n_uses.get(weight.name, 1)
+            if not use.attributed or (expected == 1 and means.counts_BF is not None):  # used again, against all signs
                 self.means = {}
-            elif self.means:
-                self.means[weight.name].add(use, batch, n_uses.get(weight.name, 1))
+            else:
+                means.add(use, batch, expected)
 
         return on_use
 
@@ -185,42 +187,36 @@ def _running(subject: Subject, reduce: Reduce) -> dict[str, RunningSensitivities
     }
 
 
-def _split_batches(subject: Subject, means: bool, splits: bool) -> Iterator[tuple[Batch, int]]:
-    """The batches, and how many of the points of each belong to S1 (T19): all, unless S is split."""
-    few = FEWEST_POINTS if means and _waits(subject) else None
-    batches = subject.batches(few)
-    return hold_back(batches) if splits else ((batch, batch.n_points) for batch in batches)
+def _probed_batches(subject: Subject, forms: Forms, splits: bool, *, waits: bool) -> Iterator[tuple[Batch, int, Probe]]:
+    """The batches, how many points of each belong to S1 (T19; all, unless S is split), and what is known of them.
+
+    A mean over a point's patches ends with its last use. With `waits`, where a weight has several, the sums wait for it
+    for all points of a batch, so batches that are ours to make are made small.
+    """
+    model, norm_stats = subject.model, subject.scoring.norm_stats
+    batches = subject.batches()
+    for batch, n_first in hold_back(batches) if splits else ((batch, batch.n_points) for batch in batches):
+        known = probe(model, subject.sites, batch, norm_stats, forms)
+        is_ours = isinstance(subject.data, Tensor | TensorDataset)
+        if not (waits and is_ours and max(known.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
+            yield batch, n_first, known
+            continue
+        for start in range(0, batch.n_points, FEWEST_POINTS):
+            part = points_at(batch, slice(start, start + FEWEST_POINTS))
+            yield part, min(max(n_first - start, 0), part.n_points), replace(known, alone=None)
 
 
-def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats) -> str:
+def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any, alone: Alone | None) -> str:
     """Why the output at a point of this batch is no function of that point alone; a dimension 0 of time is refused."""
-    with scoring_mode(model, norm_stats):
-        reason = why_dependent(batch, lambda part: run_batch(model, fresh(part)), allowed_between(model, batch))
+
+    def run(part: Batch) -> Any:
+        with scoring_mode(model, norm_stats):
+            return run_batch(model, fresh(part))
+
+    reason = why_dependent(batch, run, allowed_between(model, batch), output, alone)
     if reason == ORDER:
         raise DataError(f"{reason}", where=batch.where)
     return reason
-
-
-def _waits(subject: Subject) -> bool:
-    """Whether a weight is used several times for a point: its sums wait for the last use, for all points of a batch."""
-    data = subject.data
-    if not isinstance(data, Tensor | TensorDataset):  # batches come as they are, or few at a time
-        return False
-    device = device_of(subject.model)
-    few = next(batches_of(data, device=device, n_points=min(2, len(data)) or 1, refuses_non_finite=False))
-    counts = _count_uses(subject.model, subject.sites, few, subject.scoring.norm_stats)
-    return max(counts.values(), default=0) > 1
-
-
-def _count_uses(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> dict[str, int]:
-    """How often each weight is used in the forward pass of this batch."""
-    counts: Counter[str] = Counter()
-
-    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
-        counts[weight.name] += 1
-
-    capture(model, sites, [batch], on_use=on_use, on_output=lambda output, batch: None, norm_stats=norm_stats)
-    return dict(counts)
 
 
 def chunk_of(chunk_bytes: ChunkBytes, device: torch.device) -> int:

@@ -21,7 +21,6 @@ from sipp.bounds.network import MOST_SHARE, NetworkBound, coverage, no_bound
 from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
 from sipp.bounds.sound.norms import ROUND_UP
 from sipp.bounds.sound.operations import norm_B, worse
-from sipp.distinct import n_new
 from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.pointkeys import draw_keys_of
@@ -54,7 +53,7 @@ def sound_network_bound(
         epsilon = found.epsilon if same else float(_as_run(dense, pruned, batch, found).max())
         worst = max(worst, epsilon) if not math.isnan(epsilon) else math.inf
         keys |= set(draw_keys_of(batch))
-    covered = coverage(n_new(keys, scores.known), 1, confidence)
+    covered = coverage(len(keys - scores.known), 1, confidence)
     causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, at one of the points"]
     if covered.share > MOST_SHARE:
         causes.append(f"{covered.n} points that are new to the pruning say nothing of most inputs (T18)")

@@ -12,7 +12,7 @@ from sipp.records import Use
 
 
 class Points(NamedTuple):
-    """Fields of a Use in their order: windows, n_position_dims, row_start, n_rows, counts_B, attributed."""
+    """The first fields of a Use after its parameter, in their order."""
 
     windows: Tensor
     n_position_dims: int
@@ -20,6 +20,7 @@ class Points(NamedTuple):
     n_rows: int | None
     counts_B: Tensor | None
     attributed: bool
+    steps_first: bool = False
 
 
 def by_point(inputs: Tensor, n_points: int) -> Points:
@@ -30,11 +31,11 @@ def by_point(inputs: Tensor, n_points: int) -> Points:
     stay together and `attributed` is False: a maximum needs no more.
     """
     fan_in = inputs.shape[-1]
-    attributed = inputs.numel() > 0  # an expert that got no tokens has none to attribute
+    attributed, steps_first = inputs.numel() > 0, False  # an expert that got no tokens has none to attribute
     if inputs.ndim > 1 and inputs.shape[0] == n_points:
         grouped = inputs
     elif inputs.ndim > 2 and inputs.shape[1] == n_points:
-        grouped = inputs.transpose(0, 1)
+        grouped, steps_first = inputs.transpose(0, 1), True
     elif inputs.ndim > 1 and inputs.shape[0] % n_points == 0:
         grouped = inputs
     else:
@@ -42,7 +43,7 @@ def by_point(inputs: Tensor, n_points: int) -> Points:
     if not attributed or n_points == 1:
         n_patches = inputs.shape[:-1].numel()
         return Points(inputs.reshape(1, 1, n_patches, fan_in), 1, 0, None, None, attributed)
-    return Points(grouped.reshape(n_points, 1, -1, fan_in), 1, 0, None, None, True)
+    return Points(grouped.reshape(n_points, 1, -1, fan_in), 1, 0, None, None, True, steps_first)
 
 
 def one_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -20,6 +20,10 @@ from sipp.records import Use
 
 State = tuple[Tensor, Tensor]  # hidden h and, for an LSTM only, cell c
 
+# torch's own loops over the steps: of the input, the first state, the weights, and then whether there are biases, layers,
+# dropout, training, both directions, batch first
+FUSED = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}
+
 
 def recurrent_weights(module: nn.RNNBase) -> tuple[str, ...]:
     """The weight matrices of all layers and directions (biases are never pruned)."""
@@ -199,17 +203,21 @@ def _run(module: nn.RNNBase, suffix: str, x_BTI: Tensor, state: State) -> tuple[
     """h_{t-1}, the hidden state before projection, and h_t, each B x T x size, over all steps of one direction."""
     bias_ih = getattr(module, f"bias_ih{suffix}", None)
     bias_hh = getattr(module, f"bias_hh{suffix}", None)
-    weight_hh = getattr(module, f"weight_hh{suffix}")
-    projection = getattr(module, f"weight_hr{suffix}") if module.proj_size else None
-    from_input_BTG = F.linear(x_BTI, getattr(module, f"weight_ih{suffix}"), bias_ih)
+    weight_ih, weight_hh = getattr(module, f"weight_ih{suffix}"), getattr(module, f"weight_hh{suffix}")
     hidden, cell = state
+    if not module.proj_size:
+        weights = [w for w in (weight_ih, weight_hh, bias_ih, bias_hh) if w is not None]
+        given: Any = (hidden[None], cell[None]) if module.mode == "LSTM" else hidden[None]
+        after_BTH = FUSED[module.mode](x_BTI, given, weights, bias_ih is not None, 1, 0.0, False, False, True)[0]
+        return torch.cat((hidden[:, None], after_BTH[:, :-1]), 1), after_BTH, after_BTH
+    projection = getattr(module, f"weight_hr{suffix}")
+    from_input_BTG = F.linear(x_BTI, weight_ih, bias_ih)
     before, unprojected, after = [], [], []
     for t in range(x_BTI.shape[1]):
         before.append(hidden)
         hidden, cell = _step(module.mode, from_input_BTG[:, t], F.linear(hidden, weight_hh, bias_hh), hidden, cell)
         unprojected.append(hidden)
-        if projection is not None:
-            hidden = F.linear(hidden, projection)
+        hidden = F.linear(hidden, projection)
         after.append(hidden)
     return torch.stack(before, 1), torch.stack(unprojected, 1), torch.stack(after, 1)
 
