@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sipp.inputs.output_check import tolerance_of
-from sipp.numerics import integers, places_of
+from sipp.numerics import integers
 from sipp.records import Use, Weight
-
-MOST_VALUES = 1 << 12  # of the windows of one use that the experiment compares, of all points alike
 
 # reported: as the adapter says, in dimension 0; interleaved: the patches of all points at step 0, then at step 1, ...;
 # together: by none of these
@@ -171,23 +169,14 @@ def _distance(first_BN: Tensor, moved_BN: Tensor, placed_B: Tensor) -> Tensor:
     """How far the patches lie from those of the points that moved, as a part of their size; infinite if unknown."""
     if first_BN.shape != moved_BN.shape:
         return torch.full((), torch.inf, dtype=torch.float64, device="cpu")
-    off = (first_BN[placed_B.to(first_BN.device)] - moved_BN).abs().amax()
+    off = (first_BN[placed_B.to(first_BN.device)] - moved_BN).abs().amax().double()
     size = torch.maximum(first_BN.abs().amax(), moved_BN.abs().amax())
     return torch.where(size > 0, off / size, off)
 
 
 def _sampled(use: Use, order: Order) -> Tensor:
-    """Evenly spaced patches of each point (B x N, float64), the same ones for every point."""
-    windows = use.windows if use.n_position_dims else use.windows.unsqueeze(2)
-    positions = windows.shape[2 : 2 + max(1, use.n_position_dims)]
-    n_points, n_patches, device = len(windows), positions.numel(), windows.device
-    per_patch = windows.shape[1] * windows.shape[2 + len(positions) :].numel()
-    n_taken = min(n_patches, max(2, MOST_VALUES // (n_points * per_patch)))
-    taken = torch.linspace(0, n_patches - 1, n_taken, dtype=torch.float64, device=device).round().long()
-    step, *others = places_of(taken, positions)
-    point_B1 = torch.arange(n_points, dtype=torch.int64, device=device)[:, None]
-    if order == "interleaved":
-        lies_at = step * n_points + point_B1
-        point_B1, step = lies_at // positions[0], lies_at % positions[0]
-    index: tuple[Any, ...] = (point_B1, slice(None), step, *others)
-    return windows[index].flatten(1).double()
+    """Some patches of each point (B x N): of the first, the last and a middle position along every axis."""
+    turned = grouped(use, order)
+    positions = turned.windows.shape[2 : 2 + turned.n_position_dims]
+    index = (slice(None, None, max(1, (size - 1) // 2)) for size in positions)
+    return turned.windows[(slice(None), slice(None), *index)].flatten(1)

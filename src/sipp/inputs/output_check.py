@@ -21,6 +21,7 @@ from sipp.records import Batch, Use, Weight, to_rows
 
 MOST_VALUES = 1 << 14  # of the windows of one use: some points and positions, far apart, tell as much as all of them
 FEW_POINTS = 8  # at least, where there are many positions to look at
+MOST_ROWS = 64  # of a group, evenly spaced too
 
 # How far a sum may lie from another way to compute it, as a part of the root of its squared terms: the precision of
 # the products is what counts. A replay of many steps is allowed ten times that.
@@ -35,7 +36,7 @@ _log = logging.getLogger("sipp")
 class Expected:
     """What the output of one call must be: all of it, or that of some patches and how they lie in the output."""
 
-    values: Tensor  # of some patches: B x P x F
+    values: Tensor  # of some patches and rows: B x P x F
     terms: Tensor  # B, or one number: the root of the sum of the squared terms
     tolerance: float
     use: Use | None  # None: `values` is the whole output, laid out as the layer's own
@@ -72,17 +73,17 @@ def products(site: Site, weight: Weight, use: Use) -> Expected | None:
     dtype = torch.float64 if windows.dtype == torch.float64 else torch.float32
     n_points, n_groups, n_positions = windows.shape[:3]
     patches_GPK = windows.movedim(1, 0).to(dtype).reshape(n_groups, n_points * n_positions, weight.fan_in)
-    rows_GRK = to_rows(weight, site.module.get_parameter(use.parameter).detach()).unflatten(0, (n_groups, -1)).to(dtype)
+    rows = _rows_looked_at(weight, n_groups, windows.device)
+    rows_FK = to_rows(weight, site.module.get_parameter(use.parameter).detach())
+    rows_GRK = rows_FK[rows].unflatten(0, (n_groups, -1)).to(dtype)
     with exact_matmul():
-        values = (
-            torch.bmm(patches_GPK, rows_GRK.mT).double().movedim(0, 1).reshape(n_points, n_positions, weight.n_rows)
-        )
-    # the squared terms of all patches of a point and all rows: sum_k (sum_p a_pk^2) (sum_r w_rk^2), no second product
+        values = torch.bmm(patches_GPK, rows_GRK.mT).double().movedim(0, 1).reshape(n_points, n_positions, len(rows))
+    # the squared terms of a point's patches and these rows: sum_k (sum_p a_pk^2) (sum_r w_rk^2), no second product
     squares_GBK = patches_GPK.double().square().unflatten(1, (n_points, -1)).sum(2)
     terms_B = (squares_GBK * rows_GRK.double().square().sum(1)[:, None]).sum((0, 2))
     bias = getattr(site.module, "bias", None)
     if isinstance(bias, Tensor) and bias.numel() == weight.n_rows:
-        values = values + bias.detach().double().flatten()
+        values = values + bias.detach().flatten()[rows].double()
     terms_B = terms_B + values.square().flatten(1).sum(1)
     return Expected(values, terms_B.sqrt(), tolerance_of(windows), use, weight)
 
@@ -126,6 +127,14 @@ def _looked_at(use: Use) -> tuple[Tensor, Tensor]:
     return _spread(n_all, n_points, windows.device), _spread(n_positions, n_at, windows.device)
 
 
+def _rows_looked_at(weight: Weight, n_groups: int, device: torch.device) -> Tensor:
+    """The rows that are compared, as many of each group."""
+    n_rows = weight.n_rows // n_groups
+    within_R = _spread(n_rows, min(n_rows, max(1, MOST_ROWS // n_groups)), device)
+    starts_G = torch.arange(0, weight.n_rows, n_rows, dtype=torch.int64, device=device)
+    return (starts_G[:, None] + within_R).flatten()
+
+
 def _spread(n_all: int, n_taken: int, device: torch.device) -> Tensor:
     return torch.linspace(0, n_all - 1, n_taken, dtype=torch.float64, device=device).round().long()
 
@@ -152,7 +161,8 @@ def _laid_out(real: Tensor, use: Use, weight: Weight | None, n_points: int) -> T
     if n_dims == 1:
         rows_last = by_point(rows_last, n_points).windows
     points, positions = _looked_at(use)
-    return rows_last.reshape(sizes[0], n_positions, weight.n_rows)[points[:, None], positions]
+    some = rows_last.reshape(sizes[0], n_positions, weight.n_rows)[points[:, None], positions]
+    return some[..., _rows_looked_at(weight, sizes[1], some.device)]
 
 
 def tolerance_of(tensor: Tensor) -> float:

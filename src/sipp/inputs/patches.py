@@ -19,6 +19,7 @@ Extremes = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 class Values:
     """The range of the activations of each point (B on the CPU, float64): all that scaling and guards need."""
 
+    device: torch.device  # of the windows
     peak_B: Tensor  # the largest magnitude; NaN or infinite where any activation is
     smallest_B: Tensor  # the smallest magnitude above 0; infinite where there is none
     has_positive_B: Tensor
@@ -28,6 +29,11 @@ class Values:
     def scale_B(self) -> Tensor:
         """Powers of two that bring each point's peak into [1, 2): a point's ratios do not depend on its batch."""
         return scale_to_one(self.peak_B)
+
+    @cached_property
+    def scale_there_B(self) -> Tensor:
+        """The same on the device of the windows."""
+        return self.scale_B.to(self.device)
 
     def occurs(self, points: slice) -> tuple[bool, bool]:
         """Whether any of these points has positive, and negative, activations."""
@@ -41,7 +47,7 @@ def values_of(windows: Tensor, extremes: Extremes) -> Values:
     """
     table = torch.stack(extremes(_distinct(windows))).to("cpu", BOUND_DTYPE)  # a GPU is waited for only here
     lowest, highest, smallest = table
-    return Values(torch.maximum(highest, -lowest), smallest, highest > 0, lowest < 0)
+    return Values(windows.device, torch.maximum(highest, -lowest), smallest, highest > 0, lowest < 0)
 
 
 def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:

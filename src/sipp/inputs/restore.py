@@ -60,7 +60,7 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
             if scripted.training != was_training:
                 scripted.training = was_training
         with torch.no_grad():
-            for buffer, before in values:
+            for buffer, before in _changed(values):
                 _write_back(buffer, before)
 
 
@@ -71,9 +71,25 @@ def _rebind(current: dict[str, Any], before: dict[str, Any]) -> None:
     current.update(before)
 
 
+def _changed(values: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """The buffers that were written to. The others are not: a write would count as a change of the tensor."""
+    differs: list[Tensor | bool] = [
+        (buffer != before).any() if buffer.shape == before.shape and buffer.layout == torch.strided else True
+        for buffer, before in values
+    ]
+    by_device: dict[torch.device, list[Tensor]] = {}  # one transfer each: a GPU would be waited for at every buffer
+    for flag in differs:
+        if isinstance(flag, Tensor):
+            by_device.setdefault(flag.device, []).append(flag)
+    answers = {device: iter(torch.stack(flags).tolist()) for device, flags in by_device.items()}
+    return [
+        pair
+        for pair, flag in zip(values, differs)
+        if (next(answers[flag.device]) if isinstance(flag, Tensor) else flag)
+    ]
+
+
 def _write_back(buffer: Tensor, before: Tensor) -> None:
-    if buffer.shape == before.shape and buffer.layout == torch.strided and torch.equal(buffer, before):
-        return  # nothing was written, so nothing is: a write would count as a change of the tensor
     if buffer.shape != before.shape:
         buffer.resize_(before.shape)  # an observer of channels grows its buffers from nothing
     buffer.copy_(before)

@@ -35,11 +35,11 @@ class RunningNorms:
             self._squares_QB[:, points] += squares_QB
 
     def close(self, output_norms_B: Tensor | None) -> None:
-        """Ends a batch; the norms of the network's outputs are None where they are not known."""
+        """Ends a batch; the norms of the network's outputs, on the CPU, are None where they are not known."""
         if self._squares_QB is None:  # not used in this batch
             self._keep_quadrants(None if output_norms_B is None else torch.zeros_like(output_norms_B))
             return
-        norms_QB = self._squares_QB.sqrt()
+        norms_QB = self._squares_QB.cpu().sqrt()  # a GPU is waited for only here
         complexity_B = to_output_B = quadrants_B = None
         if self.is_attributed:
             complexity_B = _ratio(norms_QB[:TOTAL].sum(0), norms_QB[TOTAL])
@@ -55,12 +55,12 @@ class RunningNorms:
         if quadrants_B is None or self.quadrants is None:
             self.quadrants = None
         else:
-            self.quadrants.append(quadrants_B.to("cpu", BOUND_DTYPE))
+            self.quadrants.append(quadrants_B.to(BOUND_DTYPE))
 
 
 def unscaled(squares_QB: Tensor, scale_B: Tensor) -> Tensor:
     """Squares of scaled points with the scale taken out; infinite where that leaves the range of float64."""
-    factor_B = scale_B.to(squares_QB.device).square()
+    factor_B = scale_B.square()
     is_lost_B = (factor_B == 0) | factor_B.isinf()
     return torch.where(is_lost_B & (squares_QB > 0), math.inf, squares_QB / factor_B)
 

@@ -139,9 +139,8 @@ class RunningSensitivities:
     def _count(self, use: Use, rows: slice, batch: Batch) -> None:
         """Notes how many patches each point brings. A use that hides its points counts in full for every point."""
         if self.counts_BF is None:
-            device = self.scale_F.device
-            self.counts_BF = torch.zeros(batch.n_points, self.weight.n_rows, dtype=torch.int64, device=device)
-            self.norms.open(batch.n_points, device)
+            self.counts_BF = torch.zeros(batch.n_points, self.weight.n_rows, dtype=torch.int64, device="cpu")
+            self.norms.open(batch.n_points, self.scale_F.device)
         self.norms.is_attributed &= use.attributed
         self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
 
@@ -154,7 +153,7 @@ class RunningSensitivities:
 
         def take(piece: slice, windows: Tensor) -> None:
             at = slice(points.start + piece.start, points.start + piece.stop)
-            scale_B, occurs = values.scale_B[at], values.occurs(at)
+            scale_B, occurs = values.scale_there_B[at], values.occurs(at)
             kernel, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], is_wide)
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             best_GRK, squares_QB = max_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
@@ -231,7 +230,7 @@ class RunningSensitivities:
         squares_QB = torch.zeros(TOTAL + 1, len(part.windows), dtype=BOUND_DTYPE, device=self.scale_F.device)
         for piece, windows in split_windows(part, **self._piece_sizes(use, rows)):
             at = slice(points.start + piece.start, points.start + piece.stop)
-            scale_B, occurs = values.scale_B[at], values.occurs(at)
+            scale_B, occurs = values.scale_there_B[at], values.occurs(at)
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             ratios, squares = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
@@ -244,7 +243,7 @@ class RunningSensitivities:
 
     def _fold(self, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
         """Takes complete sums into the running maximum: mean over patches, max over quadrants, max over points (T3)."""
-        means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
+        means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1).to(sums_TBFK.device)[..., None]
         best_FK = means_BFK.amax(0).clamp_(max=1)
         torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
 

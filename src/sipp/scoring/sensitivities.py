@@ -34,7 +34,7 @@ from sipp.inputs.independence import ORDER, Alone, allowed_between, why_dependen
 from sipp.inputs.layers import Selector
 from sipp.inputs.pointkeys import batch_key, draw_keys_of
 from sipp.inputs.subject import Subject, subject_of
-from sipp.numerics import device_of
+from sipp.numerics import device_of, exact_matmul
 from sipp.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring
 from sipp.progress import progress_bar
 from sipp.records import Batch, LayerScores, Scores, Use, Weight, from_rows
@@ -42,6 +42,7 @@ from sipp.scoring import kernels
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.theory_points import resolve_points
 
+MOST_LOOKED_AT = 8  # points, where an output that seems to depend on others is looked at again
 # A CPU works tile by tile in its caches whatever the chunk; a GPU needs large pieces of work (docs/performance.md).
 AUTO_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 
@@ -171,7 +172,8 @@ class _Seen:
 
     def close(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
-        norms_B = output_norms(output, batch.n_points)
+        found_B = output_norms(output, batch.n_points)
+        norms_B = None if found_B is None else found_B.cpu()
         for one in (*self.running.values(), *self.means.values()):
             one.close_batch(norms_B)
         self.n_points, self.n_batches = self.n_points + batch.n_points, self.n_batches + 1
@@ -214,6 +216,10 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
             return run_batch(model, fresh(part))
 
     reason = why_dependent(batch, run, allowed_between(model, batch), output, alone)
+    if reason and device_of(model).type != "cpu":  # TF32 in a deep network may look the same: a few points without it
+        with exact_matmul(), torch.backends.cudnn.flags(allow_tf32=False):
+            few = points_at(batch, slice(MOST_LOOKED_AT))
+            reason = why_dependent(few, run, allowed_between(model, few))
     if reason == ORDER:
         raise DataError(f"{reason}", where=batch.where)
     return reason

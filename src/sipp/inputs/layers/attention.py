@@ -37,6 +37,11 @@ def attention_uses(
 
     n_sequences, n_steps, _ = _by_sequence(module, given["query"]).shape
     refuse_points_along_time(n_sequences, n_steps, n_points)
+    is_same = given["query"] is given["key"] is given["value"] and is_real_BS is None
+    if is_same and module.in_proj_weight is not None:  # all rows meet the same patches, which are read once
+        yield Use("in_proj_weight", *points(given["query"]))
+        yield Use("out_proj.weight", *points(_before_projection(module, given)))
+        return
     for i, name in enumerate(("query", "key", "value")):
         patches = points(given[name])
         real_BP = None

@@ -20,8 +20,8 @@ from sipp.records import Use
 
 State = tuple[Tensor, Tensor]  # hidden h and, for an LSTM only, cell c
 
-# torch's own loops over the steps: of the input, the first state, the weights, and then whether there are biases, layers,
-# dropout, training, both directions, batch first
+# torch's own loops over the steps; they take the input, the first state, the weights, whether there are biases, the
+# number of layers, dropout, and whether it trains, goes both ways, has batches first
 FUSED = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}
 
 
