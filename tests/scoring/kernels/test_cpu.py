@@ -380,7 +380,10 @@ def test_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     with caplog.at_level(logging.INFO, "sipp"):
         function = host.compiled(double)
     assert function(np.ones(3)) == 6
-    assert "cache" in caplog.text and len(caplog.records) == 1
+    # and no more of it; that compiling takes a while may be said too, on a slow machine
+    assert [record.getMessage() for record in caplog.records if "could not be written" in record.getMessage()] == [
+        "Numba's cache could not be written (no folder can be written): compiled anew in each process"
+    ]
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3, 16, 17])

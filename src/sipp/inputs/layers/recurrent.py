@@ -6,7 +6,7 @@ the plain form of the PyTorch documentation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,12 @@ State = tuple[Tensor, Tensor]  # hidden h and, for an LSTM only, cell c
 
 # torch's own loops over the steps; they take the input, the first state, the weights, whether there are biases, the
 # number of layers, dropout, and whether it trains, goes both ways, has batches first
-FUSED = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}
+FUSED: dict[str, Callable[..., Any]] = {
+    "LSTM": torch.lstm,
+    "GRU": torch.gru,
+    "RNN_TANH": torch.rnn_tanh,
+    "RNN_RELU": torch.rnn_relu,
+}
 
 
 def recurrent_weights(module: nn.RNNBase) -> tuple[str, ...]:

@@ -1,0 +1,108 @@
+"""What trust costs: forward passes, points hashed and bytes copied for one scoring, counted and not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sipp
+from sipp.inputs import content
+
+N, BATCH = 48, 16
+FEW = 2  # points of a probe, which is run twice for each form of input
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 5),
+    ).eval()
+
+
+def images(n: int = N) -> Tensor:
+    return torch.rand(n, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class _Copies(TorchDispatchMode):
+    """Counts the points that are cloned."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape, self.n_points = shape, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.clone.default and out.shape[1:] == self.shape:
+            self.n_points += len(out)
+        return out
+
+
+@dataclass
+class Costs:
+    """Sizes of the forward passes, in order; points whose content was read for a key; points that were copied."""
+
+    passes: list[int] = field(default_factory=list)
+    n_hashed: int = 0
+    n_copied: int = 0
+
+
+@contextmanager
+def counted(model: nn.Module, monkeypatch: pytest.MonkeyPatch, points: Tensor) -> Iterator[Costs]:
+    costs, real = Costs(), content._sums
+
+    def sums(rows_CN: Tensor) -> Tensor:
+        costs.n_hashed += len(rows_CN)
+        return real(rows_CN)
+
+    monkeypatch.setattr(content, "_sums", sums)
+    handle = model.register_forward_pre_hook(lambda module, args: costs.passes.append(len(args[0])))
+    with _Copies(points.shape[1:]) as copies:
+        yield costs
+    costs.n_copied = copies.n_points
+    handle.remove()
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+def test_sensitivities_take_one_pass_and_two_points_twice(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, points = network(), images()
+    with counted(model, monkeypatch, points) as costs:
+        sipp.sensitivity(model, list(points.split(BATCH)), reduce=reduce)
+    assert costs.passes == [FEW, FEW, BATCH, BATCH, BATCH]
+    assert costs.n_hashed == N
+    assert costs.n_copied == N + 2 * FEW  # each pass is given a copy
+
+
+def test_a_short_last_batch_is_no_new_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, points = network(), images(BATCH + 3)
+    with counted(model, monkeypatch, points) as costs:
+        sipp.sensitivity(model, list(points.split(BATCH)))
+    assert costs.passes == [FEW, FEW, BATCH, 3]
+
+
+def test_each_form_of_input_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, points = nn.Linear(6, 3), torch.rand(4, 5, 6)
+    with counted(model, monkeypatch, points) as costs:
+        sipp.sensitivity(model, [points, points[:, :3], points + 1, points[:, :3] + 1])
+    assert costs.passes == [FEW, FEW, 4, FEW, FEW, 4, 4, 4]
+
+
+def test_a_pruning_scores_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, points = network(), images()
+    with counted(model, monkeypatch, points) as costs:
+        sipp.prune(model, list(points.split(BATCH)), keep=0.5, method="sipp-det")
+    assert costs.passes == [FEW, FEW, BATCH, BATCH, BATCH, BATCH, BATCH]  # and both networks on one batch, at the end
+    assert costs.n_hashed == N
+    assert costs.n_copied <= 2 * N + 2 * FEW  # the last points are kept apart (T19): batches wait for the next one
