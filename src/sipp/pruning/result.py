@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sipp.repairing.record import Repair
 
 CHANGED = (
-    "its weights changed after pruning, by training or by hand: what was said spoke of those before; "
+    "its weights or buffers changed after pruning, by training or by hand: what was said spoke of those before; "
     "sipp.assess(dense, pruned.model, data) and sipp.certify say what holds for them"
 )
 REGROWN = (

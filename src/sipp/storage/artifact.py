@@ -10,6 +10,7 @@ the index is checked, and then every size, before memory is asked for.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
@@ -21,7 +22,8 @@ from torch.nn.parameter import is_lazy
 
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.network_hash import state_hash
+from sipp.inputs.identity import with_buffers
+from sipp.inputs.network_hash import buffers_hash, model_hash, state_hash
 from sipp.pruning.result import Pruned, as_it_is
 from sipp.storage import container
 from sipp.storage.artifact_index import Entry, Index, Statements, class_name, read_index, write_index
@@ -33,6 +35,10 @@ from sipp.storage.rounding import restore_values, round_values
 from sipp.storage.stored_tensor import decode_tensor, encode_tensor, rounding_of
 
 N_SHOWN = 5  # names in an error
+OTHER_BUFFERS = (
+    "its certificate is about a network with other values in buffers that no state_dict holds (persistent=False) than "
+    "`into` has; set them, or certify this network"
+)
 
 Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
 
@@ -82,8 +88,8 @@ def save(
     data = b"".join(pieces)
     about = None
     if certificate is not None:
-        about = _about(certificate, _decode(index, memoryview(data), "the network")[0])
-        if about != "stored values" and certificate.pruned_hash != state_hash(model.state_dict()):
+        about = _about(certificate, index, _decode(index, memoryview(data), "the network")[0])
+        if about != "stored values" and certificate.pruned_hash != model_hash(model):
             raise OptionError("certificate is about another network than the one to save; certify this one")
     content, digest = container.pack(write_index(index), data)
     write_atomic(target, content)
@@ -124,13 +130,15 @@ def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Modu
     if into is not None:
         _check_fits(index, into, where)
     state, _ = _decode(index, data, where)
-    _certificate(index, state, where)
+    certificate, _ = _certificate(index, state, where)
     if into is None:
         return state
     for names, _ in _tensors(into):
         if any(_bits_differ(state[names[0]], state[name]) for name in names[1:]):
             raise ModelError(f"{', '.join(names)}: one tensor in the model, different ones in {where}; untie them")
     into.load_state_dict(state, strict=True)
+    if certificate is not None and buffers_hash(into) != index.buffers_hash:
+        warnings.warn(f"{where}: {OTHER_BUFFERS}", stacklevel=2)
     return into
 
 
@@ -274,6 +282,7 @@ def _index(
         precision=values,
         statements=said,
         certificate=None if certificate is None else to_json(certificate),
+        buffers_hash=buffers_hash(model),
         tensors=tuple(entries),
     )
 
@@ -305,15 +314,16 @@ def _certificate(index: Index, state: dict[str, Tensor], where: str) -> tuple[An
         certificate = from_json(index.certificate)
     except DataError as error:
         raise DataError(f"{error}", where=where) from error
-    about = _about(certificate, state)
+    about = _about(certificate, index, state)
     if about != "stored values" and not index.is_moved:
         raise DataError("its certificate is about another network; do not rely on it, certify this one", where=where)
     return certificate, about
 
 
-def _about(certificate: AnyCertificate, state: dict[str, Tensor]) -> About:
+def _about(certificate: AnyCertificate, index: Index, state: dict[str, Tensor]) -> About:
     """A certificate is about the stored values if, and only if, they have the hash it was made for."""
-    return "stored values" if certificate.pruned_hash == state_hash(state) else "values before rounding"
+    stored = with_buffers(state_hash(state), index.buffers_hash)
+    return "stored values" if certificate.pruned_hash == stored else "values before rounding"
 
 
 def _check_fits(index: Index, model: nn.Module, where: str) -> None:

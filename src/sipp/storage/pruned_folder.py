@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.inputs.identity import entries_hash
+from sipp.inputs.identity import entries_hash, with_buffers
 from sipp.storage.files import (
     CHANGED,
     make_folder,
@@ -29,6 +29,7 @@ from sipp.storage.files import (
     sealed_values,
     staged,
     staged_for,
+    sync_folder,
     write_atomic,
     write_through,
 )
@@ -69,6 +70,7 @@ def _replace(folder: Path, weights: bytes, report: bytes) -> None:
     under_way = staged(folder / RECORD_NAME)
     try:
         write_through(under_way, report)
+        sync_folder(folder)
         write_atomic(folder / WEIGHTS_NAME, weights)
         while (now := _record_of(folder)) is not None:  # another's, where another writer was faster
             write_atomic(folder / RECORD_NAME, now)
@@ -131,8 +133,8 @@ def _read(folder: Path, report: bytes | None) -> tuple[PrunedRecord, tuple[str, 
         path, report = weights, own
     record = _record(read_file(path) if report is None else report, path)
     tensors = raw_tensors(data, weights)
-    found = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
-    if found != record.pruned_hash:
+    stored = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
+    if with_buffers(stored, record.buffers_hash) != record.pruned_hash:
         raise DataError(f"is not the network that {path.name} speaks of; {CHANGED}", where=weights)
     for layer in record.layers:
         weight = tensors.get(layer.name)  # of which one that is kept may be zero
