@@ -213,6 +213,20 @@ def test_a_save_that_was_cut_short_is_shown_as_what_it_is(
         read_pruned(tmp_path / "net")
 
 
+@pytest.mark.parametrize("text", ['"\\ud800"', '"{}"', "7", "[" * 100_000, '"' + "[" * 100_000 + '"'])
+def test_a_hostile_record_in_the_header_is_refused(
+    text: str, both: tuple[sipp.Pruned, sipp.Pruned], tmp_path: Path
+) -> None:
+    folder = both[0].save(tmp_path / "net")
+    header = f'{{"__metadata__":{{"sipp record":{text}}}}}'.encode()
+    (folder / WEIGHTS_NAME).write_bytes(len(header).to_bytes(8, "little") + header)
+    for under_way in (False, True):
+        if under_way:
+            staged(folder / RECORD_NAME).touch()
+        with pytest.raises(DataError):
+            read_pruned(folder)
+
+
 def test_killed_at_every_step_and_two_processes_at_once(tmp_path: Path) -> None:
     script = Path(__file__).with_name("killed_writers.py")
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)

@@ -94,7 +94,7 @@ def _record_of(folder: Path) -> bytes | None:
 
 def _record_in(metadata: dict[str, Any]) -> bytes | None:
     found = metadata.get(RECORD_KEY)
-    return found.encode() if isinstance(found, str) else None
+    return found.encode(errors="surrogatepass") if isinstance(found, str) else None
 
 
 def is_pruned_folder(folder: Path) -> bool:
