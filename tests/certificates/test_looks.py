@@ -18,7 +18,8 @@ import sipp
 from sipp.certificates.claims import certify, certify_accuracy
 from sipp.errors import DataError
 from sipp.inputs.pointkeys import SKETCH_SIZE
-from sipp.pruning.tolerance import PrunedTo, prune_to
+from sipp.pruning.tolerance import prune_to
+from sipp.pruning.walked import PrunedTo
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ from sipp.inputs.subject import subject_of
 from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
 from sipp.pruning.entry import cut, rank
 from sipp.pruning.ranking import RankOptions
-from sipp.pruning.tolerance import PrunedTo, default_levels, prune_to
+from sipp.pruning.tolerance import default_levels, prune_to
+from sipp.pruning.walked import PrunedTo
 from sipp.scoring.methods import Method
 
 

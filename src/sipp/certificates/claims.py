@@ -28,7 +28,7 @@ from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certif
 from sipp.checking import check_choice, check_flag, check_number, check_share
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.network_hash import model_hash
-from sipp.pruning.result import Pruned
+from sipp.pruning.walked import Given
 from sipp.records import Batch
 
 __all__ = [
@@ -51,7 +51,7 @@ VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by
 
 def certify(
     dense: nn.Module,
-    pruned: nn.Module | Pruned,
+    pruned: Given,
     holdout: Any,
     *,
     delta: float = 0.05,
@@ -65,9 +65,9 @@ def certify(
     """A certificate of P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence (T14).
 
     Without `epsilon` the smallest provable one is reported; with it, whether it holds, and the provable delta_hat.
-    `pruned` is a network, or the record of `prune` with the points that chose it, as far as it knows: the holdout may
-    hold none of them, nor any of `calibration`. `output` picks from tuple or dict outputs: an index, a key, or a
-    function of the output. `ledger`: a JSON-lines file in which every look at these points is recorded.
+    `pruned` is a network, or what `prune` or `prune_to` gave, with the points that chose it, as far as it knows: the
+    holdout may hold none of them, nor any of `calibration`. `output` picks from tuple or dict outputs: an index, a key,
+    or a function of the output. `ledger`: a JSON-lines file in which every look at these points is recorded.
 
     Example:
         >>> import sipp, torch
@@ -109,7 +109,7 @@ def certify(
 
 def certify_accuracy(
     dense: nn.Module,
-    pruned: nn.Module | Pruned,
+    pruned: Given,
     holdout: Any,
     *,
     confidence: float = 0.95,

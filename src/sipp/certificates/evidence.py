@@ -34,6 +34,7 @@ from sipp.inputs.pointkeys import (
 )
 from sipp.progress import progress_bar
 from sipp.pruning.result import Pruned
+from sipp.pruning.walked import Given, network_of, without_walk
 from sipp.records import Batch
 
 Output = int | str | Callable[[Any], Any] | None
@@ -88,7 +89,7 @@ class _Seen:
 
 def look(
     dense: nn.Module,
-    pruned: nn.Module | Pruned,
+    pruned: Given,
     holdout: Any,
     measure: Callable[[Tensor, Tensor, Batch], Tensor],
     output: Output,
@@ -108,8 +109,9 @@ def look(
     record of a pruning is given, the points that it knows to have chosen it are calibration points too. `title` is that
     of the bar.
     """
-    chose = pruned.seen if isinstance(pruned, Pruned) else frozenset[bytes]()
-    pruned = pruned.model if isinstance(pruned, Pruned) else pruned
+    record = without_walk(pruned)
+    chose = record.seen if isinstance(record, Pruned) else frozenset[bytes]()
+    pruned = network_of(record)
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):

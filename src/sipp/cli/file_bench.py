@@ -25,7 +25,7 @@ from sipp.cli.errors import UNEXPECTED, Trouble, at
 from sipp.cli.points import images_lines
 from sipp.cli.stored import StoredNetwork, example_for, stored_network
 from sipp.display import percent, percent_up, sure
-from sipp.inputs.network_hash import state_hash
+from sipp.inputs.network_hash import model_hash
 from sipp.runtime.entry import Sparse
 from sipp.runtime.examples import call_of
 from sipp.storage.bench_schemas import BenchBytes, BenchRecord, BenchRun, BenchStep
@@ -130,7 +130,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
         machine=f"{_processor()}, torch {torch.__version__}",
         n_threads=n_threads,
         network=stored.name,
-        pruned_hash=state_hash(stored.model.state_dict()),
+        pruned_hash=model_hash(stored.model),
         bytes=BenchBytes(
             file=contents.n_bytes, dense=contents.dense_bytes, bound=contents.bound_bytes,
             memory=fast.n_bytes, memory_dense=fast.n_dense_bytes,

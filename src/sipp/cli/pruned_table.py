@@ -20,7 +20,7 @@ from sipp.display import (
     summary_lines,
 )
 from sipp.pruning.result import Pruned, PrunedLayer
-from sipp.pruning.tolerance import Level
+from sipp.pruning.walked import Level
 from sipp.storage.marks import RECORD_NAME
 
 

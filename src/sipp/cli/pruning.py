@@ -21,7 +21,7 @@ from sipp.cli.prune_request import PruneRequest, check_enough, points_for
 from sipp.cli.pruned_table import layer_table, path_record, statements
 from sipp.inputs.network_hash import model_hash
 from sipp.pruning.result import Pruned
-from sipp.pruning.tolerance import PrunedTo
+from sipp.pruning.walked import PrunedTo
 from sipp.scoring.methods import method_of
 from sipp.storage.artifact import as_stored
 from sipp.storage.contents import Contents

@@ -22,7 +22,7 @@ from sipp.inputs.batches import batches_of
 from sipp.storage.artifact_index import class_name
 from sipp.storage.contents import Contents
 from sipp.storage.files import read_file
-from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.marks import WEIGHTS_NAME
 from sipp.storage.network_schemas import PrunedRecord
 from sipp.storage.pruned_folder import read_pruned
 from sipp.storage.run_schemas import plain
@@ -110,7 +110,7 @@ def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
     """The network that `sipp prune` put into a folder, and what a file of `sipp.save` would hold of it."""
     with at(f"FILE {folder}", GIVE_FILE):
         record, _ = read_pruned(folder)
-        said = json.loads((folder / RECORD_NAME).read_bytes()).get("model")
+        said = (record.model_extra or {}).get("model")
         raw = raw_tensors(read_file(folder / WEIGHTS_NAME), folder / WEIGHTS_NAME)
     kinds = {key: (one.shape, one.dtype.removeprefix("torch.")) for key, one in raw.items()}
     name = model or (said if said in NETS else _known(str(said), kinds))

@@ -1,4 +1,8 @@
-"""Which network a certificate speaks of: the entries of a state_dict in, one SHA-256 out. Needs no torch."""
+"""Which network a certificate speaks of: the entries of a state_dict in, one SHA-256 out. Needs no torch.
+
+Buffers that a state_dict leaves out (persistent=False) are part of a network, and no file holds them. So they have a
+hash of their own, which files hold: with it the hash of the network follows from the tensors of the file.
+"""
 
 from __future__ import annotations
 
@@ -20,3 +24,8 @@ def entries_hash(entries: Iterable[Entry]) -> str:
         digest.update(json.dumps([name, *said]).encode())
         digest.update(data)
     return digest.hexdigest()
+
+
+def with_buffers(state: str, buffers: str | None) -> str:
+    """The hash of a network from that of its state_dict and that of its other buffers; the first where it has none."""
+    return state if buffers is None else hashlib.sha256(f"{state} {buffers}".encode()).hexdigest()

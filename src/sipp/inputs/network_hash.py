@@ -1,4 +1,4 @@
-"""Which network: its state_dict in, one SHA-256 out."""
+"""Which network: its state_dict and its other buffers in, one SHA-256 out."""
 
 from __future__ import annotations
 
@@ -8,18 +8,41 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.inputs.identity import Entry, entries_hash
+from sipp.inputs.identity import Entry, entries_hash, with_buffers
 from sipp.inputs.pointkeys import raw_bytes
+
+HOLD_STATE = "_sipp_hold"  # key in the __dict__ of a module whose weights are held (`sipp.hold`)
+MASK_SUFFIX = "_mask"  # of the buffers that hold them
 
 
 def model_hash(model: nn.Module) -> str:
-    """SHA-256 over the state_dict's names, dtypes, shapes and bytes, sorted by name; DDP and compile change nothing."""
-    return state_hash(model.state_dict())
+    """SHA-256 over names, dtypes, shapes and bytes of parameters and buffers; DDP and compile change nothing."""
+    return with_buffers(state_hash(model.state_dict()), buffers_hash(model))
+
+
+def buffers_hash(model: nn.Module) -> str | None:
+    """The same over the buffers that the state_dict leaves out (persistent=False); None where there are none."""
+    outside = buffers_outside(model)
+    return state_hash(outside) if outside else None
+
+
+def buffers_outside(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that the state_dict leaves out, by name; not the masks of `hold`, which the weights in it obey."""
+    inside = model.state_dict().keys()
+    found: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        state = module.__dict__.get(HOLD_STATE)
+        masks = () if state is None else {name + MASK_SUFFIX for name in state.names}
+        for local, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            name = f"{prefix}.{local}" if prefix else local
+            if name not in inside and local not in masks:
+                found[name] = buffer
+    return found
 
 
 def tensors_hash(model: nn.Module) -> str:
-    """The same over tensors alone: to notice a change, also of a network that holds other state."""
-    return state_hash(tensors_of(model))
+    """The hash over tensors alone: to notice a change, also of a network that holds other state."""
+    return with_buffers(state_hash(tensors_of(model)), buffers_hash(model))
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

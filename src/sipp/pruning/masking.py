@@ -40,10 +40,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import ModelError, OptionError
+from sipp.inputs.network_hash import HOLD_STATE as STATE
+from sipp.inputs.network_hash import MASK_SUFFIX
 
 WRAPPER_PARTS = frozenset({"module", "_orig_mod"})
-MASK_SUFFIX = "_mask"
-STATE = "_sipp_hold"  # key in a held module's __dict__
 N_NEAREST = 3  # names suggested for an unknown one
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sipp.repairing.record import Repair
 
 CHANGED = (
-    "its weights changed after pruning, by training or by hand: what was said spoke of those before; "
+    "its weights or buffers changed after pruning, by training or by hand: what was said spoke of those before; "
     "sipp.assess(dense, pruned.model, data) and sipp.certify say what holds for them"
 )
 REGROWN = (
@@ -130,8 +130,9 @@ class Pruned:
     def save(self, folder: str | PathLike[str], *, certificate: AnyCertificate | None = None) -> Path:
         """Writes the folder that `sipp prune --out` writes, network and record, and gives its path.
 
-        `sipp report`, `bench`, `eval` and `certify` take it. It is whole or not there; a folder with other content is
-        refused. A `certificate` must be about `model`. One small file instead: `sipp.save`.
+        `sipp report`, `bench`, `eval` and `certify` take it. It holds the old network or the new one, whichever process
+        writes or is killed; a folder with other content is refused. A `certificate` must be about `model`. One small
+        file instead: `sipp.save`.
         """
         from sipp.storage.pruned_record import save_folder  # to the right: this method is the door to it
 

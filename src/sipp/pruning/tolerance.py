@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from rich import box
-from rich.table import Table
 from torch import Tensor, nn
 
 from sipp.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, upper_limit
@@ -43,7 +40,6 @@ from sipp.certificates.evidence import (
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate
 from sipp.checking import check_flag, check_number, check_share
-from sipp.display import PATH_WORDS, WIDTH, percent_up, text_of
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.capture import scoring_mode
@@ -59,6 +55,7 @@ from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
 from sipp.pruning.entry import cut, rank, repaired
 from sipp.pruning.ranking import RankOptions
 from sipp.pruning.result import Pruned, Ranking
+from sipp.pruning.walked import Level, PrunedTo
 from sipp.records import Batch
 from sipp.scoring.methods import DEFAULT, Method
 
@@ -73,47 +70,6 @@ REPAIRED_MARGIN = 8  # its weights were fitted to these points, which flatter it
 def default_levels() -> tuple[float, ...]:
     """The values of `keep` that are tested: 30, from 1 to 0.02, on a log scale that is finer at the dense end."""
     return tuple(SPARSEST ** ((i / (N_LEVELS - 1)) ** DENSE_END) for i in range(N_LEVELS))
-
-
-@dataclass(frozen=True)
-class Level:
-    """One test of the walk: `count` bad points of `n`, and whether the claim is proved at this level."""
-
-    keep: float
-    budget: int
-    count: int  # violations, or points that lost their right class (their class, without labels)
-    limit: float  # the proved limit of their share, or of the accuracy drop
-    passed: bool
-
-
-@dataclass(frozen=True)
-class PrunedTo:
-    """The sparsest certified network, its certificate, and the path of all tests. `print` it."""
-
-    model: nn.Module  # the sparsest that passed, or the dense network
-    pruned: Pruned | None  # None: no level passed
-    certificate: AnyCertificate | None
-    path: tuple[Level, ...]
-    levels: tuple[float, ...]  # the whole grid, as fixed in advance
-    start: int  # where the walk began, chosen on the calibration data
-    verdict: str
-
-    @property
-    def keep(self) -> float:
-        return self.pruned.keep if self.pruned is not None else 1.0
-
-    def __str__(self) -> str:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in ("keep", "weights", "bad points", "proved limit", "test"):
-            table.add_column(column, justify="right")
-        for level in self.path:
-            limit, word = percent_up(level.limit), "passed" if level.passed else "failed"
-            table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", f"{level.count:,}", limit, word)
-        said = [] if self.certificate is None else [textwrap.fill(self.certificate.sentence, WIDTH)]
-        return "\n".join([self.verdict, *([text_of(table), PATH_WORDS] if self.path else []), *said])
-
-    def __repr__(self) -> str:
-        return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
 
 
 def prune_to(

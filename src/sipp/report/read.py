@@ -128,7 +128,7 @@ def files_read(paths: Sequence[Path]) -> list[Path]:
 def _is_result(folder: Path) -> bool:
     """Whether a result lies here, whole or not; of a folder into which nobody may look, reading says so in its turn."""
     try:
-        return (folder / MANIFEST).exists() or (folder / RECORD_NAME).exists()
+        return (folder / MANIFEST).exists() or pruned_folder.is_pruned_folder(folder)
     except OSError:
         return True
 

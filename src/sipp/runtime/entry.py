@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sipp.errors import ModelError
+from sipp.pruning.walked import Given, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import call_of, try_example
@@ -174,12 +175,12 @@ def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return repr(spec), *((x.shape, x.dtype) if isinstance(x, Tensor) else (type(x), x) for x in leaves)
 
 
-def sparse(model: nn.Module, example: Any) -> Sparse:
+def sparse(model: Given, example: Any) -> Sparse:
     """The model as a callable that skips its zeros, on the CPU: same call, same outputs to 1e-4 of their size.
 
-    `example` is an input like those to come: a tensor, a tuple of arguments, or a dict of keyword arguments. The model
-    is left as it was; later changes of its weights are not seen. Masks that `hold` or torch.nn.utils.prune keep on it
-    are zeros here.
+    `model` may be what `prune` or `prune_to` gave, too. `example` is an input like those to come: a tensor, a tuple of
+    arguments, or a dict of keyword arguments. The model is left as it was; later changes of its weights are not seen.
+    Masks that `hold` or torch.nn.utils.prune keep on it are zeros here.
 
     Example:
         >>> import torch, sipp
@@ -189,6 +190,7 @@ def sparse(model: nn.Module, example: Any) -> Sparse:
         >>> fast(torch.randn(32, 64)).shape
         torch.Size([32, 10])
     """
+    model = network_of(model)
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give an instance")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

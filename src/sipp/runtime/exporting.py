@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sipp.checking import check_choice
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.restore import copy_of
+from sipp.pruning.walked import Given, network_of
 from sipp.runtime.examples import call_of, try_example
 from sipp.runtime.programs import onnx_bytes, program_bytes
 from sipp.storage.files import publish, staged, write_atomic
@@ -50,7 +51,7 @@ class Exported:
         return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {points}"
 
 
-def export(model: nn.Module, path: str | PathLike[str], *, to: Target, example: Any = None) -> Exported:
+def export(model: Given, path: str | PathLike[str], *, to: Target, example: Any = None) -> Exported:
     """Writes the network to a file (with "hf", a new folder), and gives what was written. The model is left as it was.
 
     `example` is an input as `sipp.sparse` takes it; "pt2" and "onnx" need one, with two points or more if the file is
@@ -64,6 +65,7 @@ def export(model: nn.Module, path: str | PathLike[str], *, to: Target, example: 
         >>> bool((torch.export.load(made.path).module()(torch.ones(5, 8)) == pruned.model(torch.ones(5, 8))).all())
         True
     """
+    model = network_of(model)
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give pruned.model")
     check_choice("to", to, get_args(Target))

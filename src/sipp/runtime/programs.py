@@ -44,12 +44,17 @@ def onnx_bytes(model: nn.Module, call: Call) -> tuple[bytes, float, int | None]:
             ) from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
 
     def by_onnxruntime() -> list[Any]:
         given = [value for value in pytree.tree_leaves(call) if isinstance(value, Tensor)]
-        return [torch.from_numpy(out) for out in session.run(None, {n: x.numpy() for n, x in zip(names, given)})]
+        try:
+            session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+            names = [one.name for one in session.get_inputs()]
+            return [torch.from_numpy(out) for out in session.run(None, {n: x.numpy() for n, x in zip(names, given)})]
+        except Exception as error:  # a number format or an operation that it has no code for
+            raise ModelError(
+                f"onnxruntime cannot run it on the CPU ({_reason(error)})", fix=_other_way(model)
+            ) from error
 
     return content, _compared(model, call, by_onnxruntime, "onnxruntime"), _only_size(program)
 
@@ -111,6 +116,15 @@ def _off_by(found: Tensor, expected: Tensor) -> float:
         return 0.0
     gap, scale = (found.double() - expected.double()).abs().max(), expected.double().abs().max()
     return float(gap / scale)  # NaN and infinity, also of a scale of 0, are refused
+
+
+def _other_way(model: nn.Module) -> str:
+    """What to do where onnxruntime has no code for a network."""
+    dtypes = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
+    narrow = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes - {torch.float32, torch.float64})
+    if not narrow:
+        return "export to pt2, which holds what torch.export traced"
+    return f"its numbers are {', '.join(narrow)}: export model.float() with an example in float32, or to pt2"
 
 
 def _reason(error: Exception) -> str:

@@ -10,6 +10,7 @@ the index is checked, and then every size, before memory is asked for.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
@@ -21,8 +22,10 @@ from torch.nn.parameter import is_lazy
 
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.network_hash import state_hash
+from sipp.inputs.identity import with_buffers
+from sipp.inputs.network_hash import buffers_hash, model_hash, state_hash
 from sipp.pruning.result import Pruned, as_it_is
+from sipp.pruning.walked import Given, without_walk
 from sipp.storage import container
 from sipp.storage.artifact_index import Entry, Index, Statements, class_name, read_index, write_index
 from sipp.storage.contents import About, Contents, contents_of
@@ -31,14 +34,17 @@ from sipp.storage.marks import Precision
 from sipp.storage.planes import DTYPES, cut
 from sipp.storage.rounding import restore_values, round_values
 from sipp.storage.stored_tensor import decode_tensor, encode_tensor, rounding_of
+from sipp.storage.ties import Groups, bits_differ, sharing_of, torn
 
 N_SHOWN = 5  # names in an error
-
-Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
+OTHER_BUFFERS = (
+    "its certificate is about a network with other values in buffers that no state_dict holds (persistent=False) than "
+    "`into` has; set them, or certify this network"
+)
 
 
 def save(
-    pruned: Pruned | nn.Module,
+    pruned: Given,
     path: str | PathLike[str],
     *,
     values: Precision = "fp32",
@@ -63,6 +69,7 @@ def save(
         >>> torch.equal(same.weight, pruned.model.weight)
         True
     """
+    pruned = without_walk(pruned)
     model, masks = _network(pruned, masks)
     target = _path(path)
     if not isinstance(values, str) or values not in get_args(Precision):
@@ -80,11 +87,9 @@ def save(
         pieces += parts
     index = _index(pruned, model, values, certificate, entries)
     data = b"".join(pieces)
-    about = None
-    if certificate is not None:
-        about = _about(certificate, _decode(index, memoryview(data), "the network")[0])
-        if about != "stored values" and certificate.pruned_hash != state_hash(model.state_dict()):
-            raise OptionError("certificate is about another network than the one to save; certify this one")
+    if index.is_moved:
+        _refuse_torn(groups, index, data)
+    about = None if certificate is None else _about_ours(certificate, model, index, data)
     content, digest = container.pack(write_index(index), data)
     write_atomic(target, content)
     return contents_of(
@@ -124,13 +129,16 @@ def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Modu
     if into is not None:
         _check_fits(index, into, where)
     state, _ = _decode(index, data, where)
-    _certificate(index, state, where)
+    certificate, _ = _certificate(index, state, where)
     if into is None:
         return state
-    for names, _ in _tensors(into):
-        if any(_bits_differ(state[names[0]], state[name]) for name in names[1:]):
-            raise ModelError(f"{', '.join(names)}: one tensor in the model, different ones in {where}; untie them")
+    groups = _tensors(into)
+    tied = next((n for n, _ in groups if any(bits_differ(state[n[0]], state[other]) for other in n[1:])), ())
+    if names := tied or torn(sharing_of(groups), state):
+        raise ModelError(f"{', '.join(names)}: one tensor in the model, different ones in {where}; untie them")
     into.load_state_dict(state, strict=True)
+    if certificate is not None and buffers_hash(into) != index.buffers_hash:
+        warnings.warn(f"{where}: {OTHER_BUFFERS}", stacklevel=2)
     return into
 
 
@@ -195,7 +203,8 @@ def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> 
         return pruned.model, pruned.masks
     if not isinstance(pruned, nn.Module):
         raise OptionError(
-            f"a {type(pruned).__name__} cannot be saved", fix="give what sipp.prune gave, or an nn.Module"
+            f"a {type(pruned).__name__} cannot be saved",
+            fix="give what sipp.prune or sipp.prune_to gave, or an nn.Module",
         )
     if masks is not None and not isinstance(masks, Mapping):
         raise OptionError(f"masks is a {type(masks).__name__}", fix="give {parameter name: bool tensor}")
@@ -223,6 +232,24 @@ def _tensors(model: nn.Module, first: Collection[str] = ()) -> Groups:
         memory = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
         groups.setdefault(memory if value.numel() else name, ([], value))[0].append(name)
     return [(tuple(sorted(names, key=lambda name: name not in first)), tensor) for names, tensor in groups.values()]
+
+
+def _about_ours(certificate: AnyCertificate, model: nn.Module, index: Index, data: bytes) -> About:
+    """What a certificate is about, of a network to save and its file; OptionError where that is neither."""
+    about = _about(certificate, index, _decode(index, memoryview(data), "the network")[0])
+    if about != "stored values" and certificate.pruned_hash != model_hash(model):
+        raise OptionError("certificate is about another network than the one to save; certify this one")
+    return about
+
+
+def _refuse_torn(groups: Groups, index: Index, data: bytes) -> None:
+    """Raises where rounding gives tensors that share memory different numbers."""
+    sharing = sharing_of(groups)
+    if sharing and (apart := torn(sharing, _decode(index, memoryview(data), "the network")[0])):
+        raise ModelError(
+            f"{', '.join(apart)} share memory in two layouts (a transposed tie); {index.precision} rounds them apart",
+            fix="save with values='fp32' or 'lossless', or untie them",
+        )
 
 
 def _masks_by_group(groups: Groups, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -274,6 +301,7 @@ def _index(
         precision=values,
         statements=said,
         certificate=None if certificate is None else to_json(certificate),
+        buffers_hash=buffers_hash(model),
         tensors=tuple(entries),
     )
 
@@ -305,15 +333,16 @@ def _certificate(index: Index, state: dict[str, Tensor], where: str) -> tuple[An
         certificate = from_json(index.certificate)
     except DataError as error:
         raise DataError(f"{error}", where=where) from error
-    about = _about(certificate, state)
+    about = _about(certificate, index, state)
     if about != "stored values" and not index.is_moved:
         raise DataError("its certificate is about another network; do not rely on it, certify this one", where=where)
     return certificate, about
 
 
-def _about(certificate: AnyCertificate, state: dict[str, Tensor]) -> About:
+def _about(certificate: AnyCertificate, index: Index, state: dict[str, Tensor]) -> About:
     """A certificate is about the stored values if, and only if, they have the hash it was made for."""
-    return "stored values" if certificate.pruned_hash == state_hash(state) else "values before rounding"
+    stored = with_buffers(state_hash(state), index.buffers_hash)
+    return "stored values" if certificate.pruned_hash == stored else "values before rounding"
 
 
 def _check_fits(index: Index, model: nn.Module, where: str) -> None:
@@ -337,10 +366,6 @@ def _check_fits(index: Index, model: nn.Module, where: str) -> None:
         raise ModelError(
             f"{_listed(wrong, '; ')}; build the model as it was saved, or load without `into`", where=where
         )
-
-
-def _bits_differ(one: Tensor, other: Tensor) -> bool:
-    return one is not other and not torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (one, other)))
 
 
 def _listed(names: list[str], separator: str = ", ") -> str:

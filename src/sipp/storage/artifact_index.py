@@ -118,6 +118,7 @@ class Index(IndexRecord):
     precision: Precision  # as asked for
     statements: Statements | None
     certificate: str | None  # as `to_json` writes it
+    buffers_hash: str | None = None  # of buffers that the state_dict leaves out; None: there are none
     tensors: Annotated[tuple[Entry, ...], Field(fail_fast=True)]
 
     @property
@@ -133,7 +134,7 @@ def class_name(model: object) -> str:
 
 def write_index(index: Index) -> bytes:
     """The index as it stands in the file."""
-    text = index.model_dump_json().encode()
+    text = index.model_dump_json(exclude={"buffers_hash"} if index.buffers_hash is None else None).encode()
     if len(text) > MOST_INDEX_BYTES:
         raise DataError(f"the network has too many tensors for one file ({len(index.tensors):,}); save it in parts")
     return zlib.compress(text, 9)

@@ -6,11 +6,16 @@ with their values in `pairs.py`.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
 import re
+import secrets
+import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +23,15 @@ from typing import Any
 from sipp.errors import DataError, OptionError
 
 TEMPORARY = ".tmp-"  # start of the name of a file that is being written
+DAY_S = 86_400  # after which a temporary file that nobody wrote to is what a killed process left
 FORMAT = 1
 MAX_NAME = 160
 CHUNK = 1 << 20  # bytes of a file that are read at once
 CHANGED = "it was changed after it was written"  # in errors of those who check
 _NAME = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*")
+_TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"[0-9a-f]{16}-(.+)", re.DOTALL)  # what it is to become
+# What an fsync of a folder gives where a file system has none, or the folder may be written but not read
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)
 
 Values = dict[str, Any]
 
@@ -67,16 +76,37 @@ def file_hash(path: Path) -> str:
 
 
 def staged(path: Path) -> Path:
-    """Where a file or folder is made before it gets its name."""
-    return path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
+    """A new name beside the path, where a file or folder is made before it gets its own; no two writers share one."""
+    return path.parent / f"{TEMPORARY}{secrets.token_hex(8)}-{path.name}"
 
 
-def write_through(path: Path, data: bytes | memoryview) -> None:
-    """Writes a new file and waits until its content is on the disk; what it is called may still be lost."""
-    with open(path, "wb") as file:
+def staged_for(path: Path) -> str | None:
+    """The name that a temporary file or folder was to get; None where it is none of ours."""
+    found = _TEMPORARY_NAME.fullmatch(path.name)
+    return None if found is None else found.group(1)
+
+
+def write_through(path: Path, data: bytes | memoryview, like: os.stat_result | None = None) -> None:
+    """Writes a new file and waits until its content is on the disk; what it is called may still be lost.
+
+    It gets the owner and the permissions of a file that it is `like`, else those that are usual for new files.
+    """
+    mode = 0o666 if like is None else like.st_mode & 0o777
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
         file.flush()
+        if like is not None:
+            _make_like(path, os.fstat(file.fileno()), like)
         os.fsync(file.fileno())
+
+
+def _make_like(path: Path, made: os.stat_result, like: os.stat_result) -> None:
+    """Gives a file the owner (where that is allowed) and the permissions of another."""
+    if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid) and hasattr(os, "chown"):
+        with contextlib.suppress(OSError):
+            os.chown(path, like.st_uid, like.st_gid)
+    if made.st_mode & 0o777 != like.st_mode & 0o777:  # the umask took some away
+        os.chmod(path, like.st_mode & 0o777)
 
 
 def publish(made: Path, path: Path) -> None:
@@ -88,13 +118,17 @@ def publish(made: Path, path: Path) -> None:
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
     """Puts the data into the file; until then it holds its old content whole, whatever happens on the way.
 
-    Order: temporary file, its fsync, replace, fsync of the folder. Without the last, power loss may undo the replace.
+    A link stays, and what it leads to is written; a file that is there keeps its permissions. Any number of threads
+    and processes may write to one path: it holds what one of them wrote. Order: temporary file, its fsync, replace,
+    fsync of the folder. Without the last, power loss may undo the replace.
     """
-    made = staged(path)
     try:
+        target = path if not path.is_symlink() else Path(os.path.realpath(path))
+        there = _plain_file(target)
+        made = staged(target)
         try:
-            write_through(made, data)
-            publish(made, path)
+            write_through(made, data, like=there)
+            os.replace(made, target)
         finally:
             made.unlink(missing_ok=True)
     except OSError as error:
@@ -103,15 +137,52 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
             where=path,
             fix="free space or allow writing and run the same command again, or give another place",
         ) from error
+    try:
+        sync_folder(target.parent)
+    except OSError as error:
+        raise DataError(
+            f"was written, whole, but a power cut may undo that ({error.strerror or error})",
+            where=path,
+            fix="look after the disk, and write it again",
+        ) from error
+    with contextlib.suppress(OSError):  # others clean up too, and not everybody may look in there
+        _remove_stale(target)
+
+
+def _plain_file(path: Path) -> os.stat_result | None:
+    """What is known of the file there, None where nothing is; devices, pipes and loops of links are refused."""
+    try:
+        found = os.lstat(path)  # a link that is still one leads nowhere
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        what = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.ELOOP if stat.S_ISLNK(found.st_mode) else None
+        raise OSError(what or errno.EINVAL, os.strerror(what) if what else "it is no plain file")
+    return found
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes what writers of this file left who were killed: nobody has written to it for a day."""
+    for one in path.parent.iterdir():
+        if staged_for(one) == path.name:
+            found = one.lstat()
+            if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > DAY_S:
+                one.unlink()
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the folder's list of names is on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Waits until the folder's list of names is on the disk, where folders can be waited for (not on Windows)."""
+    if os.name == "nt":
+        return
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
 
 
 def make_folder(folder: Path) -> None:
@@ -127,7 +198,8 @@ def make_folder(folder: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Removes temporary files of processes that were killed. Only the holder of the lock may call this."""
     for path in folder.rglob(f"{TEMPORARY}*"):
-        path.unlink(missing_ok=True)
+        if staged_for(path) is not None and not path.is_dir():
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, values: Values) -> None:
@@ -152,7 +224,12 @@ def seal(values: Values) -> Values:
 
 def read_sealed(path: Path) -> Values:
     """The values that `seal` was given, from a JSON file; DataError where they were changed since."""
-    found = _parsed(read_file(path), path)
+    return sealed_values(read_file(path), path)
+
+
+def sealed_values(data: bytes, path: Path) -> Values:
+    """The same from the bytes of such a file, which `path` names in errors."""
+    found = _parsed(data, path)
     check = found.pop("check", None) if isinstance(found, dict) else None
     if not isinstance(found, dict) or check != _check_of(found):
         raise DataError(

@@ -4,6 +4,7 @@ from typing import Final, Literal
 
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network
+RECORD_KEY = "sipp record"  # in the header of the network, which holds its record too
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
 Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values in such a file
 BENCH_NAME = "bench.json"  # what `sipp bench` found out about a network, beside it

@@ -225,6 +225,7 @@ class PrunedRecord(Record):
     dead_rows: Count
     dense_hash: str | None = None  # None: what it was pruned from is not known
     pruned_hash: str
+    buffers_hash: str | None = None  # of buffers that its state_dict leaves out; None: it has none
     layers: Annotated[tuple[PrunedLayerRecord, ...], Field(strict=False, min_length=1)]
     bound: BoundRecord | None = None
     guarantee: str | None = None

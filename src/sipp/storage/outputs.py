@@ -1,4 +1,4 @@
-"""What is written for a user: a folder of files that is whole or not there, and single files in one step.
+"""What is written for a user: where it may lie, and single files in one step; folders are in `pruned_folder.py`.
 
 Every output of every command, of `pruned.save` and of `sipp.page` is checked here, by one rule: it is never what the
 command reads, also with --force; what is there already is replaced with --force only (a program always may), and only
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import struct
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sipp.errors import DataError, OptionError
-from sipp.storage.files import publish, staged, sync_folder, write_atomic, write_through
-from sipp.storage.marks import BENCH_KIND, EVAL_KIND, FIGURE_MARK, PAGE_MARK, SCORES_MARK
+from sipp.storage.files import staged, staged_for, write_atomic
+from sipp.storage.marks import BENCH_KIND, EVAL_KIND, FIGURE_MARK, PAGE_MARK, SCORES_MARK, WEIGHTS_NAME
+from sipp.storage.tensors import metadata_in
 
 HEAD = 1 << 14  # bytes in which a page, a picture or a file of tensors says who made it
 HEAD_OF_NETWORK = 64
@@ -41,13 +40,8 @@ def _head(path: Path, n: int = HEAD) -> bytes:
 
 
 def _is_scores(path: Path) -> bool:
-    head = _head(path)
-    length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else MOST_RECORD
-    try:
-        header = json.loads(_head(path, 8 + length)[8:]) if length < MOST_RECORD else {}
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(header, dict) and header.get("__metadata__") == SCORES_MARK
+    with open(path, "rb") as file:
+        return metadata_in(file) == SCORES_MARK
 
 
 def _is_figure(path: Path) -> bool:
@@ -67,9 +61,10 @@ def _is_pruned(folder: Path) -> bool:
     from sipp.storage.pruned_folder import read_pruned
 
     try:
-        return not read_pruned(folder)[1]
+        read_pruned(folder)
     except DataError:
         return False
+    return (folder / WEIGHTS_NAME).exists()
 
 
 def _is_bench(path: Path) -> bool:
@@ -121,8 +116,8 @@ def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
     """Refuses what is there already: without --force anything, with it what is not of this kind."""
     if path.is_symlink():
         raise OptionError(f"{path} is a symbolic link, and leads elsewhere", fix="give the place itself")
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
+    if not path.exists() or (path.is_dir() and all(staged_for(inner) is not None for inner in path.iterdir())):
+        return  # nothing is there, or what a killed writer left
     if not path.is_dir() and not path.is_file():
         raise OptionError(f"{path} is no plain file, and cannot be replaced", fix="give another name")
     try:
@@ -165,8 +160,8 @@ def check_folder(path: Path, *, force: bool, inputs: Inputs = ()) -> None:
         raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
     refuse_inputs(path, inputs)
     _check_new(path, PRUNED_FOLDER, force=force)
-    if path.is_dir() and any(path.iterdir()):
-        check_place(path / path.name)  # files are moved into it, one by one
+    if path.is_dir():
+        check_place(path / WEIGHTS_NAME)
 
 
 def check_file(path: Path, kind: Kind, *, force: bool, inputs: Inputs = (), makes_folder: bool = False) -> None:
@@ -197,36 +192,6 @@ def check_ledger(path: Path, *, out: Path | None, inputs: Inputs = ()) -> None:
     if not os.path.isdir(path.parent):
         raise OptionError(f"{path.parent} is no folder", fix="make it first, or give another place")
     check_place(path)
-
-
-def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool) -> None:
-    """Puts these files into the folder, all of them, or leaves it as it was before.
-
-    They are staged, on the disk, in a folder beside it. A new or empty folder then appears by one rename. In a folder
-    with content (--force) the last file, the one that makes claims about the others, goes first and comes back last.
-    """
-    check_folder(folder, force=force)
-    made = staged(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            made.mkdir()
-            for name, data in files.items():
-                write_through(made / name, data)
-            sync_folder(made)
-            if not folder.exists() or not any(folder.iterdir()):
-                publish(made, folder)
-            else:
-                (folder / list(files)[-1]).unlink(missing_ok=True)
-                for name in files:
-                    publish(made / name, folder / name)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-    except OSError as error:
-        raise DataError(
-            f"{folder} could not be written ({error.strerror or error})",
-            fix="free space or allow writing, or give another place",
-        ) from error
 
 
 def write_file(path: Path, data: bytes, kind: Kind, *, force: bool) -> None:

@@ -1,32 +1,105 @@
-"""The folder of a pruned network: its weights and its record, written whole, and read with every check. Needs no torch.
+"""The folder of a pruned network: its weights and its record, which belong together, read with every check. No torch.
 
 `sipp prune --out DIR` and `pruned.save(DIR)` write it; `sipp report`, `bench`, `eval` and `certify` read it.
+
+Two files cannot be replaced in one step, one can. So the header of the network holds its record too: with that file
+the folder is the new one, and report.json is a copy. While it may be another's, a temporary file says so (it is there
+before the network is replaced, and goes once the copy is right): whoever finds one takes the record in the header. So a
+reader, or who comes after a writer that was killed, finds the old folder or the new one; and of two writers at once
+the one whose network stays has the last word on the record.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.inputs.identity import entries_hash
-from sipp.storage.files import CHANGED, plain, read_file, read_sealed, seal
-from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND, RECORD_NAME, WEIGHTS_NAME
+from sipp.inputs.identity import entries_hash, with_buffers
+from sipp.storage.files import (
+    CHANGED,
+    make_folder,
+    plain,
+    read_file,
+    seal,
+    sealed_values,
+    staged,
+    staged_for,
+    sync_folder,
+    write_atomic,
+    write_through,
+)
+from sipp.storage.marks import RECORD_FORMAT, RECORD_KEY, RECORD_KIND, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.network_schemas import PrunedRecord
-from sipp.storage.outputs import write_folder
+from sipp.storage.outputs import check_folder
 from sipp.storage.run_schemas import checked
 from sipp.storage.run_schemas import plain as given
-from sipp.storage.tensors import raw_tensors, tensors_to_bytes
+from sipp.storage.tensors import metadata_in, raw_tensors, tensors_to_bytes
+
+NO_NETWORK = "Its network is not here, so that its record was not checked against it."
+CUT_SHORT = f"{RECORD_NAME} is not up to date, as a save was cut short: shown is the record in {WEIGHTS_NAME}."
 
 
 def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], *, force: bool) -> dict[Path, int]:
     """Writes the network and its record into the folder, both or neither, and gives {file: bytes}."""
     report = json.dumps(seal(plain(record)), indent=1, allow_nan=False).encode()
-    files = {WEIGHTS_NAME: tensors_to_bytes(tensors), RECORD_NAME: report}
-    write_folder(folder, files, force=force)
-    return {folder / name: len(data) for name, data in files.items()}
+    weights = tensors_to_bytes(tensors, {"format": "pt", RECORD_KEY: report.decode()})
+    check_folder(folder, force=force)
+    is_new = not folder.exists()
+    try:
+        make_folder(folder)
+        _replace(folder, weights, report)
+    except OSError as error:
+        raise DataError(
+            f"{folder} could not be written ({error.strerror or error})",
+            fix="free space or allow writing, or give another place",
+        ) from error
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # where nothing came to lie in it
+    return {folder / WEIGHTS_NAME: len(weights), folder / RECORD_NAME: len(report)}
+
+
+def _replace(folder: Path, weights: bytes, report: bytes) -> None:
+    """Puts both files into the folder."""
+    under_way = staged(folder / RECORD_NAME)
+    try:
+        write_through(under_way, report)
+        sync_folder(folder)
+        write_atomic(folder / WEIGHTS_NAME, weights)
+        while (now := _record_of(folder)) is not None:  # another's, where another writer was faster
+            write_atomic(folder / RECORD_NAME, now)
+            if _record_of(folder) == now:
+                break
+    except BaseException:
+        if (now := _record_of(folder)) is None or now == _bytes_of(folder / RECORD_NAME):
+            under_way.unlink(missing_ok=True)  # nothing was replaced, or all
+        raise
+    under_way.unlink()
+
+
+def _record_of(folder: Path) -> bytes | None:
+    """The record in the header of the network in this folder; None where there is none."""
+    try:
+        with open(folder / WEIGHTS_NAME, "rb") as file:
+            return _record_in(metadata_in(file))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+
+
+def _record_in(metadata: dict[str, Any]) -> bytes | None:
+    found = metadata.get(RECORD_KEY)
+    return found.encode(errors="surrogatepass") if isinstance(found, str) else None
+
+
+def is_pruned_folder(folder: Path) -> bool:
+    """Whether a record of a pruned network lies here, whole or not."""
+    return (folder / RECORD_NAME).exists() or _record_of(folder) is not None
 
 
 def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
@@ -34,33 +107,59 @@ def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
 
     The record is checked by its checksum, and against the network: the same weights, and no more of them than it says.
     """
-    path = folder / RECORD_NAME
-    values = read_sealed(path) if _has_check(path) else {}
+    while True:
+        report = _bytes_of(folder / RECORD_NAME)
+        try:
+            return _read(folder, report)
+        except DataError:
+            if _bytes_of(folder / RECORD_NAME) == report:
+                raise  # else it was replaced while it was read
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    """The content of a file; None where there is none."""
+    return read_file(path) if path.exists() else None
+
+
+def _read(folder: Path, report: bytes | None) -> tuple[PrunedRecord, tuple[str, ...]]:
+    path, weights = folder / RECORD_NAME, folder / WEIGHTS_NAME
+    data = _bytes_of(weights)
+    if data is None:
+        return _record(read_file(path) if report is None else report, path), (NO_NETWORK,)
+    own = _record_in(metadata_in(io.BytesIO(data)))
+    marks: tuple[str, ...] = ()
+    if own is not None and any(staged_for(one) == RECORD_NAME for one in folder.iterdir()):
+        marks = () if own == report else (CUT_SHORT,)
+        path, report = weights, own
+    record = _record(read_file(path) if report is None else report, path)
+    tensors = raw_tensors(data, weights)
+    stored = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
+    if with_buffers(stored, record.buffers_hash) != record.pruned_hash:
+        raise DataError(f"is not the network that {path.name} speaks of; {CHANGED}", where=weights)
+    for layer in record.layers:
+        weight = tensors.get(layer.name)  # of which one that is kept may be zero
+        if weight is None or math.prod(weight.shape) != layer.n_weights or weight.n_nonzero() > layer.kept:
+            raise DataError(f"layer {layer.name!r:.60} does not fit its weights; {CHANGED}", where=path)
+    return record, marks
+
+
+def _record(data: bytes, path: Path) -> PrunedRecord:
+    """The record in these bytes, if it has its checksum and its numbers fit each other."""
+    values = sealed_values(data, path) if _has_check(data) else {}
     if values.get("kind") != RECORD_KIND or values.get("format") != RECORD_FORMAT:
         raise DataError(
             f"is no record of `sipp prune` with a checksum (format {RECORD_FORMAT}); {CHANGED}, or is older", where=path
         )
     record = checked(PrunedRecord, values, path)
     _check_sums(record, path)
-    weights = folder / WEIGHTS_NAME
-    if not weights.exists():
-        return record, ("Its network is not here, so that its record was not checked against it.",)
-    tensors = raw_tensors(read_file(weights), weights)
-    found = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
-    if found != record.pruned_hash:
-        raise DataError(f"is not the network that {RECORD_NAME} speaks of; {CHANGED}", where=weights)
-    for layer in record.layers:
-        weight = tensors.get(layer.name)  # of which one that is kept may be zero
-        if weight is None or math.prod(weight.shape) != layer.n_weights or weight.n_nonzero() > layer.kept:
-            raise DataError(f"layer {layer.name!r:.60} does not fit its weights; {CHANGED}", where=path)
-    return record, ()
+    return record
 
 
-def _has_check(path: Path) -> bool:
-    """Whether the file is an object with a checksum; one that cannot be parsed is for `read_sealed` to refuse."""
+def _has_check(data: bytes) -> bool:
+    """Whether it is an object with a checksum; what cannot be parsed is for `sealed_values` to refuse."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(data)
+    except (ValueError, RecursionError):
         return True
     return isinstance(found, dict) and "check" in found
 

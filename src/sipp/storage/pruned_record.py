@@ -15,7 +15,7 @@ from sipp import __version__
 from sipp.bounds.network import Guarantee, Measured, NetworkBound
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, to_json
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.network_hash import model_hash
+from sipp.inputs.network_hash import buffers_hash, model_hash
 from sipp.pruning.blending import Choice
 from sipp.pruning.result import Pruned, PrunedLayer, as_it_is, not_zero
 from sipp.storage.artifact_index import class_name
@@ -59,6 +59,7 @@ def pruned_record(pruned: Pruned) -> dict[str, Any]:
         )
     return {
         "pruned_hash": model_hash(pruned.model),
+        "buffers_hash": buffers_hash(pruned.model),
         "kind": RECORD_KIND,
         "format": RECORD_FORMAT,
         "sipp": __version__,

@@ -41,12 +41,11 @@ def round_values(value_K: Tensor, row_K: Tensor | None, n_rows: int, rounding: R
     if rounding == "int8" and row_K is not None:
         scale_F = _scales(value_K, row_K, n_rows)
         stored_K = _levels(value_K, row_K, scale_F)
-        back_K = restore_values(stored_K, scale_F, row_K, value_K.dtype)
     else:
         scale_F, stored_K = None, value_K.to(FORMATS[rounding])
-        fits = bool(stored_K.isfinite().all())
-        _refuse_unless(fits, name, f"a weight is too large for {rounding}", "'fp32', 'lossless' or 'int8'")
-        back_K = stored_K.to(value_K.dtype)
+    back_K = restore_values(stored_K, scale_F, row_K, value_K.dtype)
+    instead = "'fp32' or 'lossless'" if rounding == "int8" else "'fp32', 'lossless' or 'int8'"
+    _refuse_unless(bool(back_K.isfinite().all()), name, f"a weight is too large for {rounding}", instead)
     return Rounded(stored_K, scale_F, *_changes(value_K, back_K))
 
 
@@ -87,7 +86,8 @@ def _changes(given_K: Tensor, back_K: Tensor) -> tuple[float, float]:
     if not bool(is_moved_K.any()):
         return 0.0, 0.0
     largest = float((moved_K[is_moved_K] / given_K[is_moved_K].abs()).max())
-    return largest, float(moved_K.norm() / given_K.norm())
+    scale = given_K.abs().max()  # so that squares neither overflow nor vanish
+    return largest, float((moved_K / scale).norm() / (given_K / scale).norm())
 
 
 def _refuse_unless(fits: bool, name: str, reason: str, instead: str) -> None:

@@ -5,9 +5,10 @@ torch and NumPy are imported by the functions that need them: a reader of record
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safetensors import SafetensorError, deserialize
 
@@ -16,6 +17,7 @@ from sipp.errors import DataError, ModelError
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST_HEADER = 1 << 28  # bytes of a header that is looked into
 # What safetensors calls an element type: torch's name, and the whole number of the same size that holds its bits.
 _FLOATS = {
     "F64": ("torch.float64", "u8"),
@@ -59,6 +61,17 @@ class RawTensor:
             return int(np.count_nonzero(np.frombuffer(self.data, "<" + _WHOLE[self.kind][1])))
         bits = np.frombuffer(self.data, "<" + _FLOATS[self.kind][1])
         return int(np.count_nonzero(bits << bits.dtype.type(1)))  # all but the sign
+
+
+def metadata_in(file: BinaryIO) -> dict[str, Any]:
+    """The texts in the header of a safetensors file, its tensors unread; none where it is no such file."""
+    n_bytes = int.from_bytes(file.read(8), "little")
+    try:
+        header = json.loads(file.read(n_bytes)) if n_bytes <= MOST_HEADER else {}
+    except (ValueError, RecursionError):
+        return {}
+    found = header.get("__metadata__") if isinstance(header, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None = None) -> bytes:

@@ -30,7 +30,7 @@ from sipp.experiments.runs.run_recipe import Finished, Progress, run
 from sipp.experiments.runs.store import Origin, Store, code_version, open_run, without_clock
 from sipp.experiments.training.setup import feed_of
 from sipp.experiments.training.signals import Interrupted
-from sipp.storage.files import TEMPORARY
+from sipp.storage.files import staged
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
@@ -143,7 +143,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
         for pid in found:
             os.kill(pid, signal.SIGSTOP)  # nothing moves while we look
         if not (folder / progress.stage / "final.json").exists():  # it may be done since we heard of it
-            (folder / progress.stage / f"{TEMPORARY}1-final.json").write_text("half")  # as a death in a save leaves it
+            staged(folder / progress.stage / "final.json").write_text("half")  # as a death in a save leaves it
             killed.extend(found)
         for pid in found:
             os.kill(pid, signal.SIGKILL if killed else signal.SIGCONT)

@@ -143,10 +143,11 @@ def test_links_are_refused(tmp_path: Path) -> None:
 def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
     with open_run(tmp_path, CONFIG, ORIGIN) as first:
         (first.folder / "stage").mkdir()
-        (first.folder / "stage" / f"{files.TEMPORARY}1-x").write_text("half")
+        files.staged(first.folder / "stage" / "x").write_text("half")
+        (first.folder / "stage" / ".tmp-mine").write_text("a user's own")
     with open_run(tmp_path, CONFIG, ORIGIN) as second:
         assert second.resumed and not first.resumed
-        assert not list((second.folder / "stage").iterdir())
+        assert [path.name for path in (second.folder / "stage").iterdir()] == [".tmp-mine"]
 
 
 def test_a_second_process_is_refused_at_once(tmp_path: Path) -> None:

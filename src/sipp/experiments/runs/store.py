@@ -104,7 +104,7 @@ def _refuse_foreign(folder: Path) -> None:
     """Refuses a folder with content that is no run: records and temporary files of others would be written over."""
     names = sorted(one.name for one in folder.iterdir())
     ours = (MANIFEST, LOCK)  # a run that was killed at its first step has a lock and a temporary file
-    foreign = [name for name in names if name not in ours and not name.startswith(files.TEMPORARY)]
+    foreign = [name for name in names if name not in ours and files.staged_for(Path(name)) is None]
     if foreign and MANIFEST not in names:
         raise OptionError(
             f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is no run", fix="choose another --out"

@@ -1,0 +1,71 @@
+"""What a walk within a tolerance gives back, and the network in whatever may stand for one."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from torch import nn
+
+from sipp.display import PATH_WORDS, WIDTH, percent_up, text_of
+from sipp.pruning.result import Pruned
+
+if TYPE_CHECKING:
+    from sipp.certificates.record import AnyCertificate
+
+
+@dataclass(frozen=True)
+class Level:
+    """One test of the walk: `count` bad points of `n`, and whether the claim is proved at this level."""
+
+    keep: float
+    budget: int
+    count: int  # violations, or points that lost their right class (their class, without labels)
+    limit: float  # the proved limit of their share, or of the accuracy drop
+    passed: bool
+
+
+@dataclass(frozen=True)
+class PrunedTo:
+    """The sparsest certified network, its certificate, and the path of all tests. `print` it."""
+
+    model: nn.Module  # the sparsest that passed, or the dense network
+    pruned: Pruned | None  # None: no level passed
+    certificate: AnyCertificate | None
+    path: tuple[Level, ...]
+    levels: tuple[float, ...]  # the whole grid, as fixed in advance
+    start: int  # where the walk began, chosen on the calibration data
+    verdict: str
+
+    @property
+    def keep(self) -> float:
+        return self.pruned.keep if self.pruned is not None else 1.0
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in ("keep", "weights", "bad points", "proved limit", "test"):
+            table.add_column(column, justify="right")
+        for level in self.path:
+            limit, word = percent_up(level.limit), "passed" if level.passed else "failed"
+            table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", f"{level.count:,}", limit, word)
+        said = [] if self.certificate is None else [textwrap.fill(self.certificate.sentence, WIDTH)]
+        return "\n".join([self.verdict, *([text_of(table), PATH_WORDS] if self.path else []), *said])
+
+    def __repr__(self) -> str:
+        return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
+
+
+Given = nn.Module | Pruned | PrunedTo  # what stands for a pruned network: itself, or what `prune` or `prune_to` gave
+
+
+def without_walk(given: Given) -> nn.Module | Pruned:
+    """The record of the network that a walk ended with (the network, where no level passed); others as they are."""
+    return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
+
+
+def network_of(given: Given) -> nn.Module:
+    """The network that is meant; what is none of these is given back, for the caller to refuse."""
+    return given.model if isinstance(given, Pruned | PrunedTo) else given

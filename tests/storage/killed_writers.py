@@ -1,0 +1,145 @@
+"""Kills writers at every step of a save, and lets several save to one place at once; prints what was tried as JSON.
+
+    python tests/storage/killed_writers.py FOLDER
+
+Children are forked from a process that has computed nothing with threads. Exits with 0 only if whatever is left is the
+old or the new network, whole, and can be saved over again.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import sipp
+from sipp.inputs.network_hash import model_hash, state_hash
+from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.pruned_folder import read_pruned
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+STEPS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.chown")
+MOST_STEPS = 100
+N_SAVES = 15  # of each of two processes
+
+
+def die_at(step: int) -> None:
+    """From now on the process kills itself before its step number `step` that changes anything on the disk."""
+    n_left = step
+
+    def count(*_: object) -> None:
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def heard(event: str, args: tuple[Any, ...]) -> None:
+        if event in STEPS or (event == "open" and isinstance(args[2], int) and args[2] & WRITES):
+            count()
+
+    os.fsync = count
+    sys.addaudithook(heard)
+
+
+def child(work: Callable[[], object]) -> int:
+    """The process id of a child that does this work, and exits with 0."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+    except BaseException as error:
+        print(f"child failed: {error!r}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def n_steps(begin: Callable[[], object], save: Callable[[], object], check: Callable[[], object]) -> int:
+    """How many steps a save has: it was killed before each of them, and what was left was checked each time."""
+    for step in range(MOST_STEPS):
+        begin()
+        _, status = os.waitpid(child(lambda at=step: (die_at(at), save())), 0)  # type: ignore[misc]
+        check()
+        if os.WIFEXITED(status):
+            assert status == 0
+            return step
+    raise AssertionError("a save without an end")
+
+
+def check_pair(folder: Path) -> None:
+    """What a reader who knows nothing of sipp finds: a record and the network that it speaks of."""
+    record = json.loads((folder / RECORD_NAME).read_bytes())
+    assert record["pruned_hash"] == state_hash(load_file(folder / WEIGHTS_NAME))
+    assert read_pruned(folder) == (read_pruned(folder)[0], ())
+
+
+def main(place: Path) -> dict[str, int]:
+    os.fsync = lambda descriptor: None  # nobody cuts the power here, and disks are slow
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+    old, new, third = (sipp.prune(net, None, keep=keep, method="wt") for keep in (0.9, 0.5, 0.3))
+    old_hash, new_hash = model_hash(old.model), model_hash(new.model)
+    done: dict[str, int] = {}
+
+    here = place
+
+    def fresh() -> Path:
+        nonlocal here
+        here = place / f"{len(list(place.iterdir()))}"
+        return here
+
+    def begin_over() -> None:
+        old.save(fresh())
+        (here / "mine.txt").write_text("mine")
+
+    def check_over() -> None:
+        assert read_pruned(here)[0].pruned_hash in (old_hash, new_hash)
+        save_again()
+        found = {one.name for one in here.iterdir() if not one.name.startswith(".tmp-")}
+        assert found == {WEIGHTS_NAME, RECORD_NAME, "mine.txt"} and (here / "mine.txt").read_text() == "mine"
+
+    def check_new() -> None:
+        if (here / WEIGHTS_NAME).exists():
+            assert read_pruned(here)[0].pruned_hash == new_hash
+        save_again()
+
+    def save_again() -> None:
+        third.save(here)
+        assert read_pruned(here)[0].pruned_hash == model_hash(third.model)
+        assert json.loads((here / RECORD_NAME).read_bytes())["pruned_hash"] == model_hash(third.model)
+
+    done["steps over a folder"] = n_steps(begin_over, lambda: new.save(here), check_over)
+    done["steps of a new folder"] = n_steps(fresh, lambda: new.save(here), check_new)
+
+    file = place / "net.safetensors"
+    whole = {sipp.save(one, file) and file.read_bytes() for one in (old, new)}
+
+    def check_file() -> None:
+        assert file.read_bytes() in whole
+
+    done["steps of a file"] = n_steps(lambda: sipp.save(old, file), lambda: sipp.save(new, file), check_file)
+
+    both = place / "both"
+    old.save(both)
+    os.getpid = lambda: 1  # as in containers
+    writers = {child(lambda one=one: [one.save(both) for _ in range(N_SAVES)]) for one in (old, new)}  # type: ignore[misc]
+    n_read = 0
+    while writers:
+        assert read_pruned(both)[0].pruned_hash in (old_hash, new_hash)
+        n_read += 1
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        assert status == 0
+        writers -= {pid}
+    check_pair(both)
+    assert {one.name for one in both.iterdir()} == {WEIGHTS_NAME, RECORD_NAME}
+    return {**done, "saves by two processes": 2 * N_SAVES, "read meanwhile": n_read}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))

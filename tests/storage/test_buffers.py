@@ -1,0 +1,117 @@
+"""Buffers that a state_dict leaves out: part of the network that certificates and records speak of, and of no file."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.certificates.claims import verify
+from sipp.errors import DataError, OptionError
+from sipp.inputs.network_hash import model_hash, state_hash
+from sipp.storage.files import seal
+from sipp.storage.marks import RECORD_NAME
+from sipp.storage.pruned_folder import read_pruned
+
+
+class Scaled(nn.Module):
+    """A network with a number that only its buffer knows."""
+
+    def __init__(self, scale: float = 2.0) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 4)
+        self.register_buffer("scale", torch.tensor(scale), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) * self.scale
+
+
+@pytest.fixture(scope="module")
+def dense() -> Scaled:
+    torch.manual_seed(0)
+    return Scaled().eval()
+
+
+@pytest.fixture(scope="module")
+def pruned(dense: Scaled) -> sipp.Pruned:
+    return sipp.prune(dense, None, keep=0.5, method="wt")
+
+
+def with_scale(model: nn.Module, scale: float) -> Scaled:
+    made = Scaled(scale).eval()
+    made.load_state_dict(model.state_dict())
+    return made
+
+
+def test_the_hash_is_that_of_the_state_dict_where_that_holds_all() -> None:
+    net = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    assert model_hash(net) == state_hash(net.state_dict())
+
+
+def test_the_hash_sees_values_names_and_dtypes_and_no_wrapper(dense: Scaled) -> None:
+    base = model_hash(dense)
+    assert model_hash(with_scale(dense, 2.0)) == base == model_hash(nn.DataParallel(dense))
+    renamed = with_scale(dense, 2.0)
+    renamed.register_buffer("other", renamed.scale, persistent=False)
+    double = with_scale(dense, 2.0)
+    double.scale = double.scale.double()
+    without = with_scale(dense, 2.0)
+    del without.scale
+    others = [model_hash(one) for one in (with_scale(dense, 3.0), renamed, double, without)]
+    assert base not in others and len(set(others)) == 4
+    assert others[-1] == state_hash(dense.state_dict())
+
+
+def test_a_certificate_is_about_the_network_with_its_buffers(
+    dense: Scaled, pruned: sipp.Pruned, tmp_path: Path
+) -> None:
+    holdout = torch.rand(200, 8, generator=torch.Generator().manual_seed(1))
+    certificate = sipp.certify(dense, pruned, holdout)
+    assert verify(certificate, dense, pruned.model, holdout).ok
+    found = verify(certificate, dense, with_scale(pruned.model, 2.5), holdout)
+    assert not found.ok and any("pruned_hash" in reason for reason in found.reasons)
+    path = tmp_path / "net.safetensors"
+    with pytest.raises(OptionError, match="another network"):
+        sipp.save(with_scale(pruned.model, 2.5), path, certificate=certificate)
+    for values in ("fp32", "int8"):
+        contents = sipp.save(pruned, path, values=values, certificate=certificate)  # type: ignore[arg-type]
+        about = "stored values" if values == "fp32" else "values before rounding"
+        assert contents.certificate_about == sipp.inspect(path).certificate_about == about
+    sipp.save(pruned, path, certificate=certificate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model_hash(sipp.load(path, into=Scaled())) == certificate.pruned_hash
+    with pytest.warns(UserWarning, match="buffers that no state_dict holds"):
+        sipp.load(path, into=Scaled(3.0))
+
+
+def test_a_folder_is_about_the_network_with_its_buffers(dense: Scaled, pruned: sipp.Pruned, tmp_path: Path) -> None:
+    folder = pruned.save(tmp_path / "net")
+    record, marks = read_pruned(folder)
+    assert record.pruned_hash == model_hash(pruned.model) and not marks
+    values = json.loads((folder / RECORD_NAME).read_bytes())
+    del values["check"]
+    (folder / RECORD_NAME).write_text(json.dumps(seal({**values, "buffers_hash": None})))
+    with pytest.raises(DataError, match="not the network"):
+        read_pruned(folder)
+
+
+def test_what_was_said_is_not_said_of_another_buffer(dense: Scaled) -> None:
+    data = torch.rand(60, 8, generator=torch.Generator().manual_seed(2))
+    pruned = sipp.prune(dense, data, keep=0.5)
+    assert "changed after pruning" not in str(pruned)
+    pruned.model.scale.fill_(5.0)  # type: ignore[union-attr, operator]
+    assert "changed after pruning" in pruned.details
+
+
+def test_masks_that_are_held_are_no_part_of_it(dense: Scaled, pruned: sipp.Pruned) -> None:
+    base = model_hash(pruned.model)
+    sipp.hold(pruned.model, pruned.masks)
+    try:
+        assert model_hash(pruned.model) == base and "changed after pruning" not in pruned.details
+    finally:
+        sipp.release(pruned.model)
+    assert model_hash(pruned.model) == base

@@ -1,0 +1,235 @@
+"""Several writers of one place, and killed ones: what is there is one's, whole, and can be written again."""
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import sipp
+from sipp.errors import DataError
+from sipp.inputs.network_hash import model_hash, state_hash
+from sipp.report.read import read_whole_results
+from sipp.storage.files import staged, staged_for, sync_folder, write_atomic
+from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.pruned_folder import CUT_SHORT, read_pruned
+
+N_THREADS, N_WRITES = 3, 60
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[sipp.Pruned, sipp.Pruned]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+    return sipp.prune(net, None, keep=0.8, method="wt"), sipp.prune(net, None, keep=0.5, method="wt")
+
+
+def modes(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- one file -------------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    path = tmp_path / "net"
+    contents = [bytes([i]) * 300_000 for i in range(N_THREADS)]
+    write_atomic(path, contents[0])
+    failed: list[Exception] = []
+
+    def write(data: bytes) -> None:
+        try:
+            for _ in range(N_WRITES):
+                write_atomic(path, data)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(data,)) for data in contents]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert path.read_bytes() in contents
+    assert not failed and path.read_bytes() in contents and os.listdir(tmp_path) == ["net"]
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    target, link, empty = tmp_path / "far" / "net.safetensors", tmp_path / "net.safetensors", tmp_path / "empty"
+    link.symlink_to(target)
+    empty.symlink_to(link.name)
+    for path in (link, empty):  # at first it leads to nothing, then by another link
+        target.unlink(missing_ok=True)
+        sipp.save(nn.Linear(4, 2), path)
+        assert path.is_symlink() and not target.is_symlink() and sorted(sipp.load(target)) == ["bias", "weight"]
+    assert os.listdir(tmp_path / "far") == [target.name]
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop.name)
+    with pytest.raises(DataError, match=r"loop: could not be written \(Too many"):
+        sipp.save(nn.Linear(4, 2), loop)
+    assert loop.is_symlink()
+
+
+def test_permissions_stay_and_new_files_follow_the_umask(tmp_path: Path) -> None:
+    path, before = tmp_path / "net.safetensors", os.umask(0o027)
+    try:
+        sipp.save(nn.Linear(4, 2), path)
+        assert modes(path) == 0o640
+        for mode in (0o600, 0o666, 0o444):
+            path.chmod(mode)
+            sipp.save(nn.Linear(4, 2), path)
+            assert modes(path) == mode
+    finally:
+        os.umask(before)
+
+
+def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name, reason in (("pipe", "no plain file"), ("folder", "Is a directory")):
+        with pytest.raises(DataError, match=reason):
+            sipp.save(nn.Linear(4, 2), tmp_path / name)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+
+
+def test_what_is_said_where_the_folder_cannot_be_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, fsync = tmp_path / "f", os.fsync
+    code = errno.EIO
+
+    def fails(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    write_atomic(path, b"old")
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(DataError, match="was written, whole, but a power cut may undo that"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+    code = errno.EINVAL  # file systems that have no such thing
+    write_atomic(path, b"newer")
+    sync_folder(tmp_path)
+    assert path.read_bytes() == b"newer" and os.listdir(tmp_path) == ["f"]
+
+
+def test_leftovers_of_the_killed_go_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "net"
+    stale, fresh, others = staged(path), staged(path), staged(tmp_path / "other")
+    foreign = [tmp_path / name for name in (".tmp-1-net", ".tmp-mine", "tmp-0123456789abcdef-net")]
+    for one in (stale, fresh, others, *foreign):
+        one.write_text("x")
+    linked = staged(path)
+    linked.symlink_to(foreign[0])
+    long_ago = time.time() - 2 * 86_400
+    for one in (stale, others, *foreign):
+        os.utime(one, (long_ago, long_ago))
+    write_atomic(path, b"new")
+    assert {one.name for one in tmp_path.iterdir()} == {
+        one.name for one in (path, fresh, others, linked, *foreign)
+    }  # fmt: skip
+
+
+# --- a folder -------------------------------------------------------------------------------------------------------
+
+
+def is_pair(folder: Path) -> bool:
+    """Whether one who knows nothing of sipp finds a record and the network that it speaks of."""
+    record = json.loads((folder / RECORD_NAME).read_bytes())
+    return bool(record["pruned_hash"] == state_hash(load_file(folder / WEIGHTS_NAME)))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", [WEIGHTS_NAME, RECORD_NAME])
+def test_a_whole_save_between_two_steps_of_another(
+    name: str, when: str, dies: bool, both: tuple[sipp.Pruned, sipp.Pruned], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    slow, fast = both
+    folder, replace = fast.save(tmp_path / "net"), os.replace
+    n_left = 1
+
+    def interrupted(made: Any, path: Any) -> None:
+        nonlocal n_left
+        is_here, n_left = Path(path).name == name and n_left > 0, n_left - (Path(path).name == name)
+        if is_here and when == "before":
+            fast.save(folder)
+        replace(made, path)
+        if is_here and when == "after":
+            fast.save(folder)
+        if is_here and dies:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", interrupted)
+        if dies:
+            with pytest.raises(KeyboardInterrupt):
+                slow.save(folder)
+        else:
+            slow.save(folder)
+    record, _ = read_pruned(folder)
+    assert record.pruned_hash == state_hash(load_file(folder / WEIGHTS_NAME))
+    assert dies or (is_pair(folder) and sorted(os.listdir(folder)) == [WEIGHTS_NAME, RECORD_NAME])
+    slow.save(folder)
+    assert is_pair(folder) and read_pruned(folder)[0].pruned_hash == model_hash(slow.model)
+
+
+def test_a_save_that_was_cut_short_is_shown_as_what_it_is(
+    both: tuple[sipp.Pruned, sipp.Pruned], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = both
+    report = (old.save(tmp_path / "net") / RECORD_NAME).read_bytes()
+    for folder in (tmp_path / "net", tmp_path / "fresh"):
+        replace = os.replace
+
+        def dies(made: Any, path: Any, replace: Any = replace) -> None:
+            if Path(path).name == RECORD_NAME:
+                raise KeyboardInterrupt
+            replace(made, path)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", dies)
+            with pytest.raises(KeyboardInterrupt):
+                new.save(folder)
+        record, marks = read_pruned(folder)
+        assert record.pruned_hash == model_hash(new.model) and marks == (CUT_SHORT,)
+    found, broken = read_whole_results([tmp_path])
+    assert len(found) == 2 and not broken
+    assert (tmp_path / "net" / RECORD_NAME).read_bytes() == report
+    for one in (tmp_path / "net").iterdir():  # without a sign of a save nobody knows why they differ
+        if staged_for(one):
+            one.unlink()
+    with pytest.raises(DataError, match="not the network that report"):
+        read_pruned(tmp_path / "net")
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '"{}"', "7", "[" * 100_000, '"' + "[" * 100_000 + '"'])
+def test_a_hostile_record_in_the_header_is_refused(
+    text: str, both: tuple[sipp.Pruned, sipp.Pruned], tmp_path: Path
+) -> None:
+    folder = both[0].save(tmp_path / "net")
+    header = f'{{"__metadata__":{{"sipp record":{text}}}}}'.encode()
+    (folder / WEIGHTS_NAME).write_bytes(len(header).to_bytes(8, "little") + header)
+    for under_way in (False, True):
+        if under_way:
+            staged(folder / RECORD_NAME).touch()
+        with pytest.raises(DataError):
+            read_pruned(folder)
+
+
+def test_killed_at_every_step_and_two_processes_at_once(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("killed_writers.py")
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["steps over a folder"] >= 15 and found["steps of a new folder"] >= 15 and found["steps of a file"] >= 5
