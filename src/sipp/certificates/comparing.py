@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sipp.certificates.comparison import Compared, Comparison
 from sipp.certificates.evidence import Output, look
 from sipp.checking import check_flag, check_seed
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, DeadRowsWarning, OptionError
 from sipp.inputs.apart import as_given
 from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.labels import Truth, cross_entropy, truth_of, why_not_measured
@@ -225,5 +225,5 @@ def _listed(name: str, value: Any) -> Sequence[Any]:
 def _deaths_counted() -> Iterator[None]:
     """A context without a warning for every row that dies: `dead_rows` of each row of the comparison counts them."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* died, none of")
+        warnings.simplefilter("ignore", DeadRowsWarning)
         yield
