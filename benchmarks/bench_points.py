@@ -18,6 +18,7 @@ from common import machine, table
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sipp.errors import DeadRowsWarning
 from sipp.experiments.data import load_cifar10, normalise
 from sipp.experiments.nets import build
 from sipp.inputs.subject import subject_of
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--tests", type=int, default=2000, help="test images")
     parser.add_argument("--repetitions", type=int, default=3)
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", message=".*died")
+    warnings.simplefilter("ignore", DeadRowsWarning)
     data = load_cifar10(options.data)
     end = data.n_train + options.tests
     tests = normalise(data.images[data.n_train : end]), data.labels[data.n_train : end]

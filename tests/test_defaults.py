@@ -137,7 +137,7 @@ def assert_same_bits(found: Result, wanted: Result, default: str) -> None:
             assert repr(found[name]) == repr(value), (default, name)
 
 
-@pytest.mark.filterwarnings("ignore:.* died")
+@pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
 @pytest.mark.parametrize("kind", MAKE)
 def test_the_defaults_of_torch_change_no_bit(kind: str) -> None:
     work = results(kind)

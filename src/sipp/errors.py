@@ -1,4 +1,7 @@
-"""The errors a user can meet: each says what was wrong, where, and what to do about it, in fields of its own."""
+"""The errors a user can meet: each says what was wrong, where, and what to do about it, in fields of its own.
+
+One warning has a class of its own, for code that counts dead rows itself and leaves it out.
+"""
 
 from __future__ import annotations
 
@@ -42,3 +45,7 @@ class DataError(SippError):
 
 class OptionError(SippError):
     """An argument has a value outside its range, or two arguments exclude each other."""
+
+
+class DeadRowsWarning(UserWarning):
+    """Rows or whole layers of a pruned network have no weight left; the records count them as `dead_rows`."""

@@ -14,7 +14,7 @@ from sipp.inputs.pointkeys import draw_keys_of
 from sipp.scoring.methods import Method
 
 WORD = "no calibration points were given"
-pytestmark = pytest.mark.filterwarnings("ignore:.*died")
+pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
 
 
 def net() -> nn.Module:

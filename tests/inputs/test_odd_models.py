@@ -30,7 +30,7 @@ class PartlyEmpty(nn.Module):
         return torch.cat([self.full(x), self.no_inputs(self.no_rows(x))], 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*rows died")
+@pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
 @pytest.mark.parametrize("method", ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "wt", "snip", "random"])
 def test_layers_without_weights_are_left_alone(method: Method) -> None:
     with pytest.warns(UserWarning, match="zero-element"):

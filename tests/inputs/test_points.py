@@ -23,7 +23,7 @@ from sipp.inputs.joining import joined
 from sipp.inputs.pointkeys import draw_keys_of, keys_of
 from sipp.records import Batch
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*rows died")
+pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
 
 
 def points(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

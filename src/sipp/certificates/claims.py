@@ -27,6 +27,7 @@ from sipp.certificates.ledger import WALK, ledger_lines, n_uses
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
 from sipp.checking import check_choice, check_flag, check_number, check_share
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.labels import truth_of
 from sipp.inputs.network_hash import model_hash
 from sipp.pruning.walked import Given
 from sipp.records import Batch
@@ -211,14 +212,10 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     if batch.labels is None or labels == "ignore":
         none = torch.zeros_like(differ)
         return torch.stack([none, none, differ, none], dim=1).long()
-    try:
-        truth = torch.as_tensor(batch.labels, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"labels are a {type(batch.labels).__name__}, not class numbers", where=batch.where) from error
-    if truth.shape != f_class.shape or truth.is_floating_point() or truth.is_complex():
-        raise DataError(
-            f"labels are {truth.dtype} {tuple(truth.shape)}, not {len(f_class)} class numbers", where=batch.where
-        )
+    found = truth_of(batch.labels, len(f), f.shape[1])
+    if found.classes_n is None:
+        raise DataError(found.why, where=batch.where, fix="give class numbers or one-hot rows, or leave labels out")
+    truth = found.classes_n.to(f.device)
     if ((truth < 0) | (truth >= f.shape[1])).any():
         raise DataError(
             f"a label lies outside 0 .. {f.shape[1] - 1}", where=batch.where, fix="drop such points or map them first"

@@ -15,15 +15,15 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.certificates.comparison import Compared, Comparison
 from sipp.certificates.evidence import Output, look
 from sipp.checking import check_flag, check_seed
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, DeadRowsWarning, OptionError
 from sipp.inputs.apart import as_given
 from sipp.inputs.batches import Data, batches_of, fresh
+from sipp.inputs.labels import Truth, cross_entropy, truth_of, why_not_measured
 from sipp.inputs.layers import Selector
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import BOUND_DTYPE, budget_of, device_of
@@ -84,6 +84,8 @@ def compare(
     judged = subject.with_points(None, points.chosen)
     dense = _Judge(subject.model, points, output)
     baseline = dense.judge(subject.model, checks=holdout is not None)
+    if baseline.why_no_accuracy:
+        warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=2)
     rows: list[Compared] = []
     with progress_bar("comparing", len(names) * len(budgets), shown=progress) as advance, _deaths_counted():
         for name in names:
@@ -118,6 +120,7 @@ class _Found:
     accuracy: float | None
     moved: tuple[float, ...]
     n_points: int
+    why_no_accuracy: str  # "": there is one, or there are no labels
 
 
 @dataclass(frozen=True)
@@ -131,39 +134,37 @@ class _Judge:
     def judge(self, other: nn.Module, *, checks: bool = False) -> _Found:
         """How far the other network is from the dense one; `checks` that no point that judges has chosen."""
         known = self.points.chosen if checks else None
-        found_nk, _ = look(self.dense, other, self.points.judging, _measure, self.output, known)
+        why: set[str] = set()
+        found_nk, _ = look(
+            self.dense, other, self.points.judging, lambda f, g, batch: _measure(f, g, batch, why), self.output, known
+        )
         far_n, size_n, has_classes_n, same_n, has_label_n, right_n = found_nk.unbind(1)
         n, size = len(far_n), float(size_n.mean())
         moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
         error = math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf
         same = float(same_n.mean()) if bool(has_classes_n.all()) else None
         accuracy = float(right_n.mean()) if bool(has_label_n.all()) else None
-        return _Found(error, same, accuracy, tuple(moved_n.tolist()), n)
+        return _Found(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, has_label_n))
 
 
-def _measure(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
-    """Of each point: ||f^ - f||^2, ||f||^2, whether there are classes, the same one, a label, the right one."""
+def _measure(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
+    """Of each point: ||f^ - f||^2, ||f||^2, whether there are classes, the same one, a label, the right one.
+
+    `why` gathers why labels that are there give no accuracy.
+    """
     n = len(f)
     f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
     far_n, size_n = (g_nk - f_nk).square().sum(1), f_nk.square().sum(1)
     no_n = torch.zeros(n, dtype=torch.bool, device=f.device)
     has_classes = f.dim() == 2 and f.shape[1] > 1
     finite_n = g_nk.isfinite().all(1)
-    truth_n = classes_of(batch, n) if has_classes else None
+    truth = truth_of(batch.labels, n, f.shape[1]) if has_classes else Truth(None)
+    why.update([truth.why] if truth.why else [])
+    truth_n = None if truth.classes_n is None else truth.classes_n.to(f.device)
     same_n = finite_n & (f_nk.argmax(1) == g_nk.argmax(1)) if has_classes else no_n
     right_n = no_n if truth_n is None else finite_n & (g_nk.argmax(1) == truth_n)
     found = (far_n, size_n, no_n | has_classes, same_n, no_n | (truth_n is not None), right_n)
     return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
-
-
-def classes_of(batch: Batch, n: int) -> Tensor | None:
-    """The labels, where they are class numbers: one whole number a point."""
-    try:
-        labels = torch.as_tensor(batch.labels, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
-        return None
-    is_whole = not labels.is_floating_point() and not labels.is_complex()
-    return labels if is_whole and labels.shape == (n,) else None
 
 
 def _points(subject: Subject, holdout: Data | None) -> _Points:
@@ -186,7 +187,8 @@ def _points(subject: Subject, holdout: Data | None) -> _Points:
 def _usual(points: _Points) -> tuple[Method, ...]:
     """The usual methods; with class numbers as labels those that need them too."""
     batches = list(batches_of(points.chosen))
-    return USUAL + (LABELLED if all(classes_of(batch, batch.n_points) is not None for batch in batches) else ())
+    labelled = all(truth_of(batch.labels, batch.n_points).classes_n is not None for batch in batches)
+    return USUAL + (LABELLED if labelled else ())
 
 
 def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
@@ -194,7 +196,7 @@ def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
     if output is None or scoring.loss is not None:
         return scoring
     pick = output if callable(output) else itemgetter(output)
-    return replace(scoring, loss=lambda found, labels: F.cross_entropy(pick(found), labels))
+    return replace(scoring, loss=lambda found, labels: cross_entropy(pick(found), labels))
 
 
 def _row(pruned: Pruned, keep: float, found: _Found) -> Compared:
@@ -223,5 +225,5 @@ def _listed(name: str, value: Any) -> Sequence[Any]:
 def _deaths_counted() -> Iterator[None]:
     """A context without a warning for every row that dies: `dead_rows` of each row of the comparison counts them."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* died, none of")
+        warnings.simplefilter("ignore", DeadRowsWarning)
         yield

@@ -155,7 +155,7 @@ class AccuracyCertificate:
 def _claim_in_words(cert: Certificate) -> str:
     """What a T14 certificate says, before its caveats."""
     delta, confidence = percent(cert.delta), percent(cert.confidence)
-    if cert.verdict.startswith("refused"):
+    if cert.k_allowed is None:
         needed = holdout_needed(cert.delta, 1.0 - cert.confidence)
         text = f"No claim: {cert.n:,} holdout points are too few to say anything about all but {delta} of inputs with "
         text += f"{confidence} confidence; at least {needed:,} are needed."

@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table
 
 from sipp import __version__
-from sipp.errors import OptionError
+from sipp.errors import DeadRowsWarning, OptionError
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.training.signals import Interrupted
@@ -107,7 +107,7 @@ def _records(recipe: Recipe, out: Path, progress: bool) -> list[dict[str, Any]]:
         progress_bar("train, prune, retrain: networks", n_networks, shown=progress) as advance,
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # rows die at the sparsest levels: the table shows what that costs
+        warnings.simplefilter("ignore", DeadRowsWarning)  # at the sparsest levels: the table shows what that costs
         return run(
             recipe, out=out, device="cpu", on_progress=lambda now: advance(1) if now.epoch is None else None
         ).records

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.comparing import classes_of
 from sipp.certificates.evidence import Output, look
 from sipp.cli.errors import Trouble, at
 from sipp.cli.models import load_model, weights_read
@@ -29,6 +28,7 @@ from sipp.cli.points import (
     points_read,
     summary,
 )
+from sipp.inputs.labels import Truth, truth_of, why_not_measured
 from sipp.inputs.network_hash import model_hash
 from sipp.numerics import BOUND_DTYPE
 from sipp.records import Batch
@@ -78,6 +78,7 @@ class Evaluation:
     error_max: float | None
     n_not_finite: int  # points with an output that is not finite, or a dense output of 0 that moved
     n_outside: int  # points with a label that is none of the classes: with one of them, no accuracy is measured
+    why_no_accuracy: str  # where there are labels that name no classes; "": there is one, or no labels
 
     def __str__(self) -> str:
         lines = [f"points:          {self.n_points:,}"]
@@ -89,6 +90,8 @@ class Evaluation:
             )
         if self.n_outside:
             lines.append(f"accuracy:        not measured: {self.n_outside:,} labels are none of the output's classes")
+        if self.why_no_accuracy:
+            lines.append(f"accuracy:        not measured: {self.why_no_accuracy}")
         if self.dense_loss is not None and self.pruned_loss is not None:
             lines.append(f"loss:            {self.pruned_loss:.4g} pruned, {self.dense_loss:.4g} dense (cross-entropy)")
         if self.same_class is not None:
@@ -106,7 +109,17 @@ class Evaluation:
 
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, progress: bool = True) -> Evaluation:
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
-    found_nk, _ = look(dense, pruned, data, _measure, output, None, progress=progress, title="measuring")
+    why: set[str] = set()
+    found_nk, _ = look(
+        dense,
+        pruned,
+        data,
+        lambda f, g, batch: _measure(f, g, batch, why),
+        output,
+        None,
+        progress=progress,
+        title="measuring",
+    )
     moved_n, classes_n, same_n, label_n, outside_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
     labelled, finite_n = bool(label_n.all()), moved_n.isfinite()
     is_finite = bool(finite_n.all())
@@ -122,6 +135,7 @@ def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, 
         error_max=float(moved_n.max()) if is_finite else None,
         n_not_finite=int((~finite_n).sum()),
         n_outside=int(outside_n.sum()),
+        why_no_accuracy="" if bool(outside_n.any()) else why_not_measured(why, label_n),
     )
 
 
@@ -130,15 +144,22 @@ def _finite(values: Tensor) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _measure(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
-    """Of each point: ||f^ - f|| / ||f||; classes, the same; a label, one outside; who is right; both losses."""
+def _measure(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
+    """Of each point: ||f^ - f|| / ||f||; classes, the same; a label, one outside; who is right; both losses.
+
+    `why` gathers why labels that are there give no accuracy.
+    """
     n = len(f)
     f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
     far_n, size_n = (g_nk - f_nk).norm(dim=1), f_nk.norm(dim=1)
     moved_n = torch.where(far_n == 0, 0.0, far_n / size_n)
     moved_n = torch.where(moved_n.isnan(), torch.inf, moved_n)
     has_classes = f.dim() == 2 and f.shape[1] > 1
-    truth_n = classes_of(batch, n) if has_classes else None
+    truth = truth_of(batch.labels, n, f.shape[1]) if has_classes else Truth(None)
+    if not has_classes and batch.labels is not None:
+        truth = Truth(None, f"the output is {' x '.join(['n', *map(str, f.shape[1:])])}, not n x classes")
+    why.update([truth.why] if truth.why else [])
+    truth_n = truth.classes_n
     none_n = torch.zeros_like(moved_n)
     found = [moved_n, none_n + has_classes, *[none_n] * 7]
     if has_classes:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.cli.staging import CONFIG, VOCABULARIES, WHOLE, stage_network, stage_tokenizer
+from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp.extras import needed_for
 
 PREFIX = "hf:"
 MOST_TEXT = 1 << 28  # bytes of a file of sentences: they are held in memory
 MOST_NAMES = 4
-WHOLE = "give a whole folder of save_pretrained with model.safetensors"
-TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")  # one of which holds the vocabulary
+MOST_TOKENS = 512  # of a sentence
+OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}  # and nothing is asked
 LABEL_SEPARATOR = "\t"
 
 
 def folder_of(spec: str) -> Path:
     """The folder that `hf:DIR` names, with its config.json; nothing is fetched."""
     folder = Path(spec.removeprefix(PREFIX))
-    if not (folder / "config.json").is_file():
+    if not (folder / CONFIG).is_file():
         raise OptionError(
             f"{folder} is no folder of a Hugging Face model (no config.json)",
             fix="give hf:DIR, a folder that save_pretrained wrote; nothing is downloaded",
@@ -33,32 +37,55 @@ def folder_of(spec: str) -> Path:
 
 def hf_model(spec: str) -> nn.Module:
     """The network of the folder, of the class that its configuration names, from safetensors only: no code is run."""
-    with needed_for("--model hf:DIR"):
-        import transformers
+    transformers = _transformers("--model hf:DIR", spec)
     folder = folder_of(spec)
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # what it would tell of is refused below
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        names = getattr(config, "architectures", None) or []
-        kind: Any = getattr(transformers, names[0], None) if names else None
-        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-            kind = transformers.AutoModel
-        made: Any = kind.from_pretrained(
-            folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
-        )
+        with TemporaryDirectory() as made:
+            stage_network(folder, Path(made))
+            network, told = _loaded(transformers, made)
+    except SippError:
+        raise
     except Exception as error:  # a folder may be broken in any way
         reason = f"{type(error).__name__}: {error!s:.200}"
         if "ignore_mismatched_sizes" in reason:  # advice that is not for here
             reason = "its config.json and its weights have other shapes"
         raise ModelError(f"{folder} could not be loaded ({reason})", fix=WHOLE) from error
-    network: nn.Module = made[0]
-    missing, unknown = (sorted(made[1][key]) for key in ("missing_keys", "unexpected_keys"))
+    network.config._name_or_path = str(folder)
+    missing, unknown = (sorted(told[key]) for key in ("missing_keys", "unexpected_keys"))
     if missing:  # which transformers fills with random numbers
         raise ModelError(f"{folder} has no weights for {_some(missing)} of {type(network).__name__}", fix=WHOLE)
     if unknown:
         warnings.warn(f"{folder}: {type(network).__name__} has no place for {_some(unknown)}, left out", stacklevel=2)
-    return network
+    return cast("nn.Module", network)
+
+
+def _transformers(purpose: str, spec: str) -> Any:
+    """The package, kept off the network, and off modules in the folder itself where Python was started there."""
+    folder = Path(spec.removeprefix(PREFIX)).resolve()
+    if (folder / CONFIG).is_file():
+        sys.path[:] = [place for place in sys.path if Path(place).resolve() != folder]
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when it is imported
+    with needed_for(purpose):
+        import transformers
+        from huggingface_hub import constants
+    constants.HF_HUB_OFFLINE = True  # where it was imported before
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # what it would tell of is refused here
+    return transformers
+
+
+def _loaded(transformers: Any, place: str) -> tuple[Any, dict[str, Any]]:
+    """The network of a staged folder, and which weights were missing or too many."""
+    config = transformers.AutoConfig.from_pretrained(place, **OWN_CODE_ONLY)
+    names = getattr(config, "architectures", None) or [""]
+    kind: Any = getattr(transformers, names[0], None)
+    is_fit = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_fit or not isinstance(config, kind.config_class or ()):
+        kind = transformers.AutoModel
+    found: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+        place, config=config, use_safetensors=True, output_loading_info=True, **OWN_CODE_ONLY
+    )
+    return found
 
 
 def _some(names: list[str]) -> str:
@@ -71,35 +98,42 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
         raise DataError(
             f"{path.name} holds text, and {model or 'the network'} has no tokenizer", fix="give --model hf:DIR"
         )
+    transformers = _transformers("text files as data", model)
     folder = folder_of(model)
-    if not any(found for name in TOKENIZERS for found in folder.glob(name)):  # transformers would make an empty one
-        raise DataError(
-            f"{folder} holds no tokenizer ({', '.join(TOKENIZERS)})", fix="save it there: tokenizer.save_pretrained"
-        )
-    with needed_for("text files as data"):
-        import transformers
     if path.stat().st_size > MOST_TEXT:
         raise DataError(f"{path} has more than {MOST_TEXT:,} bytes", fix="split it")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        texts, labels = _labelled([line for line in lines if line])
+        if not texts:
+            raise DataError(f"{path} holds no sentences", fix="give one sentence a line")
+        tokenizer, longest = _tokenizer(transformers, folder)
+        found = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+        _warn_of_unknown(found["input_ids"], tokenizer, path)
+    except SippError:
+        raise
     except Exception as error:  # no text, or a broken tokenizer
         raise DataError(
             f"{path} could not be read with the tokenizer of {folder} ({type(error).__name__})",
             fix="give UTF-8 text, one sentence a line, and a folder that holds its tokenizer",
         ) from error
-    lines = [line for line in lines if line]
-    if not lines:
-        raise DataError(f"{path} holds no sentences", fix="give one sentence a line")
-    texts, labels = _labelled(lines)
+    return dict(found) | ({} if labels is None else {"labels": labels})
+
+
+def _tokenizer(transformers: Any, folder: Path) -> tuple[Any, int]:
+    """The tokenizer of a folder, and how many tokens of a sentence the network takes."""
+    with TemporaryDirectory() as made:
+        if not stage_tokenizer(folder, Path(made)):  # transformers would make an empty one
+            raise DataError(
+                f"{folder} holds no tokenizer ({', '.join(VOCABULARIES)})",
+                fix="save it there: tokenizer.save_pretrained",
+            )
+        config = transformers.AutoConfig.from_pretrained(made, **OWN_CODE_ONLY)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(made, config=config, **OWN_CODE_ONLY)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    most = getattr(
-        transformers.AutoConfig.from_pretrained(folder, local_files_only=True), "max_position_embeddings", 512
-    )
-    found = tokenizer(texts, padding=True, truncation=True, max_length=min(most, 512), return_tensors="pt")
-    _warn_of_unknown(found["input_ids"], tokenizer, path)
-    return dict(found) | ({} if labels is None else {"labels": labels})
+    told = getattr(config, "max_position_embeddings", None)
+    return tokenizer, min(told, MOST_TOKENS) if isinstance(told, int) and told > 0 else MOST_TOKENS
 
 
 def _warn_of_unknown(ids: Tensor, tokenizer: Any, path: Path) -> None:

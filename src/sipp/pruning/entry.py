@@ -19,7 +19,7 @@ from sipp.bounds.given_weights import judge
 from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.bounds.statements import holdout_norms, state
 from sipp.checking import check_choice, check_flag, check_whole
-from sipp.errors import OptionError
+from sipp.errors import DeadRowsWarning, OptionError
 from sipp.inputs.batches import Data, points_at
 from sipp.inputs.layers import Selector
 from sipp.inputs.restore import copy_of
@@ -176,9 +176,11 @@ def _warn_of_dead(layers: tuple[PrunedLayer, ...]) -> None:
     ]
     if gone:
         what = "the whole layer died" if len(gone) == 1 else f"{len(gone)} whole layers died"
-        warnings.warn(f"{what}, no weight was kept: {_some(gone)}; floor=0.1 prevents it", stacklevel=4)
+        text = f"{what}, no weight was kept: {_some(gone)}; floor=0.1 prevents it"
+        warnings.warn(text, DeadRowsWarning, stacklevel=4)
     if rows:
-        warnings.warn(f"rows died, no weight of theirs was kept: {_some(rows)}; floor=0.0 keeps one", stacklevel=4)
+        text = f"rows died, no weight of theirs was kept: {_some(rows)}; floor=0.0 keeps one"
+        warnings.warn(text, DeadRowsWarning, stacklevel=4)
 
 
 def _some(names: list[str]) -> str:

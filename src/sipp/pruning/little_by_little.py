@@ -9,7 +9,8 @@ in `cuts` equal steps of t. Before BEGIN the network is dense; after END its mas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -23,6 +24,15 @@ from sipp.inputs.subject import subject_of
 from sipp.numerics import budget_of
 from sipp.options import Floor, Scoring
 from sipp.progress import progress_line
+from sipp.pruning.averages import (
+    Average,
+    Watched,
+    checked_averages,
+    hold_all,
+    refuse_broken,
+    refuse_updated,
+    unnamed,
+)
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
 from sipp.pruning.entry import rank
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
@@ -84,6 +94,7 @@ def gradual(
     method: Method = DEFAULT,
     cuts: int = CUTS,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    average: Average = None,
     seed: int = 0,
     floor: Floor = "method",
     include: Selector | None = None,
@@ -94,8 +105,9 @@ def gradual(
     """Calls `train_step(step)` for steps 0, 1, ... `steps` - 1, and prunes `model` little by little in between.
 
     `train_step` trains the model in place; give the `optimizer` that it uses, so that nothing it remembers brings a
-    pruned weight back. Each cut scores the model as it is then on `data`, read once a cut. At the end the model
-    has `keep` of its prunable weights and is a plain module again; the masks are in the record.
+    pruned weight back, and the `average` of the model (EMA, SWA) that it updates, which is cut with it. Each cut scores
+    the model as it is then on `data`, read once a cut. At the end the model has `keep` of its prunable weights and is a
+    plain module again; the masks are in the record.
 
     Example:
         >>> import sipp, torch
@@ -109,29 +121,42 @@ def gradual(
         >>> done.kept, done.n_weights, len(done.path)
         (48, 192, 10)
     """
-    check_flag("progress", progress)
-    n_steps, n_cuts = _checked_course(train_step, data, steps, cuts)
+    n_steps, n_cuts = _checked_course(train_step, data, steps, cuts, progress)
     options = RankOptions(method=method, floor=floor)
     n_weights, last = _checked_model(model, keep, include, exclude, scoring)
     checked_optimizers(model, optimizer)  # before any training
+    averages = checked_averages(model, average)
+    watched: list[Watched] = []
     times = cut_times(n_steps, n_cuts)
     masks: dict[str, Tensor] = {}
-    path = []
-    try:
+    path: list[tuple[int, float]] = []
+    with _released(model, *averages):
         for step in range(n_steps):
-            _train(train_step, step)
+            _train(train_step, step, watched)
             if step + 1 not in times:
                 continue
             subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-            ranking = rank(subject, options)
-            masks = _cut(ranking, masks, budget_at(times[step + 1], n_weights, last), seed)
+            masks = _cut(rank(subject, options), masks, budget_at(times[step + 1], n_weights, last), seed)
+            watched = watched if path else unnamed(model, average)  # a copy that is made later holds by itself
             hold(model, masks, optimizer=optimizer)
-            path.append((step + 1, sum(int(mask.sum()) for mask in masks.values()) / n_weights))
+            hold_all(averages, masks)
+            path.append((step + 1, _n_kept(masks) / n_weights))
             progress_line(_line(*path[-1], n_steps, len(path), len(times)), shown=progress)
+    return Gradual(model, masks, tuple(path), options.method, n_weights, _n_kept(masks), seed)
+
+
+@contextmanager
+def _released(*models: nn.Module) -> Iterator[None]:
+    """A context after which these are plain modules, also where it ends in an error."""
+    try:
+        yield
     finally:
-        release(model)
-    kept = sum(int(mask.sum()) for mask in masks.values())
-    return Gradual(model, masks, tuple(path), options.method, n_weights, kept, seed)
+        for one in models:
+            release(one)
+
+
+def _n_kept(masks: dict[str, Tensor]) -> int:
+    return sum(int(mask.sum()) for mask in masks.values())
 
 
 def _line(step: int, keep: float, n_steps: int, cut: int, n_cuts: int) -> str:
@@ -139,12 +164,14 @@ def _line(step: int, keep: float, n_steps: int, cut: int, n_cuts: int) -> str:
     return f"gradual: step {step:,} of {n_steps:,}, {keep:.2%} of the weights left (cut {cut} of {n_cuts})"
 
 
-def _train(train_step: Callable[[int], object], step: int) -> None:
-    """Makes one step. What it raises is the caller's own, but for a first call that does not fit."""
+def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Watched]) -> None:
+    """Makes one step. What it raises is the caller's own, but for a first call that does not fit or a dense average."""
     try:
         train_step(step)
-    except TypeError as error:
-        if step:
+        refuse_updated(watched)
+    except Exception as error:
+        refuse_broken(watched, error)
+        if step or not isinstance(error, TypeError):
             raise
         raise OptionError(
             f"train_step(0) ended in a TypeError: {error}", fix="give a function that takes the number of the step"
@@ -161,8 +188,9 @@ def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> 
     return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
 
 
-def _checked_course(train_step: object, data: Data | None, steps: int, cuts: int) -> tuple[int, int]:
+def _checked_course(train_step: object, data: Data | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
     """The number of steps and of cuts."""
+    check_flag("progress", progress)
     if not callable(train_step):
         raise OptionError(
             f"train_step is a {type(train_step).__name__}", fix="give a function that takes the number of the step"

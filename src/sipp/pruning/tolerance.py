@@ -40,7 +40,7 @@ from sipp.certificates.evidence import (
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate
 from sipp.checking import check_flag, check_number, check_share
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, DeadRowsWarning, ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.layers import Selector
@@ -262,7 +262,7 @@ class _Walker:
             return cut(self.ranking, budget, seed=self.seed)
         if budget not in self.repaired:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of rows that die on the way
+                warnings.simplefilter("ignore", DeadRowsWarning)  # of levels on the way
                 pruned = cut(self.ranking, budget, seed=self.seed)
             self.repaired[budget] = repaired(self.ranking, pruned, self.repair_data, seed=self.seed)
         return self.repaired[budget]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sipp.report.plots import Plot
@@ -10,7 +11,14 @@ from sipp.report.words import Finding, is_useless, number
 from sipp.storage.bench_schemas import BenchRecord, BenchStep
 
 BENCH = ("size", "speed")  # its plots, in order
-STEP_VALUES = ("times faster", "milliseconds dense", "milliseconds sparse", "bytes dense", "bytes sparse")
+# What a step is shown by: its label, its unit, and the value of a step
+STEP_VALUES: tuple[tuple[str, str, Callable[[BenchStep], float | None]], ...] = (
+    ("times faster", "number", lambda step: _ratio(step)),
+    ("milliseconds dense", "number", lambda step: step.dense_ms),
+    ("milliseconds sparse", "number", lambda step: step.sparse_ms),
+    ("bytes dense", "count", lambda step: float(step.n_dense_bytes)),
+    ("bytes sparse", "count", lambda step: float(step.n_bytes)),
+)
 
 
 def bench_finding(bench: BenchRecord) -> Finding:
@@ -35,11 +43,11 @@ def bench_plots(pruned: PrunedModel, ident: str) -> dict[str, Plot]:
         return {}
     size: Plot = {"kind": "facts", "title": "Size and speed", "choices": [], "views": _cards(bench, pruned)}
     views = []
-    for what in STEP_VALUES:
-        values = [_value(step, what) for step in bench.steps]
-        y = {"label": what, "unit": "count" if what.startswith("bytes") else "number", "log": False}
+    for what, unit, value in STEP_VALUES:
+        values = [value(step) for step in bench.steps]
+        y = {"label": what, "unit": unit, "log": False}
         views.append({"y": y, "series": [{"name": pruned.arm, "values": values}]})
-    choices = [{"label": "Show", "options": list(STEP_VALUES)}]
+    choices = [{"label": "Show", "options": [what for what, _, _ in STEP_VALUES]}]
     names = [step.name for step in bench.steps]
     speed = {
         "kind": "bars",
@@ -86,8 +94,5 @@ def _cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]]:
     return cards
 
 
-def _value(step: BenchStep, what: str) -> float | None:
-    if what == "times faster":
-        return step.dense_ms / step.sparse_ms if step.dense_ms and step.sparse_ms else None
-    values = (step.dense_ms, step.sparse_ms, float(step.n_dense_bytes), float(step.n_bytes))
-    return dict(zip(STEP_VALUES[1:], values))[what]
+def _ratio(step: BenchStep) -> float | None:
+    return step.dense_ms / step.sparse_ms if step.dense_ms and step.sparse_ms else None

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.labels import cross_entropy
 from sipp.inputs.subject import Subject
 from sipp.options import Loss
 from sipp.records import Batch
@@ -51,7 +51,7 @@ def batch_loss(subject: Subject, batch: Batch, method: str) -> Tensor:
     if batch.labels is None:
         raise DataError(f"batch {batch.index} has no labels, which {method} needs", fix="give (inputs, labels)")
     copied = fresh(batch)  # of what was made under inference_mode, too
-    loss = subject.scoring.loss or F.cross_entropy
+    loss = subject.scoring.loss or cross_entropy
     return _loss_of(loss, run_batch(subject.model, copied), copied, method) * batch.n_points
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sipp.certificates.claims import certify, to_json
-from sipp.errors import DataError, ModelError
+from sipp.errors import DataError, DeadRowsWarning, ModelError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.parallel.processes import from_leader, rank_together
 from sipp.experiments.runs.plan import Stage
@@ -97,7 +97,7 @@ def _cut(
     assert stage.method is not None
     began = clock()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*died, n")  # dead rows are in the record
+        warnings.simplefilter("ignore", DeadRowsWarning)  # they are in the record
         pruned = cut(only_alive(ranking, alive), budget, seed=prune_seed(stage.seed, stage.method, stage.level))
     masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
     # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.

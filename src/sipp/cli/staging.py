@@ -1,0 +1,194 @@
+"""What of a Hugging Face folder reaches transformers: checked copies in a place of our own, never the folder itself.
+
+transformers looks for code, kernels, adapters and other folders in many files of a folder. Here a few files are taken
+by name, each a plain file inside the folder. What they say is refused where it names code or another place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sipp.errors import ModelError
+
+MOST_JSON = 1 << 28  # bytes; the largest tokenizer.json are near 1 << 25
+CONFIG, TOKENIZER_CONFIG, TOKEN_NAMES = "config.json", "tokenizer_config.json", "special_tokens_map.json"
+GENERATION = "generation_config.json"
+WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")  # one of which holds the vocabulary
+BESIDE = ("merges.txt", "added_tokens.json", "bpe.codes", "*.spm")  # and what some tokenizers need with it
+WHOLE = "give a whole folder of save_pretrained with model.safetensors"
+
+# Keys of a config.json, at any depth, that make transformers run or read something else than this folder.
+ELSEWHERE = {
+    "auto_map": "code of its own",
+    "custom_pipelines": "code of its own",
+    "quantization_config": "quantised weights, whose code comes from elsewhere",
+    "compression_config": "compressed weights, whose code comes from elsewhere",
+    "fusion_config": "code that changes the network",
+    "kernel_config": "kernels from elsewhere",
+    "use_kernels": "kernels from elsewhere",
+    "distributed_config": "a cluster",
+    "configuration_files": "other configurations",
+    "transformers_weights": "weights under another name",
+    "gguf_file": "weights in another format",
+    "backbone": "another network",
+    "use_pretrained_backbone": "another network",
+}
+IMPLEMENTATION = "_implementation"  # attn_implementation and its like may name a kernel of the hub
+BUILT_IN = ("eager", "sdpa", "batched_mm", "grouped_mm")
+# Where a folder came from, and how it wants to be read: transformers may look there, or believe it. Left out.
+NOTES = ("name_or_path", "_name_or_path", "_commit_hash", "trust_remote_code", "local_files_only", "is_local")
+LABELS = ("id2label", "label2id", "task_specific_params")  # words of the user's own, which nothing looks up
+TOKEN = "_token"
+SETTINGS = (
+    "tokenizer_class",
+    "padding_side",
+    "truncation_side",
+    "truncation_strategy",
+    "errors",
+)  # words that are kept
+TOKENS = ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", "never_split")
+
+
+def stage_network(folder: Path, place: Path) -> None:
+    """Puts the configuration and links to the weights of `folder` into the empty folder `place`."""
+    stage_config(folder, place)
+    if os.path.lexists(folder / GENERATION):  # a folder that is exported has it too
+        (place / GENERATION).write_text(json.dumps(_numbers(_json(folder, GENERATION))))
+    if os.path.lexists(folder / ADAPTER):
+        raise ModelError(
+            f"{folder} holds an adapter ({ADAPTER}), whose network lies elsewhere",
+            fix="merge it into the network (merge_and_unload), and save that",
+        )
+    for name in _weights(folder, place):
+        (place / name).symlink_to(plain_file(folder, name))
+
+
+def stage_config(folder: Path, place: Path) -> None:
+    """Puts the checked configuration of `folder` into `place`."""
+    config = _json(folder, CONFIG)
+    (place / CONFIG).write_text(json.dumps(_checked(config, folder / CONFIG, "")))
+
+
+def stage_tokenizer(folder: Path, place: Path) -> bool:
+    """Puts the configuration and the tokenizer of `folder` into `place`; False where there is no vocabulary."""
+    stage_config(folder, place)
+    found = [path.name for pattern in VOCABULARIES for path in sorted(folder.glob(pattern))]
+    for name in found + [path.name for pattern in BESIDE for path in sorted(folder.glob(pattern))]:
+        shutil.copyfile(plain_file(folder, name), place / name)
+    for name in (TOKENIZER_CONFIG, TOKEN_NAMES):
+        if os.path.lexists(folder / name):
+            (place / name).write_text(json.dumps(_settings(_json(folder, name), folder / name)))
+    return bool(found)
+
+
+def plain_file(folder: Path, name: str) -> Path:
+    """The real path of a file of the folder; ModelError where it is none, or lies elsewhere."""
+    path, real = folder / name, (folder / name).resolve()
+    if Path(name).name != name or not real.is_relative_to(folder.resolve()):
+        raise ModelError(
+            f"{path} lies outside of the folder",
+            fix="copy the folder with the files that its links point to (cp -rL), and look at them",
+        )
+    if not real.is_file():
+        raise ModelError(f"{folder} could not be loaded (no file named {name})", fix=WHOLE)
+    return real
+
+
+def _weights(folder: Path, place: Path) -> list[str]:
+    """The names of the files of weights; an index of several is written to `place` without what else it says."""
+    if os.path.lexists(folder / WEIGHTS) or not os.path.lexists(folder / INDEX):
+        return [WEIGHTS]
+    of_tensor = _json(folder, INDEX).get("weight_map")
+    files = set(of_tensor.values()) if isinstance(of_tensor, dict) and _all_words(of_tensor.values()) else set()
+    wrong = sorted(name for name in files if not name.endswith(".safetensors"))
+    if wrong or not files:
+        raise ModelError(
+            f"{folder / INDEX} names {wrong[0] if wrong else 'no files'}, and only .safetensors are read", fix=WHOLE
+        )
+    (place / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": of_tensor}))
+    return sorted(files)
+
+
+def _all_words(values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    path = plain_file(folder, name)
+    try:
+        if path.stat().st_size > MOST_JSON:
+            raise ValueError(f"more than {MOST_JSON:,} bytes")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no names and values")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{folder} could not be loaded ({name} is no whole JSON: {error!s:.200})", fix=WHOLE
+        ) from error
+    return found
+
+
+def _checked(config: dict[str, Any], path: Path, inside: str) -> dict[str, Any]:
+    """The configuration without notes on where it came from; ModelError where it names code or another place."""
+    kept: dict[str, Any] = {}
+    for key, value in config.items():
+        where = f"{inside}{key}"
+        if key in ELSEWHERE and value not in (None, False, {}, []):
+            raise _refused(path, where, ELSEWHERE[key])
+        if IMPLEMENTATION in key and not _is_built_in(value):
+            raise _refused(path, where, f"{value!r:.60}, and only {', '.join(BUILT_IN)} are used")
+        if key in LABELS:
+            kept[key] = value
+        elif key not in NOTES and (not key.startswith("_") or isinstance(value, int | float)):
+            kept[key] = _value(value, path, where)
+    return kept
+
+
+def _is_built_in(value: Any) -> bool:
+    values = value.values() if isinstance(value, dict) else [value]
+    return all(one is None or isinstance(one, bool) or (isinstance(one, str) and one in BUILT_IN) for one in values)
+
+
+def _value(value: Any, path: Path, where: str) -> Any:
+    """A value of a configuration, in which no word may be a path."""
+    if isinstance(value, dict):
+        return _checked(value, path, f"{where}.")
+    if isinstance(value, list):
+        return [_value(one, path, where) for one in value]
+    if isinstance(value, str) and ("/" in value or "\\" in value) and not where.endswith(TOKEN):
+        raise _refused(path, where, f"{value!r:.60}, which may be another place")
+    return value
+
+
+def _settings(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The settings of a tokenizer that can be nothing but settings: numbers, tokens, and a few words known here."""
+    if config.get("auto_map") or config.get("custom_pipelines"):
+        raise _refused(path, "auto_map", ELSEWHERE["auto_map"])
+    return {
+        key: value
+        for key, value in config.items()
+        if key.endswith(TOKEN)
+        or key in (*SETTINGS, *TOKENS)
+        or (key not in NOTES and isinstance(value, int | float | None))
+    }
+
+
+def _numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """The values that are numbers, or lists of them."""
+    return {key: value for key, value in config.items() if key not in NOTES and _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, int | float | None)
+
+
+def _refused(path: Path, where: str, what: str) -> ModelError:
+    return ModelError(
+        f"{where} in {path} names {what}",
+        fix=f"load it by code that you trust (--model package.module:callable), or take {where} out",
+    )

@@ -1,0 +1,81 @@
+"""Averages of a network while it is pruned (EMA, SWA): their pruned weights stay zero too, or an error says otherwise.
+
+An average is a copy of the network. One that was made before the masks is dense, and torch's `AveragedModel` does not
+tell whose average it is: those that could be this network's are looked for among all objects, and watched.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from sipp.errors import ModelError, OptionError
+from sipp.pruning.masking import hold, masks_of
+
+Average = nn.Module | Sequence[nn.Module] | None
+WHAT = "an AveragedModel of this network was made before its masks: pruned weights would come back in the average"
+FIX = "give it to gradual as average=, or make it afterwards; average=() where it averages another network"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """An average that nobody has named, and how often it had been updated when the masks came."""
+
+    average: AveragedModel
+    n_updates: int
+
+
+def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
+    """The averages that are given, each a copy of the model that can be held as the model is."""
+    if not isinstance(average, nn.Module | list | tuple | None):
+        raise OptionError(f"average is a {type(average).__name__}", fix="give an AveragedModel, or a list of them")
+    given = [] if average is None else [average] if isinstance(average, nn.Module) else list(average)
+    for one in given:
+        if not isinstance(one, nn.Module) or one is model or _shapes(one) != _shapes(model):
+            raise OptionError(f"average is a {type(one).__name__} that is no copy of the model", fix="make it from it")
+        if masks_of(one):
+            raise ModelError("masks of the average are held, and would be released", fix="release(average) first")
+        if getattr(one, "use_buffers", False):
+            raise OptionError(
+                "the average takes in buffers, and held masks are such",
+                fix="make it with use_buffers=False, and call torch.optim.swa_utils.update_bn at the end",
+            )
+    return given
+
+
+def hold_all(averages: Sequence[nn.Module], masks: Mapping[str, Tensor]) -> None:
+    """Holds the masks in all of them."""
+    for one in averages:
+        hold(one, masks)
+
+
+def unnamed(model: nn.Module, average: Average) -> list[Watched]:
+    """The dense averages there are that may be of this model; none where the caller has said which are."""
+    if average is not None:
+        return []
+    # type(one), not isinstance: anything may lie about its class when it is asked
+    found = [one for one in gc.get_objects() if issubclass(type(one), AveragedModel)]
+    alike = [one for one in found if one is not model and _shapes(one) == _shapes(model)]
+    return [Watched(one, int(one.n_averaged)) for one in alike]
+
+
+def refuse_updated(watched: Sequence[Watched]) -> None:
+    """Raises where one of them was updated since."""
+    if any(int(one.average.n_averaged) != one.n_updates for one in watched):
+        raise ModelError(WHAT, fix=FIX)
+
+
+def refuse_broken(watched: Sequence[Watched], error: Exception) -> None:
+    """Raises where it was in one of them that an error came up: torch pairs its buffers with masks, and fails."""
+    places = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(place is one.average for place in places for one in watched):
+        raise ModelError(WHAT, fix=FIX) from error
+
+
+def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    return [tuple(parameter.shape) for parameter in model.parameters()]

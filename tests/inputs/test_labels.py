@@ -1,0 +1,130 @@
+"""Class numbers in every form people write them: each place that reads labels understands all, or says why not."""
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sipp
+from sipp.cli.evaluating import evaluate
+from sipp.errors import DataError
+from sipp.inputs.labels import cross_entropy, truth_of
+
+N, K = 40, 4
+FORMS: dict[str, Callable[[Tensor], object]] = {
+    "int64": lambda y: y,
+    "int32": lambda y: y.int(),
+    "uint8": lambda y: y.to(torch.uint8),
+    "float": lambda y: y.float(),
+    "float16": lambda y: y.half(),
+    "column": lambda y: y[:, None],
+    "float column": lambda y: y[:, None].double(),
+    "one-hot": lambda y: F.one_hot(y, K),
+    "float one-hot": lambda y: F.one_hot(y, K).float(),
+    "bool one-hot": lambda y: F.one_hot(y, K).bool(),
+    "list": lambda y: y.tolist(),
+    "numpy": lambda y: y.numpy(),
+    "numpy column": lambda y: y.numpy()[:, None].astype(np.float32),
+}
+NONE: dict[str, object] = {
+    "halves": torch.arange(N) / 2,
+    "NaN": torch.full((N,), torch.nan),
+    "infinite": torch.full((N,), torch.inf),
+    "several classes": torch.ones(N, K),
+    "no class": torch.zeros(N, K),
+    "probabilities": torch.full((N, K), 1 / K),
+    "too many classes": F.one_hot(torch.zeros(N, dtype=torch.int64), K + 1),
+    "too few": torch.zeros(N - 1, dtype=torch.int64),
+    "one number": torch.tensor(1),
+    "maps": torch.zeros(N, K, 2, dtype=torch.int64),
+    "complex": torch.zeros(N, dtype=torch.complex64),
+    "words": ["cat"] * N,
+}
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, K)).eval()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.rand(N, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def y() -> Tensor:
+    return torch.randint(0, K, (N,), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_names_the_same_classes(form: str, net: nn.Module, x: Tensor, y: Tensor) -> None:
+    labels = FORMS[form](y)
+    found = truth_of(labels, N, K).classes_n
+    assert found is not None and found.dtype == torch.int64 and torch.equal(found, y)
+    plain, given = ((evaluate(net, net, [(x, one)], None)) for one in (y, labels))
+    assert given == plain and given.dense_accuracy is not None and given.dense_loss is not None
+    assert float(cross_entropy(net(x), labels)) == float(F.cross_entropy(net(x), y))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_claims_and_scores_read_every_form(form: str, net: nn.Module, x: Tensor, y: Tensor) -> None:
+    labels = FORMS[form](y)
+    pruned = sipp.prune(net, None, keep=0.7, method="wt")
+    certificates = [sipp.certify_accuracy(net, pruned, [(x, one)], labels="use") for one in (y, labels)]
+    assert certificates[0].n_lost == certificates[1].n_lost and certificates[1].mode == "labels"
+    to = [
+        sipp.prune_to(net, [x], [(x + 1, one)], max_accuracy_drop=0.9, method="wt", progress=False).pruned.kept
+        for one in (y, labels)
+    ]
+    assert to[0] == to[1]
+    kept = [sipp.prune(net, [(x, one)], keep=0.5, method="snip").masks for one in (y, labels)]
+    assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+
+
+@pytest.mark.parametrize("form", ["float column", "one-hot"])
+def test_compare_reads_them_and_uses_snip(form: str, net: nn.Module, x: Tensor, y: Tensor) -> None:
+    plain, given = (sipp.compare(net, [(x, one)], keeps=(0.5,)) for one in (y, FORMS[form](y)))
+    assert given.dense_accuracy == plain.dense_accuracy is not None
+    assert "snip" in {row.method for row in given.rows}
+
+
+@pytest.mark.parametrize("form", NONE)
+def test_what_names_no_class_is_said(form: str, net: nn.Module, x: Tensor) -> None:
+    labels = NONE[form]
+    found = truth_of(labels, N, K)
+    assert found.classes_n is None and found.why.startswith("labels are")
+    measured = evaluate(net, net, [(x, labels)], None)
+    assert measured.dense_accuracy is None and f"not measured: {found.why}" in str(measured)
+    with pytest.raises(DataError, match="labels are") as caught:
+        sipp.certify_accuracy(net, net, [(x, labels)])
+    assert caught.value.what == found.why and caught.value.fix
+
+
+def test_compare_says_why_there_is_no_accuracy(net: nn.Module, x: Tensor) -> None:
+    with pytest.warns(UserWarning, match="accuracy is not compared: labels are float32") as told:
+        found = sipp.compare(net, [(x, torch.rand(N))], keeps=(0.5,), methods=("wt", "random"))
+    assert found.dense_accuracy is None and len(told) == 1
+
+
+def test_without_labels_nothing_is_said(net: nn.Module, x: Tensor, y: Tensor) -> None:
+    assert "accuracy" not in str(evaluate(net, net, [x], None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sipp.compare(net, [x], keeps=(0.8,), methods=("wt",))
+    assert "only 40 of 80 points have labels" in str(evaluate(net, net, [(x, y), x], None))
+
+
+def test_an_output_without_classes_is_said(x: Tensor) -> None:
+    net = nn.Linear(6, 1)
+    assert "not measured: the output is n x 1, not n x classes" in str(evaluate(net, net, [(x, torch.ones(N))], None))
+
+
+def test_soft_labels_keep_their_loss(net: nn.Module, x: Tensor) -> None:
+    soft = torch.softmax(torch.rand(N, K), 1)
+    assert float(cross_entropy(net(x), soft)) == float(F.cross_entropy(net(x), soft))

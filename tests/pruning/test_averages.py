@@ -1,0 +1,134 @@
+"""Averages (EMA, SWA) of a network that is pruned while it trains: zero where the network is, or a clear error."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import sipp
+from sipp.errors import ModelError, OptionError
+from sipp.pruning.masking import masks_of
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "buffers": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+    "no buffers": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
+}
+AVERAGES: dict[str, Callable[[nn.Module], AveragedModel]] = {
+    "SWA": AveragedModel,
+    "EMA": lambda net: AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9)),
+    "own": lambda net: AveragedModel(net, avg_fn=lambda average, new, n: 0.5 * average + 0.5 * new),
+}
+X, Y = torch.rand(24, 6, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
+
+
+def loop(net: nn.Module, update: Callable[[int], object]) -> tuple[Any, torch.optim.Optimizer]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(X), Y).backward()
+        optimizer.step()
+        update(number)
+
+    return step, optimizer
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return NETS[name]()
+
+
+def alive(net: nn.Module, masks: dict[str, Tensor]) -> int:
+    """Weights outside the masks that are not zero."""
+    return sum(int(torch.count_nonzero(net.get_parameter(name)[~mask])) for name, mask in masks.items())
+
+
+@pytest.mark.parametrize("start", [0, 7, 15])
+@pytest.mark.parametrize("kind", AVERAGES)
+@pytest.mark.parametrize("name", NETS)
+def test_an_average_that_is_given_is_zero_where_the_network_is(name: str, kind: str, start: int) -> None:
+    net = made(name)
+    average = AVERAGES[kind](net)
+
+    def update(number: int) -> None:
+        if number >= start:
+            average.update_parameters(net)
+            assert alive(average.module, masks_of(net)) == 0
+
+    step, optimizer = loop(net, update)
+    done = sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, average=average, method="wt", cuts=4)
+    assert alive(average.module, done.masks) == alive(net, done.masks) == 0
+    assert any(bool(average.module.get_parameter(key)[mask].any()) for key, mask in done.masks.items())
+    assert masks_of(average) == {} and list(average.module.state_dict()) == list(net.state_dict())
+    average.update_parameters(net)  # both are plain again
+    assert int(average.n_averaged) == 20 - start + 1 and alive(average.module, done.masks) == 0
+
+
+@pytest.mark.parametrize("start", [0, 15])
+@pytest.mark.parametrize("kind", AVERAGES)
+@pytest.mark.parametrize("name", NETS)
+def test_an_average_that_is_not_given_is_an_error_that_says_what_to_do(name: str, kind: str, start: int) -> None:
+    net = made(name)
+    average = AVERAGES[kind](net)
+    step, optimizer = loop(net, lambda number: number >= start and average.update_parameters(net))
+    with pytest.raises(ModelError, match="made before its masks") as caught:
+        sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, method="wt", cuts=4)
+    assert "average=" in caught.value.fix and masks_of(net) == {}
+
+
+def test_other_averages_are_left_alone() -> None:
+    net, twin = made("no buffers"), made("no buffers")
+    idle = AveragedModel(net)  # which nobody updates
+    other = AveragedModel(nn.Linear(6, 3))
+    step, optimizer = loop(net, lambda number: other.update_parameters(nn.Linear(6, 3)))
+    sipp.gradual(net, step, X, keep=0.3, steps=10, optimizer=optimizer, method="wt", cuts=2)
+    of_twin = AveragedModel(twin)
+    step, optimizer = loop(net, lambda number: of_twin.update_parameters(twin))
+    sipp.gradual(net, step, X, keep=0.3, steps=10, optimizer=optimizer, method="wt", cuts=2, average=())
+    assert int(idle.n_averaged) == 0 and int(of_twin.n_averaged) == 10
+
+
+def test_an_average_that_is_made_after_the_first_cut_holds_by_itself() -> None:
+    net, averages = made("buffers"), []
+
+    def update(number: int) -> None:
+        if masks_of(net) and not averages:
+            averages.append(AveragedModel(net))
+        for one in averages:
+            one.update_parameters(net)
+
+    step, optimizer = loop(net, update)
+    done = sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, method="wt", cuts=4)
+    averages[0](X)
+    assert alive(averages[0].module, done.masks) == 0
+
+
+def test_an_error_of_the_loop_itself_stays_what_it_is_and_releases_both() -> None:
+    net = made("buffers")
+    average = AveragedModel(net)
+
+    def update(number: int) -> None:
+        if number == 15:
+            raise RuntimeError("out of luck")
+
+    step, optimizer = loop(net, update)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, average=average, method="wt", cuts=4)
+    assert masks_of(net) == {} == masks_of(average)
+
+
+def test_what_is_no_average_is_refused_before_any_training() -> None:
+    net = made("no buffers")
+    held = copy.deepcopy(net)
+    sipp.hold(held, {"0.weight": torch.ones(8, 6, dtype=torch.bool)})
+    steps: list[int] = []
+    wrongs: list[Any] = ["ema", [None], net, nn.Linear(2, 2), AveragedModel(net, use_buffers=True), held]
+    for wrong in wrongs:
+        with pytest.raises((OptionError, ModelError)) as caught:
+            sipp.gradual(net, steps.append, X, keep=0.5, steps=4, average=wrong)
+        assert "average" in str(caught.value)
+    assert steps == []
