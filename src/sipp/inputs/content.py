@@ -27,8 +27,8 @@ def content_keys(part: Tensor | list[Tensor]) -> list[bytes]:
     n_values = rows_BN.shape[1]
     most = CHUNK_VALUES if part.device.type == "cpu" else GPU_CHUNK_VALUES
     sums_B2 = torch.cat([_sums(rows_CN) for rows_CN in rows_BN.split(max(1, most // max(1, n_values)))]).cpu()
-    head = n_values.to_bytes(8, "little")
-    return [head + row.tobytes() for row in sums_B2.numpy()]
+    head, raw, width = n_values.to_bytes(8, "little"), sums_B2.numpy().tobytes(), N_SUMS * 8
+    return [head + raw[start : start + width] for start in range(0, len(raw), width)]
 
 
 def _sums(rows_CN: Tensor) -> Tensor:

@@ -254,11 +254,18 @@ class RunningSensitivities:
         """
         # Patches are divided by their sum at most, which is below fan-in x peak.
         ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
-        is_wide = (ratio_B * self.smallest_weight < UNDERFLOW_GUARD).tolist()
-        scales = values.scale_B.tolist()
+        is_wide_B = ratio_B * self.smallest_weight < UNDERFLOW_GUARD
+        is_odd_B = is_wide_B | (values.peak_B == 0) | _are_extreme(use, values.scale_B)
+        if not bool(is_odd_B.any()):
+            yield slice(0, len(is_odd_B)), False
+            return
+        is_wide = is_wide_B.tolist()
+        scales, is_extreme = values.scale_B.tolist(), _are_extreme(use, values.scale_B).tolist()
         kinds = [
-            None if peak == 0 else _is_extreme(use, scale) or (wide and self._underflows(use, rows, point, scale))
-            for point, (peak, scale, wide) in enumerate(zip(values.peak_B.tolist(), scales, is_wide))
+            None if peak == 0 else extreme or (wide and self._underflows(use, rows, point, scale))
+            for point, (peak, scale, extreme, wide) in enumerate(
+                zip(values.peak_B.tolist(), scales, is_extreme, is_wide)
+            )
         ]
         start = 0
         for kind, group in groupby(kinds):
@@ -332,9 +339,10 @@ class RunningSensitivities:
         return False
 
 
-def _is_extreme(use: Use, scale: float) -> bool:
+def _are_extreme(use: Use, scale_B: Tensor) -> Tensor:
     """Whether the scale of a point is no ordinary number of float32, so that to scale in float32 would lose it."""
-    return use.windows.dtype != BOUND_DTYPE and not SMALLEST_NORMAL <= scale <= 1 / SMALLEST_NORMAL
+    is_ordinary_B = (scale_B >= SMALLEST_NORMAL) & (scale_B <= 1 / SMALLEST_NORMAL)
+    return torch.zeros_like(is_ordinary_B) if use.windows.dtype == BOUND_DTYPE else ~is_ordinary_B
 
 
 def _sides(points: slice, n_first: int | None) -> Iterator[tuple[slice, bool]]:
