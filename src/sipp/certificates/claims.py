@@ -49,6 +49,7 @@ HISTORY = ("calibration_checked", "ledger_kept", "prior_uses")  # of a certifica
 VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by rounding
 
 
+@torch.inference_mode(False)
 def certify(
     dense: nn.Module,
     pruned: nn.Module | Pruned,
@@ -107,6 +108,7 @@ def certify(
     )
 
 
+@torch.inference_mode(False)
 def certify_accuracy(
     dense: nn.Module,
     pruned: nn.Module | Pruned,

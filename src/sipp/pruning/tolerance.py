@@ -116,6 +116,7 @@ class PrunedTo:
         return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
 
 
+@torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
     data: Data,

@@ -174,6 +174,7 @@ def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return repr(spec), *((x.shape, x.dtype) if isinstance(x, Tensor) else (type(x), x) for x in leaves)
 
 
+@torch.inference_mode(False)
 def sparse(model: nn.Module, example: Any) -> Sparse:
     """The model as a callable that skips its zeros, on the CPU: same call, same outputs to 1e-4 of their size.
 

@@ -50,6 +50,7 @@ class Exported:
         return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {points}"
 
 
+@torch.inference_mode(False)
 def export(model: nn.Module, path: str | PathLike[str], *, to: Target, example: Any = None) -> Exported:
     """Writes the network to a file (with "hf", a new folder), and gives what was written. The model is left as it was.
 

@@ -48,6 +48,7 @@ MOST_LOOKED_AT = 32  # points of the first batch, for whether outputs are functi
 AUTO_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 
 
+@torch.inference_mode(False)
 def sensitivity(
     model: nn.Module,
     data: Data,

@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.network_hash import state_hash
+from sipp.inputs.restore import check_can_be_written
 from sipp.pruning.result import Pruned, as_it_is
 from sipp.storage import container
 from sipp.storage.artifact_index import Entry, Index, Statements, class_name, read_index, write_index
@@ -37,6 +38,7 @@ N_SHOWN = 5  # names in an error
 Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
 
 
+@torch.inference_mode(False)
 def save(
     pruned: Pruned | nn.Module,
     path: str | PathLike[str],
@@ -102,6 +104,7 @@ def save(
 def load(path: str | PathLike[str], *, into: None = None) -> dict[str, Tensor]: ...
 @overload
 def load(path: str | PathLike[str], *, into: nn.Module) -> nn.Module: ...
+@torch.inference_mode(False)
 def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Module | dict[str, Tensor]:
     """The network of a file of `save`: in `into`, which is given back, or as a plain state_dict on the CPU.
 
@@ -122,6 +125,7 @@ def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Modu
     where = str(file)
     index, data, _ = _read(file)
     if into is not None:
+        check_can_be_written(into)
         _check_fits(index, into, where)
     state, _ = _decode(index, data, where)
     _certificate(index, state, where)
@@ -134,6 +138,7 @@ def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Modu
     return into
 
 
+@torch.inference_mode(False)
 def inspect(path: str | PathLike[str]) -> Contents:
     """What is inside a file of `save`, after the same checks as `load`: `print` it.
 
