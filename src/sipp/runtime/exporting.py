@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sipp.checking import check_choice
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.restore import copy_of
+from sipp.inputs.restore import ONE_AT_A_TIME, copy_of
 from sipp.runtime.examples import call_of, try_example
 from sipp.runtime.programs import onnx_bytes, program_bytes
 from sipp.storage.files import publish, staged, write_atomic
@@ -81,7 +81,8 @@ def export(model: nn.Module, path: str | PathLike[str], *, to: Target, example: 
     if to in TRACED:
         call = call_of(example)
         try_example(own, *call)
-        content, off_by, n_points = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
+        with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
+            content, off_by, n_points = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
     else:
         content = _weights(own, to)
     write_atomic(target, content)

@@ -24,11 +24,16 @@ class Shelved:
         return int(self.values.nbytes + self.bits.nbytes)
 
 
-def shelve(model: nn.Module) -> dict[str, Shelved]:
-    """Empties the parameters that have zeros to leave out (-0.0 too), and gives what they were, by name."""
+def shelve(model: nn.Module, held: set[int]) -> dict[str, Shelved]:
+    """Empties the parameters that have zeros to leave out (-0.0 too), and gives what they were, by name.
+
+    But not those whose memory is `held` by others (addresses): it would not get less.
+    """
     shelf = {}
     for name, parameter in model.named_parameters():
         weight = parameter.detach()
+        if weight.untyped_storage().data_ptr() in held:
+            continue
         is_kept = weight != 0
         if weight.numel() and float(is_kept.sum()) <= MOST_KEPT * weight.numel():
             bits = np.packbits(is_kept.flatten().numpy())
