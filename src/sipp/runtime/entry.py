@@ -87,7 +87,8 @@ class Sparse:
         """What the model gives, by torch; tensors are the caller's own, whatever it returns."""
         with self._lock, torch.no_grad():  # no other thread compiles meanwhile, which moves the weights
             self._unpack()
-            return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, self._model(*args, **kwargs))
+            found = self._model(*args, **kwargs)
+            return found.clone() if isinstance(found, Tensor) else pytree.tree_map(_copied, found)
 
     def _unpack(self) -> None:
         """Puts the weights of the model back where they were."""
@@ -181,9 +182,13 @@ def _lay_out(images: list[nn.Parameter], form: torch.memory_format) -> None:
         parameter.data = parameter.data.contiguous(memory_format=form)
 
 
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def _lasting(value: Any) -> Any:
     """The value, of tensors made in inference mode a copy: what is traced and kept is not of that mode."""
-    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+    return _copied(value) if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:

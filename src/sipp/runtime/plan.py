@@ -149,14 +149,7 @@ def _computed(graph: Graph) -> Graph:
 def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
     """The step of one operation; leaves its result in `values`."""
     if op.target in (CONV, LINEAR) and _is_ours(op, graph, values):
-        layer, weight = read_layer(op, graph.constants)
-        if op.target is CONV:
-            step = image_step(layer, weight, values, arena, border)
-        elif values[op.args[0].value].numel() == weight.shape[1] <= MOST_COLUMNS:
-            step = single_step(layer, weight, values, arena)
-        else:
-            step = token_step(layer, weight, values, arena)
-        return step if layer.bias is None else replace(step, held=(*step.held, layer.bias))
+        return _product_step(op, graph, values, arena, border)
     step = None
     if op.target in POOLS:
         step = pool_step(op, values, arena, border)
@@ -175,6 +168,18 @@ def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int,
             if isinstance(values[n], Tensor):
                 arena.pin(values[n])
     return step
+
+
+def _product_step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
+    """The step of a convolution or a linear layer with weights of its own."""
+    layer, weight = read_layer(op, graph.constants)
+    if op.target is CONV:
+        step = image_step(layer, weight, values, arena, border)
+    elif values[op.args[0].value].numel() == weight.shape[1] <= MOST_COLUMNS:
+        step = single_step(layer, weight, values, arena)
+    else:
+        step = token_step(layer, weight, values, arena)
+    return step if layer.bias is None else replace(step, held=(*step.held, layer.bias))
 
 
 def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
