@@ -18,6 +18,7 @@ import sipp
 from sipp.certificates.claims import certify, certify_accuracy
 from sipp.errors import DataError
 from sipp.inputs.pointkeys import SKETCH_SIZE
+from sipp.pruning import tolerance
 from sipp.pruning.tolerance import prune_to
 from sipp.pruning.walked import PrunedTo
 
@@ -81,7 +82,7 @@ def test_a_loader_that_shuffles_gives_what_the_list_gives(goal: dict[str, Any]) 
 
 def test_outputs_matched_by_position_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk then passes nearly every level, but the certificate contradicts it: nothing is certified."""
-    walker = prune_to.__globals__["_Walker"]
+    walker = tolerance._Walker
     rows: list[Tensor] = []
 
     def by_position(self: Any, batch: Any, keys: list[bytes], role: str) -> Tensor:
@@ -205,7 +206,7 @@ def test_an_interrupted_look_is_recorded_with_the_points_it_started(error: BaseE
 def test_a_walk_that_fails_half_way_is_recorded(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walker = prune_to.__globals__["_Walker"]
+    walker = tolerance._Walker
     original = walker.test
 
     def fails(self: Any, data: Any, role: str, *rest: Any) -> Any:

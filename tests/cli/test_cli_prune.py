@@ -23,6 +23,7 @@ from sipp.cli.output import show, too_wide
 from sipp.cli.pruned_table import layer_table
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
+from sipp.inputs.network_hash import model_hash
 from sipp.storage import outputs
 from sipp.storage.files import file_hash
 from sipp.storage.pruned_folder import write_pruned
@@ -117,7 +118,7 @@ def test_tied_weights_load_with_and_without_their_second_name(data: Path, tmp_pa
         ]
         for name in ("all.safetensors", "some.safetensors")
     }
-    assert hashes == {sipp.certify.__globals__["model_hash"](gpt2())}
+    assert hashes == {model_hash(gpt2())}
 
 
 def test_a_dry_run_prints_the_table_and_writes_nothing(data: Path, tmp_path: Path) -> None:

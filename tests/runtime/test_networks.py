@@ -1,6 +1,7 @@
 """Whole networks against torch: random ones, and the kinds of layer people have."""
 
 import copy
+import math
 import subprocess
 import sys
 
@@ -274,15 +275,24 @@ def test_dense_where_dense_is_faster(always_dense):
     assert fast.latest.is_dense and "torch runs all of it" in str(fast)
     assert "dense" in kernels(fast)
     assert torch.equal(fast(x), net(x))
-    assert is_close(fast.latest.plan.run([x])[0], net(x))
 
 
-def test_other_dtypes_are_left_to_torch():
+def test_a_plan_of_dense_layers(always_dense, monkeypatch):
+    monkeypatch.setattr(steps, "race", lambda fast, dense: (1e-3, math.inf))
+    net = build("lenet-5").eval()
+    x = torch.randn(2, 1, 28, 28)
+    fast = sipp.sparse(net, x)
+    assert "dense" in kernels(fast) and not fast.latest.is_dense
+    assert is_close(fast(x), net(x))
+
+
+def test_other_dtypes_are_left_to_torch(never_dense):
     net = thin(small(), 0.3).double()
     x = torch.randn(8, 3, 8, 8, dtype=torch.float64)
     fast = sipp.sparse(net, x)
     assert not any(kernel.startswith("sparse") for kernel in kernels(fast))
-    assert fast(x).dtype == torch.float64 and is_close(fast.latest.plan.run([x])[0], net(x))
+    assert not fast.latest.is_dense
+    assert fast(x).dtype == torch.float64 and is_close(fast(x), net(x))
 
 
 def test_memory_falls_with_the_zeros(never_dense):

@@ -20,6 +20,7 @@ from sipp import binomial
 from sipp.certificates import evidence, ledger
 from sipp.certificates.claims import certify
 from sipp.errors import DataError
+from sipp.pruning import tolerance
 from sipp.pruning.tolerance import prune_to
 
 BETA, DELTA = 0.05, 0.1
@@ -28,7 +29,7 @@ N_POINTS = 46  # one violation is allowed at DELTA; BARELY_BAD then passes 4.7 %
 N_LABELLED = 36  # a drop of 0.1 is proved by no lost point; BARELY_BAD then loses none 2.2 % of the time
 N_WALKS, N_USERS, N_BROKEN = 150, 50, 40  # simulated walks, users of one ledger, and runs of what is refused or broken
 
-WALK = prune_to.__globals__
+WALK = vars(tolerance)
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ from sipp.pruning.ranking import RankOptions
 from sipp.pruning.result import Pruned
 
 
+@torch.inference_mode(False)
 def assess(
     dense: nn.Module,
     pruned: nn.Module | Mapping[str, Tensor],

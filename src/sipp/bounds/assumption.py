@@ -143,6 +143,7 @@ class Assumption:
         return "\n".join((text_of(table), self.verdict, self.es_verdict))
 
 
+@torch.inference_mode(False)
 def check_assumption(
     model: nn.Module,
     data: Data,

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from sipp.bounds.sound.calls import NoBound, disguise, op_name
 from sipp.bounds.sound.checks import check_operations
-from sipp.bounds.sound.tracing import Inputs, close, trace_one
+from sipp.bounds.sound.tracing import Inputs, close, fx_graph, trace_one
 from sipp.errors import DataError, ModelError
 from sipp.inputs.capture import scoring_mode
 
@@ -43,7 +43,7 @@ def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
             return f"{found} in {name or 'the model itself'}"
     try:
         with scoring_mode(model, "running"):
-            root = fx.symbolic_trace(model)
+            root = fx_graph(model)
     except Exception as error:  # tracing runs the user's forward on proxies: anything may come back
         return (
             "the paper's formula covers plain chains of fully-connected layers only; this model is not one that can be "

@@ -50,6 +50,7 @@ HISTORY = ("calibration_checked", "ledger_kept", "prior_uses")  # of a certifica
 VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by rounding
 
 
+@torch.inference_mode(False)
 def certify(
     dense: nn.Module,
     pruned: Given,
@@ -108,6 +109,7 @@ def certify(
     )
 
 
+@torch.inference_mode(False)
 def certify_accuracy(
     dense: nn.Module,
     pruned: Given,

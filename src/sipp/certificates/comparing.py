@@ -42,6 +42,7 @@ USUAL: tuple[Method, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "r
 LABELLED: tuple[Method, ...] = ("snip",)  # besides, where the data has labels
 
 
+@torch.inference_mode(False)
 def compare(
     model: nn.Module,
     data: Data,

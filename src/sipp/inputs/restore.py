@@ -40,6 +40,16 @@ def copy_of(model: nn.Module) -> nn.Module:
     return made
 
 
+def check_can_be_written(model: nn.Module) -> None:
+    """Raises where a tensor of the model was made under torch.inference_mode: it takes no writes, and no gradients."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not is_lazy(tensor) and tensor.is_inference():
+            raise ModelError(
+                f"{name} was made under torch.inference_mode: it can be neither changed nor trained",
+                fix="give copy.deepcopy(model), made outside of it",
+            )
+
+
 @contextmanager
 def left_as_it_was(model: nn.Module) -> Iterator[None]:
     """A context after which every buffer holds the values it held before, and every attribute is the same object.

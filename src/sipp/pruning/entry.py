@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
+import torch
 from torch import nn
 
 from sipp.allocation.patterns import pattern_of
@@ -38,6 +39,7 @@ from sipp.scoring.methods import DEFAULT, Method
 N_NAMED = 5  # layers in a warning
 
 
+@torch.inference_mode(False)
 def prune(
     model: nn.Module,
     data: Data | None,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,6 +21,7 @@ from sipp.checking import check_flag, check_whole
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.layers import Selector
+from sipp.inputs.restore import check_can_be_written
 from sipp.inputs.subject import subject_of
 from sipp.numerics import budget_of
 from sipp.options import Floor, Scoring
@@ -84,6 +86,7 @@ def budget_at(t: float, n_weights: int, last: int) -> int:
     return last + round((n_weights - last) * (1 - t) ** 3)
 
 
+@torch.inference_mode(False)
 def gradual(
     model: nn.Module,
     train_step: Callable[[int], object],
@@ -209,6 +212,7 @@ def _checked_model(
 ) -> tuple[int, int]:
     """The number of prunable weights, and of those that are left at the end; refuses a model whose masks are held."""
     weights = subject_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
+    check_can_be_written(model)
     if masks_of(model):
         raise ModelError("masks of the model are held, and would be released at the end", fix="release(model) first")
     n_weights = sum(weight.n_weights for weight in weights)

@@ -42,6 +42,7 @@ from torch.utils.hooks import RemovableHandle
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.network_hash import HOLD_STATE as STATE
 from sipp.inputs.network_hash import MASK_SUFFIX
+from sipp.inputs.restore import check_can_be_written
 
 WRAPPER_PARTS = frozenset({"module", "_orig_mod"})
 N_NEAREST = 3  # names suggested for an unknown one
@@ -82,6 +83,7 @@ class _State:
         return _State, (self.names,)
 
 
+@torch.inference_mode(False)
 def hold(
     model: nn.Module, masks: Mapping[str, Tensor], *, optimizer: Optimizer | Sequence[Optimizer] | None = None
 ) -> Hold:
@@ -101,6 +103,7 @@ def hold(
         (48, 192)
     """
     _check_module(model)
+    check_can_be_written(model)
     if not isinstance(masks, Mapping):
         raise OptionError(f"masks is a {type(masks).__name__}, not a dict of bool tensors by parameter name")
     checked = _checked_masks(model, masks)
@@ -122,8 +125,7 @@ def hold(
         _forget(one, checked)
     _tend_below(model)
     now = masks_of(model)
-    n_weights, n_kept = sum(m.numel() for m in now.values()), sum(int(m.sum()) for m in now.values())
-    return Hold(names=tuple(now), n_weights=n_weights, n_kept=n_kept, n_zeroed=n_zeroed)
+    return Hold(tuple(now), sum(m.numel() for m in now.values()), sum(int(m.sum()) for m in now.values()), n_zeroed)
 
 
 def release(model: nn.Module) -> None:
@@ -191,17 +193,16 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
     for full, param in model.named_parameters(remove_duplicate=False):
         known.setdefault(full, by_param[param])
         known.setdefault(_canonical(full), by_param[param])
+    fix = "use names from model.named_parameters()"
     for name in names:
         if not isinstance(name, str):
-            raise OptionError(f"{name!r:.60} is no parameter's name", fix="use names from model.named_parameters()")
+            raise OptionError(f"{name!r:.60} is no parameter's name", fix=fix)
     found = {name: known.get(name) or known.get(_canonical(name)) for name in names}
     unknown = [name for name, entry in found.items() if entry is None]
     if unknown:
         near = {name: difflib.get_close_matches(name, known, n=N_NEAREST) for name in unknown}
         lines = (f"{name!r} (nearest: {', '.join(close) or 'none'})" for name, close in near.items())
-        raise OptionError(
-            f"the model has no parameter {'; '.join(lines)}", fix="use names from model.named_parameters()"
-        )
+        raise OptionError(f"the model has no parameter {'; '.join(lines)}", fix=fix)
     return {name: entry for name, entry in found.items() if entry is not None}
 
 
@@ -286,8 +287,7 @@ def checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimiz
 
 
 def _names(module: nn.Module) -> tuple[str, ...]:
-    state = module.__dict__.get(STATE)
-    return () if state is None else state.names
+    return getattr(module.__dict__.get(STATE), "names", ())
 
 
 def _mask_at(module: nn.Module, local: str) -> Tensor:

@@ -72,6 +72,7 @@ def default_levels() -> tuple[float, ...]:
     return tuple(SPARSEST ** ((i / (N_LEVELS - 1)) ** DENSE_END) for i in range(N_LEVELS))
 
 
+@torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
     data: Data,

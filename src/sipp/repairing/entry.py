@@ -6,6 +6,7 @@ import glob
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from sipp.checking import check_flag, check_number, check_seed, check_whole
@@ -38,6 +39,7 @@ UNSTATED = (
 )
 
 
+@torch.inference_mode(False)
 def repair(
     model: nn.Module,
     pruned: Pruned,

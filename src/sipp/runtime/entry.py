@@ -5,38 +5,33 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from dataclasses import dataclass
+import warnings
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sipp.errors import ModelError
+from sipp.errors import DataError, ModelError
+from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.pruning.walked import Given, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import call_of, try_example
 from sipp.runtime.graph import trace
+from sipp.runtime.kept import MOST_PLANS, Compiled, Kept
 from sipp.runtime.plain import plain_copy
-from sipp.runtime.plan import Plan, flat_inputs, make_plan
+from sipp.runtime.plan import Plan, flat_inputs, make_plan, table_of
 from sipp.runtime.shelf import Shelved, restore, shelve
 from sipp.runtime.steps import Step
 from sipp.runtime.table import sparse_table
 
-MOST_PLANS = 8  # for inputs of different shapes
 TRIALS = 2
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """How inputs of one kind are run: by a plan, or by torch as a whole where that is faster."""
-
-    plan: Plan
-    chunk: int | None  # points that the plan takes at a time; None: all
-    is_dense: bool
-    seconds: float  # of a call, on torch's threads
-    dense_seconds: float
+BEYOND = (
+    f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "
+    "pad inputs to fewer shapes, and give numbers that change as tensors"
+)
 
 
 def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
@@ -50,25 +45,35 @@ def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
 class Sparse:
     """A network compiled for the CPU: call it as you call the model. `print` shows what runs where, and how fast.
 
-    It is compiled for the shapes of the example; a call with other shapes compiles once more. One call runs at a time.
+    It is compiled for the shapes of the example; a call with other shapes compiles once more, up to eight of them
+    (`kept.py`). Beyond these torch runs the network, dense. One call runs at a time.
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._model = plain_copy(model)
+        with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+            self._model = plain_copy(model)
         self._shelf: dict[str, Shelved] = {}
-        self._compiled: dict[Any, Compiled] = {}
+        self._compiled = Kept()
         self._lock = threading.RLock()
+        self._is_beyond = False
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
         self.seconds = 0.0  # of compilation
-        self._compile(args, self._in_order(kwargs))
+        kwargs = self._in_order(kwargs)
+        self.latest = self._compile(_kind(args, kwargs), args, kwargs)  # compiled last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = self._in_order(kwargs)
-        with self._lock:  # what runs may be compiled anew meanwhile, for other inputs
-            compiled = self._compiled.get(_signature(args, kwargs)) or self._compile(args, kwargs)
-            if compiled.is_dense:
-                with torch.no_grad():
-                    return self._model(*args, **kwargs)
+        kind = _kind(args, kwargs)
+        with self._lock:
+            compiled = self._compiled.used(kind)
+            is_next = compiled is None and self._compiled.has_place(kind)
+        if is_next:
+            compiled = self._compile(kind, args, kwargs)
+        if compiled is None or compiled.is_dense:
+            if compiled is None and not self._is_beyond:
+                self._is_beyond = True
+                warnings.warn(BEYOND, stacklevel=2)
+            return self._run_dense(args, kwargs)
         return _run(compiled.plan, compiled.chunk, flat_inputs(args, kwargs))
 
     def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -79,21 +84,36 @@ class Sparse:
         known = {name: kwargs[name] for name in listed if name in kwargs}
         return known | {name: kwargs[name] for name in sorted(kwargs.keys() - known.keys())}
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-        """The way to run inputs like these, now known."""
-        with self._lock:
+    def _run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the model gives, by torch; tensors are the caller's own, whatever it returns."""
+        with self._lock, torch.no_grad():  # no other thread compiles meanwhile, which moves the weights
+            self._unpack()
+            found = self._model(*args, **kwargs)
+            return found.clone() if isinstance(found, Tensor) else pytree.tree_map(_copied, found)
+
+    def _unpack(self) -> None:
+        """Puts the weights of the model back where they were."""
+        if self._shelf:
+            with torch.inference_mode(False):
+                restore(self._model, self._shelf)
+
+    @torch.inference_mode(False)
+    def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
+        """The way to run inputs like these, now known. What is kept outlives the mode that the caller is in."""
+        with ONE_AT_A_TIME, self._lock:  # in this order; and torch.export is for one thread at a time
+            if (known := self._compiled.used(kind)) is not None:  # by now, by another thread
+                return known
             start = time.perf_counter()
-            restore(self._model, self._shelf)
+            args, kwargs = pytree.tree_map(_lasting, (args, kwargs))
+            self._unpack()
             plan, chunk = self._planned(args, kwargs)
-            seconds, dense_seconds = self._race(plan, chunk, args, kwargs)
-            compiled = Compiled(plan, chunk, seconds > steps.LEAST_GAIN * dense_seconds, seconds, dense_seconds)
-            if len(self._compiled) == MOST_PLANS:
-                del self._compiled[next(iter(self._compiled))]
-            self._compiled[_signature(args, kwargs)] = compiled
-            if not any(each.is_dense for each in self._compiled.values()):
-                self._shelf = shelve(self._model)
+            self.latest = self._raced(plan, chunk, args, kwargs)
+            self._compiled.put(kind, self.latest)
+            if not self._is_beyond and not any(each.is_dense for each in self._compiled.all()):
+                held = {t.untyped_storage().data_ptr() for each in self._compiled.all() for t in each.plan.tensors}
+                self._shelf = shelve(self._model, held)
             self.seconds = time.perf_counter() - start
-            return compiled
+            return self.latest
 
     def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, int | None]:
         """The plan for these inputs, and how many points it takes at a time."""
@@ -111,25 +131,27 @@ class Sparse:
                 graph, inputs = part, flat_inputs(args, kwargs)
         return make_plan(graph, inputs), chunk
 
-    def _race(
-        self, plan: Plan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[float, float]:
-        """The times of the plan and of the dense network, which is left in the memory format that is faster."""
+    def _raced(self, plan: Plan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
+        """The plan against the dense network, which is left in the memory format that is faster if it is to run."""
         inputs = flat_inputs(args, kwargs)
 
         def dense() -> Any:
-            return self._model(*args, **kwargs)
+            return self._run_dense(args, kwargs)
 
-        formats = [torch.contiguous_format]
-        if any(parameter.ndim == 4 for parameter in self._model.parameters()):
-            formats.append(torch.channels_last)
+        images = [parameter for parameter in self._model.parameters() if parameter.ndim == 4]
+        forms = [torch.contiguous_format, torch.channels_last][: 2 if images else 1]
+        before = [parameter.data for parameter in images]  # the plan may hold these
         times = []
-        with torch.inference_mode():
-            for form in formats:
-                _lay_out(self._model, form)
-                times.append(steps.dense_time(dense, TRIALS))
-            _lay_out(self._model, formats[times.index(min(times))])
-            return steps.race(lambda: _run(plan, chunk, inputs), dense)
+        for form in forms:
+            _lay_out(images, form)
+            times.append(steps.dense_time(dense, TRIALS))
+        _lay_out(images, forms[times.index(min(times))])
+        seconds, dense_seconds = steps.race(lambda: _run(plan, chunk, inputs), dense)
+        is_dense = seconds > steps.LEAST_GAIN * dense_seconds
+        if not is_dense:
+            for parameter, data in zip(images, before):
+                parameter.data = data
+        return Compiled(table_of(plan) if is_dense else plan, chunk, is_dense, seconds, dense_seconds)
 
     @property
     def steps(self) -> list[Step]:
@@ -137,19 +159,14 @@ class Sparse:
         return list(self.latest.plan.steps)
 
     @property
-    def latest(self) -> Compiled:
-        return next(reversed(self._compiled.values()))
-
-    @property
     def n_bytes(self) -> int:
-        """What the weights take: packed ones of the latest plan, and those kept for other shapes of input."""
-        if self.latest.is_dense:
-            return self.n_dense_bytes
-        plan = self.latest.plan
-        whole = (*plan.constants.values(), *self._model.parameters(), *self._model.buffers())
-        once = {t.untyped_storage().data_ptr(): t.nbytes for t in whole if isinstance(t, Tensor)}
-        packed = sum(step.n_bytes for step in plan.steps) + sum(kept.n_bytes for kept in self._shelf.values())
-        return packed + sum(once.values())
+        """What all weights take that are in memory: of every plan, and those kept for other shapes of input."""
+        with self._lock:
+            plans = [each.plan for each in self._compiled.all() if not each.is_dense]
+            whole = [*self._model.parameters(), *self._model.buffers(), *(t for plan in plans for t in plan.tensors)]
+            once = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in whole}
+            packed = sum(plan.n_packed_bytes for plan in plans) + sum(kept.n_bytes for kept in self._shelf.values())
+            return packed + sum(once.values())
 
     def __repr__(self) -> str:
         ran, dense = self.latest.seconds, self.latest.dense_seconds
@@ -160,21 +177,40 @@ class Sparse:
         return sparse_table(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
 
 
-def _lay_out(model: nn.Module, form: torch.memory_format) -> None:
+def _lay_out(images: list[nn.Parameter], form: torch.memory_format) -> None:
     """Lays out the weights of convolutions in this memory format."""
-    for parameter in model.parameters():
-        if parameter.ndim == 4:
-            parameter.data = parameter.data.contiguous(memory_format=form)
+    for parameter in images:
+        parameter.data = parameter.data.contiguous(memory_format=form)
 
 
-def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _lasting(value: Any) -> Any:
+    """The value, of tensors made in inference mode a copy: what is traced and kept is not of that mode."""
+    return _copied(value) if isinstance(value, Tensor) and value.is_inference() else value
+
+
+def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     """What a plan is made for: which arguments there are, the shapes and dtypes of tensors, the values of the rest."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return args[0].shape, args[0].dtype
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    return repr(spec), *((x.shape, x.dtype) if isinstance(x, Tensor) else (type(x), x) for x in leaves)
+    return repr(spec), *(_kind_of(leaf) for leaf in leaves)
 
 
+def _kind_of(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype
+    if isinstance(leaf, float | complex):
+        return type(leaf), repr(leaf)  # NaN is itself, and -0.0 is not 0.0
+    if not isinstance(leaf, Hashable):
+        raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and words")
+    return type(leaf), leaf
+
+
+@torch.inference_mode(False)
 def sparse(model: Given, example: Any) -> Sparse:
     """The model as a callable that skips its zeros, on the CPU: same call, same outputs to 1e-4 of their size.
 

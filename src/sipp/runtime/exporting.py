@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sipp.checking import check_choice
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.restore import copy_of
+from sipp.inputs.restore import ONE_AT_A_TIME, copy_of
 from sipp.pruning.walked import Given, network_of
 from sipp.runtime.examples import call_of, try_example
 from sipp.runtime.programs import onnx_bytes, program_bytes
@@ -51,6 +51,7 @@ class Exported:
         return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {points}"
 
 
+@torch.inference_mode(False)
 def export(model: Given, path: str | PathLike[str], *, to: Target, example: Any = None) -> Exported:
     """Writes the network to a file (with "hf", a new folder), and gives what was written. The model is left as it was.
 
@@ -82,7 +83,8 @@ def export(model: Given, path: str | PathLike[str], *, to: Target, example: Any 
     if to in TRACED:
         call = call_of(example)
         try_example(own, *call)
-        content, off_by, n_points = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
+        with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
+            content, off_by, n_points = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
     else:
         content = _weights(own, to)
     write_atomic(target, content)

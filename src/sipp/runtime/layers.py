@@ -61,7 +61,10 @@ def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:
         current[layer.op.out] = run_dense(layer, best, current)
 
     keep = float((weight != 0).sum()) / max(1, weight.numel())
-    return Step(layer.op.name, "dense", fast, fast, layer.op.out, keep, weight.nbytes, weight.nbytes, None, min(times))
+    return Step(
+        layer.op.name, "dense", fast, fast, layer.op.out, keep, weight.nbytes, weight.nbytes, None, min(times),
+        held=(best,),
+    )  # fmt: skip
 
 
 def _time_dense(layer: Layer, weight: Tensor, values: Values) -> float:

@@ -61,6 +61,19 @@ class Plan:
             theirs = self.places | _places(inputs)
             return [self._own(values[ref.value], theirs) if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Weights that it holds as they are; other plans, and the model, may hold the same."""
+        return [
+            *(t for t in self.constants.values() if isinstance(t, Tensor)),
+            *(t for s in self.steps for t in s.held),
+        ]
+
+    @property
+    def n_packed_bytes(self) -> int:
+        """What the weights take that it holds packed, which are its own."""
+        return sum(step.n_bytes for step in self.steps if step.kernel != "dense")
+
     def _start(self, inputs: list[Any]) -> Values:
         values = self.constants.copy()
         values.update(zip(self.graph.inputs, inputs))
@@ -97,6 +110,16 @@ def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
         )
 
 
+def table_of(plan: Plan) -> Plan:
+    """The plan with what is printed of it, and no weights and buffers: it cannot be run."""
+
+    def fast(values: Values) -> None:
+        raise AssertionError("this plan lost to torch")
+
+    steps = [replace(step, fast=fast, plain=fast, held=()) for step in plan.steps]
+    return replace(plan, steps=steps, constants={}, arena=Arena())
+
+
 def _places(values: Iterable[Any]) -> frozenset[int]:
     """Where the memory of tensors begins."""
     return frozenset(value.untyped_storage().data_ptr() for value in values if isinstance(value, Tensor))
@@ -126,12 +149,7 @@ def _computed(graph: Graph) -> Graph:
 def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
     """The step of one operation; leaves its result in `values`."""
     if op.target in (CONV, LINEAR) and _is_ours(op, graph, values):
-        layer, weight = read_layer(op, graph.constants)
-        if op.target is CONV:
-            return image_step(layer, weight, values, arena, border)
-        if values[op.args[0].value].numel() == weight.shape[1] <= MOST_COLUMNS:
-            return single_step(layer, weight, values, arena)
-        return token_step(layer, weight, values, arena)
+        return _product_step(op, graph, values, arena, border)
     step = None
     if op.target in POOLS:
         step = pool_step(op, values, arena, border)
@@ -150,6 +168,18 @@ def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int,
             if isinstance(values[n], Tensor):
                 arena.pin(values[n])
     return step
+
+
+def _product_step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
+    """The step of a convolution or a linear layer with weights of its own."""
+    layer, weight = read_layer(op, graph.constants)
+    if op.target is CONV:
+        step = image_step(layer, weight, values, arena, border)
+    elif values[op.args[0].value].numel() == weight.shape[1] <= MOST_COLUMNS:
+        step = single_step(layer, weight, values, arena)
+    else:
+        step = token_step(layer, weight, values, arena)
+    return step if layer.bias is None else replace(step, held=(*step.held, layer.bias))
 
 
 def _is_ours(op: Op, graph: Graph, values: Values) -> bool:

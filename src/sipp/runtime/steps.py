@@ -43,6 +43,7 @@ class Step:
     seconds: float | None = None
     dense_seconds: float | None = None
     note: str = ""
+    held: tuple[Tensor, ...] = ()  # weights that it reads as they are, and may share with other steps
 
 
 class Job:

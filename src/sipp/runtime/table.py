@@ -11,7 +11,7 @@ from sipp.display import text_of
 from sipp.runtime.plan import Plan
 
 if TYPE_CHECKING:
-    from sipp.runtime.entry import Compiled
+    from sipp.runtime.kept import Compiled
 
 MS, MB = 1e3, 1e6
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sipp.errors import DataError, ModelError
+from sipp.errors import DataError
 from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.labels import cross_entropy
+from sipp.inputs.restore import check_can_be_written
 from sipp.inputs.subject import Subject
 from sipp.options import Loss
 from sipp.records import Batch
@@ -22,12 +23,8 @@ from sipp.records import Batch
 @contextmanager
 def with_gradients(subject: Subject, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """A context in eval mode in which these parameters have gradients, also recurrent ones; see `scoring_mode`."""
-    frozen = next((name for name, parameter in subject.model.named_parameters() if parameter.is_inference()), None)
-    if frozen is not None:
-        raise ModelError(
-            f"{frozen} was made under torch.inference_mode and has no gradients", fix="give copy.deepcopy(model)"
-        )
-    with torch.inference_mode(False), scoring_mode(subject.model, subject.scoring.norm_stats):
+    check_can_be_written(subject.model)
+    with scoring_mode(subject.model, subject.scoring.norm_stats):
         required = [parameter.requires_grad for parameter in parameters]
         try:
             for parameter in parameters:

@@ -47,6 +47,7 @@ MOST_LOOKED_AT = 8  # points, where an output that seems to depend on others is 
 AUTO_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 
 
+@torch.inference_mode(False)
 def sensitivity(
     model: nn.Module,
     data: Data,

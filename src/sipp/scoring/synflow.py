@@ -35,16 +35,15 @@ def synflow(subject: Subject) -> dict[str, Tensor]:
     The data is looked at for the shape of one point: floating-point inputs become ones, tokens and masks stay. Norms
     have their running statistics, whatever `norm_stats` says: one point of ones has none of its own.
     """
-    with torch.inference_mode(False):
-        scoring = replace(subject.scoring, norm_stats="running")
-        positive = replace(subject, model=copy_of(subject.model).to(BOUND_DTYPE), scoring=scoring)
-        with torch.no_grad():
-            for parameter in positive.model.parameters():
-                parameter.abs_()
-        chosen = positive.parameters()
-        parameters = list(chosen.values())
-        with with_gradients(positive, parameters):
-            score = _removed_in_steps(positive.model, parameters, _ones(subject))
+    scoring = replace(subject.scoring, norm_stats="running")
+    positive = replace(subject, model=copy_of(subject.model).to(BOUND_DTYPE), scoring=scoring)
+    with torch.no_grad():
+        for parameter in positive.model.parameters():
+            parameter.abs_()
+    chosen = positive.parameters()
+    parameters = list(chosen.values())
+    with with_gradients(positive, parameters):
+        score = _removed_in_steps(positive.model, parameters, _ones(subject))
     parts = score.split([parameter.numel() for parameter in parameters])
     return {name: part.view(parameter.shape) for (name, parameter), part in zip(chosen.items(), parts)}
 

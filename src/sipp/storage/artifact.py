@@ -24,6 +24,7 @@ from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certif
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.identity import with_buffers
 from sipp.inputs.network_hash import buffers_hash, model_hash, state_hash
+from sipp.inputs.restore import check_can_be_written
 from sipp.pruning.result import Pruned, as_it_is
 from sipp.pruning.walked import Given, without_walk
 from sipp.storage import container
@@ -43,6 +44,7 @@ OTHER_BUFFERS = (
 )
 
 
+@torch.inference_mode(False)
 def save(
     pruned: Given,
     path: str | PathLike[str],
@@ -107,6 +109,7 @@ def save(
 def load(path: str | PathLike[str], *, into: None = None) -> dict[str, Tensor]: ...
 @overload
 def load(path: str | PathLike[str], *, into: nn.Module) -> nn.Module: ...
+@torch.inference_mode(False)
 def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Module | dict[str, Tensor]:
     """The network of a file of `save`: in `into`, which is given back, or as a plain state_dict on the CPU.
 
@@ -127,6 +130,7 @@ def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Modu
     where = str(file)
     index, data, _ = _read(file)
     if into is not None:
+        check_can_be_written(into)
         _check_fits(index, into, where)
     state, _ = _decode(index, data, where)
     certificate, _ = _certificate(index, state, where)
@@ -142,6 +146,7 @@ def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Modu
     return into
 
 
+@torch.inference_mode(False)
 def inspect(path: str | PathLike[str]) -> Contents:
     """What is inside a file of `save`, after the same checks as `load`: `print` it.
 

@@ -74,6 +74,7 @@ class GraphBound:
         return None if self.epsilon_B is None else float(self.epsilon_B.max())
 
 
+@torch.inference_mode(False)
 def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_batchnorm: bool = True) -> GraphBound:
     """A bound on ||f^(x) - f(x)|| for each sample of `inputs`, or the reason why there is none (T13).
 

@@ -6,6 +6,7 @@ computes on the batch: what a tracer loses (an `x += y` where x has a second nam
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from sipp.bounds.sound.calls import NoBound, disguise
 from sipp.errors import DataError, ModelError
+from sipp.inputs.restore import ONE_AT_A_TIME
 
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
@@ -36,13 +38,34 @@ class Traced:
 
 def trace_both(dense: nn.Module, pruned: nn.Module, inputs: Inputs) -> Traced:
     """The graphs of float64 copies in eval mode; raises NoBound where there is none that repeats the models."""
-    graphs, outputs, (args, kwargs, n_samples) = _traced({"dense": dense, "pruned": pruned}, inputs)
+    with ONE_AT_A_TIME:  # tracers replace functions of torch and of Python while they work
+        graphs, outputs, (args, kwargs, n_samples) = _traced({"dense": dense, "pruned": pruned}, inputs)
     return Traced(graphs[0], graphs[1], args, kwargs, n_samples, outputs[0])
 
 
 def trace_one(model: nn.Module, inputs: Inputs) -> fx.GraphModule:
     """The graph of a float64 copy in eval mode; raises NoBound where there is none that repeats the model."""
-    return _traced({"dense": model}, inputs)[0][0]
+    with ONE_AT_A_TIME:
+        return _traced({"dense": model}, inputs)[0][0]
+
+
+class _Tracer(fx.Tracer):
+    """The tracer of torch.fx, which replaces nn.Module.__call__ for all threads: those of others get what they call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        is_ours = threading.get_ident() == self._thread
+        return super().call_module(m, forward, args, kwargs) if is_ours else forward(*args, **kwargs)
+
+
+def fx_graph(model: nn.Module) -> fx.GraphModule:
+    """The model as torch.fx reads it; one thread at a time."""
+    tracer = _Tracer()
+    graph = tracer.trace(model)
+    return fx.GraphModule(tracer.root, graph, type(model).__name__)
 
 
 def _traced(
@@ -132,7 +155,7 @@ def _check_model(side: str, model: nn.Module) -> None:
 
 
 def _trace_fx(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.GraphModule]:
-    return [fx.symbolic_trace(model) for model in models]
+    return [fx_graph(model) for model in models]
 
 
 def _trace_export(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.GraphModule]:

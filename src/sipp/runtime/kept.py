@@ -1,0 +1,65 @@
+"""Which plans are kept, for inputs of different kinds, and when one takes the place of another."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from sipp.runtime.plan import Plan
+
+MOST_PLANS = 8  # kept at a time
+PATIENCE = 16  # calls of one more kind while the plan used longest ago is not used: then that one makes room
+MOST_WAITING = 256  # kinds whose calls are counted
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """How inputs of one kind are run: by a plan, or by torch as a whole where that is faster."""
+
+    plan: Plan
+    chunk: int | None  # points that the plan takes at a time; None: all
+    is_dense: bool  # the plan is a table of what was tried, without its weights
+    seconds: float  # of a call, on torch's threads
+    dense_seconds: float
+
+
+class Kept:
+    """The plans of the kinds of input met so far, at most MOST_PLANS, and who waits for a place.
+
+    Kinds that come in turn do not push each other out: one more than there are places has none until it has come
+    PATIENCE times while the plan used longest ago was not used at all. Not for several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._plans: dict[Hashable, Compiled] = {}  # the one used longest ago first
+        self._waiting: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def all(self) -> list[Compiled]:
+        return list(self._plans.values())
+
+    def used(self, kind: Hashable) -> Compiled | None:
+        """The plan for this kind, now the one used last; None where there is none."""
+        if kind not in self._plans:
+            return None
+        if kind == next(iter(self._plans)):
+            self._waiting.clear()
+        self._plans[kind] = self._plans.pop(kind)
+        return self._plans[kind]
+
+    def has_place(self, kind: Hashable) -> bool:
+        """Whether a kind without a plan is to have one, now that it has come once more."""
+        if len(self._plans) < MOST_PLANS:
+            return True
+        if len(self._waiting) == MOST_WAITING and kind not in self._waiting:
+            self._waiting.clear()
+        self._waiting[kind] = self._waiting.get(kind, 0) + 1
+        return self._waiting[kind] >= PATIENCE
+
+    def put(self, kind: Hashable, compiled: Compiled) -> None:
+        if len(self._plans) == MOST_PLANS:
+            del self._plans[next(iter(self._plans))]
+        self._waiting.clear()
+        self._plans[kind] = compiled

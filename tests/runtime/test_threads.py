@@ -1,0 +1,130 @@
+"""Several threads at once: tracing and compiling take turns, and nothing of Python or torch stays replaced."""
+
+import builtins
+import math
+import sys
+import threading
+
+import pytest
+import torch
+from runtime.nets import is_close, thin
+from torch import nn
+
+import sipp
+from sipp.bounds.sound.tracing import trace_one
+
+REPLACED = {  # by tracers, while they work
+    "max": (builtins, "max"),
+    "min": (builtins, "min"),
+    "pow": (math, "pow"),
+    "call": (nn.Module, "__call__"),
+    "getattr": (nn.Module, "__getattr__"),
+    "exporting": (torch.compiler, "_is_exporting_flag"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _many_switches():
+    """Threads take turns every few instructions: what could meet, does."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(usual)
+
+
+def state():
+    return {name: getattr(*place) for name, place in REPLACED.items()}
+
+
+def net(seed):
+    torch.manual_seed(seed)
+    return thin(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), 0.5)
+
+
+def in_threads(*tasks):
+    """What went wrong in tasks that start at the same time."""
+    wrong, start = [], threading.Barrier(len(tasks))
+
+    def run(task):
+        start.wait()
+        try:
+            task()
+        except BaseException as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=run, args=(task,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong
+
+
+def test_three_threads_compile_four_networks_each(never_dense):
+    before = state()
+
+    def compile_four(first):
+        for seed in range(first, first + 4):
+            model, x = net(seed), torch.randn(3, 8)
+            assert is_close(sipp.sparse(model, x)(x), model(x))
+
+    assert in_threads(*[lambda first=first: compile_four(first) for first in (0, 4, 8)]) == []
+    assert state() == before
+    assert sipp.prune(net(0), torch.rand(40, 8), keep=0.5, progress=False).bound is not None
+
+
+def test_two_networks_meet_new_shapes_at_once(never_dense):
+    before = state()
+    models = [net(0), net(1)]
+    fast = [sipp.sparse(model, torch.randn(2, 8)) for model in models]
+
+    def meet(i):
+        for n in range(3, 6):
+            x = torch.randn(n, 8)
+            assert is_close(fast[i](x), models[i](x))
+
+    assert in_threads(*[lambda i=i: meet(i) for i in (0, 1, 0, 1)]) == []
+    assert state() == before
+    assert [len(each._compiled) for each in fast] == [4, 4]  # a shape is compiled once, however many meet it
+
+
+def test_what_traces_in_one_thread_disturbs_no_network_in_another(never_dense):
+    other, x, done = net(3), torch.randn(3, 8), threading.Event()
+    wanted = other(x).detach()
+
+    def serve():
+        n_calls = 0
+        while not done.is_set() or n_calls == 0:
+            assert torch.equal(other(x), wanted)
+            n_calls += 1
+
+    def trace():
+        try:
+            for seed in range(20):
+                trace_one(net(seed), torch.randn(2, 8))
+            sipp.sparse(net(0), torch.randn(2, 8))
+        finally:
+            done.set()
+
+    assert in_threads(serve, trace) == []
+
+
+def test_bounds_exports_and_plans_at_once(never_dense, tmp_path):
+    from sipp.runtime.exporting import export
+
+    before, x = state(), torch.randn(4, 8)
+
+    def bound():
+        for seed in range(3):
+            sipp.sound_bound(net(seed), net(seed), x)
+
+    def exported():
+        for seed in range(2):
+            export(net(seed), tmp_path / f"{seed}.pt2", to="pt2", example=x)
+
+    def compiled():
+        for seed in range(3):
+            sipp.sparse(net(seed), x)
+
+    assert in_threads(bound, exported, compiled) == []
+    assert state() == before
