@@ -106,7 +106,7 @@ class Evaluation:
 
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, progress: bool = True) -> Evaluation:
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
-    found_nk, _ = look(dense, pruned, data, _measure, output, None, progress=progress, title="measuring")
+    found_nk = look(dense, pruned, data, _measure, output, None, progress=progress, title="measuring").measured
     moved_n, classes_n, same_n, label_n, outside_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
     labelled, finite_n = bool(label_n.all()), moved_n.isfinite()
     is_finite = bool(finite_n.all())
