@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.certificates.comparing import classes_of
-from sipp.certificates.evidence import Output, look
+from sipp.certificates.evidence import look
+from sipp.certificates.running import Output
 from sipp.cli.errors import Trouble, at
 from sipp.cli.models import load_model, weights_read
 from sipp.cli.options import output_of
