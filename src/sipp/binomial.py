@@ -1,8 +1,12 @@
 """What counts on a holdout prove: the binomial rules of T14, T15 and T16.
 
 Plain statistics, no network in sight: counts and relative errors come in, limits and statements come out.
-`n` points, `k` of them violations, `beta` = 1 - confidence, `delta` = the share of violations a claim allows,
+`n` different points, `k` violations, `beta` = 1 - confidence, `delta` = the share of violations a claim allows,
 `ratios` = relative errors of the outputs, one per point, where anything not finite is a violation of every epsilon.
+
+A holdout may hold copies of points. Then n counts different points, and a violation counts with every copy of it: k may
+be larger than n. Whichever points were the independent draws, all of the different ones and some of the copies, the
+limits here are no smaller than the limits of those would be (docs/theory.md, T14).
 """
 
 from __future__ import annotations
@@ -73,6 +77,11 @@ def upper_limit(k: int, n: int, beta: float) -> float:
     return 1.0 if k == n else float(special.betainccinv(k + 1, n - k, beta))
 
 
+def share_limit(k: int, n: int, beta: float) -> float:
+    """U(k; beta) where violations count with their copies, so that k may be larger than the n different points."""
+    return upper_limit(min(k, n), n, beta)
+
+
 def points_to_prove(k: int, n: int, limit: float, beta: float) -> int | None:
     """About how many points prove `limit` if the share k / n of them stays as it is; None where no number would.
 
@@ -129,25 +138,33 @@ def n_violations(ratios: np.ndarray | torch.Tensor, epsilon: float) -> np.ndarra
     return np.count_nonzero(~((values <= epsilon) & np.isfinite(values)), axis=-1)
 
 
-def certified_epsilon(ratios: np.ndarray | torch.Tensor, delta: float, beta: float) -> np.ndarray:
-    """eps^ along the last axis (... x n -> ...): the (n - k*)-th smallest ratio (T14); +inf where nothing is proved.
+def certified_epsilon(
+    ratios: np.ndarray | torch.Tensor, delta: float, beta: float, *, n: int | None = None
+) -> np.ndarray:
+    """eps^ along the last axis (... x N -> ...): the (N - k*)-th smallest ratio (T14); +inf where nothing is proved.
+
+    k* is that of the `n` points that are different, which are all N unless it is said.
 
     With q the true (1 - delta)-quantile of the ratios, eps^ < q means that at most k* points reached q, although each
     does so with probability >= delta: at most BinCDF(k*; n, delta) <= beta. Choosing eps^ on the points costs nothing.
     """
     values = safe_ratios(ratios)
-    n = values.shape[-1]
-    allowed = k_allowed(n, delta, beta)
+    n_points = values.shape[-1]
+    allowed = k_allowed(n_points if n is None else min(n, n_points), delta, beta)
     if allowed is None:
         return np.full(values.shape[:-1], np.inf)
-    place = n - allowed - 1  # counted from 0; k* < n, so never negative
+    place = n_points - allowed - 1  # counted from 0; k* < n, so never negative
     return np.partition(values, place, axis=-1)[..., place]
 
 
-def drop_limit(n_lost: int, n_gained: int, n: int, beta: float) -> float:
-    """Upper limit of accuracy(dense) - accuracy(pruned) from paired outcomes: U(b; beta/2) - L(c; beta/2) (T16)."""
-    check_counts(n_lost + n_gained, n)
-    return upper_limit(n_lost, n, beta / 2) - lower_limit(n_gained, n, beta / 2)
+def drop_limit(n_lost: int, n_gained: int, n: int, beta: float, *, n_copies: int = 0) -> float:
+    """Upper limit of accuracy(dense) - accuracy(pruned) from paired outcomes: U(b; beta/2) - L(c; beta/2) (T16).
+
+    With copies beside the n different points, b counts every copy and c counts no point twice: L is that of c among all
+    points, copies included, the smallest that it may be.
+    """
+    check_counts(n_lost + n_gained, n + n_copies)
+    return share_limit(n_lost, n, beta / 2) - lower_limit(n_gained, n + n_copies, beta / 2)
 
 
 def first_failure(passes: Iterable[bool]) -> int:

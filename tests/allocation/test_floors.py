@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation import largest, largest_above_floor
+from sipp.allocation import largest, largest_above_floor, least_of_layers
 from sipp.allocation.optimal import allocate_posed, pose, relax_posed
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
@@ -93,6 +93,50 @@ def test_sampled_rows_have_a_lower_limit_and_the_others_share_the_rest(seed: int
         assert all(map(torch.equal, plain, kept))
     few = allocate_posed(posed, n_rows // 2, generator=torch.Generator().manual_seed(0), least=1)
     assert sum(int(layer.sum()) for layer in few) == n_rows // 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_budget_of_one_weight_a_row_gives_each_row_its_own(seed: int) -> None:
+    layers = layers_of(seed, n_layers=4)
+    n_rows = sum(len(layer) for layer in layers)
+    kept = allocate_posed(pose(layers, **OPTIONS), n_rows, generator=torch.Generator().manual_seed(0), least=1)
+    assert all(bool((layer == 1).all()) for layer in kept)
+
+
+@pytest.mark.parametrize("budget", [12, 30, 60, 100])
+def test_layers_that_are_sampled_have_a_lower_limit_too(budget: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.rand(4, 60, generator=generator, dtype=torch.float64) ** 60  # next to nothing but a few weights
+    layers = [wide, torch.rand(8, 10, generator=generator, dtype=torch.float64)]
+    limits = least_of_layers(layers, budget, 0.9)
+    plain, kept = (
+        allocate_posed(pose(layers, **OPTIONS), budget, generator=generator, least=1, layer_least=least)
+        for least in ((), limits)
+    )
+    assert sum(int(layer.sum()) for layer in kept) == budget and all(int(layer.min()) >= 1 for layer in kept)
+    assert int(plain[0].sum()) < limits[0]
+    if budget >= limits[0] + 8 and budget >= 12 + limits[1]:
+        assert all(int(layer.sum()) >= limit for layer, limit in zip(kept, limits))
+    else:  # rows go first
+        assert all(bool((layer == 1).all()) for layer in kept) == (budget == 12)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("draws", ["until", "fixed"])
+@pytest.mark.parametrize("method", ["sipp-rand", "sipp-hybrid"])
+def test_no_sampled_row_dies_at_any_budget_that_reaches_for_all(method: str, draws: str) -> None:
+    x = torch.rand(60, 30, generator=torch.Generator().manual_seed(0))
+    x[:, 3] = 0.0
+    model = net()
+    with torch.no_grad():
+        model[0].weight[7] = 0.0
+        model[0].weight[7, 3] = 2.0  # meets nothing but zeros: no sensitivity, and yet a weight
+    for seed in range(3):
+        for budget in (64, 65, 70, 200):
+            pruned = sipp.prune(model, x, budget=budget, method=method, draws=draws, floor=0.1, seed=seed)
+            assert not any(layer.dead_rows for layer in pruned.layers), (budget, seed)
+            assert pruned.kept == budget or draws == "fixed"
+            assert bool(pruned.masks["0.weight"][7, 3])
 
 
 def net() -> nn.Module:

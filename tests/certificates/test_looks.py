@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sipp
 from sipp.certificates.claims import certify, certify_accuracy
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 from sipp.inputs.pointkeys import SKETCH_SIZE
 from sipp.pruning import tolerance
 from sipp.pruning.tolerance import prune_to
@@ -166,6 +166,27 @@ def test_a_walk_and_its_certificate_are_one_look(tmp_path: Path) -> None:
     assert second.prior_uses == 1 and "no longer a first look" in second.sentence
     assert certify_accuracy(classifier(), classifier(), x, ledger=ledger).prior_uses == 2
     assert walk(points(300, 5), ledger=ledger).certificate.prior_uses == 0
+
+
+@pytest.mark.parametrize("n_first", [300, 120])
+def test_a_comparison_is_one_look_whatever_it_compares(n_first: int, tmp_path: Path) -> None:
+    ledger, x = tmp_path / "uses", points(300, 2)
+    options: dict[str, Any] = {"keeps": (0.9, 0.5), "methods": ("wt", "random"), "ledger": ledger}
+    sipp.compare(classifier(), points(100, 1), holdout=x[:n_first], **options)
+    assert [(use["claim"], use["n"]) for use in lines(ledger)] == [("compare", n_first)]
+    cert = certify(classifier(), classifier(), x, ledger=ledger)
+    assert cert.marked and "no longer a first look" in cert.sentence
+    assert walk(x, ledger=ledger).certificate.prior_uses == 2
+
+
+def test_a_comparison_that_fails_half_way_is_recorded(tmp_path: Path) -> None:
+    ledger, x = tmp_path / "uses", points(300, 2)
+    options: dict[str, Any] = {"keeps": (0.9,), "methods": ("wt", "snip")}  # and there are no labels
+    with pytest.raises(DataError):
+        sipp.compare(classifier(), points(100, 1), holdout=x, ledger=ledger, **options)
+    assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 1
+    with pytest.raises(OptionError, match="looks at a holdout"):
+        sipp.compare(classifier(), points(100, 1), ledger=ledger, **options)
 
 
 def test_too_few_points_are_no_look(tmp_path: Path) -> None:

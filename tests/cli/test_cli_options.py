@@ -132,7 +132,7 @@ def with_its_companions(one: Asked, options: dict[str, object], folder: Path) ->
         "--reduce",
     ):
         options["--method"] = "sipp-det"
-    if one.command == "compare" and one.label == "--holdout-points":
+    if one.command == "compare" and one.label in ("--holdout-points", "--ledger"):
         options["--holdout"] = folder / "holdout.npy"
     if one.command == "bench" and one.label in ("FILE", "--batch", "--threads", "--out", "--force"):
         options["FILE"] = folder / "net.sipp.safetensors"

@@ -64,8 +64,11 @@ def test_a_repair_says_what_it_left() -> None:
     pruned = sipp.prune(net(), points(), keep=0.2, method="wt")
     fixed = sipp.repair(net(), pruned, points())
     assert fixed.repair is not None and fixed.moved is not None and pruned.moved is not None
-    assert fixed.moved == Moved(fixed.repair.output_after, fixed.repair.n_aside, aside=True)  # type: ignore[arg-type]
+    assert fixed.moved == Moved(fixed.repair.output_after, fixed.repair.n_judged, aside=True)  # type: ignore[arg-type]
     assert fixed.moved.error < pruned.moved.error
+    few = sipp.repair(net(), pruned, points()[:40])
+    assert few.repair is not None and few.repair.output_after is None
+    assert few.moved == Moved(few.repair.output_chosen, 4, aside=False)  # type: ignore[arg-type]
     at_once = sipp.prune(net(), points(), keep=0.2, method="wt", repair=True)
     assert at_once.moved == fixed.moved
 

@@ -142,7 +142,7 @@ def test_recurrent_layers(kind: str) -> None:
     net = Last(RECURRENT[kind]())
     for parameter in net.parameters():
         parameter.data *= 2
-    points = alike(60, 5, 4)
+    points = alike(100, 5, 4)
     pruned, fixed = repaired(net, points)
     name = "layer.weight_ih" + ("" if "cell" in kind else "_l0")
     x = f64(fit_points(points).flatten(0, 1))

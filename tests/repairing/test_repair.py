@@ -60,10 +60,11 @@ def test_a_polish_brings_the_refit_nearer_and_says_how_far() -> None:
     assert found.output_after is not None and found.output_refit is not None and found.polish is not None
     assert found.output_after < 0.98 * found.output_refit
     assert 0 < found.polish.best <= found.polish.taken <= found.polish.asked == 60
-    aside = data[9::10]
-    assert found.n_aside == len(aside) and found.n_points == 600 - len(aside)
+    choosing, judging = data[9::20], data[19::20]
+    assert (found.n_aside, found.n_judged, found.n_points) == (len(choosing), len(judging), 540)
     refit = sipp.repair(dense, pruned, data)
-    assert math.isclose(found.output_refit, error(dense, refit.model, aside), rel_tol=1e-4)
+    assert math.isclose(found.output_refit, error(dense, refit.model, judging), rel_tol=1e-4)
+    assert math.isclose(done(refit).output_chosen or 0, error(dense, refit.model, choosing), rel_tol=1e-4)
 
 
 def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
@@ -81,13 +82,13 @@ def test_a_rate_that_is_too_large_is_lowered_once() -> None:
     dense = net()
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     refit = done(sipp.repair(dense, pruned, points(600)))
-    assert refit.output_after is not None
+    assert refit.output_chosen is not None
     found = {rate: done(sipp.repair(dense, pruned, points(600), steps=64, learning_rate=rate)) for rate in (0.4, 1e-3)}
     for rate, one in found.items():
-        assert one.polish is not None and one.polish.best > 0 and one.output_after is not None
-        assert one.output_after < refit.output_after
+        assert one.polish is not None and one.polish.best > 0 and one.output_chosen is not None
+        assert one.output_chosen < refit.output_chosen
         lowered = polishing.LOWER if rate == 0.4 else 1.0
-        assert math.isclose(one.polish.rate, lowered * rate * min(1.0, polishing.NEAR * refit.output_after))
+        assert math.isclose(one.polish.rate, lowered * rate * min(1.0, polishing.NEAR * refit.output_chosen))
 
 
 def test_a_network_that_is_near_is_polished_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +103,11 @@ def test_a_network_that_is_near_is_polished_in_small_steps(monkeypatch: pytest.M
     dense = net()
     for keep in (0.9, 0.1):
         rates.clear()
-        found = done(sipp.repair(dense, sipp.prune(dense, None, keep=keep, method="wt"), points(600), steps=60))
-        assert found.output_refit is not None and found.polish is not None
-        wanted = 1e-3 * min(1.0, 2 * found.output_refit)
-        assert (found.output_refit < 0.5) == (keep == 0.9) and math.isclose(found.polish.rate, wanted)
+        pruned = sipp.prune(dense, None, keep=keep, method="wt")
+        found, refit = (done(sipp.repair(dense, pruned, points(600), steps=steps)) for steps in (60, 0))
+        assert refit.output_chosen is not None and found.polish is not None
+        wanted = 1e-3 * min(1.0, 2 * refit.output_chosen)
+        assert (refit.output_chosen < 0.5) == (keep == 0.9) and math.isclose(found.polish.rate, wanted)
         assert 0.9 * wanted < max(rates) <= wanted  # of every step, the rise at the beginning over
 
 
@@ -238,8 +240,8 @@ class Masked(nn.Module):
 @pytest.mark.parametrize("steps", [0, 4])
 def test_dict_batches_whose_padding_does_not_count(steps: int) -> None:
     dense = Masked()
-    mask = (torch.arange(6) < torch.tensor([6, 2, 4, 3] * 5)[:, None]).long()
-    x = points(120).view(20, 6, 8)
+    mask = (torch.arange(6) < torch.tensor([6, 2, 4, 3] * 25)[:, None]).long()
+    x = points(600).view(100, 6, 8)
     pruned = sipp.prune(dense, None, keep=0.4, method="wt")
     fixed = [
         sipp.repair(
@@ -329,7 +331,18 @@ def test_points_kept_aside_make_batches_no_larger_than_those_given() -> None:
     x = points(130)
     parts = _divided(batches_of(list(x.split(40))))
     assert [batch.n_points for batch in parts.fitted] == [36, 36, 36, 9]
-    assert [batch.n_points for batch in parts.aside] == [13]
-    assert torch.equal(torch.cat([batch.args[0] for batch in parts.aside]), x[9::10])
-    parts = _divided(batches_of(list(x.split(10))))
-    assert [batch.n_points for batch in parts.aside] == [10, 3]
+    assert [batch.n_points for batch in parts.aside] == [7] and [batch.n_points for batch in parts.judging] == [6]
+    assert torch.equal(torch.cat([batch.args[0] for batch in parts.aside]), x[9::20])
+    assert torch.equal(torch.cat([batch.args[0] for batch in parts.judging]), x[19::20])
+    parts = _divided(batches_of(list(x.split(5))))
+    assert [batch.n_points for batch in parts.aside] == [5, 2] and [b.n_points for b in parts.judging] == [5, 1]
+
+
+def test_with_few_points_all_of_those_kept_aside_choose() -> None:
+    x = points(79)
+    parts = _divided(batches_of(x))
+    assert torch.equal(torch.cat([batch.args[0] for batch in parts.aside]), x[9::10]) and not parts.judging
+    copied = points(40).repeat(3, 1)
+    assert not _divided(batches_of(copied)).judging  # copies of what was fitted, or of what chose, judge nothing
+    half = torch.cat([points(160), points(160)[5:45]])  # of the points that judge two were fitted too
+    assert torch.equal(torch.cat([batch.args[0] for batch in _divided(batches_of(half)).judging]), half[59:160:20])

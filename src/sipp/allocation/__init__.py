@@ -6,7 +6,7 @@ rows of different layers may differ in fan-in.
 """
 
 from sipp.allocation.even import even_layers, even_rows
-from sipp.allocation.floors import largest_above_floor
+from sipp.allocation.floors import best_of_rows, largest_above_floor, least_of_layers
 from sipp.allocation.largest_scores import largest, order_of
 from sipp.allocation.optimal import Posed, Relaxed, allocate, allocate_posed, pose, relax, relax_posed
 from sipp.allocation.patterns import Pattern, largest_in_groups, pattern_of
@@ -18,6 +18,7 @@ __all__ = [
     "Relaxed",
     "allocate",
     "allocate_posed",
+    "best_of_rows",
     "draws_for",
     "even_layers",
     "even_rows",
@@ -25,6 +26,7 @@ __all__ = [
     "largest",
     "largest_above_floor",
     "largest_in_groups",
+    "least_of_layers",
     "order_of",
     "pattern_of",
     "pose",

@@ -86,17 +86,54 @@ def allocate(
     return allocate_posed(posed, budget, generator=generator)
 
 
-def allocate_posed(posed: Posed, budget: int, *, generator: torch.Generator, least: int = 0) -> list[Tensor]:
+def allocate_posed(
+    posed: Posed, budget: int, *, generator: torch.Generator, least: int = 0, layer_least: Sequence[int] = ()
+) -> list[Tensor]:
     """What `allocate` says for this budget, bit for bit; with `least`, no row that can be drawn from gets fewer.
 
-    As far as the budget reaches: where there are not so many weights, there is no lower limit.
+    `layer_least`: the same for whole layers. As far as the budget reaches: where it does not reach for rows and layers,
+    layers have no lower limit; where not for the rows, nothing has.
     """
-    relaxed = _relaxed_above(posed, budget, least) if least else relax_posed(posed, budget).kept
-    if not relaxed:
+    if not posed.sensitivities:
         return []
+    limits = _layer_limits(posed, budget, least, layer_least)
+    fixed: dict[int, Tensor] = {}
+    while True:  # a layer that is fixed at its limit takes from the others, so more of them may fall below
+        free = [i for i in range(len(limits)) if i not in fixed]
+        found = _allocated(posed, free, budget - sum(limits[i] for i in fixed), least, generator)
+        below = [i for i in free if int(found[i].sum()) < limits[i]]
+        if not below:
+            return [fixed.get(i, kept).to(posed.sensitivities[i].device) for i, kept in enumerate(found)]
+        fixed |= {i: _allocated(posed, [i], limits[i], least, generator)[i] for i in below}
+
+
+def _layer_limits(posed: Posed, budget: int, least: int, layer_least: Sequence[int]) -> list[int]:
+    """The lower limit of each layer; all 0 where the budget does not reach for them and for the rows."""
+    sizes = [len(layer) for layer in posed.sensitivities]
+    caps = [int(part.sum()) for part in posed.caps_R.split(sizes)]
+    limits = [min(cap, limit) for cap, limit in zip(caps, layer_least or [0] * len(sizes), strict=True)]
+    rows = [int(part.sum()) for part in posed.caps_R.clamp(max=least).split(sizes)]
+    return limits if sum(map(max, limits, rows)) <= budget else [0] * len(sizes)
+
+
+def _allocated(
+    posed: Posed, layers: Sequence[int], budget: int, least: int, generator: torch.Generator
+) -> list[Tensor]:
+    """Whole numbers for the rows of these layers, which share the budget; 0 for those of the others."""
+    sizes = [len(layer) for layer in posed.sensitivities]
+    inside_R = torch.cat([torch.full((n,), i in layers, dtype=torch.bool, device="cpu") for i, n in enumerate(sizes)])
+    if not bool(inside_R.all()):
+        posed = _only(posed, inside_R)
+    relaxed = _relaxed_above(posed, budget, least) if least else relax_posed(posed, budget).kept
     flat = torch.cat([layer.cpu() for layer in relaxed])
-    rounded = round_to_sum(flat, min(budget, int(posed.caps_R.sum())), generator)
-    return [kept.to(layer.device) for kept, layer in zip(rounded.split([len(layer) for layer in relaxed]), relaxed)]
+    return list(round_to_sum(flat, min(budget, int(posed.caps_R.sum())), generator).split(sizes))
+
+
+def _only(posed: Posed, inside_R: Tensor) -> Posed:
+    """The problem of some rows alone: the others can keep nothing."""
+    competes_R = posed.competes_R & inside_R
+    curves = _curves(posed.sensitivities, competes_R, posed.weight_R, posed.scale_R, n_halvings=_HALVINGS)
+    return replace(posed, caps_R=torch.where(inside_R, posed.caps_R, 0.0), competes_R=competes_R, curves=curves)
 
 
 def _relaxed_above(posed: Posed, budget: int, least: int) -> list[Tensor]:
@@ -105,18 +142,17 @@ def _relaxed_above(posed: Posed, budget: int, least: int) -> list[Tensor]:
     Fixing a row takes from the others, so more of them may fall below; none that is fixed would want more again.
     """
     limit_R = posed.caps_R.clamp(max=least)
-    if float(limit_R.sum()) >= budget:
+    if float(limit_R.sum()) > budget:
         return relax_posed(posed, budget).kept
     sizes = [len(layer) for layer in posed.sensitivities]
+    if float(limit_R.sum()) == budget:  # nothing is left to share
+        return list(limit_R.split(sizes))
     fixed_R = torch.zeros_like(posed.competes_R)
     while True:
-        free_R = posed.competes_R & ~fixed_R
-        rows = (posed.sensitivities, free_R, posed.weight_R, posed.scale_R)
-        caps_R = torch.where(fixed_R, 0.0, posed.caps_R)
-        part = replace(posed, caps_R=caps_R, competes_R=free_R, curves=_curves(*rows, n_halvings=_HALVINGS))
+        part = _only(posed, ~fixed_R)
         left = budget - int(limit_R[fixed_R].sum())
         kept_R = _gather(relax_posed(part, left).kept)
-        below_R = free_R & (kept_R < limit_R)
+        below_R = part.competes_R & (kept_R < limit_R)
         if not bool(below_R.any()):
             return list(torch.where(fixed_R, limit_R, kept_R).split(sizes))
         fixed_R = fixed_R | below_R

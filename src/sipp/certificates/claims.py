@@ -2,8 +2,9 @@
 
 A certificate needs no assumption on the networks, only that the holdout points are independent draws from the source of
 future inputs and were used neither for training nor for calibration. What can be checked of that is checked by content
-hash; what was not checked is recorded as not checked. A point is one index of dimension 0 of every input tensor, and
-the output at it must be a function of that point alone, which is tried on the first, the largest and the last batch.
+hash; what was not checked is recorded as not checked. Copies of a point prove nothing: different points are counted. A
+point is one index of dimension 0 of every input tensor, and the output at it must be a function of that point alone,
+which is tried on the first, the largest and the last batch.
 
 Data (holdout, calibration): one tensor of points, a torch Dataset, or an iterable of batches; a batch is a tensor,
 (inputs, labels), or a dict of tensors passed as keywords, and inputs may itself be a tuple or a dict of tensors. The
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -22,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from sipp.binomial import certified_epsilon, n_violations
-from sipp.certificates.evidence import CALLABLE, Output, look
+from sipp.certificates.evidence import CALLABLE, look
 from sipp.certificates.ledger import WALK, ledger_lines, n_uses
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
+from sipp.certificates.running import Output
 from sipp.checking import check_choice, check_flag, check_number, check_share
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.labels import truth_of
@@ -86,7 +88,7 @@ def certify(
         check_number("epsilon", epsilon, least=0)
     if ledger is not None:
         ledger_lines(ledger)
-    ratios, evidence = look(
+    found = look(
         dense,
         pruned,
         holdout,
@@ -98,14 +100,16 @@ def certify(
         finest=epsilon,
         progress=check_flag("progress", progress),
     )
-    reached = float(certified_epsilon(ratios, delta, beta)) if epsilon is None else float(epsilon)
+    reached = epsilon
+    if reached is None:
+        reached = float(certified_epsilon(found.measured, delta, beta, n=found.evidence["n"]))
     return Certificate(
         fixed="delta" if epsilon is None else "epsilon",
-        epsilon=reached,
+        epsilon=float(reached),
         delta=float(delta),
         confidence=float(confidence),
-        violations=int(n_violations(ratios, reached)),
-        **evidence,
+        violations=int(n_violations(found.measured, reached)),
+        **found.evidence,
     )
 
 
@@ -140,7 +144,7 @@ def certify_accuracy(
     check_choice("labels", labels, ("auto", "use", "ignore"))
     if ledger is not None:
         ledger_lines(ledger)
-    outcomes, evidence = look(
+    found = look(
         dense,
         pruned,
         holdout,
@@ -152,10 +156,10 @@ def certify_accuracy(
         drops_padding=False,  # n x classes: a class is no position
         progress=check_flag("progress", progress),
     )
-    lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
-    if labelled not in (0, evidence["n"]) or (labels == "use" and labelled == 0):
+    lost, gained, differ, labelled = outcome_counts(found.measured, found.draws)
+    if labelled not in (0, len(found.draws)) or (labels == "use" and labelled == 0):
         raise DataError(
-            f"{labelled} of {evidence['n']} holdout points have labels",
+            f"{labelled} of {len(found.draws)} holdout points have labels",
             fix="give (inputs, labels) batches throughout, or labels='ignore' for the bound that needs none",
         )
     return AccuracyCertificate(
@@ -164,13 +168,13 @@ def certify_accuracy(
         n_lost=lost,
         n_gained=gained,
         n_differ=differ,
-        **evidence,
+        **found.evidence,
     )
 
 
 def relative_errors(dense: nn.Module, pruned: nn.Module, holdout: Any, *, output: Output = None) -> Tensor:
     """The n ratios ||f^(x) - f(x)|| / ||f(x)|| in float64, +inf where undefined."""
-    return look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, None)[0]
+    return look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, None).measured
 
 
 def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
@@ -224,6 +228,15 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
         )
     f_right, g_right = (f_class == truth) | ~f_fine, (g_class == truth) & g_fine
     return torch.stack([f_right & ~g_right, ~f_right & g_right, differ, torch.ones_like(differ)], dim=1).long()
+
+
+def outcome_counts(outcomes: Tensor, draws: Sequence[bytes]) -> tuple[int, int, int, int]:
+    """The sums of `outcomes_of` over all points; of those that gained, each different one that gained at every copy."""
+    lost, _, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
+    by_gain: dict[bool, set[bytes]] = {False: set(), True: set()}
+    for key, gained in zip(draws, outcomes[:, 1].tolist(), strict=True):
+        by_gain[bool(gained)].add(key)
+    return lost, len(by_gain[True] - by_gain[False]), differ, labelled
 
 
 @dataclass(frozen=True)
@@ -306,8 +319,8 @@ def _look_again(
 ) -> tuple[dict[str, Any], list[str]]:
     """The fields of a certificate made now, and why ratios, if any, do not give the old one."""
     if isinstance(cert, Certificate):
-        ratios, evidence = look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, calibration)
-        return evidence, _compare_ratios(cert, ratios, tolerance)
+        found = look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, calibration)
+        return found.evidence, _compare_ratios(cert, found.measured, tolerance)
     labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
     options: dict[str, Any] = {"labels": labels, "output": output, "calibration": calibration}
     again = certify_accuracy(dense, pruned, holdout, confidence=cert.confidence, progress=False, **options)
@@ -364,7 +377,7 @@ def _compare_ratios(cert: Certificate, ratios: Tensor, tolerance: float) -> list
     slack = tolerance * max(1.0, cert.epsilon) if math.isfinite(cert.epsilon) else 0.0
     reasons = []
     if cert.fixed == "delta":
-        epsilon = float(certified_epsilon(ratios, cert.delta, 1.0 - cert.confidence))
+        epsilon = float(certified_epsilon(ratios, cert.delta, 1.0 - cert.confidence, n=cert.n))
         if epsilon != cert.epsilon and not abs(epsilon - cert.epsilon) <= slack:
             reasons.append(f"epsilon: the certificate says {cert.epsilon!r}, now it is {epsilon!r}")
     # Points within rounding of epsilon may fall on either side of it.

@@ -7,6 +7,7 @@ and needs pruning and repairing, which lie to the left.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from sipp.certificates.comparison import Compared, Comparison
-from sipp.certificates.evidence import Output, look
+from sipp.certificates.evidence import look
+from sipp.certificates.ledger import ledger_lines
+from sipp.certificates.running import Output
 from sipp.checking import check_flag, check_seed
 from sipp.errors import DataError, DeadRowsWarning, OptionError
 from sipp.inputs.apart import as_given
-from sipp.inputs.batches import Data, batches_of, fresh
+from sipp.inputs.batches import Data, batches_of, fresh, points_at
 from sipp.inputs.labels import Truth, cross_entropy, truth_of, why_not_measured
 from sipp.inputs.layers import Selector
+from sipp.inputs.pointkeys import draw_keys_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import BOUND_DTYPE, budget_of, device_of
 from sipp.options import DELTA, Constants, Scoring
@@ -38,6 +42,7 @@ from sipp.scoring.methods import DEFAULT, Method, method_of
 from sipp.scoring.theory_points import resolve_points
 
 KEEPS = (0.5, 0.3, 0.1)
+COMPARING = "compare"  # the claim of a look at many networks, of which none is certified; its line names the dense one
 USUAL: tuple[Method, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
 LABELLED: tuple[Method, ...] = ("snip",)  # besides, where the data has labels
 
@@ -54,6 +59,7 @@ def compare(
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
+    ledger: str | os.PathLike[str] | None = None,
     scoring: Scoring = Scoring(),
     seed: int = 0,
     progress: bool = True,
@@ -62,7 +68,8 @@ def compare(
 
     Judged on the `holdout`, or on the last quarter of `data`, which then chooses nothing: give data in random order.
     `repair` adds every network as `sipp.repair` leaves it. Without `methods` it is a usual set, with labels `snip` too.
-    The points choose among methods: what is then certified needs others. All points are held in memory.
+    The points choose among methods: what is then certified needs others, and a look at a holdout belongs in its
+    `ledger`. All points are held in memory.
 
     Example:
         >>> import sipp, torch
@@ -74,6 +81,7 @@ def compare(
     """
     check_flag("repair", repair)
     check_flag("progress", progress)
+    _check_ledger(ledger, holdout)
     scoring = _with_loss_of(scoring, output)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
     n_weights = sum(weight.n_weights for weight in subject.weights)
@@ -84,7 +92,7 @@ def compare(
     names = dict.fromkeys(asked or _usual(points))
     judged = subject.with_points(None, points.chosen)
     dense = _Judge(subject.model, points, output)
-    baseline = dense.judge(subject.model, checks=holdout is not None)
+    baseline = dense.judge(subject.model, checks=holdout is not None, ledger=ledger)
     if baseline.why_no_accuracy:
         warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=2)
     rows: list[Compared] = []
@@ -120,7 +128,7 @@ class _Found:
     same: float | None
     accuracy: float | None
     moved: tuple[float, ...]
-    n_points: int
+    n_points: int  # different ones
     why_no_accuracy: str  # "": there is one, or there are no labels
 
 
@@ -132,19 +140,30 @@ class _Judge:
     points: _Points
     output: Output
 
-    def judge(self, other: nn.Module, *, checks: bool = False) -> _Found:
-        """How far the other network is from the dense one; `checks` that no point that judges has chosen."""
+    def judge(self, other: nn.Module, *, checks: bool = False, ledger: str | os.PathLike[str] | None = None) -> _Found:
+        """How far the other network is from the dense one; `checks` that no point that judges has chosen.
+
+        A look at a holdout is in the ledger, once for all networks.
+        """
         known = self.points.chosen if checks else None
         why: set[str] = set()
-        found_nk, _ = look(
-            self.dense, other, self.points.judging, lambda f, g, batch: _measure(f, g, batch, why), self.output, known
+        found = look(
+            self.dense,
+            other,
+            self.points.judging,
+            lambda f, g, batch: _measure(f, g, batch, why),
+            self.output,
+            known,
+            ledger=ledger,
+            claim=COMPARING,
         )
-        far_n, size_n, has_classes_n, same_n, has_label_n, right_n = found_nk.unbind(1)
-        n, size = len(far_n), float(size_n.mean())
+        far_n, size_n, has_classes_n, same_n, has_label_n, right_n = found.measured.unbind(1)
+        size = float(size_n.mean())
         moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
         error = math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf
         same = float(same_n.mean()) if bool(has_classes_n.all()) else None
         accuracy = float(right_n.mean()) if bool(has_label_n.all()) else None
+        n = found.evidence["n"]
         return _Found(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, has_label_n))
 
 
@@ -174,15 +193,36 @@ def _points(subject: Subject, holdout: Data | None) -> _Points:
         raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
     if holdout is None:
         subject, aside = take_aside(subject, RankOptions())
-        judging: Any = aside
-        if not judging:
+        if not aside:
             raise DataError("there are too few points to keep some aside", fix="give at least 4, or a holdout")
         chosen: Any = subject.data
+        judging = _not_among(chosen, aside)
+        if not judging:
+            raise DataError("all points kept aside are copies of others", fix="give different points, or a holdout")
         return _Points(chosen, judging)
     subject = resolve_points(subject, DELTA, method=DEFAULT, constants=Constants())
     chosen = [as_given(fresh(batch)) for batch in subject.batches()]
     held = batches_of(holdout, device=device_of(subject.model), role="holdout")
     return _Points(chosen, [as_given(fresh(batch)) for batch in held])
+
+
+def _not_among(chosen: Any, aside: Any) -> list[Any]:
+    """The batches kept aside, without copies of points that choose."""
+    choosing = {key for batch in batches_of(chosen) for key in draw_keys_of(batch)}
+    found = []
+    for batch in batches_of(aside):
+        at = [i for i, key in enumerate(draw_keys_of(batch)) if key not in choosing]
+        if at:
+            found.append(as_given(points_at(batch, torch.tensor(at, dtype=torch.int64, device="cpu"))))
+    return found
+
+
+def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: Data | None) -> None:
+    """Refuses a ledger that cannot be read, and one for points that are no holdout."""
+    if ledger is not None and holdout is None:
+        raise OptionError("ledger records looks at a holdout, and there is none", fix="give a holdout", option="ledger")
+    if ledger is not None:
+        ledger_lines(ledger)
 
 
 def _usual(points: _Points) -> tuple[Method, ...]:

@@ -44,7 +44,7 @@ class Comparison:
     rows: tuple[Compared, ...]
     n_weights: int
     n_calibration: int  # points that chose weights, and repaired them
-    n_points: int  # points that judged
+    n_points: int  # points that judged, different ones
     is_aside: bool  # those were split off the data; False: a holdout was given
     dense_accuracy: float | None
 
@@ -60,7 +60,7 @@ class Comparison:
     def level_with(self, best: Compared) -> tuple[Compared, ...]:
         """The other rows at this keep whose difference to it these points cannot tell from chance."""
         others = (row for row in self.rows if row.keep == best.keep and row is not best)
-        return tuple(row for row in others if is_level(best.moved, row.moved))
+        return tuple(row for row in others if is_level(best.moved, row.moved, self.n_points))
 
     @property
     def sentence(self) -> str:
@@ -126,17 +126,18 @@ class Comparison:
         return (f"{value:.3g}" if field == "error" else f"{value:.1%}") + (BEST if is_best else " ")
 
 
-def is_level(best: tuple[float, ...], other: tuple[float, ...]) -> bool:
+def is_level(best: tuple[float, ...], other: tuple[float, ...], n_points: int | None = None) -> bool:
     """Whether the mean difference of what two networks moved on the same points is within chance; a heuristic.
 
-    One point tells nothing, and neither does what is not finite on both sides.
+    One point tells nothing, and neither does what is not finite on both sides. `n_points` are different.
     """
     gaps = [theirs - ours for ours, theirs in zip(best, other)]
-    if len(gaps) < 2:
+    n_points = len(gaps) if n_points is None else n_points
+    if n_points < 2:
         return True
     if not all(map(math.isfinite, gaps)):
         return not all(map(math.isfinite, best))
-    return statistics.fmean(gaps) <= STANDARD_ERRORS * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    return statistics.fmean(gaps) <= STANDARD_ERRORS * statistics.stdev(gaps) / math.sqrt(n_points)
 
 
 def _down(share: float) -> str:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
-from torch.nn.utils.rnn import PackedSequence
 
 from sipp.certificates.ledger import record_use
+from sipp.certificates.running import Output, check_model, run_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import batches_of, count_points, points_at
-from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.capture import scoring_mode
 from sipp.inputs.independence import allowed_between, why_dependent
 from sipp.inputs.network_hash import model_hash
 from sipp.inputs.pointkeys import (
@@ -37,12 +35,9 @@ from sipp.pruning.result import Pruned
 from sipp.pruning.walked import Given, network_of, without_walk
 from sipp.records import Batch
 
-Output = int | str | Callable[[Any], Any] | None
-
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
 PADDING_ALLOWED = 1e-3  # of a point's output: attention over fewer positions rounds otherwise
-BEST_NAMES = ("logits", "last_hidden_state", "out")  # of a dict output: what is most often meant
 
 
 @dataclass(frozen=True)
@@ -52,11 +47,27 @@ class Survey:
     points: Counter[tuple[bytes, str]]  # key and label
     keys: tuple[bytes, ...]  # in their order
     plain: tuple[bytes, ...]  # `plain_keys_of`, for the sketch
+    draws: tuple[bytes, ...]  # `draw_keys_of`: which points are copies of others
+
+    @cached_property
+    def n(self) -> int:
+        """How many different points there are."""
+        return len(set(self.draws))
+
+    @property
+    def words(self) -> str:
+        """How many there are."""
+        return f"{self.n} different points" if self.n < len(self.keys) else f"{self.n}"
+
+    @cached_property
+    def draw_of(self) -> dict[bytes, bytes]:
+        """The draw of each key."""
+        return dict(zip(self.keys, self.draws))
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a ledger and a certificate say of the points."""
-        return {"n": len(self.keys), "data_hash": set_hash(self.keys)}
+        return {"n": self.n, "data_hash": set_hash(self.keys)}
 
 
 @dataclass
@@ -71,6 +82,7 @@ class _Seen:
     keeps_plain: bool
     keys: list[bytes] = field(default_factory=list)
     plain: list[bytes] = field(default_factory=list)
+    draws: list[bytes] = field(default_factory=list)
     shared: list[bool] = field(default_factory=list)
 
     def started(self, holdout: Any) -> Iterator[Batch]:
@@ -78,13 +90,23 @@ class _Seen:
         for batch in holdout_batches(holdout):
             self.plain.extend(plain_keys_of(batch) if self.keeps_plain else [])
             given = [False] * batch.n_points if self.known is None else are_known(self.known, batch)
-            keys = draw_keys_of(batch) if self.chose else [b""] * batch.n_points
-            self.shared.extend(one or key in self.chose for one, key in zip(given, keys, strict=True))
+            draws = draw_keys_of(batch)
+            self.shared.extend(one or key in self.chose for one, key in zip(given, draws, strict=True))
             self.keys.extend(keys_of(batch))
+            self.draws.extend(draws)
             yield batch
 
     def facts(self) -> dict[str, Any]:
-        return {"n": len(self.keys), "data_hash": set_hash(self.keys)}
+        return {"n": len(set(self.draws)), "data_hash": set_hash(self.keys)}
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look found."""
+
+    measured: Tensor  # n x ..., of every point
+    draws: list[bytes]  # of every point: those of copies are equal (`distinct`)
+    evidence: dict[str, Any]  # the fields of a record that tell what was looked at
 
 
 def look(
@@ -101,7 +123,7 @@ def look(
     finest: float | None = None,
     progress: bool = False,
     title: str = "certifying",
-) -> tuple[Tensor, dict[str, Any]]:
+) -> Looked:
     """What `measure` says of every point (n x ...), and the fields of a record that tell what was looked at.
 
     The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
@@ -139,13 +161,13 @@ def look(
     facts = {**seen.facts(), **hashes}
     evidence = {
         **facts,
-        "n_duplicates": len(seen.keys) - len(set(seen.keys)),
+        "n_duplicates": len(seen.keys) - facts["n"],
         "dtype": "/".join(sorted(dtypes)),
         "output": CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
         "calibration_checked": calibration is not None,
         **record_use(ledger, facts, claim, sketch_of(seen.plain)),
     }
-    return torch.cat(measured), evidence
+    return Looked(torch.cat(measured), seen.draws, evidence)
 
 
 def _outputs(
@@ -250,85 +272,6 @@ def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) ->
     return result.masked_fill(~real, 0.0)
 
 
-def check_model(role: str, model: nn.Module) -> None:
-    """Raises a ModelError for what is no network, has no values yet, or normalises by the batch."""
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"the {role} network is a {type(model).__name__}, not an nn.Module")
-    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if is_lazy(tensor):
-            raise ModelError(
-                f"{name} has no shape yet (a lazy layer)", where=role, fix="run the model once on a batch first"
-            )
-        if tensor.is_meta:
-            raise ModelError(
-                f"{name} is on the meta device and has no values", where=role, fix="load the weights first"
-            )
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.running_mean is None:
-            raise ModelError(
-                f"{name or type(module).__name__} normalises by the batch, so outputs depend on neighbours "
-                "and points are not independent",
-                where=role,
-                fix="give it running statistics (track_running_stats=True)",
-            )
-
-
-def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
-    """The selected output of the model for the batch: a real n x ... tensor on the CPU."""
-    device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
-    # Copies: a first layer that works in place must not change what the other network, or the caller, sees.
-    args = tuple(_copied(value, device) for value in batch.args)
-    kwargs = {name: _copied(value, device) for name, value in batch.kwargs.items()}
-    result = run_batch(model, replace(batch, args=args, kwargs=kwargs))
-    if callable(output):
-        try:
-            result = output(result)
-        except Exception as error:  # their function: anything may be raised
-            raise OptionError(f"output={output!r:.60} fails on the model's output: {error}", option="output") from error
-    elif output is not None:
-        try:
-            if isinstance(result, Tensor):  # an index would pick a point, not a part of the output
-                raise TypeError("nothing to select from a single tensor")
-            result = result[output]
-        except (KeyError, IndexError, TypeError) as error:
-            raise OptionError(f"output = {output!r} does not exist in the model's {type(result).__name__}") from error
-    if not isinstance(result, Tensor):
-        raise ModelError(
-            f"the model returns a {type(result).__name__}{_choices(result)}",
-            fix="select one tensor with output= (index, key, function)",
-            option="output",
-        )
-    if not result.is_floating_point() or result.dim() == 0 or result.shape[0] != batch.n_points or result.numel() == 0:
-        raise ModelError(
-            f"the output is {result.dtype} {tuple(result.shape)}, not {batch.n_points} rows of real "
-            "numbers (points along dimension 0)",
-            where=batch.where,
-            fix="select or rearrange it with output=",
-            option="output",
-        )
-    return result.detach().cpu()
-
-
-def _choices(result: Any) -> str:
-    """The names or the number of the tensors in an output, in words, with an example."""
-    if isinstance(result, Mapping):
-        names = [name for name, value in result.items() if isinstance(value, Tensor) and isinstance(name, str)]
-        best = next((name for name in BEST_NAMES if name in names), names[0] if names else None)
-        return f" with {', '.join(map(repr, names))} (for example output={best!r})" if names else ""
-    if isinstance(result, tuple | list):
-        first = next((i for i, value in enumerate(result) if isinstance(value, Tensor)), None)
-        return "" if first is None else f" of {len(result)} (for example output={first})"
-    return ""
-
-
-def _copied(value: Any, device: torch.device) -> Any:
-    if isinstance(value, PackedSequence):
-        movable: Any = value  # PackedSequence.to is typed for dtypes only
-        moved = movable.to(device)
-        return PackedSequence(moved.data.clone(), moved.batch_sizes, moved.sorted_indices, moved.unsorted_indices)
-    return value.to(device, copy=True)
-
-
 def point_keys(data: Any, role: str) -> list[bytes]:
     """The key of every point, in order."""
     return [key for batch in holdout_batches(data, role) for key in keys_of(batch)]
@@ -347,15 +290,17 @@ def survey(data: Any, role: str, known: Known | None = None) -> Survey:
     points: Counter[tuple[bytes, str]] = Counter()
     keys: list[bytes] = []
     plain: list[bytes] = []
+    draws: list[bytes] = []
     shared: list[bool] = []
     for batch in holdout_batches(data, role):
         here = keys_of(batch)
         points.update(zip(here, labels_of(batch)))
         keys += here
         plain += plain_keys_of(batch)
+        draws += draw_keys_of(batch)
         shared += [] if known is None else are_known(known, batch)
     refuse_shared(shared)
-    return Survey(points, tuple(keys), tuple(plain))
+    return Survey(points, tuple(keys), tuple(plain), tuple(draws))
 
 
 def read_again(data: Any, role: str, first: Survey) -> Iterator[tuple[Batch, list[bytes]]]:

@@ -16,12 +16,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from sipp.binomial import drop_limit, holdout_needed, k_allowed, upper_limit
+from sipp.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.checking import first_problem, refuse_constant
 from sipp.display import WIDTH, percent, percent_up
 from sipp.errors import DataError
 
 SCHEMA = "sipp-certificate/1"
+WITH_COPIES = "sipp-certificate/2"  # of a holdout with copies, which the first schema counted as independent points
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
 USELESS = 1.0  # an epsilon from here on: an output of zeros would be within it
 DERIVED_RTOL = 1e-9  # a limit recomputed by another version of the statistics library
@@ -50,9 +51,9 @@ class Certificate:
     epsilon: Limit  # +inf: no finite epsilon is proved
     delta: OpenShare  # the share of inputs that may be further off
     confidence: OpenShare
-    violations: Count  # holdout points not within epsilon; an output that is not finite counts as one
-    n: Count
-    n_duplicates: Count  # points that are exact copies of an earlier one
+    violations: Count  # holdout points, copies too, not within epsilon; an output that is not finite counts as one
+    n: Count  # different points
+    n_duplicates: Count  # copies of them beside
     data_hash: Digest  # of the set of points, whatever their order and batches
     dense_hash: Digest
     pruned_hash: Digest
@@ -78,7 +79,7 @@ class Certificate:
     def delta_hat(self) -> float:
         """The proved limit of P(not within epsilon): Clopper-Pearson where epsilon was fixed, else delta or 1."""
         if self.fixed == "epsilon":
-            return upper_limit(self.violations, self.n, 1.0 - self.confidence)
+            return share_limit(self.violations, self.n, 1.0 - self.confidence)
         # epsilon was chosen on these points, so only the delta fixed in advance may be claimed for it
         return self.delta if self.verdict == "certified" else 1.0
 
@@ -108,11 +109,11 @@ class AccuracyCertificate:
 
     mode: Literal["labels", "label-free"]
     confidence: OpenShare
-    n_lost: Count  # b: dense right, pruned wrong; 0 in mode label-free
-    n_gained: Count  # c: dense wrong, pruned right; 0 in mode label-free
-    n_differ: Count  # D: the two choose different classes, or an output is not finite
-    n: Count
-    n_duplicates: Count
+    n_lost: Count  # b: dense right, pruned wrong, copies too; 0 in mode label-free
+    n_gained: Count  # c: dense wrong, pruned right, at every copy, each point once; 0 in mode label-free
+    n_differ: Count  # D: the two choose different classes, or an output is not finite; copies too
+    n: Count  # different points
+    n_duplicates: Count  # copies of them beside
     data_hash: Digest
     dense_hash: Digest
     pruned_hash: Digest
@@ -127,8 +128,8 @@ class AccuracyCertificate:
         """The proved limit of the accuracy drop: U(b; beta/2) - L(c; beta/2), or U(D; beta) without labels."""
         beta = 1.0 - self.confidence
         if self.mode == "labels":
-            return drop_limit(self.n_lost, self.n_gained, self.n, beta)
-        return upper_limit(self.n_differ, self.n, beta)
+            return drop_limit(self.n_lost, self.n_gained, self.n, beta, n_copies=self.n_duplicates)
+        return share_limit(self.n_differ, self.n, beta)
 
     @property
     def marked(self) -> bool:
@@ -141,15 +142,22 @@ class AccuracyCertificate:
         limit, start = percent_up(self.drop_upper), f"With {percent(self.confidence)} confidence, "
         points = f"by at most {limit.removesuffix(' %')} percentage points"
         if self.mode == "labels":
-            claim = f"pruning lowers the accuracy {points}: of {self.n:,} labelled points, {self.n_lost:,} were right "
+            given = _points(self, "labelled").rstrip(",")
+            claim = f"pruning lowers the accuracy {points}: of {given}, {self.n_lost:,} were right "
             claim += f"before and wrong after, {self.n_gained:,} the other way round."
         else:
             claim = f"pruning changes the chosen class of at most {limit} of inputs, so whatever the labels are, it "
-            claim += f"lowers the accuracy {points} ({self.n_differ:,} of {self.n:,} points changed)."
+            claim += f"lowers the accuracy {points} ({self.n_differ:,} of {_points(self)} changed)."
         return start + claim + _caveats(self)
 
     def __str__(self) -> str:
         return _sheet(f"accuracy drop <= {percent_up(self.drop_upper)} ({self.mode})", self, ("drop_upper",))
+
+
+def _points(cert: Certificate | AccuracyCertificate, kind: str = "") -> str:
+    """How many points there are, in words; where some are copies, also how many are different, between commas."""
+    points = f"{cert.n + cert.n_duplicates:,} {kind} points".replace("  ", " ")
+    return f"{points}, {cert.n:,} of them different," if cert.n_duplicates else points
 
 
 def _claim_in_words(cert: Certificate) -> str:
@@ -157,13 +165,13 @@ def _claim_in_words(cert: Certificate) -> str:
     delta, confidence = percent(cert.delta), percent(cert.confidence)
     if cert.k_allowed is None:
         needed = holdout_needed(cert.delta, 1.0 - cert.confidence)
-        text = f"No claim: {cert.n:,} holdout points are too few to say anything about all but {delta} of inputs with "
-        text += f"{confidence} confidence; at least {needed:,} are needed."
+        text = f"No claim: {_points(cert, 'holdout')} are too few to say anything about all but {delta} of inputs with "
+        text += f"{confidence} confidence; at least {needed:,}{' different' if cert.n_duplicates else ''} are needed."
         if cert.fixed == "epsilon":
             text += f" What they show is that at most {percent_up(cert.delta_hat)} of inputs are further off than "
             text += f"{percent(cert.epsilon)}."
         return text
-    counts = f"{cert.violations:,} of {cert.n:,} holdout points were further off, {cert.k_allowed:,} were allowed"
+    counts = f"{cert.violations:,} of {_points(cert, 'holdout')} were further off, {cert.k_allowed:,} were allowed"
     if cert.verdict == "certified":
         epsilon = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
         start = "True, but of no use: with" if cert.is_useless else "With"
@@ -186,7 +194,8 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     if not cert.calibration_checked:
         text += " That they are is the word of whoever gave them: no calibration points were given to compare with."
     if cert.n_duplicates:
-        text += f" {cert.n_duplicates:,} of the points are exact copies of others, yet count as independent here."
+        text += f" {cert.n_duplicates:,} of the points are copies of others: they prove nothing, so only different"
+        text += " points count, and what goes wrong at one counts with every copy."
     if cert.marked:
         times = "once" if cert.prior_uses == 1 else f"{cert.prior_uses:,} times"
         text += f" These points were used {times} before, so this is no longer a first look: the confidence holds for"
@@ -205,8 +214,8 @@ FIELD_WORDS = {
     "n_lost": "points right before, wrong after",
     "n_gained": "points wrong before, right after",
     "n_differ": "points whose class changed",
-    "n": "holdout points",
-    "n_duplicates": "of them copies of others",
+    "n": "different holdout points",
+    "n_duplicates": "copies of them beside",
     "data_hash": "of the points",
     "dense_hash": "of the dense network",
     "pruned_hash": "of the pruned network",
@@ -251,11 +260,15 @@ def is_hash(value: Any) -> bool:
 def to_json(cert: AnyCertificate) -> str:
     """The certificate as JSON: its fields, what follows from them, its sentence. An infinite epsilon reads "inf"."""
     kind = next(name for name, record in KINDS.items() if isinstance(cert, record))
-    content: dict[str, Any] = {"schema": SCHEMA, "kind": kind, "sentence": cert.sentence}
+    content: dict[str, Any] = {"schema": _schema_of(cert), "kind": kind, "sentence": cert.sentence}
     for name in (*(field.name for field in fields(cert)), *DERIVED[kind]):
         value = getattr(cert, name)
         content[name] = repr(value) if isinstance(value, float) and not math.isfinite(value) else value
     return json.dumps(content, indent=2, allow_nan=False)
+
+
+def _schema_of(cert: AnyCertificate) -> str:
+    return WITH_COPIES if cert.n_duplicates else SCHEMA
 
 
 def from_json(text: str) -> AnyCertificate:
@@ -281,8 +294,9 @@ def from_json(text: str) -> AnyCertificate:
 def from_values(values: Mapping[str, Any]) -> AnyCertificate:
     """The certificate with these values of its JSON; its words are those of its counts, whatever the values say."""
     content = dict(values)
-    if content.get("schema") != SCHEMA or content.get("kind") not in (*KINDS,):
-        raise DataError(f"schema must be {SCHEMA!r} and kind one of {[*KINDS]}; got {content.get('schema')!r}")
+    schema = content.get("schema")
+    if schema not in (SCHEMA, WITH_COPIES) or content.get("kind") not in (*KINDS,):
+        raise DataError(f"schema must be {SCHEMA!r} or {WITH_COPIES!r}, kind one of {[*KINDS]}; got {schema!r}")
     kind = content["kind"]
     names = [field.name for field in fields(KINDS[kind])]
     expected = {"schema", "kind", "sentence", *names, *DERIVED[kind]}
@@ -294,19 +308,26 @@ def from_values(values: Mapping[str, Any]) -> AnyCertificate:
         cert = SCHEMAS[kind].validate_python({name: content[name] for name in names})
     except ValidationError as error:
         raise DataError(f"certificate key {first_problem(error)}") from error
+    if schema != _schema_of(cert):
+        what = "the schema of one with copies among its points, and has none"
+        if cert.n_duplicates:
+            what = f"{cert.n_duplicates:,} copies among its points, and was made when each counted as independent"
+        raise DataError(f"the certificate has {what}", fix="certify again")
     _check_consistent(cert, {name: content[name] for name in DERIVED[kind]})
     return cert
 
 
 def _check_consistent(cert: AnyCertificate, derived: dict[str, Any]) -> None:
     """Refuses counts that contradict each other, and a written conclusion that does not follow from the counts."""
+    n_given = cert.n + cert.n_duplicates
     if isinstance(cert, Certificate):
         counted = cert.violations
         possible = math.isfinite(cert.epsilon) or (cert.fixed == "delta" and cert.verdict != "certified")
     else:
         counted = cert.n_lost + cert.n_gained
-        possible = counted <= cert.n_differ <= cert.n and (cert.mode == "labels" or counted == 0)
-    if not (possible and cert.n >= 1 and counted <= cert.n and cert.n_duplicates < cert.n):
+        possible = counted <= cert.n_differ <= n_given and (cert.mode == "labels" or counted == 0)
+        possible = possible and cert.n_gained <= cert.n
+    if not (possible and cert.n >= 1 and counted <= n_given):
         raise DataError("the certificate's counts contradict each other")
     if cert.prior_uses and not cert.ledger_kept:
         raise DataError("the certificate counts prior uses without a ledger")

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.evidence import Output, look
+from sipp.certificates.evidence import look
+from sipp.certificates.running import Output
 from sipp.cli.errors import Trouble, at
 from sipp.cli.models import load_model, weights_read
 from sipp.cli.options import output_of
@@ -110,7 +111,7 @@ class Evaluation:
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, progress: bool = True) -> Evaluation:
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
     why: set[str] = set()
-    found_nk, _ = look(
+    found_nk = look(
         dense,
         pruned,
         data,
@@ -119,7 +120,7 @@ def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, 
         None,
         progress=progress,
         title="measuring",
-    )
+    ).measured
     moved_n, classes_n, same_n, label_n, outside_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
     labelled, finite_n = bool(label_n.all()), moved_n.isfinite()
     is_finite = bool(finite_n.all())

@@ -68,7 +68,7 @@ class Choice:
         others = {"magnitude": 0.0, "max sensitivity": 1.0}
         known = {one.name: one.error for one in self.tried if one.name in others and one is not self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
-        where = "kept aside" if self.is_aside else "that were scored too"
+        where = "kept aside, which chose it" if self.is_aside else "that were scored too"
         points = "1 point" if self.n_points == 1 else f"{self.n_points} points"
         text = f"{self.taken.name}, output error {self.taken.error:.3g} on {points} {where}"
         return text + (f" ({beside})" if beside else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from sipp.allocation import (
     Posed,
     allocate_posed,
+    best_of_rows,
     even_layers,
     even_rows,
     largest,
     largest_above_floor,
     largest_in_groups,
+    least_of_layers,
     order_of,
     pose,
 )
@@ -111,12 +113,21 @@ def _blended(ranking: Ranking, blend: Blend, uncut: Uncut, row: MethodRow, budge
 def _sampled_rows(ranking: Ranking, uncut: Uncut, row: MethodRow, budget: int, seed: int) -> list[SparseRows]:
     assert ranking.scores is not None
     generator = torch.Generator().manual_seed(seed)
-    least = 0 if ranking.floor is None else 1
-    kept = allocate_posed(uncut.posed or _pose(ranking), budget, generator=generator, least=least)
-    return sparsify_layers(
+    posed, least, layer_least = uncut.posed or _pose(ranking), 0, [0] * len(uncut.dense)
+    blind = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.ranks]
+    if ranking.floor is not None:
+        least, layer_least = 1, least_of_layers(ranking.ranks, budget, ranking.floor)
+        found = [_blind_rows(*layer) for layer in zip(ranking.ranks, uncut.dense)]
+        if (
+            sum(int(mask_FK.sum()) for mask_FK in found) + int((posed.caps_R > 0).sum()) <= budget
+        ):  # else they come last
+            blind = found
+    n_blind = [int(mask_FK.sum()) for mask_FK in blind]
+    layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_blind)]
+    rows = sparsify_layers(
         uncut.dense,
         ranking.ranks,
-        kept,
+        allocate_posed(posed, budget - sum(n_blind), generator=generator, least=least, layer_least=layer_least),
         method=ROW_METHODS[row.cut],
         draws=ranking.draws,
         n_outputs=ranking.scores.n_outputs,
@@ -124,6 +135,19 @@ def _sampled_rows(ranking: Ranking, uncut: Uncut, row: MethodRow, budget: int, s
         c_constant=ranking.constants.c_constant,
         generator=generator,
     )
+    return [_with_blind(*layer) if n else layer[0] for n, layer in zip(n_blind, zip(rows, blind, uncut.dense))]
+
+
+def _blind_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
+    """The best weight of each row that has weights and no sensitivity: such a row is never drawn from."""
+    can_draw_F = ((rank_FK > 0) & (weight_FK != 0)).any(1)
+    return best_of_rows(rank_FK, weight_FK) & ~can_draw_F[:, None]
+
+
+def _with_blind(rows: SparseRows, blind_FK: Tensor, weight_FK: Tensor) -> SparseRows:
+    """The rows with these weights too, as they were; the rows they are in lose nothing that was seen (T5)."""
+    values_FK = torch.where(blind_FK, weight_FK, rows.values_FK)
+    return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | blind_FK)
 
 
 def masked_rows(

@@ -81,7 +81,7 @@ class Moved:
 
     error: float  # infinite where an output is not finite
     n_points: int
-    aside: bool  # the points were kept aside; False: they are among those that were scored
+    aside: bool  # the points were kept aside; False: they are among those that were scored, or that chose a repair
 
 
 @dataclass(frozen=True)

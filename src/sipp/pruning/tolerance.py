@@ -21,24 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, upper_limit
-from sipp.certificates.claims import certify, certify_accuracy, outcomes_of, point_ratios
+from sipp.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
+from sipp.certificates.claims import certify, certify_accuracy, outcome_counts, outcomes_of, point_ratios
 from sipp.certificates.evidence import (
-    Output,
     Survey,
     changed,
-    check_model,
     follows_positions,
     holdout_batches,
     known_points,
     read_again,
     refuse_dependent,
-    run_model,
     survey,
     without_padding,
 )
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
 from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate
+from sipp.certificates.running import Output, check_model, run_model
 from sipp.checking import check_flag, check_number, check_share
 from sipp.errors import DataError, DeadRowsWarning, ModelError, OptionError
 from sipp.inputs.batches import Data
@@ -117,8 +115,8 @@ def prune_to(
     ranking = rank(subject, RankOptions(method=method, reduce=reduce, floor=floor), progress=progress)
     walker = _Walker(ranking, output, seed, len(grid), claim, _repair_data(repair, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
-    if claim.n_needed > (n := len(points.keys)):
-        return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {n}")
+    if claim.n_needed > points.n:
+        return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
     walker.check_independence(holdout)
     use = _recorded(ledger, points, ranking)
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
@@ -188,7 +186,7 @@ class _Claim:
     """How a level is judged: what is measured of each point, and what the counts prove."""
 
     measure: Callable[[Tensor, Tensor, Batch], Tensor]  # n x ... of a batch
-    judge: Callable[[Tensor], tuple[int, float, bool]]  # count, proved limit, passed
+    judge: Callable[[Tensor, list[bytes], int], tuple[int, float, bool]]  # of n different: count, limit, passed
     holds: Callable[[AnyCertificate], bool]  # whether a certificate's own numbers say the same
     drops_padding: bool  # padding positions of the output are not compared
     n_needed: int
@@ -202,10 +200,9 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
         check_share("delta", delta)
         tolerance = check_number("epsilon", epsilon, least=0)
 
-        def judge_errors(ratios: Tensor) -> tuple[int, float, bool]:
-            count, n = int(n_violations(ratios, tolerance)), len(ratios)
-            allowed = k_allowed(n, delta, beta)
-            return count, upper_limit(count, n, beta), allowed is not None and count <= allowed
+        def judge_errors(ratios: Tensor, _: list[bytes], n: int) -> tuple[int, float, bool]:
+            count, allowed = int(n_violations(ratios, tolerance)), k_allowed(n, delta, beta)
+            return count, share_limit(count, n, beta), allowed is not None and count <= allowed
 
         words = f"relative output error <= {epsilon:g} for all but {delta:.2%} of inputs, confidence {1 - beta:.2%}"
 
@@ -218,13 +215,13 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
     assert max_drop is not None
     most = check_share("max_accuracy_drop", max_drop)
 
-    def judge_drop(outcomes: Tensor) -> tuple[int, float, bool]:
-        lost, gained, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
-        n = len(outcomes)
-        if labelled not in (0, n):
-            raise DataError(f"{labelled} of {n} holdout points have labels", fix="give labels throughout, or none")
+    def judge_drop(outcomes: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
+        (lost, gained, differ, labelled), all_n = outcome_counts(outcomes, draws), len(outcomes)
+        if labelled not in (0, all_n):
+            raise DataError(f"{labelled} of {all_n} holdout points have labels", fix="give labels throughout, or none")
         count = lost if labelled else differ
-        limit = drop_limit(lost, gained, n, beta) if labelled else upper_limit(differ, n, beta)
+        with_labels = drop_limit(lost, gained, n, beta, n_copies=all_n - n)
+        limit = with_labels if labelled else share_limit(differ, n, beta)
         return count, limit, limit <= most
 
     words = f"accuracy drop <= {max_drop:.2%}, confidence {1 - beta:.2%}"
@@ -279,9 +276,10 @@ class _Walker:
         """The verdict on one level; `points`: what the data held in its first pass."""
         budget = budget_of(keep, self.ranking.n_weights)
         self._set(budget)
-        measured = []
+        measured, draws = [], list[bytes]()
         with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
             for batch, keys in read_again(data, role, points):
+                draws += [points.draw_of.get(key, key) for key in keys]  # one that is new is refused below
                 f, g = self._dense(batch, keys, role), run_model(self.sparse, batch, self.output)
                 if f.shape != g.shape:
                     raise ModelError(f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}", where=batch.where)
@@ -290,7 +288,7 @@ class _Walker:
                 f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
                 measured.append(self.claim.measure(f, g, batch))
         self.roles.add(role)
-        count, limit, passed = self.claim.judge(torch.cat(measured))
+        count, limit, passed = self.claim.judge(torch.cat(measured), draws, points.n)
         return Level(keep, budget, count, limit, passed)
 
     def _dense(self, batch: Batch, keys: list[bytes], role: str) -> Tensor:

@@ -30,7 +30,10 @@ from sipp.repairing.record import LayerRepair, Polish, Repair
 from sipp.repairing.refitting import refit
 from sipp.scoring.sensitivities import chunk_of
 
-ASIDE_OF = 10  # one point in so many is kept aside: it chooses the ridges, judges the layers and stops the polish
+# One point in so many is kept aside. Half of these choose the ridges, leave layers alone and stop the polish; the rest
+# choose nothing, and tell how good the result is. Where those would be too few, all of them choose and none tells.
+ASIDE_OF = 10
+FEWEST_JUDGES = 4  # different points, none of them a copy of one that was fitted or that chose
 FEWEST_POINTS = 10
 LEARNING_RATE = 1e-3
 MOST_STEPS = 10_000_000
@@ -56,8 +59,9 @@ def repair(
 
     Layer by layer in the order of execution, each row's kept weights and its intercept get the least-squares fit of the
     dense layer's outputs, on the inputs that the repaired network itself meets. Then `steps` of Adam bring the outputs
-    of the whole network nearer to the dense ones. One point in ten of `data` is kept aside: a layer that is not better
-    there is left alone, and the polish stops where it no longer gains. `repair` of the record says what was done.
+    of the whole network nearer to the dense ones. One point in twenty of `data` chooses: a layer that is not better
+    there is left alone, and the polish stops where it no longer gains. One in twenty does nothing but judge the result,
+    if there are 80 points or more: with fewer the record has no estimate. `repair` of the record says what was done.
     All points are used unless `n_points` says how many; all of them are held in memory. Neither model is changed.
 
     Example:
@@ -78,13 +82,13 @@ def repair(
     _check_twins(dense, given, pruned.masks)
     parts = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
     repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
-    before = output_error(dense, given, parts.aside)
+    at_first, before = output_error(dense, given, parts.aside), _judged(dense, given, parts)
     with progress_bar("repairing", len(pruned.masks) + steps, shown=progress) as advance:
         layers = _refit_all(dense, repaired, pruned.masks, parts, n_bytes, advance)
-        refitted = after = output_error(dense, repaired, parts.aside)
+        at_last, refitted = output_error(dense, repaired, parts.aside), _judged(dense, repaired, parts)
         polished = None
         if steps > 0:
-            polished, after = polish(
+            polished, at_last = polish(
                 dense,
                 repaired,
                 pruned.masks,
@@ -95,16 +99,17 @@ def repair(
                 seed=seed,
                 advance=advance,
             )
-    done = _judged(parts, layers, polished, (before, refitted, after))
+    done = _record(parts, layers, polished, (at_first, at_last), (before, refitted, _judged(dense, repaired, parts)))
     return _restated(pruned, copy_of(given) if done.undone else repaired, done, pruned.seen | parts.keys)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The calibration points, batch by batch, and which batches are kept aside."""
+    """The calibration points, batch by batch, which of them are kept aside to choose, and those that only judge."""
 
     batches: tuple[Batch, ...]
     is_aside: tuple[bool, ...]
+    judging: tuple[Batch, ...]
     keys: frozenset[bytes]  # of all points
 
     @property
@@ -188,12 +193,14 @@ def _check_twins(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]
 def _divided(batches: Iterable[Batch]) -> Parts:
     """Each batch cut in two: points to fit, and points kept aside, which make batches of their own."""
     parts: dict[bool, list[Batch]] = {False: [], True: []}
-    n_seen, most, different = 0, 0, set[bytes]()
+    n_seen, most, different, fitted_keys = 0, 0, set[bytes](), set[bytes]()
     for batch in batches:
-        different |= set(draw_keys_of(batch))
+        keys = draw_keys_of(batch)
+        different |= set(keys)
         most = max(most, batch.n_points)
         where = integers(n_seen, n_seen + batch.n_points) % ASIDE_OF == ASIDE_OF - 1
         n_seen += batch.n_points
+        fitted_keys |= {key for key, is_aside in zip(keys, where.tolist()) if not is_aside}
         for flag, found in parts.items():
             at = (where == flag).nonzero().flatten()
             if len(at):
@@ -203,8 +210,30 @@ def _divided(batches: Iterable[Batch]) -> Parts:
         raise DataError(
             f"calibration holds {len(different)}{copies} points", fix=f"give a repair at least {FEWEST_POINTS}"
         )
-    fitted, aside = parts[False], _together(parts[True], most)
-    return Parts((*fitted, *aside), (False,) * len(fitted) + (True,) * len(aside), frozenset(different))
+    choosing, judging = _halved(parts[True], fitted_keys)
+    fitted, aside = parts[False], _together(choosing, most)
+    is_aside = (False,) * len(fitted) + (True,) * len(aside)
+    return Parts((*fitted, *aside), is_aside, tuple(_together(judging, most)), frozenset(different))
+
+
+def _halved(aside: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:
+    """Every second point chooses and the others judge, but for copies; all choose where too few would judge."""
+    choosing, rest, n_seen = list[Batch](), list[Batch](), 0
+    for batch in aside:
+        is_second = integers(n_seen, n_seen + batch.n_points) % 2 == 1
+        n_seen += batch.n_points
+        for found, where in ((choosing, ~is_second), (rest, is_second)):
+            if bool(where.any()):
+                found.append(points_at(batch, where.nonzero().flatten()))
+    used = fitted_keys | {key for batch in choosing for key in draw_keys_of(batch)}
+    judging, judging_keys = list[Batch](), list[bytes]()
+    for batch in rest:
+        keys = draw_keys_of(batch)
+        new = [i for i, key in enumerate(keys) if key not in used]
+        judging_keys += [keys[i] for i in new]
+        if new:
+            judging.append(points_at(batch, torch.tensor(new, dtype=torch.int64, device="cpu")))
+    return (choosing, judging) if len(set(judging_keys)) >= FEWEST_JUDGES else (aside, [])
 
 
 def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
@@ -220,22 +249,32 @@ def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
     return found
 
 
-def _judged(
+def _judged(dense: nn.Module, other: nn.Module, parts: Parts) -> float | None:
+    """The output's error on the points that chose nothing; None where there are none."""
+    return output_error(dense, other, parts.judging) if parts.judging else None
+
+
+def _record(
     parts: Parts,
     layers: tuple[LayerRepair, ...],
     polished: Polish | None,
-    errors: tuple[float | None, float | None, float | None],
+    chosen: tuple[float | None, float | None],
+    judged: tuple[float | None, float | None, float | None],
 ) -> Repair:
-    """The record of a repair from the output's errors before, after the refit and at the end; undone if it is worse."""
-    before, refitted, after = errors
-    is_worse = before is not None and after is not None and not after <= before
+    """The record of a repair, undone if it is worse, by the output's errors: on the points that choose, before and at
+    the end; on those that judge, before, after the refit and at the end."""
+    at_first, at_last = chosen
+    before, refitted, after = judged
+    is_worse = at_first is not None and at_last is not None and not at_last <= at_first
     return Repair(
         layers=layers,
         n_points=sum(batch.n_points for batch in parts.fitted),
         n_aside=sum(batch.n_points for batch in parts.aside),
+        n_judged=sum(batch.n_points for batch in parts.judging),
         output_before=before,
         output_refit=refitted,
         output_after=before if is_worse else after,
+        output_chosen=at_first if is_worse else at_last,
         polish=polished,
         undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
     )
@@ -243,6 +282,8 @@ def _judged(
 
 def _restated(pruned: Pruned, model: nn.Module, done: Repair, seen: frozenset[bytes]) -> Pruned:
     """The record of the repaired network: what was promised spoke of the old values, so nothing of it is left."""
-    moved = None if done.output_after is None else Moved(done.output_after, done.n_aside, aside=True)
+    moved = None if done.output_chosen is None else Moved(done.output_chosen, done.n_aside, aside=False)
+    if done.output_after is not None:
+        moved = Moved(done.output_after, done.n_judged, aside=True)
     about = replace(unstated(pruned, UNSTATED), model=model, stated=tensors_hash(model))
     return replace(about, repair=done, moved=moved, seen=seen)

@@ -15,7 +15,8 @@ Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went
 
 @dataclass(frozen=True)
 class LayerRepair:
-    """What became of one weight. Errors are on points kept aside: the gap to the dense layer's output, by its norm."""
+    """What became of one weight. Errors are the gap to the dense layer's output, by its norm, on the points that chose:
+    what they say of the refit is too good, the more so the fewer they are."""
 
     name: str
     error_before: float | None  # None where the layer could not be compared
@@ -37,14 +38,19 @@ class Polish:
 
 @dataclass(frozen=True)
 class Repair:
-    """What a repair did. The output errors are on points kept aside: of the root of the sum of squares, a share."""
+    """What a repair did. The output errors are shares of the output's length, on points that chose nothing.
+
+    With too few points to keep such aside there is no estimate, and they are None.
+    """
 
     layers: tuple[LayerRepair, ...]  # in the order of execution
     n_points: int  # that the weights were fitted on
-    n_aside: int  # that chose the ridges and judged the layers
-    output_before: float | None  # None where the output holds no real numbers
+    n_aside: int  # that chose the ridges, left layers alone and stopped the polish
+    n_judged: int  # that did nothing but judge; 0: too few points
+    output_before: float | None  # None also where the output holds no real numbers
     output_refit: float | None
     output_after: float | None
+    output_chosen: float | None  # at the end, on the points that chose: no estimate for others
     polish: Polish | None
     undone: str  # why all weights are as they were; empty where they are not
 
@@ -72,7 +78,9 @@ class Repair:
             text += f", then polished for {self.polish.taken} steps"
         if self.output_before is not None:
             text += (
-                f"; the output's error on {self.n_aside} points kept aside was {number(self.output_before)} and is "
+                f"; the output's error on {self.n_judged} points kept aside was {number(self.output_before)} and is "
                 f"{number(self.output_after)}"
             )
+        elif self.n_judged == 0:
+            text += "; too few different points to keep some aside that only judge: its error on others is not known"
         return f"{text}; undone: {self.undone}" if self.undone else text

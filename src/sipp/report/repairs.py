@@ -17,17 +17,24 @@ def repair_finding(repaired: RepairedRecord) -> Finding:
     before, after = repaired.output_before, repaired.output_after
     if repaired.undone:
         heading = "The repair was undone: the kept weights are those of the pruning"
-    elif before is None or after is None:
+    elif before is None or after is None or not repaired.n_judged:
         heading = "The kept weights were refitted"
     else:
         heading = f"Refitting the kept weights took the output's error from {number(before, 'share')}"
         heading += f" to {number(after, 'share')}"
     return Finding(
         heading,
-        f"Errors are shares of the output's length, on {repaired.n_aside:,} calibration points that were kept aside; "
-        f"{repaired.n_points:,} points were fitted, without labels. A certificate speaks of the repaired network."
+        f"{_judges(repaired)} {repaired.n_points:,} points were fitted, without labels; {repaired.n_aside:,} chose "
+        "and gave the errors of layers. A certificate speaks of the repaired network."
         + (f" Undone: {repaired.undone}." if repaired.undone else ""),
     )
+
+
+def _judges(repaired: RepairedRecord) -> str:
+    """On which points the output's error was measured."""
+    if repaired.n_judged:
+        return f"The error is a share of the output's length, on {repaired.n_judged:,} points that chose nothing."
+    return "How far the output is off on points that chose nothing was not measured."
 
 
 def repair_note(repaired: RepairedRecord) -> str:

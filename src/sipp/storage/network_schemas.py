@@ -195,7 +195,7 @@ class MovedRecord(Record):
 
 
 class RepairedLayerRecord(Record):
-    """What a repair did to one weight: the error of its layer's output before and after, on points kept aside."""
+    """What a repair did to one weight: the error of its layer's output before and after, on points that chose."""
 
     name: str
     error_before: MaybeNumber = None
@@ -204,11 +204,15 @@ class RepairedLayerRecord(Record):
 
 
 class RepairedRecord(Record):
-    """What `--repair` did to the kept weights; errors are shares of the output's length, on points kept aside."""
+    """What `--repair` did to the kept weights; errors are shares of the output's length.
+
+    Those of the output are on points that chose nothing; in records of older versions, without `n_judged`, on others.
+    """
 
     layers: Annotated[tuple[RepairedLayerRecord, ...], Field(strict=False)] = ()
     n_points: Count = 0
     n_aside: Count = 0
+    n_judged: Count = 0
     output_before: MaybeNumber = None
     output_after: MaybeNumber = None
     undone: str = ""  # why all weights are as they were; empty where they are not

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from sipp.cli.options import (
     Exclude,
     HoldoutPoints,
     Include,
+    Ledger,
     Model,
     Normalise,
     OutputPart,
@@ -72,6 +74,7 @@ def compare(
     include: Include = None,
     exclude: Exclude = None,
     holdout_points: HoldoutPoints = None,
+    ledger: Ledger = None,
     output: OutputPart = None,
     repair: Repair = False,
     as_json: Json = False,
@@ -89,8 +92,7 @@ def compare(
 
     with only_json(as_json):
         shares, names = _numbers(keeps), _names(methods)
-        if holdout is None and holdout_points is not None:
-            raise Trouble("there is no holdout", where="--holdout-points", fix="give --holdout, or leave it out")
+        _check_holdout(holdout, holdout_points, ledger, (weights, data))
         network = load_model(model, weights, seed=seed, device=device)
         source = open_source(data, "calibration", "--data", seed=seed, model=model, normalise=normalise)
 
@@ -108,7 +110,7 @@ def compare(
             comparison = sipp.compare(
                 network, chosen.batches, keeps=shares, methods=names, repair=repair,
                 holdout=None if judging is None else judging.batches, include=include, exclude=exclude,
-                output=output_of(output), seed=seed,
+                output=output_of(output), ledger=ledger, seed=seed,
             )  # fmt: skip
         if not as_json:
             show(f"network: {model}", f"data:    {chosen.words}")
@@ -120,6 +122,24 @@ def compare(
     if as_json:
         about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
         print_json(about | {"data": summary(chosen), "holdout": summary(judging)} | _record(comparison))
+
+
+def _check_holdout(
+    holdout: str | None, holdout_points: int | None, ledger: Path | None, reads: tuple[Path | None, str]
+) -> None:
+    """Refuses what serves a holdout where there is none, and a ledger that cannot be written."""
+    from sipp.cli.models import weights_read
+    from sipp.cli.points import points_read
+    from sipp.storage.outputs import check_ledger
+
+    for option, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
+        if holdout is None and value is not None:
+            raise Trouble("there is no holdout", where=option, fix="give --holdout, or leave it out")
+    if ledger is not None:
+        weights, data = reads
+        inputs = weights_read("--weights", weights) + points_read("--data", data) + points_read("--holdout", holdout)
+        with at(f"--ledger {ledger}", "allow reading and writing, or give another file"):
+            check_ledger(ledger, out=None, inputs=inputs)
 
 
 def _numbers(keeps: str) -> list[float]:

@@ -1,0 +1,101 @@
+"""One network on one batch of points: the output that is compared, and which networks have none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
+
+from sipp.errors import ModelError, OptionError
+from sipp.inputs.capture import run_batch
+from sipp.records import Batch
+
+Output = int | str | Callable[[Any], Any] | None
+
+BEST_NAMES = ("logits", "last_hidden_state", "out")  # of a dict output: what is most often meant
+
+
+def check_model(role: str, model: nn.Module) -> None:
+    """Raises a ModelError for what is no network, has no values yet, or normalises by the batch."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the {role} network is a {type(model).__name__}, not an nn.Module")
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{name} has no shape yet (a lazy layer)", where=role, fix="run the model once on a batch first"
+            )
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name} is on the meta device and has no values", where=role, fix="load the weights first"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise ModelError(
+                f"{name or type(module).__name__} normalises by the batch, so outputs depend on neighbours "
+                "and points are not independent",
+                where=role,
+                fix="give it running statistics (track_running_stats=True)",
+            )
+
+
+def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
+    """The selected output of the model for the batch: a real n x ... tensor on the CPU."""
+    device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    # Copies: a first layer that works in place must not change what the other network, or the caller, sees.
+    args = tuple(_copied(value, device) for value in batch.args)
+    kwargs = {name: _copied(value, device) for name, value in batch.kwargs.items()}
+    result = run_batch(model, replace(batch, args=args, kwargs=kwargs))
+    if callable(output):
+        try:
+            result = output(result)
+        except Exception as error:  # their function: anything may be raised
+            raise OptionError(f"output={output!r:.60} fails on the model's output: {error}", option="output") from error
+    elif output is not None:
+        try:
+            if isinstance(result, Tensor):  # an index would pick a point, not a part of the output
+                raise TypeError("nothing to select from a single tensor")
+            result = result[output]
+        except (KeyError, IndexError, TypeError) as error:
+            raise OptionError(f"output = {output!r} does not exist in the model's {type(result).__name__}") from error
+    if not isinstance(result, Tensor):
+        raise ModelError(
+            f"the model returns a {type(result).__name__}{_choices(result)}",
+            fix="select one tensor with output= (index, key, function)",
+            option="output",
+        )
+    if not result.is_floating_point() or result.dim() == 0 or result.shape[0] != batch.n_points or result.numel() == 0:
+        raise ModelError(
+            f"the output is {result.dtype} {tuple(result.shape)}, not {batch.n_points} rows of real "
+            "numbers (points along dimension 0)",
+            where=batch.where,
+            fix="select or rearrange it with output=",
+            option="output",
+        )
+    return result.detach().cpu()
+
+
+def _choices(result: Any) -> str:
+    """The names or the number of the tensors in an output, in words, with an example."""
+    if isinstance(result, Mapping):
+        names = [name for name, value in result.items() if isinstance(value, Tensor) and isinstance(name, str)]
+        best = next((name for name in BEST_NAMES if name in names), names[0] if names else None)
+        return f" with {', '.join(map(repr, names))} (for example output={best!r})" if names else ""
+    if isinstance(result, tuple | list):
+        first = next((i for i, value in enumerate(result) if isinstance(value, Tensor)), None)
+        return "" if first is None else f" of {len(result)} (for example output={first})"
+    return ""
+
+
+def _copied(value: Any, device: torch.device) -> Any:
+    if isinstance(value, PackedSequence):
+        movable: Any = value  # PackedSequence.to is typed for dtypes only
+        moved = movable.to(device)
+        return PackedSequence(moved.data.clone(), moved.batch_sizes, moved.sorted_indices, moved.unsorted_indices)
+    return value.to(device, copy=True)

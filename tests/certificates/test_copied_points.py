@@ -1,0 +1,156 @@
+"""Copies among the holdout's points prove nothing: only different points count, and a violation counts with its copies.
+
+tests/validity/test_copies.py shows by simulation why this, and neither of the simpler rules.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp import binomial
+from sipp.certificates.claims import certify_accuracy, from_json, to_json, verify
+from sipp.certificates.record import SCHEMA, WITH_COPIES
+from sipp.errors import DataError
+
+
+class Net(nn.Module):
+    """The classes (x, 0), but with its weight pruned away (x, x + 1) where the second column says so."""
+
+    def __init__(self, *, is_pruned: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1, bias=False)
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.tensor([[2.0, 0.0 if is_pruned else 1.0]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_bad = (x[:, 1:] > 0).to(x.dtype)
+        value = self.linear(torch.cat((torch.ones_like(is_bad), is_bad), dim=1)) - 2.5 * is_bad
+        return torch.cat((value, 0.1 * torch.ones_like(value)), dim=1)
+
+
+def points(n: int, n_bad: int = 0) -> Tensor:
+    x = torch.arange(1.0, n + 1)[:, None].repeat(1, 2)
+    x[:, 1] = -1.0
+    x[n - n_bad :, 1] = 1.0
+    return x
+
+
+DENSE, PRUNED = Net(), Net(is_pruned=True)
+
+
+def test_few_points_drawn_often_are_refused_and_the_sentence_begins_with_it() -> None:
+    x = points(20)[torch.randint(0, 20, (2000,), generator=torch.Generator().manual_seed(0))]
+    cert = sipp.certify(DENSE, PRUNED, x)
+    assert (cert.n, cert.n_duplicates, cert.verdict) == (20, 1980, "refused: needs n >= 59")
+    assert cert.sentence.startswith("No claim: 2,000 holdout points, 20 of them different, are too few")
+    asked = sipp.certify(DENSE, PRUNED, x, epsilon=0.5)
+    assert asked.verdict == cert.verdict and asked.delta_hat == pytest.approx(1 - 0.05 ** (1 / 20))
+    walk = sipp.prune_to(DENSE, iter([points(5)]), x, epsilon=0.5, method="wt", levels=(1.0, 0.5))
+    assert walk.certificate is None and "needs n >= 59, the holdout has 20 different points" in walk.verdict
+    drop = certify_accuracy(DENSE, PRUNED, x, labels="ignore")
+    assert (drop.n, drop.n_duplicates) == (20, 1980) and drop.drop_upper == pytest.approx(1 - 0.05 ** (1 / 20))
+
+
+def test_a_violation_counts_with_every_copy() -> None:
+    once = points(200, n_bad=2)
+    cert = sipp.certify(DENSE, PRUNED, once, epsilon=0.01)
+    assert (cert.violations, cert.verdict) == (2, "certified")
+    good = sipp.certify(DENSE, PRUNED, torch.cat([once, once[:100]]), epsilon=0.01)
+    assert (good.n, good.violations, good.delta_hat) == (200, 2, cert.delta_hat)
+    bad = sipp.certify(DENSE, PRUNED, torch.cat([once, once[-1:].repeat(9, 1)]), epsilon=0.01)
+    assert (bad.n, bad.n_duplicates, bad.violations, bad.verdict) == (200, 9, 11, "not certified")
+    assert (
+        "Not certified at 1 % error (11 of 209 holdout points, 200 of them different, were further off, 4"
+        in bad.sentence
+    )
+    smallest = sipp.certify(DENSE, PRUNED, torch.cat([once, once[-1:].repeat(9, 1)]))
+    assert smallest.epsilon > 0.1 and cert.k_allowed == smallest.k_allowed == binomial.k_allowed(200, 0.05, 0.05)
+
+
+@pytest.mark.parametrize("other", ["double", "minus zero", "shape", "half"])
+def test_a_copy_is_one_in_any_form(other: str) -> None:
+    x = points(40) - 1
+    x[:, 1] = 0.0
+    again = {"double": x.double(), "minus zero": x * torch.tensor([1.0, -1.0]), "shape": x[:, None], "half": x.half()}
+
+    class Any_(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(len(x), 2).float() + 1
+
+    assert sipp.certify(Any_(), Any_(), [x, again[other]]).n == 40
+
+
+def labelled(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(x, y)]
+
+
+def test_what_was_gained_counts_once_and_only_where_every_copy_gained() -> None:
+    x = points(100, n_bad=10)
+    y = torch.zeros(100, dtype=torch.int64)
+    y[90:95] = 1  # dense says 0 and pruned 1 there: five gained, five lost
+    plain = certify_accuracy(DENSE, PRUNED, labelled(x, y))
+    assert (plain.n_lost, plain.n_gained, plain.n_differ, plain.n) == (5, 5, 10, 100)
+    again = torch.cat([x, x[90:93], x[90:91], x[95:97]])
+    labels = torch.cat([y, torch.tensor([1, 1, 0, 1, 0, 0])])  # a copy of one that gained has the other label
+    cert = certify_accuracy(DENSE, PRUNED, labelled(again, labels))
+    assert (cert.n_lost, cert.n_gained, cert.n_differ, cert.n, cert.n_duplicates) == (8, 4, 16, 100, 6)
+    limit = binomial.upper_limit(8, 100, 0.025) - binomial.lower_limit(4, 106, 0.025)
+    assert cert.drop_upper == pytest.approx(limit) and cert.drop_upper > plain.drop_upper
+    options: dict[str, Any] = {"method": "wt", "levels": (1.0, 0.5), "max_accuracy_drop": 0.9}
+    walk = sipp.prune_to(DENSE, iter([points(5)]), labelled(again, labels), **options)
+    assert walk.path[1].limit == pytest.approx(limit) and walk.certificate is not None
+    assert walk.certificate.n_duplicates == 6  # type: ignore[union-attr]
+
+
+def test_a_certificate_with_copies_goes_out_and_comes_back() -> None:
+    x = torch.cat([points(200, n_bad=2), points(50)])
+    y = torch.zeros(250, dtype=torch.int64)
+    for cert, data in (
+        (sipp.certify(DENSE, PRUNED, x, epsilon=0.01), x),
+        (sipp.certify(DENSE, PRUNED, x), x),
+        (certify_accuracy(DENSE, PRUNED, labelled(x, y)), labelled(x, y)),
+    ):
+        text = to_json(cert)
+        assert json.loads(text)["schema"] == WITH_COPIES and from_json(text) == cert
+        assert verify(cert, DENSE, PRUNED, data)
+        assert not verify(cert, DENSE, PRUNED, x[:200] if data is x else labelled(x[:200], y[:200]))
+
+
+def test_a_saved_certificate_without_copies_is_as_before_and_one_that_counted_them_is_refused() -> None:
+    values = json.loads(to_json(sipp.certify(DENSE, PRUNED, points(100), epsilon=0.5)))
+    assert values["schema"] == SCHEMA == "sipp-certificate/1" and values["n_duplicates"] == 0
+    old = values | {"n": 2000, "n_duplicates": 1980}
+    with pytest.raises(DataError, match=r"1,980 copies among its points.*counted as independent; certify again"):
+        from_json(json.dumps(old))
+    with pytest.raises(DataError, match="has none"):
+        from_json(json.dumps(values | {"schema": WITH_COPIES}))
+
+
+def test_a_comparison_counts_different_points() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    data = torch.randn(60, 4)
+    few = torch.randn(12, 4)
+    options: dict[str, Any] = {"keeps": (0.6,), "methods": ("wt", "lamp")}
+    once, often = (sipp.compare(net, data, holdout=x, **options) for x in (few, few.repeat(200, 1)))
+    assert once.n_points == often.n_points == 12 and "12 of the holdout judge" in str(often)
+    assert [row.error for row in once.rows] == pytest.approx([row.error for row in often.rows])
+    best = once.best(0.6)
+    assert [r.name for r in once.level_with(best)] == [r.name for r in often.level_with(often.best(0.6))]
+
+
+def test_points_kept_aside_that_are_copies_of_others_judge_nothing() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    x = torch.randn(30, 4)
+    options: dict[str, Any] = {"keeps": (0.6,), "methods": ("wt",)}
+    with pytest.raises(DataError, match="copies of others"):
+        sipp.compare(net, torch.cat([x, x[:10]]), **options)
+    mixed = sipp.compare(net, torch.cat([x, torch.randn(4, 4), x[:6]]), **options)
+    assert mixed.n_points == 4 and mixed.n_calibration == 30

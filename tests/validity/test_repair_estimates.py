@@ -1,0 +1,62 @@
+"""Simulation: the error that a repair's own record tells is that of new points, or the record says that it has none."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+
+N_SEEDS = 12
+
+
+def net(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 5))
+
+
+def error(dense: nn.Module, other: nn.Module, x: Tensor) -> float:
+    with torch.no_grad():
+        f, g = dense(x).double(), other(x).double()
+    return float((g - f).norm() / f.norm())
+
+
+def ratios(n: int, steps: int, n_seeds: int = N_SEEDS, *, by_those_that_chose: bool = False) -> list[float]:
+    """What each record tells of the repaired network, by its error on 1,000 new points; none where it tells nothing."""
+    found = []
+    for seed in range(n_seeds):
+        dense, x, fresh = net(seed), torch.randn(n, 20), torch.randn(1000, 20)
+        pruned = sipp.prune(dense, None, keep=0.4, method="wt", progress=False)
+        fixed = sipp.repair(dense, pruned, x, steps=steps, progress=False)
+        assert fixed.repair is not None
+        told = fixed.repair.output_chosen if by_those_that_chose else fixed.repair.output_after
+        if told is not None:
+            found.append(told / error(dense, fixed.model, fresh))
+        else:
+            assert "its error on others is not known" in fixed.repair.sentence and "kept aside was" not in str(fixed)
+            assert fixed.moved is not None and not fixed.moved.aside
+    return found
+
+
+@pytest.mark.parametrize(("n", "steps"), [(10, 0), (20, 4), (40, 0), (200, 0), (200, 4)])
+def test_a_record_tells_the_error_of_new_points_or_nothing(n: int, steps: int) -> None:
+    if n < 80:
+        assert ratios(n, steps, 3) == []
+    else:
+        assert len(found := ratios(n, steps)) == N_SEEDS and 0.9 < statistics.mean(found) < 1.15
+
+
+@pytest.mark.parametrize("n", [10, 20])
+def test_the_points_that_chose_flatter(n: int) -> None:
+    assert statistics.mean(ratios(n, 0, by_those_that_chose=True)) < 0.9
+
+
+def test_copies_judge_nothing() -> None:
+    """400 points, 40 of them different: those kept aside were fitted too."""
+    torch.manual_seed(0)
+    dense, x = net(0), torch.randn(40, 20)[torch.randint(0, 40, (400,))]
+    done = sipp.repair(dense, sipp.prune(dense, None, keep=0.4, method="wt"), x, progress=False).repair
+    assert done is not None and done.output_after is None and done.n_judged == 0
