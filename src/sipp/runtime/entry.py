@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,34 +17,42 @@ from sipp.errors import ModelError
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import call_of, try_example
-from sipp.runtime.graph import trace
+from sipp.runtime.graph import reads_memory, trace
 from sipp.runtime.plain import plain_copy
-from sipp.runtime.plan import Plan, flat_inputs, make_plan
+from sipp.runtime.plan import Plan, flat_inputs, make_plan, whole_plan
 from sipp.runtime.shelf import Shelved, restore, shelve
 from sipp.runtime.steps import Step
 from sipp.runtime.table import sparse_table
 
+Strides = dict[str, tuple[int, ...]]  # of parameters, by name
+
 MOST_PLANS = 8  # for inputs of different shapes
 TRIALS = 2
+NOT_FINITE = object()
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """How inputs of one kind are run: by a plan, or by torch as a whole where that is faster."""
+    """How inputs of one kind are run: by a plan, or by torch as a whole where that is faster or the only way."""
 
     plan: Plan
     chunk: int | None  # points that the plan takes at a time; None: all
     is_dense: bool
     seconds: float  # of a call, on torch's threads
     dense_seconds: float
+    strides: Strides  # of the model's weights, when torch runs it
 
 
 def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
-    """What the model gives."""
-    if chunk is None:
-        return pytree.tree_unflatten(plan.run(inputs), plan.graph.out_spec)
-    parts = [plan.run([x[i : i + chunk] for x in inputs]) for i in range(0, len(inputs[0]), chunk)]
-    return pytree.tree_unflatten([torch.cat(part) for part in zip(*parts)], plan.graph.out_spec)
+    """What the model gives; NOT_FINITE where a value on the way is not finite, and torch has to run it."""
+    n, parts = len(inputs[0]) if chunk else 1, []
+    for i in range(0, n, chunk or n):
+        part = plan.run([x[i : i + chunk] for x in inputs] if chunk else inputs)
+        if part is None:
+            return NOT_FINITE
+        parts.append(part)
+    flat = [torch.cat(part) for part in zip(*parts)] if chunk else parts[0]
+    return pytree.tree_unflatten(flat, plan.graph.out_spec)
 
 
 class Sparse:
@@ -54,6 +63,7 @@ class Sparse:
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._model = plain_copy(model)
+        self._given = _strides_of(self._model)
         self._shelf: dict[str, Shelved] = {}
         self._compiled: dict[Any, Compiled] = {}
         self._lock = threading.RLock()
@@ -65,10 +75,23 @@ class Sparse:
         kwargs = self._in_order(kwargs)
         with self._lock:  # what runs may be compiled anew meanwhile, for other inputs
             compiled = self._compiled.get(_signature(args, kwargs)) or self._compile(args, kwargs)
-            if compiled.is_dense:
-                with torch.no_grad():
-                    return self._model(*args, **kwargs)
-        return _run(compiled.plan, compiled.chunk, flat_inputs(args, kwargs))
+        if not compiled.is_dense:
+            found = _run(compiled.plan, compiled.chunk, flat_inputs(args, kwargs))
+            if found is not NOT_FINITE:
+                return found
+        return self._by_torch(compiled, args, kwargs)
+
+    def _by_torch(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the model itself gives, which comes from its shelf for the call."""
+        with self._lock, torch.no_grad():
+            was_shelved = bool(self._shelf)
+            restore(self._model, self._shelf)
+            _lay_out(self._model, compiled.strides)
+            try:
+                return self._model(*args, **kwargs)
+            finally:
+                if was_shelved:
+                    self._shelf = shelve(self._model)
 
     def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The named arguments as the forward pass lists them: a call may name them in any order."""
@@ -83,9 +106,11 @@ class Sparse:
         with self._lock:
             start = time.perf_counter()
             restore(self._model, self._shelf)
+            _lay_out(self._model, self._given)
             plan, chunk = self._planned(args, kwargs)
-            seconds, dense_seconds = self._race(plan, chunk, args, kwargs)
-            compiled = Compiled(plan, chunk, seconds > steps.LEAST_GAIN * dense_seconds, seconds, dense_seconds)
+            strides, seconds, dense_seconds = self._race(plan, chunk, args, kwargs)
+            is_dense = reads_memory(plan.graph) or seconds > steps.LEAST_GAIN * dense_seconds
+            compiled = Compiled(plan, chunk, is_dense, seconds, dense_seconds, strides)
             if len(self._compiled) == MOST_PLANS:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[_signature(args, kwargs)] = compiled
@@ -97,6 +122,8 @@ class Sparse:
     def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, int | None]:
         """The plan for these inputs, and how many points it takes at a time."""
         graph, inputs = trace(self._model, args, kwargs), flat_inputs(args, kwargs)
+        if reads_memory(graph):
+            return whole_plan(graph), None
         chunk = chunk_size(graph, inputs)
         if chunk is not None:
             args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
@@ -112,23 +139,24 @@ class Sparse:
 
     def _race(
         self, plan: Plan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[float, float]:
-        """The times of the plan and of the dense network, which is left in the memory format that is faster."""
-        inputs = flat_inputs(args, kwargs)
+    ) -> tuple[Strides, float, float]:
+        """The memory format in which the dense network is faster, and the times of the plan and of this network."""
+        inputs, is_whole = flat_inputs(args, kwargs), reads_memory(plan.graph)
 
         def dense() -> Any:
-            return self._model(*args, **kwargs)
+            with torch.inference_mode():
+                return self._model(*args, **kwargs)
 
-        formats = [torch.contiguous_format]
-        if any(parameter.ndim == 4 for parameter in self._model.parameters()):
-            formats.append(torch.channels_last)
-        times = []
-        with torch.inference_mode():
-            for form in formats:
-                _lay_out(self._model, form)
-                times.append(steps.dense_time(dense, TRIALS))
-            _lay_out(self._model, formats[times.index(min(times))])
-            return steps.race(lambda: _run(plan, chunk, inputs), dense)
+        times = {0: steps.dense_time(dense, TRIALS)}
+        choices = [self._given] if is_whole else [self._given, *_other_strides(self._model, self._given)]
+        for i, strides in enumerate(choices[1:], 1):
+            _lay_out(self._model, strides)
+            with suppress(RuntimeError):  # a forward pass may view weights or images in a way that only one format has
+                dense()
+                times[i] = steps.dense_time(dense, TRIALS)
+        best = choices[min(times, key=times.__getitem__)]
+        _lay_out(self._model, best)
+        return best, *steps.race(dense if is_whole else lambda: _run(plan, chunk, inputs), dense)
 
     @property
     def steps(self) -> list[Step]:
@@ -159,11 +187,33 @@ class Sparse:
         return sparse_table(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
 
 
-def _lay_out(model: nn.Module, form: torch.memory_format) -> None:
-    """Lays out the weights of convolutions in this memory format."""
-    for parameter in model.parameters():
-        if parameter.ndim == 4:
-            parameter.data = parameter.data.contiguous(memory_format=form)
+def _strides_of(model: nn.Module) -> Strides:
+    """Those of the weights of convolutions that lie in one of torch's two formats."""
+    formats = (torch.contiguous_format, torch.channels_last)
+    weights = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim == 4}
+    return {
+        name: weight.stride()
+        for name, weight in weights.items()
+        if any(weight.is_contiguous(memory_format=form) for form in formats)
+    }
+
+
+def _other_strides(model: nn.Module, given: Strides) -> list[Strides]:
+    """The same weights, all of them in one of torch's two formats, where they are not so already."""
+    weights = {name: torch.empty_like(weight, device="meta") for name, weight in model.named_parameters()}
+    made = [
+        {name: weights[name].contiguous(memory_format=form).stride() for name in given}
+        for form in (torch.contiguous_format, torch.channels_last)
+    ]
+    return [strides for strides in made if strides != given]
+
+
+def _lay_out(model: nn.Module, strides: Strides) -> None:
+    """Lays out these parameters with these strides, where they are not so already."""
+    for name, parameter in model.named_parameters():
+        if name in strides and parameter.stride() != strides[name]:
+            made = torch.empty_strided(parameter.shape, strides[name], dtype=parameter.dtype, device="cpu")
+            parameter.data = made.copy_(parameter.detach())
 
 
 def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
