@@ -21,6 +21,7 @@ from sipp.runtime.tiles import MOST_LANES
 from sipp.scoring.kernels.cpu.llvm import fused
 
 NORM = ATEN.layer_norm.default
+MARGIN = 2.0**8  # squares so near to overflow are left to torch, which sums them in another order
 
 # Numbers of the job, after its head
 X, OUT, GAIN, SHIFT, N_FEATURES, PITCH, N_STRIPS, SHARE, EPSILON, FLAG = range(10)
@@ -80,8 +81,10 @@ def _emit(loop: Loop, lanes: int, n_vectors: int) -> None:
         zeros = [constant(0.0, lanes)] * n_vectors
         mean = [b.fmul(total, share) for total in _over(loop, lanes, x, zeros, lambda v, value: value)]
         squares = _over(loop, lanes, x, zeros, lambda v, value: _square(b, b.fsub(value, mean[v])))
-        for total in squares:  # an infinite one would make all values equal
-            b.store(fused(b, total, constant(0.0, lanes), b.load(bad)), bad)
+        for total, middle in zip(squares, mean):
+            for square in (total, _square(b, middle)):  # torch squares means too, of parts
+                near = b.fmul(square, constant(MARGIN, lanes))
+                b.store(fused(b, near, constant(0.0, lanes), b.load(bad)), bad)
         scale = [b.fdiv(one, _root(loop, lanes, fused(b, total, share, epsilon))) for total in squares]
         with loop.each(I64(0), loop.number(N_FEATURES)) as feature:
             at = b.mul(feature, loop.number(PITCH))
