@@ -83,15 +83,18 @@ class Sparse:
 
     def _by_torch(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model itself gives, which comes from its shelf for the call."""
-        with self._lock, torch.no_grad():
+        with self._lock:
             was_shelved = bool(self._shelf)
-            restore(self._model, self._shelf)
-            _lay_out(self._model, compiled.strides)
+            with torch.inference_mode(False):  # weights outlive the call
+                restore(self._model, self._shelf)
+                _lay_out(self._model, compiled.strides)
             try:
-                return self._model(*args, **kwargs)
+                with torch.no_grad():
+                    return self._model(*args, **kwargs)
             finally:
                 if was_shelved:
-                    self._shelf = shelve(self._model)
+                    with torch.inference_mode(False):
+                        self._shelf = shelve(self._model)
 
     def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The named arguments as the forward pass lists them: a call may name them in any order."""
@@ -229,7 +232,8 @@ def sparse(model: nn.Module, example: Any) -> Sparse:
 
     `example` is an input like those to come: a tensor, a tuple of arguments, or a dict of keyword arguments. The model
     is left as it was; later changes of its weights are not seen. Masks that `hold` or torch.nn.utils.prune keep on it
-    are zeros here.
+    are zeros here. Padded tokens of an nn.TransformerEncoder, for which torch has two answers, are what it gives where
+    gradients are recorded: no nested tensors, so not 0.
 
     Example:
         >>> import torch, sipp

@@ -71,9 +71,9 @@ def _chosen(
     op, places = layer.op, _places(layer, source)
     flat = weight.flatten(1).numpy()
     bias = torch.zeros(len(weight), dtype=torch.float32, device="cpu") if layer.bias is None else layer.bias
-    planes = (source.plane, out.plane, None if beside is None else beside.plane)
+    plane, has_larger = None if beside is None else beside.plane, layer.larger is not None
     rounds = partial(_rounds, layer, source, flat)
-    ways = list(cuts(*size, source.n, source.n, *planes, op.act, layer.larger is not None, rounds))
+    ways = list(cuts(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_larger, rounds))
     packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
     jobs = [_job(packs[way.n_rounds], layer, bias, way, source, out, beside, arena.flag) for way in ways]
     fills = fills_of(source, beside)
