@@ -17,14 +17,13 @@ from sipp.errors import ModelError
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import call_of, try_example
+from sipp.runtime.formats import Strides, lay_out, other_strides, strides_of
 from sipp.runtime.graph import reads_memory, trace
 from sipp.runtime.plain import plain_copy
 from sipp.runtime.plan import Plan, flat_inputs, make_plan, whole_plan
 from sipp.runtime.shelf import Shelved, restore, shelve
 from sipp.runtime.steps import Step
 from sipp.runtime.table import sparse_table
-
-Strides = dict[str, tuple[int, ...]]  # of parameters, by name
 
 MOST_PLANS = 8  # for inputs of different shapes
 TRIALS = 2
@@ -63,7 +62,7 @@ class Sparse:
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._model = plain_copy(model)
-        self._given = _strides_of(self._model)
+        self._given = strides_of(self._model)
         self._shelf: dict[str, Shelved] = {}
         self._compiled: dict[Any, Compiled] = {}
         self._lock = threading.RLock()
@@ -87,7 +86,7 @@ class Sparse:
             was_shelved = bool(self._shelf)
             with torch.inference_mode(False):  # weights outlive the call
                 restore(self._model, self._shelf)
-                _lay_out(self._model, compiled.strides)
+                lay_out(self._model, compiled.strides)
             try:
                 with torch.no_grad():
                     return self._model(*args, **kwargs)
@@ -109,7 +108,7 @@ class Sparse:
         with self._lock:
             start = time.perf_counter()
             restore(self._model, self._shelf)
-            _lay_out(self._model, self._given)
+            lay_out(self._model, self._given)
             plan, chunk = self._planned(args, kwargs)
             strides, seconds, dense_seconds = self._race(plan, chunk, args, kwargs)
             is_dense = reads_memory(plan.graph) or seconds > steps.LEAST_GAIN * dense_seconds
@@ -151,14 +150,14 @@ class Sparse:
                 return self._model(*args, **kwargs)
 
         times = {0: steps.dense_time(dense, TRIALS)}
-        choices = [self._given] if is_whole else [self._given, *_other_strides(self._model, self._given)]
+        choices = [self._given] if is_whole else [self._given, *other_strides(self._model, self._given)]
         for i, strides in enumerate(choices[1:], 1):
-            _lay_out(self._model, strides)
+            lay_out(self._model, strides)
             with suppress(RuntimeError):  # a forward pass may view weights or images in a way that only one format has
                 dense()
                 times[i] = steps.dense_time(dense, TRIALS)
         best = choices[min(times, key=times.__getitem__)]
-        _lay_out(self._model, best)
+        lay_out(self._model, best)
         return best, *steps.race(dense if is_whole else lambda: _run(plan, chunk, inputs), dense)
 
     @property
@@ -188,35 +187,6 @@ class Sparse:
 
     def __str__(self) -> str:
         return sparse_table(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
-
-
-def _strides_of(model: nn.Module) -> Strides:
-    """Those of the weights of convolutions that lie in one of torch's two formats."""
-    formats = (torch.contiguous_format, torch.channels_last)
-    weights = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim == 4}
-    return {
-        name: weight.stride()
-        for name, weight in weights.items()
-        if any(weight.is_contiguous(memory_format=form) for form in formats)
-    }
-
-
-def _other_strides(model: nn.Module, given: Strides) -> list[Strides]:
-    """The same weights, all of them in one of torch's two formats, where they are not so already."""
-    weights = {name: torch.empty_like(weight, device="meta") for name, weight in model.named_parameters()}
-    made = [
-        {name: weights[name].contiguous(memory_format=form).stride() for name in given}
-        for form in (torch.contiguous_format, torch.channels_last)
-    ]
-    return [strides for strides in made if strides != given]
-
-
-def _lay_out(model: nn.Module, strides: Strides) -> None:
-    """Lays out these parameters with these strides, where they are not so already."""
-    for name, parameter in model.named_parameters():
-        if name in strides and parameter.stride() != strides[name]:
-            made = torch.empty_strided(parameter.shape, strides[name], dtype=parameter.dtype, device="cpu")
-            parameter.data = made.copy_(parameter.detach())
 
 
 def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
