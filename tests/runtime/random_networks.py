@@ -304,6 +304,25 @@ def _flat_keeper(rng: random.Random, kind: str, width: int, wide: int) -> nn.Mod
     return _activation(rng) if table is None else _pick(rng, table)
 
 
+def lone_part(rng: random.Random, form: str, width: int) -> tuple[nn.Module, int]:
+    """A part that treats each point on its own, and may take a number from the size of the batch."""
+    wide = rng.choice(WIDTHS)
+    kind = rng.choice(["product", "product", "act", "residual", "cat", "number", "number"])
+
+    def product(n_out: int) -> nn.Module:
+        return nn.Linear(width, n_out) if form == "flat" else nn.Conv2d(width, n_out, 3, padding=1)
+
+    if kind == "product":
+        return product(wide), wide
+    if kind == "residual":
+        return Part("residual", lambda x, f: (x + f(x)).relu(), product(width)), width
+    if kind == "cat":
+        return Part("cat", lambda x, f: torch.cat((x, f(x)), 1), product(wide)), width + wide
+    if kind == "number":
+        return Part(*rng.choice(NUMBERS[:9])), width
+    return rng.choice((nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.LeakyReLU, nn.ELU))(), width
+
+
 @dataclass(frozen=True)
 class Trial:
     """A network, and the inputs it is called with, in turn."""
@@ -318,18 +337,21 @@ def trial(seed: int, *, most_parts: int = 5) -> Trial:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     form = rng.choice(["image", "image", "sequence", "flat"])
+    is_lone = seed % 4 == 3 and form != "sequence"  # networks that go through in chunks
     width = rng.choice((3, 4, 8)) if form == "image" else rng.choice(WIDTHS)
     first, parts = width, []
     make = {"image": image_part, "sequence": sequence_part, "flat": flat_part}[form]
     for _ in range(rng.randint(1, most_parts)):
-        part, width = make(rng, width)
+        part, width = lone_part(rng, form, width) if is_lone else make(rng, width)
         parts.append(part)
-    if form != "flat" and rng.random() < 0.7:
+    if form != "flat" and not is_lone and rng.random() < 0.7:
         parts, width = _flattened(rng, form, parts, width)
     net = Chain(parts, rng.choice(["plain", "plain", "plain", "pair", "dict"]), rng.randrange(len(parts)))
     _thin(net, rng.choice([1.0, 0.6, 0.3, 0.1, 0.05, 0.02]))
     scale = rng.choice([1.0] * 6 + [1e-4, 1e-6, 1e3, 1e20, 1e38])
     sizes = [_size(rng, form) for _ in range(rng.choice([1, 1, 2]))]
+    if is_lone:
+        sizes = [(rng.choice([32, 48, 64]), *size[1:]) for size in sizes]
     return Trial(net.eval(), [_input(rng, form, first, size, scale) for size in [*sizes, sizes[0]]], scale)
 
 
