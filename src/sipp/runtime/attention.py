@@ -23,7 +23,7 @@ from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.code import F32, FLOAT, I64, Loop, constant, generate, vector
 from sipp.runtime.graph import Op
 from sipp.runtime.product import raise_flag
-from sipp.runtime.steps import Job, Step, Values, torch_step
+from sipp.runtime.steps import Job, Step, Values
 from sipp.runtime.tiles import MOST_LANES
 from sipp.scoring.kernels.cpu.llvm import fused
 
@@ -84,7 +84,7 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
         current[op.out] = result
 
     fast(values)
-    return Step(op.name, "attention of tokens", fast, torch_step(op).fast, op.out)
+    return Step(op.name, "attention of tokens", fast, op.out)
 
 
 class _Mask:

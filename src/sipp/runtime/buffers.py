@@ -90,9 +90,12 @@ class Flag:
     def clear(self) -> None:
         self._cell.value = 0.0
 
-    def check(self, value: Tensor) -> None:
-        """Raises the flag where a value is not finite (or so large that the sum of all is not)."""
+    def check(self, value: Tensor, limit: float = 1.0) -> None:
+        """Raises the flag where a value is not finite (or too large: the sum of all is not, or `limit` times one)."""
         total = float(value.sum())
+        if limit > 1 and value.numel():
+            low, high = value.aminmax()
+            total += float(torch.maximum(-low, high) * limit)
         if total - total != 0:
             self._cell.value = 1.0
 

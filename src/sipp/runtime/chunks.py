@@ -38,11 +38,30 @@ def chunk_size(graph: Graph, inputs: list[Any]) -> int | None:
 
 
 def is_same_for_fewer(graph: Graph, part: Graph, n: int, n_part: int) -> bool:
-    """Whether the graph for fewer points is the same but for their number, which stands first in every shape."""
-    if [op.target for op in graph.ops] != [op.target for op in part.ops]:
+    """Whether the graph for fewer points is the same but for their number, which stands first in every shape.
+
+    Every number that an operation is given is compared, and every constant: a forward pass may compute them from n.
+    """
+    if [_written(op, n) for op in graph.ops] != [_written(op, n_part) for op in part.ops]:
+        return False
+    if graph.inputs != part.inputs or graph.outputs != part.outputs or graph.constants.keys() != part.constants.keys():
         return False
     pairs = [(graph.shapes[a.out], part.shapes[b.out]) for a, b in zip(graph.ops, part.ops)]
-    return all(whole[0] == n and fewer == (n_part, *whole[1:]) for whole, fewer in pairs if whole or fewer)
+    has_points = all(whole[0] == n and fewer == (n_part, *whole[1:]) for whole, fewer in pairs if whole or fewer)
+    return has_points and all(_is_same(value, part.constants[number]) for number, value in graph.constants.items())
+
+
+def _written(op: Op, n: int) -> str:
+    """An operation with all it is given, in words; the number of points in the shape of a view is left out."""
+    args = op.args
+    if op.target is ATEN.view.default and args[1][0] == n:
+        args = (args[0], ["points", *args[1][1:]])
+    return repr((op.target, args, op.kwargs, op.out, op.beside, op.act, op.larger))
+
+
+def _is_same(value: Tensor, other: Tensor) -> bool:
+    is_one = value.data_ptr() == other.data_ptr() and value.stride() == other.stride()
+    return value.shape == other.shape and value.dtype == other.dtype and (is_one or torch.equal(value, other))
 
 
 def _is_pointwise(graph: Graph, n: int) -> bool:

@@ -1,4 +1,7 @@
-"""exp, sigmoid and tanh of vectors as LLVM instructions, to about 1e-7 of 1; NaN stays NaN."""
+"""exp, sigmoid and tanh of vectors as LLVM instructions, to a few 1e-7 of themselves; NaN stays NaN.
+
+exp is infinite where float32 ends, and 0 below LOWEST: sigmoid then reaches 0 where torch's does.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from sipp.runtime.code import I32, constant, vector
 from sipp.scoring.kernels.cpu.llvm import fused
 
-LARGEST = 88.0  # exp of more is infinite, of less than its negative 0 (float32)
+HIGHEST, LOWEST = 89.0, -86.0  # exp of more is infinite (float32); of less it is taken as 0
+SATURATED = 40.0  # exp of it plus 2 is itself
 SHIFTER = 1.5 * 2**23  # added to a float32 it leaves the nearest whole number in the last bits
 BIAS, MANTISSA = 127, 23  # of float32
 LN2_HIGH, LN2_LOW = (
@@ -21,31 +25,11 @@ TERMS = [1 / math.factorial(k) for k in range(7, -1, -1)]
 
 
 def exp(b: Any, x: Any, lanes: int) -> Any:
-    """e ** x, of x cut to +- LARGEST."""
-    high, low = constant(LARGEST, lanes), constant(-LARGEST, lanes)
-    x = b.select(b.fcmp_ordered(">", x, high), high, x)
-    x = b.select(b.fcmp_ordered("<", x, low), low, x)
-    shifter = constant(SHIFTER, lanes)
-    shifted = b.fadd(b.fmul(x, constant(1 / math.log(2), lanes)), shifter)
-    whole = b.fsub(shifted, shifter)
-    rest = fused(b, whole, constant(-LN2_HIGH, lanes), x)
-    rest = fused(b, whole, constant(-LN2_LOW, lanes), rest)
-    total = constant(TERMS[0], lanes)
-    for term in TERMS[1:]:
-        total = fused(b, total, rest, constant(term, lanes))
-    return b.fmul(total, _power_of_two(b, shifted, lanes))
-
-
-def _power_of_two(b: Any, shifted: Any, lanes: int) -> Any:
-    """2 ** n of the whole number in the last bits."""
-    kind = vector(lanes, I32)
-    bits = b.bitcast(shifted, kind)
-    exponent = b.shl(b.add(bits, _whole(BIAS, lanes)), _whole(MANTISSA, lanes))
-    return b.bitcast(exponent, vector(lanes))
-
-
-def _whole(value: int, lanes: int) -> Any:
-    return I32(value) if lanes == 1 else ir.Constant(vector(lanes, I32), [value] * lanes)
+    """e ** x. The power of two is halved, and the result doubled: the largest results need 2 ** 128."""
+    is_low = b.fcmp_ordered("<", x, constant(LOWEST, lanes))
+    rest, shifted = _reduced(b, _cut(b, x, LOWEST, HIGHEST, lanes), lanes)
+    half = b.fmul(_polynomial(b, rest, TERMS, lanes), _power_of_two(b, shifted, BIAS - 1, lanes))
+    return b.select(is_low, constant(0.0, lanes), b.fadd(half, half))
 
 
 def sigmoid(b: Any, x: Any, lanes: int) -> Any:
@@ -54,5 +38,43 @@ def sigmoid(b: Any, x: Any, lanes: int) -> Any:
 
 
 def tanh(b: Any, x: Any, lanes: int) -> Any:
-    one, two = constant(1.0, lanes), constant(2.0, lanes)
-    return b.fsub(one, b.fdiv(two, b.fadd(one, exp(b, b.fmul(two, x), lanes))))
+    """m / (m + 2) of m = e ** 2x - 1 = 2 ** n (e ** r - 1) + (2 ** n - 1): near zero n is 0, and nothing cancels."""
+    rest, shifted = _reduced(b, _cut(b, b.fadd(x, x), -SATURATED, SATURATED, lanes), lanes)
+    power = _power_of_two(b, shifted, BIAS, lanes)
+    part = b.fmul(rest, _polynomial(b, rest, TERMS[:-1], lanes))
+    m = fused(b, power, part, b.fsub(power, constant(1.0, lanes)))
+    return b.fdiv(m, b.fadd(m, constant(2.0, lanes)))
+
+
+def _cut(b: Any, x: Any, low: float, high: float, lanes: int) -> Any:
+    """x within low .. high; NaN stays."""
+    for sign, limit in ((">", constant(high, lanes)), ("<", constant(low, lanes))):
+        x = b.select(b.fcmp_ordered(sign, x, limit), limit, x)
+    return x
+
+
+def _reduced(b: Any, x: Any, lanes: int) -> tuple[Any, Any]:
+    """x = n ln 2 + r: r, and n in the last bits of a shifted number."""
+    shifter = constant(SHIFTER, lanes)
+    shifted = b.fadd(b.fmul(x, constant(1 / math.log(2), lanes)), shifter)
+    whole = b.fsub(shifted, shifter)
+    rest = fused(b, whole, constant(-LN2_HIGH, lanes), x)
+    return fused(b, whole, constant(-LN2_LOW, lanes), rest), shifted
+
+
+def _polynomial(b: Any, x: Any, terms: list[float], lanes: int) -> Any:
+    total = constant(terms[0], lanes)
+    for term in terms[1:]:
+        total = fused(b, total, x, constant(term, lanes))
+    return total
+
+
+def _power_of_two(b: Any, shifted: Any, bias: int, lanes: int) -> Any:
+    """2 ** (n + bias - BIAS) of the whole number n in the last bits."""
+    kind = vector(lanes, I32)
+    exponent = b.shl(b.add(b.bitcast(shifted, kind), _whole(bias, lanes)), _whole(MANTISSA, lanes))
+    return b.bitcast(exponent, vector(lanes))
+
+
+def _whole(value: int, lanes: int) -> Any:
+    return I32(value) if lanes == 1 else ir.Constant(vector(lanes, I32), [value] * lanes)

@@ -7,6 +7,8 @@ import threading
 import time
 import warnings
 from collections.abc import Hashable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,15 +21,17 @@ from sipp.pruning.walked import Given, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import call_of, try_example
-from sipp.runtime.graph import trace
+from sipp.runtime.formats import Strides, lay_out, other_strides, strides_of
+from sipp.runtime.graph import reads_memory, trace
 from sipp.runtime.kept import MOST_PLANS, Compiled, Kept
 from sipp.runtime.plain import plain_copy
-from sipp.runtime.plan import Plan, flat_inputs, make_plan, table_of
+from sipp.runtime.plan import Plan, flat_inputs, make_plan, table_of, whole_plan
 from sipp.runtime.shelf import Shelved, restore, shelve
 from sipp.runtime.steps import Step
 from sipp.runtime.table import sparse_table
 
 TRIALS = 2
+NOT_FINITE = object()
 BEYOND = (
     f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "
     "pad inputs to fewer shapes, and give numbers that change as tensors"
@@ -35,11 +39,15 @@ BEYOND = (
 
 
 def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
-    """What the model gives."""
-    if chunk is None:
-        return pytree.tree_unflatten(plan.run(inputs), plan.graph.out_spec)
-    parts = [plan.run([x[i : i + chunk] for x in inputs]) for i in range(0, len(inputs[0]), chunk)]
-    return pytree.tree_unflatten([torch.cat(part) for part in zip(*parts)], plan.graph.out_spec)
+    """What the model gives; NOT_FINITE where a value on the way is not finite, and torch has to run it."""
+    n, parts = len(inputs[0]) if chunk else 1, []
+    for i in range(0, n, chunk or n):
+        part = plan.run([x[i : i + chunk] for x in inputs] if chunk else inputs)
+        if part is None:
+            return NOT_FINITE
+        parts.append(part)
+    flat = [torch.cat(part) for part in zip(*parts)] if chunk else parts[0]
+    return pytree.tree_unflatten(flat, plan.graph.out_spec)
 
 
 class Sparse:
@@ -52,6 +60,7 @@ class Sparse:
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
             self._model = plain_copy(model)
+        self._given = strides_of(self._model)
         self._shelf: dict[str, Shelved] = {}
         self._compiled = Kept()
         self._lock = threading.RLock()
@@ -73,8 +82,13 @@ class Sparse:
             if compiled is None and not self._is_beyond:
                 self._is_beyond = True
                 warnings.warn(BEYOND, stacklevel=2)
-            return self._run_dense(args, kwargs)
-        return _run(compiled.plan, compiled.chunk, flat_inputs(args, kwargs))
+            return self._run_dense(self._given if compiled is None else compiled.strides, args, kwargs)
+        found = _run(compiled.plan, compiled.chunk, flat_inputs(args, kwargs))
+        if found is NOT_FINITE:
+            with self._lock:
+                found = self._run_dense(self._given, args, kwargs)
+                self._pack()
+        return found
 
     def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The named arguments as the forward pass lists them: a call may name them in any order."""
@@ -84,18 +98,25 @@ class Sparse:
         known = {name: kwargs[name] for name in listed if name in kwargs}
         return known | {name: kwargs[name] for name in sorted(kwargs.keys() - known.keys())}
 
-    def _run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_dense(self, strides: Strides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model gives, by torch; tensors are the caller's own, whatever it returns."""
         with self._lock, torch.no_grad():  # no other thread compiles meanwhile, which moves the weights
-            self._unpack()
+            self._unpack(strides)
             found = self._model(*args, **kwargs)
             return found.clone() if isinstance(found, Tensor) else pytree.tree_map(_copied, found)
 
-    def _unpack(self) -> None:
-        """Puts the weights of the model back where they were."""
-        if self._shelf:
-            with torch.inference_mode(False):
-                restore(self._model, self._shelf)
+    @torch.inference_mode(False)
+    def _unpack(self, strides: Strides) -> None:
+        """Puts the weights of the model back where they were, in this memory format."""
+        restore(self._model, self._shelf)
+        lay_out(self._model, strides)
+
+    @torch.inference_mode(False)
+    def _pack(self) -> None:
+        """Empties the weights that no plan holds, unless torch is to run the network."""
+        if not self._is_beyond and not any(each.is_dense for each in self._compiled.all()):
+            held = {t.untyped_storage().data_ptr() for each in self._compiled.all() for t in each.plan.tensors}
+            self._shelf = shelve(self._model, held)
 
     @torch.inference_mode(False)
     def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
@@ -105,19 +126,19 @@ class Sparse:
                 return known
             start = time.perf_counter()
             args, kwargs = pytree.tree_map(_lasting, (args, kwargs))
-            self._unpack()
+            self._unpack(self._given)
             plan, chunk = self._planned(args, kwargs)
             self.latest = self._raced(plan, chunk, args, kwargs)
             self._compiled.put(kind, self.latest)
-            if not self._is_beyond and not any(each.is_dense for each in self._compiled.all()):
-                held = {t.untyped_storage().data_ptr() for each in self._compiled.all() for t in each.plan.tensors}
-                self._shelf = shelve(self._model, held)
+            self._pack()
             self.seconds = time.perf_counter() - start
             return self.latest
 
     def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, int | None]:
         """The plan for these inputs, and how many points it takes at a time."""
         graph, inputs = trace(self._model, args, kwargs), flat_inputs(args, kwargs)
+        if reads_memory(graph):
+            return whole_plan(graph), None
         chunk = chunk_size(graph, inputs)
         if chunk is not None:
             args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
@@ -133,25 +154,23 @@ class Sparse:
 
     def _raced(self, plan: Plan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         """The plan against the dense network, which is left in the memory format that is faster if it is to run."""
-        inputs = flat_inputs(args, kwargs)
-
-        def dense() -> Any:
-            return self._run_dense(args, kwargs)
-
-        images = [parameter for parameter in self._model.parameters() if parameter.ndim == 4]
-        forms = [torch.contiguous_format, torch.channels_last][: 2 if images else 1]
-        before = [parameter.data for parameter in images]  # the plan may hold these
-        times = []
-        for form in forms:
-            _lay_out(images, form)
-            times.append(steps.dense_time(dense, TRIALS))
-        _lay_out(images, forms[times.index(min(times))])
-        seconds, dense_seconds = steps.race(lambda: _run(plan, chunk, inputs), dense)
-        is_dense = seconds > steps.LEAST_GAIN * dense_seconds
-        if not is_dense:
-            for parameter, data in zip(images, before):
-                parameter.data = data
-        return Compiled(table_of(plan) if is_dense else plan, chunk, is_dense, seconds, dense_seconds)
+        inputs, is_whole = flat_inputs(args, kwargs), reads_memory(plan.graph)
+        before = {name: parameter.data for name, parameter in self._model.named_parameters()}  # the plan may hold these
+        choices = [self._given] if is_whole else [self._given, *other_strides(self._model, self._given)]
+        ways = [partial(self._run_dense, strides, args, kwargs) for strides in choices]
+        times = {0: steps.dense_time(ways[0], TRIALS)}
+        for i, dense in enumerate(ways[1:], 1):
+            with suppress(RuntimeError):  # a forward pass may view weights or images in a way that only one format has
+                dense()
+                times[i] = steps.dense_time(dense, TRIALS)
+        best = min(times, key=times.__getitem__)
+        fast = ways[best] if is_whole else lambda: _run(plan, chunk, inputs)
+        seconds, dense_seconds = steps.race(fast, ways[best])
+        is_dense = is_whole or seconds > steps.LEAST_GAIN * dense_seconds
+        if not is_dense or best == 0:
+            for name, parameter in self._model.named_parameters():
+                parameter.data = before[name]
+        return Compiled(table_of(plan) if is_dense else plan, chunk, is_dense, seconds, dense_seconds, choices[best])
 
     @property
     def steps(self) -> list[Step]:
@@ -175,12 +194,6 @@ class Sparse:
 
     def __str__(self) -> str:
         return sparse_table(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
-
-
-def _lay_out(images: list[nn.Parameter], form: torch.memory_format) -> None:
-    """Lays out the weights of convolutions in this memory format."""
-    for parameter in images:
-        parameter.data = parameter.data.contiguous(memory_format=form)
 
 
 def _copied(value: Any) -> Any:
@@ -216,7 +229,8 @@ def sparse(model: Given, example: Any) -> Sparse:
 
     `model` may be what `prune` or `prune_to` gave, too. `example` is an input like those to come: a tensor, a tuple of
     arguments, or a dict of keyword arguments. The model is left as it was; later changes of its weights are not seen.
-    Masks that `hold` or torch.nn.utils.prune keep on it are zeros here.
+    Masks that `hold` or torch.nn.utils.prune keep on it are zeros here. For padded tokens of an nn.TransformerEncoder
+    torch has two answers; these are the ones it gives where gradients are recorded: no nested tensors, so not 0.
 
     Example:
         >>> import torch, sipp

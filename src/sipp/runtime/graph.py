@@ -23,6 +23,9 @@ from sipp.runtime.tails import NONE, tail_of
 ATEN = torch.ops.aten
 CONV, LINEAR, NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
 ADD = ATEN.add.Tensor
+_BY_MEMORY = (
+    ATEN.as_strided.default, ATEN.as_strided_copy.default, ATEN.as_strided_scatter.default, ATEN.view.dtype,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,12 @@ class Op:
     n_floats: int = 0
     beside: int | None = None
     act: str = NONE
+    larger: int | None = None  # constant: how many times larger each row was before a norm went into it
 
     def reads(self) -> list[int]:
         """The values it reads."""
         found = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
-        return found if self.beside is None else [*found, self.beside]
+        return [*found, *(n for n in (self.beside, self.larger) if n is not None)]
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,11 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gr
             fix="make its forward pass independent of the values of its inputs",
         ) from error
     return _fused(_read(exported))
+
+
+def reads_memory(graph: Graph) -> bool:
+    """Whether an operation takes memory as it lies: places that torch's layout decides, or bits that rounding does."""
+    return any(op.target in _BY_MEMORY for op in graph.ops)
 
 
 def _read(exported: Any) -> Graph:
@@ -191,8 +200,8 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
-    weight, bias = Ref(-2 * out - 1), Ref(-2 * out - 2)  # numbers of their own
-    can_fold = source is not None and _can_fold(source, norm.n_dims, constants, readers)
+    weight, bias, larger = (Ref(-3 * out - i) for i in (1, 2, 3))  # numbers of their own
+    can_fold = source is not None and _can_fold(source, norm.n_dims, scale, constants, readers)
     if not can_fold and norm.n_dims != 4:
         return
     del ops[norm.out]
@@ -204,19 +213,29 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
     bias_ref = source.args[2] if len(source.args) > 2 else None
     if bias_ref is not None:
         offset = offset + constants[bias_ref.value].double() * scale
-    dtype = constants[source.args[1].value].dtype
-    old = constants[source.args[1].value].double()
-    constants[weight.value] = (old * scale.reshape(-1, *[1] * (old.ndim - 1))).to(dtype)
-    constants[bias.value] = offset.to(dtype)
+    constants[weight.value] = _scaled(constants[source.args[1].value], scale)
+    constants[bias.value] = offset.to(constants[source.args[1].value].dtype)
+    constants[larger.value] = torch.where(scale == 0, 1.0, 1 / scale.abs()).clamp(min=1).to(dtype)
     del ops[source.out]
-    ops[out] = replace(source, args=(source.args[0], weight, bias, *source.args[3:]), out=out)
+    args = (source.args[0], weight, bias, *source.args[3:])
+    ops[out] = replace(source, args=args, out=out, larger=larger.value)
 
 
-def _can_fold(source: Op, n_dims: int, constants: dict[int, Tensor], readers: dict[int, int]) -> bool:
+def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
+    """The weight with its rows times the scale, in its own dtype."""
+    return (weight.double() * scale.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
+
+
+def _can_fold(source: Op, n_dims: int, scale: Tensor, constants: dict[int, Tensor], readers: dict[int, int]) -> bool:
     refs = [ref for ref in source.args[1:3] if ref is not None]
     is_constant = all(isinstance(ref, Ref) and ref.value in constants for ref in refs)
     is_product = n_dims == 4 if source.target is CONV else n_dims == 2 and source.target is LINEAR
-    return is_product and is_constant and _is_open(source, readers) and source.beside is None
+    if not (is_product and is_constant and _is_open(source, readers) and source.beside is None):
+        return False
+    old = constants[source.args[1].value]
+    made, is_kept = _scaled(old, scale), (old != 0) & (scale != 0).reshape(-1, *[1] * (old.ndim - 1))
+    is_lost = ~made.isfinite() | (is_kept & (made.abs() < torch.finfo(made.dtype).tiny))
+    return not bool(is_lost.any())
 
 
 def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from sipp.runtime.formats import Strides
 from sipp.runtime.plan import Plan
 
 MOST_PLANS = 8  # kept at a time
@@ -21,6 +22,7 @@ class Compiled:
     is_dense: bool  # the plan is a table of what was tried, without its weights
     seconds: float  # of a call, on torch's threads
     dense_seconds: float
+    strides: Strides  # of the weights of convolutions, where torch runs it
 
 
 class Kept:

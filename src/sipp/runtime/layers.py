@@ -21,6 +21,7 @@ class Layer:
     op: Op
     shape: tuple[int, ...]  # R x C x KH x KW, a linear layer's R x C
     bias: Tensor | None
+    larger: Tensor | None  # see Op
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
@@ -35,7 +36,8 @@ def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
     defaults: list[Any] = [(1, 1), (0, 0), (1, 1), 1]
     options = [*op.args[3:], *defaults[len(op.args[3:]) :]] if op.target is CONV else defaults
     stride, padding, dilation = (_pair(option) for option in options[:3])
-    return Layer(op, tuple(weight.shape), bias, stride, padding, dilation, options[3]), weight
+    larger = None if op.larger is None else constants[op.larger].contiguous()
+    return Layer(op, tuple(weight.shape), bias, larger, stride, padding, dilation, options[3]), weight
 
 
 def run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:
@@ -62,7 +64,7 @@ def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:
 
     keep = float((weight != 0).sum()) / max(1, weight.numel())
     return Step(
-        layer.op.name, "dense", fast, fast, layer.op.out, keep, weight.nbytes, weight.nbytes, None, min(times),
+        layer.op.name, "dense", fast, layer.op.out, keep, weight.nbytes, weight.nbytes, None, min(times),
         held=(best,),
     )  # fmt: skip
 

@@ -59,21 +59,6 @@ def pack(rows: np.ndarray, places: np.ndarray, values: np.ndarray, n_rows: int, 
     return Packed(table, packed_values, steps, n_rows, unit)
 
 
-def unpack(packed: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row numbers, places in floats, values) of what was packed, bridges included."""
-    ends = packed.rows[2::2]
-    counts = np.diff(ends, prepend=0)
-    rows = np.repeat(np.arange(packed.n_rows), counts)
-    steps = np.zeros(len(rows), np.int64)
-    steps[1:] = packed.steps[:-1]
-    firsts = (ends - counts)[counts > 0]
-    steps[firsts] = 0
-    run = np.cumsum(steps)
-    run -= np.repeat(run[firsts], counts[counts > 0]) if len(rows) else 0
-    starts = np.repeat(packed.rows[1::2], counts) // FLOAT
-    return rows, starts + run * packed.unit, packed.values
-
-
 @dataclass(frozen=True)
 class Windows:
     """Kept weights for the product with one vector: LANES rows side by side, LANES columns (a window) at a time.
@@ -113,13 +98,3 @@ def pack_windows(weight: np.ndarray) -> Windows:
     windows = np.repeat(np.tile(np.arange(n_windows, dtype=np.uint16), n_groups), n_steps)
     ends = np.concatenate(([0], np.cumsum(per_group.sum(1)))).astype(np.int64)
     return Windows(ends, values, places, windows)
-
-
-def unpack_windows(packed: Windows, shape: tuple[int, int]) -> np.ndarray:
-    """The matrix that was packed."""
-    weight = np.zeros(shape, np.float32)
-    groups = np.repeat(np.arange(len(packed.ends) - 1), np.diff(packed.ends))
-    steps, lanes = packed.values.nonzero()
-    columns = packed.windows[steps].astype(np.int64) * LANES + packed.places[steps, lanes]
-    weight[groups[steps] * LANES + lanes, columns] = packed.values[steps, lanes]
-    return weight

@@ -6,7 +6,7 @@ import torch
 
 from sipp.runtime.buffers import Arena
 from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.steps import Step, Values, torch_step
+from sipp.runtime.steps import Step, Values
 
 CAT, PAD = ATEN.cat.default, ATEN.pad.default
 PLACINGS = (CAT, PAD)
@@ -34,7 +34,7 @@ def placing_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) 
         current[op.out] = result
 
     fast(values)
-    return Step(op.name, "copies", fast, torch_step(op).fast, op.out)
+    return Step(op.name, "copies", fast, op.out)
 
 
 def _parts(op: Op, values: Values, arena: Arena) -> tuple[list[int], list[tuple[int, list[int]]]] | None:

@@ -27,6 +27,8 @@ def plain_copy(model: nn.Module) -> nn.Module:
         for key, hook in hooks:
             del module._forward_pre_hooks[key]
             _fold(module, hook._tensor_name)
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # which torch.export does not record: padded tokens would be 0
     return made.eval()
 
 

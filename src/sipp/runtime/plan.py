@@ -43,8 +43,8 @@ class Plan:
     lock: Any
     places: frozenset[int]  # where the constants lie
 
-    def run(self, inputs: list[Any]) -> list[Any]:
-        """The outputs, flat; by torch alone where a value on the way is not finite, as zeros times it are not zero."""
+    def run(self, inputs: list[Any]) -> list[Any] | None:
+        """The outputs, flat; None where a value on the way is not finite: times a zero it is not zero."""
         flag = self.arena.flag
         with self.lock, torch.no_grad():
             values = self._start(inputs)
@@ -55,9 +55,7 @@ class Plan:
             for step in self.steps:
                 step.fast(values)
             if flag.is_raised:
-                values = self._start(inputs)
-                for step in self.steps:
-                    step.plain(values)
+                return None
             theirs = self.places | _places(inputs)
             return [self._own(values[ref.value], theirs) if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
 
@@ -110,13 +108,19 @@ def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
         )
 
 
+def whole_plan(graph: Graph) -> Plan:
+    """The plan of a network that torch runs as a whole: its operations, for the table."""
+    steps = [torch_step(op) for op in graph.ops]
+    return Plan(replace(graph, constants={}), steps, {}, Arena(), threading.Lock(), frozenset())
+
+
 def table_of(plan: Plan) -> Plan:
     """The plan with what is printed of it, and no weights and buffers: it cannot be run."""
 
     def fast(values: Values) -> None:
         raise AssertionError("this plan lost to torch")
 
-    steps = [replace(step, fast=fast, plain=fast, held=()) for step in plan.steps]
+    steps = [replace(step, fast=fast, held=()) for step in plan.steps]
     return replace(plan, steps=steps, constants={}, arena=Arena())
 
 
@@ -130,7 +134,7 @@ def _kept_reads(op: Op, step: Step) -> list[int]:
     if step.kernel == "torch" or op.target not in (CONV, LINEAR, LSTM):
         return op.reads()
     taken = op.args[2] if op.target is LSTM else op.args[1:3]
-    own = {ref.value for ref in taken if isinstance(ref, Ref)}
+    own = {ref.value for ref in taken if isinstance(ref, Ref)} | {op.larger}
     return [n for n in op.reads() if n not in own or n == op.beside]
 
 
@@ -209,25 +213,31 @@ def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
 def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
     """The steps, those that do not watch their results followed by a look, where a step of our own reads them.
 
-    Through what cannot make a value finite again, such as a view, it is read as well. A mean may overflow.
+    Through what cannot make a value finite again, such as a view, it is read as well. A mean may overflow. A
+    dense layer that a norm went into is watched in any case: before the norm it may overflow.
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):
         if step.kernel != "torch" or (op.target in _SAFE and step.out in ours):
             ours |= set(op.reads())
-    unwatched = [step.kernel == "torch" or op.target in POOLS for op, step in zip(graph.ops, steps)]
+    unwatched = [step.kernel in ("torch", "dense") or op.target in POOLS for op, step in zip(graph.ops, steps)]
+    limits = [1.0 if op.larger is None else float(graph.constants[op.larger].max()) for op in graph.ops]
     return [
-        _with_check(step, arena) if is_blind and step.out in ours and op.target not in _SAFE else step
-        for op, step, is_blind in zip(graph.ops, steps, unwatched)
+        _with_check(step, arena, limit)
+        if is_blind and (step.out in ours or limit > 1) and op.target not in _SAFE
+        else step
+        for op, step, is_blind, limit in zip(graph.ops, steps, unwatched, limits)
     ]
 
 
-def _with_check(step: Step, arena: Arena) -> Step:
+def _with_check(step: Step, arena: Arena, limit: float) -> Step:
+    """The step, followed by a look at its result, also at `limit` times it."""
+
     def fast(values: Values) -> None:
         step.fast(values)
         result = values[step.out]
         if isinstance(result, Tensor) and result.is_floating_point():
-            arena.flag.check(result)
+            arena.flag.check(result, limit)
 
     return replace(step, fast=fast)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from sipp.runtime.buffers import Arena, Buffer
 from sipp.runtime.code import F32, FLOAT, I32, I64, Code, Loop, constant, generate, vector
 from sipp.runtime.graph import ATEN, Op
-from sipp.runtime.steps import Job, Step, Values, torch_step
+from sipp.runtime.steps import Job, Step, Values
 from sipp.scoring.kernels.cpu.host import WIDE
 
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
@@ -33,7 +33,6 @@ def pool_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> 
         return None
     out = arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), border)
     job = _job(op.target is MAX, rows, columns, source, out)
-    plain = torch_step(op)
     result = out.inner
 
     def fast(current: Values) -> None:
@@ -41,7 +40,7 @@ def pool_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> 
         current[op.out] = result
 
     fast(values)
-    return Step(op.name, "max of windows" if op.target is MAX else "mean of windows", fast, plain.fast, op.out)
+    return Step(op.name, "max of windows" if op.target is MAX else "mean of windows", fast, op.out)
 
 
 _Windows = tuple[list[range], list[int]]  # of each output row (or column): which input ones, and how many count

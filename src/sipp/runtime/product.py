@@ -34,7 +34,8 @@ from sipp.scoring.kernels.cpu.llvm import fused
     BESIDE_PITCH,
     FLAG,
     N_ROUNDS,
-) = range(15)
+    LARGER,
+) = range(16)
 STRIP_NUMBERS = 3  # where a strip starts in x, out and beside (bytes)
 ROW_NUMBERS = 2  # where a row's first weight looks in x (bytes), and its end in `values`
 
@@ -50,6 +51,7 @@ class Tile:
     unit: int  # bytes of one step between weights
     act: str  # `tails.py`
     has_rounds: bool
+    has_larger: bool  # whether sums are watched as they were before a norm went into the weights
 
 
 def product(tile: Tile) -> Code:
@@ -75,7 +77,8 @@ def _emit(loop: Loop, tile: Tile) -> None:
             beside_row = b.add(beside, b.mul(row, loop.number(BESIDE_PITCH)))
             with b.if_else(b.icmp_signed("==", turn, b.sub(n_rounds, I64(1)))) as (then, otherwise):
                 with then:
-                    _finish(loop, tile, sums, out_row, beside_row, bad)
+                    larger = loop.load(loop.at(loop.number(LARGER), row)) if tile.has_larger else None
+                    _finish(loop, tile, sums, larger, out_row, beside_row, bad)
                 with otherwise:
                     for value, distance in zip(sums, tile.in_out):
                         loop.store(value, out_row, distance)
@@ -104,10 +107,13 @@ def _sums(loop: Loop, tile: Tile, x: Any, row: Any, turn: Any, out_row: Any) -> 
     return [b.load(cell) for cell in cells]
 
 
-def _finish(loop: Loop, tile: Tile, sums: list[Any], out: Any, beside: Any, bad: Any) -> None:
+def _finish(loop: Loop, tile: Tile, sums: list[Any], larger: Any, out: Any, beside: Any, bad: Any) -> None:
     b = loop.b
     zero = constant(0.0, tile.lanes)
+    factor = None if larger is None else loop.splat(larger, tile.lanes)
     for i, value in enumerate(sums):
+        if factor is not None:
+            b.store(fused(b, b.fmul(value, factor), zero, b.load(bad)), bad)
         if tile.in_beside is not None:
             value = b.fadd(value, loop.load(beside, vector(tile.lanes), tile.in_beside[i]))
         b.store(fused(b, value, zero, b.load(bad)), bad)  # NaN from the first value that is not finite

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sipp.runtime.buffers import Arena, Flag, token_buffer
 from sipp.runtime.code import FLOAT
-from sipp.runtime.layers import Layer, dense_step, run_dense
+from sipp.runtime.layers import Layer, dense_step
 from sipp.runtime.operands import (
     Operand,
     filled_run,
@@ -23,7 +23,7 @@ from sipp.runtime.operands import (
     token_input,
     token_operand,
 )
-from sipp.runtime.packing import Packed, pack, unpack
+from sipp.runtime.packing import Packed, pack
 from sipp.runtime.product import product
 from sipp.runtime.steps import LEAST_GAIN, SHARES, Job, Step, Values
 from sipp.runtime.tiles import Cut, cuts
@@ -69,14 +69,13 @@ def _chosen(
 ) -> Step:  # fmt: skip
     """The fastest of the ways to cut the output and of torch's dense product."""
     op, places = layer.op, _places(layer, source)
-    plane = None if beside is None else beside.plane
     flat = weight.flatten(1).numpy()
     bias = torch.zeros(len(weight), dtype=torch.float32, device="cpu") if layer.bias is None else layer.bias
-    ways = list(
-        cuts(*size, source.n, source.n, source.plane, out.plane, plane, op.act, partial(_rounds, layer, source, flat))
-    )
+    plane, has_larger = None if beside is None else beside.plane, layer.larger is not None
+    rounds = partial(_rounds, layer, source, flat)
+    ways = list(cuts(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_larger, rounds))
     packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
-    jobs = [_job(packs[way.n_rounds], bias, way, source, out, beside, arena.flag) for way in ways]
+    jobs = [_job(packs[way.n_rounds], layer, bias, way, source, out, beside, arena.flag) for way in ways]
     fills = fills_of(source, beside)
     for fill in fills:
         fill(values)
@@ -86,13 +85,10 @@ def _chosen(
     best = times.index(min(times))
     job, way, packed = jobs[best], ways[best], packs[ways[best].n_rounds]
 
-    def plain(current: Values) -> None:
-        current[op.out] = run_dense(layer, _unpacked(layer, packed, places), current)
-
     chosen = dense
     if times[best] <= LEAST_GAIN * dense.dense_seconds:
         chosen = Step(
-            op.name, _kernel_name(way), filled_run(fills, job, op.out, result), plain, op.out, dense.keep,
+            op.name, _kernel_name(way), filled_run(fills, job, op.out, result), op.out, dense.keep,
             packed.n_bytes, weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
         )  # fmt: skip
     chosen.fast(values)
@@ -141,21 +137,10 @@ def _group(layer: Layer, rows: np.ndarray) -> np.ndarray:
     return rows // (layer.shape[0] // layer.groups)
 
 
-def _unpacked(layer: Layer, packed: Packed, places: np.ndarray) -> Tensor:
-    """The weight as it was before it was packed."""
-    rows, at, kept = unpack(packed)
-    rows, at, kept = (part[kept != 0] for part in (rows % layer.shape[0], at, kept))
-    weight = np.zeros((layer.shape[0], places.shape[1]), np.float32)
-    for group, of_group in enumerate(places):
-        is_in = _group(layer, rows) == group
-        order = np.argsort(of_group)
-        weight[rows[is_in], order[np.searchsorted(of_group[order], at[is_in])]] = kept[is_in]
-    return torch.from_numpy(weight).reshape(layer.shape)
-
-
 def _job(
-    packed: Packed, bias: Tensor, way: Cut, source: Operand, out: Operand, beside: Operand | None, flag: Flag
-) -> Job:
+    packed: Packed, layer: Layer, bias: Tensor, way: Cut, source: Operand, out: Operand, beside: Operand | None,
+    flag: Flag,
+) -> Job:  # fmt: skip
     """The numbers of `product.py` for this layer."""
     n_strips = len(way.strips)
     n_threads, n_rows = torch.get_num_threads(), len(bias)
@@ -165,5 +150,6 @@ def _job(
         packed.rows.ctypes.data + packed.rows.itemsize, packed.values.ctypes.data, packed.steps.ctypes.data,
         way.strips.ctypes.data, n_strips, n_blocks, n_rows, out.channel * FLOAT,
         0 if beside is None else beside.channel * FLOAT, flag.address, way.n_rounds,
+        0 if layer.larger is None else layer.larger.data_ptr(),
     ]  # fmt: skip
-    return Job(product(way.tile), numbers, n_strips * n_blocks, (packed, bias, way, source, out, beside, flag))
+    return Job(product(way.tile), numbers, n_strips * n_blocks, (packed, layer, bias, way, source, out, beside, flag))

@@ -16,7 +16,7 @@ from sipp.runtime import curves, steps
 from sipp.runtime.buffers import Arena
 from sipp.runtime.code import FLOAT, I64, Loop, constant, generate, vector
 from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
+from sipp.runtime.packing import LANES, Windows, pack_windows
 from sipp.runtime.product import raise_flag
 from sipp.runtime.single import MOST_COLUMNS, addresses, group_sums, padded_bias
 from sipp.runtime.steps import Job, Step, Values, best_time, given
@@ -41,8 +41,6 @@ class Cell:
     state: Tensor
     cell: Tensor
     packed: Windows
-    n_inputs: int
-    biases: list[Tensor]
 
 
 def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
@@ -73,11 +71,6 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
         states = (torch.stack([cell.state for cell in cells]), torch.stack([cell.cell for cell in cells]))
         current[op.out] = (result.clone(), *states)
 
-    def plain(current: Values) -> None:
-        params = [t for cell in cells for t in (*_weights(cell, hidden), *cell.biases)]
-        inputs = current[number], (current[h0], current[c0])
-        current[op.out] = LSTM(*inputs, params, *op.args[3:])
-
     seconds = best_time(lambda: fast(values))
     dense_seconds = steps.dense_time(lambda: LSTM(*given(values, op.args)))
     if seconds > steps.LEAST_GAIN * dense_seconds:
@@ -86,7 +79,7 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
     n_dense = sum(w.nbytes for w in weights if w.ndim == 2)
     n_kept = sum(int((w != 0).sum()) for w in weights if w.ndim == 2)
     return Step(
-        op.name, f"sparse LSTM x {LANES}", fast, plain, op.out, n_kept * FLOAT / n_dense,
+        op.name, f"sparse LSTM x {LANES}", fast, op.out, n_kept * FLOAT / n_dense,
         sum(cell.packed.n_bytes for cell in cells), n_dense, seconds, dense_seconds,
     )  # fmt: skip
 
@@ -128,17 +121,12 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     lanes = next(n for n in (MOST_LANES, 8, 1) if hidden % n == 0)
     keep = (packed, bias, source, out, vectors, cell, gates, arena.flag)
     job = Job(generate(("recurrent", lanes), lambda loop: _emit(loop, lanes)), numbers, n_points, keep)
-    return Cell(job, vectors[:, n_inputs : n_inputs + hidden], cell, packed, n_inputs, own[2:])
+    return Cell(job, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
 
 
 def _whole(n: int) -> int:
     """Rounded up to whole windows: these are read and written at once."""
     return -(-n // LANES) * LANES
-
-
-def _weights(cell: Cell, hidden: int) -> tuple[Tensor, Tensor]:
-    joined = torch.from_numpy(unpack_windows(cell.packed, (N_GATES * hidden, cell.n_inputs + hidden)))
-    return joined[:, : cell.n_inputs].contiguous(), joined[:, cell.n_inputs :].contiguous()
 
 
 def _emit(loop: Loop, lanes: int) -> None:

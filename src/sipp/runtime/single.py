@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.code import FLOAT, I8, I16, I32, I64, Loop, constant, generate, vector
-from sipp.runtime.layers import Layer, dense_step, run_dense
+from sipp.runtime.layers import Layer, dense_step
 from sipp.runtime.operands import filled_run, fills_of, token_beside, token_input
-from sipp.runtime.packing import LANES, Windows, pack_windows, unpack_windows
+from sipp.runtime.packing import LANES, Windows, pack_windows
 from sipp.runtime.product import raise_flag
 from sipp.runtime.steps import LEAST_GAIN, Job, Step, Values
 from sipp.runtime.tails import emit_tail
@@ -27,7 +27,7 @@ MOST_COLUMNS = LANES * 2**16
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if HAS_AVX2 else None
 
 # Numbers of the job, after its head
-X, OUT, BESIDE, BIAS, ENDS, VALUES, PLACES, WINDOWS, N_GROUPS, FLAG = range(10)
+X, OUT, BESIDE, BIAS, ENDS, VALUES, PLACES, WINDOWS, N_GROUPS, FLAG, LARGER = range(11)
 
 
 def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> Step:
@@ -39,20 +39,16 @@ def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     if op.beside is not None:
         beside = token_beside(op.beside, values[op.beside], strides, len(weight), arena)
     packed = pack_windows(weight.numpy())
-    bias = padded_bias(layer.bias, len(weight))
+    bias, larger = (padded_bias(part, len(weight)) for part in (layer.bias, layer.larger))
     numbers = [
         source.data.data_ptr(), out.data_CHWN.data_ptr(), 0 if beside is None else beside.data.data_ptr(),
-        bias.data_ptr(), *addresses(packed), len(packed.ends) - 1, arena.flag.address,
+        bias.data_ptr(), *addresses(packed), len(packed.ends) - 1, arena.flag.address, larger.data_ptr(),
     ]  # fmt: skip
-    code = generate(("single", op.act, beside is not None), lambda loop: _emit(loop, op.act, beside is not None))
-    job = Job(code, numbers, len(packed.ends) - 1, (packed, bias, source, out, beside, arena.flag))
+    form = (op.act, beside is not None, layer.larger is not None)
+    code = generate(("single", *form), lambda loop: _emit(loop, *form))
+    job = Job(code, numbers, len(packed.ends) - 1, (packed, bias, larger, source, out, beside, arena.flag))
     fills = fills_of(source, beside)
     fast = filled_run(fills, job, op.out, out.tokens(tuple(x.shape[:-1]), strides))
-    shape = (layer.shape[0], layer.shape[1])
-
-    def plain(current: Values) -> None:
-        current[op.out] = run_dense(layer, torch.from_numpy(unpack_windows(packed, shape)), current)
-
     for fill in fills:
         fill(values)
     seconds = job.time()
@@ -61,7 +57,7 @@ def single_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     chosen = dense
     if seconds <= LEAST_GAIN * dense.dense_seconds:
         chosen = Step(
-            op.name, f"sparse, one vector x {LANES}", fast, plain, op.out, dense.keep, packed.n_bytes, weight.nbytes,
+            op.name, f"sparse, one vector x {LANES}", fast, op.out, dense.keep, packed.n_bytes, weight.nbytes,
             seconds, dense.dense_seconds,
         )  # fmt: skip
     chosen.fast(values)
@@ -80,12 +76,15 @@ def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:
     return padded
 
 
-def _emit(loop: Loop, act: str, has_beside: bool) -> None:
+def _emit(loop: Loop, act: str, has_beside: bool, has_larger: bool) -> None:
     b, zero = loop.b, constant(0.0, LANES)
     bad = loop.cells([zero])[0]
     with loop.each(*loop.share(loop.number(N_GROUPS))) as group:
         value = group_sums(loop, group, [loop.number(n) for n in (X, BIAS, ENDS, VALUES, PLACES, WINDOWS)])
         row = b.mul(group, I64(LANES))
+        if has_larger:
+            larger = loop.load(loop.at(loop.number(LARGER), row), vector(LANES))
+            b.store(fused(b, b.fmul(value, larger), zero, b.load(bad)), bad)
         if has_beside:
             value = b.fadd(value, loop.load(loop.at(loop.number(BESIDE), row), vector(LANES)))
         b.store(fused(b, value, zero, b.load(bad)), bad)

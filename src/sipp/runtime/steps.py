@@ -1,4 +1,4 @@
-"""What a plan is made of: steps, each with its fast way and its plain one, and a line for the table."""
+"""What a plan is made of: steps, each with the way it is run, and a line for the table."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ Values = dict[int, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One operation as it is run. `fast` and `plain` read and write values; the rest is for the table."""
+    """One operation as it is run. `fast` reads and writes values; the rest is for the table."""
 
     name: str
     kernel: str
     fast: Callable[[Values], None]
-    plain: Callable[[Values], None]  # by torch alone: where something is not finite
     out: int
     keep: float | None = None  # share of weights that are not zero
     n_bytes: int = 0  # of its weights
@@ -131,6 +130,8 @@ def torch_step(op: Op, note: str = "") -> Step:
     target = ATEN.reshape.default if is_view else op.target  # any strides
     if op.target is ATTENTION:
         target = _attention
+    if op.target is ATEN.view_as_complex.default:
+        target = _complex
     flat = [arg.value if isinstance(arg, Ref) else None for arg in op.args]
     is_flat = not op.kwargs and not any(isinstance(arg, (list, tuple, dict)) and _has_ref(arg) for arg in op.args)
 
@@ -141,12 +142,17 @@ def torch_step(op: Op, note: str = "") -> Step:
             result = target(*given(values, op.args), **given(values, op.kwargs))
         values[op.out] = result if op.beside is None and op.act == NONE else with_tail(values, op, result)
 
-    return Step(op.name, "torch", fast, fast, op.out, note=note)
+    return Step(op.name, "torch", fast, op.out, note=note)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> Tensor:
     """torch's attention, which is slow where heads do not lie as it expects."""
     return ATTENTION(q.contiguous(), k.contiguous(), v.contiguous(), *options, **named)
+
+
+def _complex(x: Tensor) -> Tensor:
+    """Complex numbers of pairs, which have to lie side by side."""
+    return torch.view_as_complex(x.contiguous())
 
 
 def _has_ref(template: Any) -> bool:

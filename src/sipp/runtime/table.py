@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from sipp.display import text_of
+from sipp.runtime.graph import reads_memory
 from sipp.runtime.plan import Plan
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def sparse_table(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
     ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} points at a time"
     if compiled.is_dense:
         ran = "torch runs all of it, which is faster here"
+        if reads_memory(plan.graph):
+            ran = "torch runs all of it: an operation takes values as they lie in memory"
     return "\n".join((
         text_of(table),
         f"left to torch:  {', '.join(by_torch) or 'nothing'}",

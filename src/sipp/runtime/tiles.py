@@ -35,7 +35,7 @@ class Cut:
 
 def cuts(
     height: int, width: int, n: int, unit: int, x: Plane, out: Plane, beside: Plane | None, act: str,
-    rounds: Callable[[int, int], list[int]],
+    has_larger: bool, rounds: Callable[[int, int], list[int]],
 ) -> Iterator[Cut]:  # fmt: skip
     """The ways to cut that are worth a trial. The pixels of `out` and `beside` lie side by side, those of x may not.
 
@@ -63,7 +63,7 @@ def cuts(
             if n_rounds > 1 and overlaps:  # two threads would add to one another's sums
                 continue
             in_beside = None if beside is None else inside[2]
-            tile = Tile(lanes, inside[0], inside[1], in_beside, unit * FLOAT, act, n_rounds > 1)
+            tile = Tile(lanes, inside[0], inside[1], in_beside, unit * FLOAT, act, n_rounds > 1, has_larger)
             yield Cut(tile, np.array(strips, np.int64), n_rounds)
 
 

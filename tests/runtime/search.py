@@ -1,0 +1,190 @@
+"""Random networks through `sipp.sparse`, against torch in float64: `python tests/runtime/search.py --networks 2000`.
+
+What is compared: every output of every call, whether it is finite where torch's is, and how far it is from the same
+network in float64, of its largest number. More than 1e-4 is a mismatch, unless torch's own float32 is off by a tenth of
+that or more. Kernels are forced at random, points go a few at a time, sums in rounds; calls come in all autograd modes
+and from several threads. A seed that fails is printed; `--first SEED --networks 1` runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import random
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from runtime.random_networks import Trial, trial
+
+import sipp
+from sipp.runtime import chunks, products, steps, tiles
+
+TOLERANCE = 1e-4
+OWN_LOSS = 10  # times what torch's own float32 loses
+MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@contextmanager
+def forced(rng: random.Random, *, few_trials: bool = True) -> Iterator[str]:
+    """Chooses kernels by lot instead of by the clock, cuts points and channels into small parts; gives its name."""
+    choice = rng.choice(["sparse"] * 5 + ["mixed"] * 3 + ["dense"])
+    lost = {"sparse": lambda: math.inf, "dense": lambda: 0.0, "mixed": lambda: rng.choice([0.0, math.inf])}[choice]
+    n_rounds = rng.choice([1, 1, 2, 3])
+    with ExitStack() as stack:
+
+        def put(module: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(module, name, value))
+
+        put(steps, "dense_time", lambda function, trials=1: lost())
+        put(steps, "race", lambda fast, dense: (fast(), dense(), (1e-3, 0.0 if choice == "dense" else math.inf))[2])
+        put(chunks, "NEAR_CACHE", rng.choice([500, 500, 1_300_000]))
+        put(products, "_rounds", lambda layer, *given: sorted({1, min(n_rounds, layer.shape[1])}))
+        put(tiles, "TARGETS", (rng.choice([16, 10, 8, 5]),))
+        put(steps, "SHARED_SECONDS", rng.choice([0.0, 1.0]))
+        if few_trials:
+            put(steps.Job, "time", lambda job, limit=math.inf: (job.alone(), rng.random())[1])
+        yield choice
+
+
+def mismatches(found: Any, wanted: Any, truth: Any) -> list[str]:
+    """What is wrong with an output, in words; nothing where it is right."""
+    given = [pytree.tree_flatten(one) for one in (found, wanted, truth)]
+    if given[0][1] != given[1][1]:
+        return [f"other structure: {given[0][1]}"]
+    wrong = []
+    for ours, theirs, exact in zip(*(leaves for leaves, _ in given)):
+        wrong += (
+            _wrong(ours, theirs, exact) if isinstance(theirs, Tensor) else [] if ours == theirs else ["other number"]
+        )
+    return wrong
+
+
+def _wrong(ours: Tensor, theirs: Tensor, exact: Tensor) -> list[str]:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return [f"{ours.shape} {ours.dtype} instead of {theirs.shape} {theirs.dtype}"]
+    if not torch.equal(ours.isfinite(), theirs.isfinite()):
+        n = int((ours.isfinite() != theirs.isfinite()).sum())
+        return [f"{n} of {ours.numel()} finite where torch is not, or not where it is"]
+    is_known = theirs.isfinite() & exact.isfinite()
+    if not is_known.any():
+        return []
+    ours, theirs, exact = (t[is_known].double() for t in (ours, theirs, exact))
+    size = float(exact.abs().max())
+    off, own = float((ours - exact).abs().max()), float((theirs - exact).abs().max())
+    most = max(TOLERANCE * size, OWN_LOSS * own, 1e-37)
+    return (
+        []
+        if off <= most
+        else [f"off by {off / (size or 1):.1e} of {size:.1e}, torch's float32 by {own / (size or 1):.1e}"]
+    )
+
+
+def check(
+    seed: int, *, most_parts: int = 5, modes: tuple[str, ...] = tuple(MODES), threads: bool = True, shapes: bool = True
+) -> list[str]:
+    """What is wrong with the network of this seed."""
+    rng, given = random.Random(-1 - seed), trial(seed, most_parts=most_parts)
+    inputs = given.inputs if shapes else given.inputs[:1] * 2
+    inputs = [x for x in inputs if _runs(given, x)]
+    if not inputs:
+        return []
+    exact = copy.deepcopy(given.net).double()
+    n_threads = torch.get_num_threads()
+    with forced(rng) as choice, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(rng.choice([1, 1, 2, 3]))
+        try:
+            with MODES[rng.choice(modes)]():
+                fast = sipp.sparse(given.net, inputs[0])
+            wrong = [fault for x in inputs for fault in _call(fast, given, exact, x, rng.choice(modes))]
+            if threads and rng.random() < 0.2:
+                wrong += _from_threads(lambda x: _call(fast, given, exact, x, "no_grad"), inputs)
+        except Exception as error:
+            wrong = [f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"]
+        finally:
+            torch.set_num_threads(n_threads)
+    return [f"{choice}: {fault}" for fault in wrong]
+
+
+def _runs(given: Trial, x: Tensor) -> bool:
+    """Whether torch takes this input: an image may be too small for what is done to it."""
+    try:
+        with torch.no_grad():
+            given.net(x)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    return True
+
+
+def _call(fast: Any, given: Trial, exact: Any, x: Tensor, mode: str) -> list[str]:
+    before = x.clone()
+    with MODES[mode]():
+        found = fast(x)
+    with torch.no_grad():
+        wrong = mismatches(found, given.net(x), exact(x.double()))
+        for leaf in pytree.tree_leaves(found):
+            if isinstance(leaf, Tensor) and not leaf.is_inference():
+                leaf.zero_()  # the caller's own: the next call must not see it
+    return [f"{tuple(x.shape)} in {mode}: {fault}" for fault in wrong] + (
+        [] if torch.equal(x, before) else ["input changed"]
+    )
+
+
+def _from_threads(call: Callable[[Tensor], list[str]], inputs: list[Tensor]) -> list[str]:
+    """What is wrong when several threads call at once."""
+    wrong: list[str] = []
+
+    def serve(x: Tensor) -> None:
+        try:
+            wrong.extend(f"threads, {fault}" for fault in call(x))
+        except Exception as error:
+            wrong.append(f"threads, {type(error).__name__}: {error}")
+
+    workers = [threading.Thread(target=serve, args=(x,)) for x in (*inputs, *inputs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, metavar="SEED")
+    parser.add_argument("--no-inference", action="store_true", help="no calls in inference mode")
+    parser.add_argument("--no-threads", action="store_true", help="no calls from several threads")
+    parser.add_argument("--one-shape", action="store_true", help="inputs of one shape only")
+    parser.add_argument("--show", action="store_true", help="print the networks that fail")
+    options = parser.parse_args()
+    modes = tuple(mode for mode in MODES if mode != "inference" or not options.no_inference)
+    start, n_failed = time.perf_counter(), 0
+    for seed in range(options.first, options.first + options.networks):
+        wrong = check(seed, modes=modes, threads=not options.no_threads, shapes=not options.one_shape)
+        n_failed += bool(wrong)
+        for fault in wrong[:3]:
+            print(f"seed {seed}: {fault}", flush=True)
+        if wrong and options.show:
+            print(trial(seed).net, [tuple(x.shape) for x in trial(seed).inputs], trial(seed).scale, flush=True)
+        if (seed + 1) % 100 == 0:
+            print(f"up to seed {seed}: {n_failed} failed, {time.perf_counter() - start:.0f} s", flush=True)
+    print(f"{options.networks} networks, {n_failed} with a mismatch, {time.perf_counter() - start:.0f} s")
+    sys.exit(n_failed > 0)
+
+
+if __name__ == "__main__":
+    main()

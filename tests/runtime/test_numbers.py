@@ -1,0 +1,300 @@
+"""Numbers that once were not the model's: of the size of the batch, of memory, near zero, near the end of float32."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from runtime.nets import is_close, kernels, thin
+from torch import nn
+
+import sipp
+from sipp.runtime import chunks, steps
+
+
+class Net(nn.Module):
+    """A function of modules and inputs."""
+
+    def __init__(self, function, *modules):
+        super().__init__()
+        self.function, self.inner = function, nn.ModuleList(modules)
+
+    def forward(self, *given):
+        return self.function(*self.inner, *given)
+
+
+def off_by(found, net, *given):
+    """How far a result is from the network in float64, of its largest number."""
+    exact = copy.deepcopy(net).double()(*(x.double() if x.is_floating_point() else x for x in given))
+    return float((found.double() - exact).abs().max() / exact.abs().max())
+
+
+def same_where_finite(found, wanted):
+    return torch.equal(found.isfinite(), wanted.isfinite()) and is_close(
+        found.nan_to_num(0, 0, 0), wanted.nan_to_num(0, 0, 0)
+    )
+
+
+@pytest.fixture
+def last_format_wins(monkeypatch):
+    """Runs the dense network in every memory format, and takes the last one that runs."""
+    times = iter(range(10**6, 0, -1))
+
+    def dense_time(function, trials=1):
+        function()
+        return float(next(times))
+
+    monkeypatch.setattr(steps, "dense_time", dense_time)
+    monkeypatch.setattr(steps, "race", lambda fast, dense: (1.0, 0.0))
+
+
+# --- numbers that depend on the size of the batch
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b, x: a(x) * (1 / x.shape[0]),
+        lambda a, b, x: torch.add(a(x), b(x), alpha=1 / x.shape[0]),
+        lambda a, b, x: torch.sub(a(x), b(x), alpha=len(x) / 8),
+        lambda a, b, x: F.leaky_relu(a(x), 1 / len(x)),
+        lambda a, b, x: F.hardtanh(a(x), -8 / len(x), 8 / len(x)),
+        lambda a, b, x: F.hardtanh(a(x), 0, 6 * len(x) // 16),
+        lambda a, b, x: F.elu(a(x), 4 / len(x)),
+        lambda a, b, x: a(x)[:, len(x) // 16 : len(x) // 16 + 20],
+        lambda a, b, x: F.pad(a(x), (len(x) // 16, 5 - len(x) // 16)),
+        lambda a, b, x: a(x) + torch.full((40,), 1 / len(x)),
+        lambda a, b, x: a(x) * torch.tensor(2 / len(x)),
+        lambda a, b, x: F.linear(a(x), b.weight.new_ones(3, 40) / len(x)),
+    ],
+)
+def test_numbers_of_the_size_of_the_batch(function, never_dense, monkeypatch):
+    monkeypatch.setattr(chunks, "NEAR_CACHE", 500)
+    net, x = thin(Net(function, nn.Linear(6, 40), nn.Linear(6, 40)), 0.5), torch.randn(64, 6)
+    fast = sipp.sparse(net, x)
+    assert fast.latest.chunk is None
+    assert is_close(fast(x), net(x))
+
+
+def test_numbers_that_do_not_depend_on_it_still_go_in_chunks(never_dense, monkeypatch):
+    monkeypatch.setattr(chunks, "NEAR_CACHE", 500)
+    net = Net(lambda a, x: F.leaky_relu(a(x).view(len(x), 5, 8) * 0.3, 0.2).flatten(1), nn.Linear(6, 40))
+    x = torch.randn(64, 6)
+    fast = sipp.sparse(thin(net, 0.5), x)
+    assert fast.latest.chunk == 16
+    assert is_close(fast(x), net(x))
+
+
+# --- memory as it lies
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, x: a(x).as_strided((4, 10), (40, 2)),
+        lambda a, x: a(x)[:, 8:].as_strided((4, 8), (40, 1), 8),
+        lambda a, x: a(x).view(torch.int32) % 1000,
+        lambda a, x: a(x).view(torch.int16).float(),
+    ],
+)
+def test_what_reads_memory_is_torchs(function, never_dense):
+    net = thin(Net(function, nn.Linear(6, 40)), 0.5)
+    fast = sipp.sparse(net, torch.randn(24, 6))
+    for n in (24, 9):
+        x = torch.randn(n, 6)
+        assert torch.equal(fast(x), net(x))
+    assert fast.latest.is_dense and "as they lie in memory" in str(fast)
+
+
+def test_no_other_memory_format_changes_what_is_read(last_format_wins):
+    net, x = (
+        Net(lambda conv, x: conv(x).as_strided((2, 40), (250, 3)), nn.Conv2d(3, 10, 3)).eval(),
+        torch.randn(4, 3, 7, 7),
+    )
+    assert torch.equal(sipp.sparse(net, x)(x), net(x))
+
+
+def rotary(linear, x):
+    pairs = torch.view_as_complex(linear(x).float().reshape(*x.shape[:2], -1, 2))
+    angle = torch.outer(torch.arange(x.shape[1]), torch.arange(pairs.shape[2]) / 7)
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(2)
+
+
+@pytest.mark.parametrize("function", [rotary, lambda a, x: torch.view_as_complex(a(x).unflatten(2, (-1, 2))).abs()])
+def test_rotary_embeddings(function, never_dense):
+    net, x = thin(Net(function, nn.Linear(8, 8)), 0.5), torch.randn(3, 5, 8)
+    fast = sipp.sparse(net, x)
+    assert is_close(fast(x), net(x)) and kernels(fast)[0].startswith("sparse")
+
+
+def standardised(conv, x):
+    rows = conv.weight.view(len(conv.weight), -1)
+    return F.conv2d(x, (rows - rows.mean(1, keepdim=True)).view(conv.weight.shape), conv.bias).relu()
+
+
+@pytest.mark.parametrize("function", [standardised, lambda conv, x: conv(x).view(len(x), -1)])
+def test_views_that_only_one_memory_format_allows(function, last_format_wins):
+    net = thin(Net(function, nn.Conv2d(3, 8, 3)), 0.5)
+    fast = sipp.sparse(net, torch.randn(4, 3, 3, 3))  # one pixel comes out: any format will do
+    for side in (6, 3, 6):
+        x = torch.randn(4, 3, side, side)
+        assert is_close(fast(x), net(x))
+    last = copy.deepcopy(net).to(memory_format=torch.channels_last)
+    turned = Net(lambda conv, x: conv(x).permute(0, 2, 3, 1).view(len(x), -1), *last.inner)
+    x = torch.randn(4, 3, 6, 6)
+    assert is_close(sipp.sparse(turned, x)(x), turned(x))
+
+
+def test_weights_that_forward_views_are_sparse_too(never_dense):
+    net, x = thin(Net(standardised, nn.Conv2d(3, 8, 3)), 0.5), torch.randn(4, 3, 6, 6)
+    fast = sipp.sparse(net, x)
+    assert is_close(fast(x), net(x)) and kernels(fast)[0].startswith("sparse")
+
+
+# --- near zero, and near the end of float32
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-4, 1e-6, 1e-30])
+@pytest.mark.parametrize("n", [1, 24])
+def test_tanh_near_zero(scale, n, never_dense):
+    net = thin(Net(lambda a, x: F.normalize(torch.tanh(a(x))), nn.Linear(16, 30, bias=False)), 0.5)
+    x = scale * torch.randn(n, 16)
+    assert off_by(sipp.sparse(net, x)(x), net, x) < (1e-6 if scale > 1e-12 else 1e-4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-5])
+def test_an_lstm_near_zero(scale, never_dense):
+    net = thin(Net(lambda a, x: a(x)[0], nn.LSTM(6, 16, batch_first=True, bias=False)), 0.5)
+    x = scale * torch.randn(2, 5, 6)
+    fast = sipp.sparse(net, x)
+    assert any(kernel.startswith("sparse LSTM") for kernel in kernels(fast))
+    assert off_by(fast(x), net, x) < 1e-6
+
+
+@pytest.mark.parametrize("n", [1, 24])
+@pytest.mark.parametrize("act", [nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.GELU(), nn.GELU("tanh")])
+def test_activations_from_the_smallest_to_the_largest(act, n, never_dense):
+    identity = nn.Linear(40, 40, bias=False)
+    identity.weight.data.copy_(torch.eye(40))
+    net = nn.Sequential(identity, act).eval()
+    fast = sipp.sparse(net, torch.zeros(n, 40))
+    for low, high in ((-44, -30), (-30, -10), (-10, 0), (0, 10), (10, 30), (30, 38)):
+        x = torch.logspace(low, high, 40, dtype=torch.float64).float()[torch.randperm(40)].expand(n, 40).clone()
+        for given in (x, -x, x.roll(1)):
+            found, wanted, exact = fast(given), net(given), act(given.double())
+            near = torch.maximum(1e-4 * exact.abs(), 10 * (wanted - exact).abs()) + 1e-44
+            near += 3e-7 * (given < -1) if isinstance(act, nn.GELU) else 0  # torch's own cancels there
+            assert torch.equal(found.isfinite(), wanted.isfinite())
+            assert bool(((found - exact).abs() <= near).all())
+
+
+def test_sigmoid_ends_where_torchs_does(never_dense):
+    one = nn.Linear(1, 1, bias=False)
+    one.weight.data.fill_(1)
+    net, x = Net(lambda a, x: a(x).sigmoid().log(), one).eval(), torch.linspace(-120, 30, 400)[:, None]
+    found, wanted = sipp.sparse(net, x)(x), net(x).detach()
+    assert torch.equal(found.isinf(), wanted.isinf()) and bool(wanted.isinf().any())
+    assert is_close(found[wanted.isfinite()], wanted[wanted.isfinite()])
+
+
+def test_what_is_masked_counts_nothing_however_large(never_dense):
+    def attend(q, k, v, x, y, mask):
+        q, k, v = (f(z).unflatten(-1, (2, 8)).transpose(1, 2) for f, z in ((q, x), (k, x), (v, y)))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    net = thin(Net(attend, *(nn.Linear(16, 16) for _ in range(3))), 0.5)
+    x, y, mask = torch.randn(2, 8, 16), torch.randn(2, 8, 16), torch.ones(1, 1, 1, 8, dtype=torch.bool)
+    y[:, 5:] *= 1e36
+    mask[..., 5:] = False
+    fast = sipp.sparse(net, (x, y, mask))
+    assert "attention of tokens" in kernels(fast)
+    assert is_close(fast(x, y, mask), net(x, y, mask))
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e15, 1e18, 3e18, 1e19, 1e20, 1e30, 1e37])
+def test_a_layer_norm_of_large_values(scale, shift, never_dense):
+    norm = thin(nn.LayerNorm(24), 1.0)
+    fast = sipp.sparse(norm, torch.randn(16, 24))
+    assert kernels(fast) == ["norm of tokens"]
+    x = scale * (torch.randn(16, 24) + 8 * shift)
+    assert same_where_finite(fast(x), norm(x).detach())
+
+
+@pytest.mark.parametrize("n", [1, 16])
+@pytest.mark.parametrize("kind", ["image", "flat"])
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_a_batch_norm_after_an_overflow(n, kind, is_dense, monkeypatch, never_dense):
+    """The norm is in the weights, and what overflows before it in torch would not here."""
+    if is_dense:
+        monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: 0.0)
+    product, norm = (
+        (nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)) if kind == "image" else (nn.Linear(16, 6), nn.BatchNorm1d(6))
+    )
+    net = thin(nn.Sequential(product, norm, nn.ReLU()), 0.9)
+    product.weight.data.abs_().mul_(1e3)  # sums that do not overflow on the way and come back
+    norm.running_var.mul_(1e6)
+    norm.weight.data[2] = 0
+    fast = sipp.sparse(net, torch.randn(n, *((3, 6, 6) if kind == "image" else (16,))))
+    for scale in (1.0, 1e30, 3e34, 1e35, 3e35, 1e36):
+        x = scale * torch.rand(n, *((3, 6, 6) if kind == "image" else (16,)))
+        assert same_where_finite(fast(x), net(x).detach())
+    assert bool((~net(x).isfinite()).any())
+
+
+def test_a_norm_that_weights_would_lose_their_digits_to(never_dense):
+    net = thin(nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)), 0.9)
+    net[0].weight.data.mul_(1e-20)
+    net[1].weight.data.mul_(1e-25)
+    net[1].running_mean.zero_()
+    net[1].bias.data.zero_()
+    x = 1e30 * torch.randn(8, 3, 6, 6)
+    assert off_by(sipp.sparse(net, x)(x), net, x) < 1e-5
+
+
+def test_an_overflow_in_a_layer_left_dense(never_dense, monkeypatch):
+    """What a sparse layer reads from a dense one is watched too."""
+    net = thin(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), 0.5)
+    net[0].weight.data.fill_(1e3)
+    net[1].weight.data.zero_()
+    lost = iter([0.0])
+    monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: next(lost, math.inf))
+    fast = sipp.sparse(net, torch.randn(16, 8))
+    assert kernels(fast)[0] == "dense" and kernels(fast)[1].startswith("sparse")
+    x = torch.full((16, 8), 1e36)
+    assert net(x).isnan().all() and fast(x).isnan().all()
+
+
+def test_a_call_that_is_not_finite_leaves_the_next_ones_as_they_were(never_dense):
+    net, x = thin(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), 0.1), torch.randn(16, 64)
+    fast = sipp.sparse(net, x)
+    wanted, n_bytes = fast(x), fast.n_bytes
+    bad = x.clone()
+    bad[3, 5] = math.inf
+    with torch.no_grad():
+        assert torch.equal(fast(bad).isnan(), net(bad).isnan())
+    assert torch.equal(fast(x), wanted) and fast.n_bytes == n_bytes
+    assert is_close(fast(x[:5]), net(x[:5]))
+
+
+# --- where torch disagrees with itself
+
+
+@pytest.mark.parametrize("way", ["never_dense", "always_dense"])
+def test_padded_tokens_are_those_of_the_path_without_nested_tensors(way, request):
+    request.getfixturevalue(way)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = thin(nn.TransformerEncoder(layer, 2), 0.5)
+    net = Net(lambda e, x, pad: e(x, src_key_padding_mask=pad), encoder).eval()
+    x, pad = torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
+    pad[1, 3:] = True
+    fast = sipp.sparse(net, (x, pad))
+    assert fast.latest.is_dense == (way == "always_dense")
+    with torch.enable_grad():
+        assert is_close(fast(x, pad), net(x, pad))  # where torch records gradients it takes no nested tensors
+    with torch.no_grad():
+        nested = net(x, pad)
+        assert is_close(fast(x, pad)[~pad], nested[~pad])
+        assert bool((nested[pad] == 0).all()) and not bool((fast(x, pad)[pad] == 0).any())
+    assert encoder.use_nested_tensor  # the model is left as it was
