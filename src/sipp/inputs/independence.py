@@ -58,6 +58,13 @@ def allowed_between(model: nn.Module, batch: Batch, finest: float | None = None)
     return allowed if finest is None else min(allowed, max(finest, LEAST_ALLOWED * eps))
 
 
+def is_same_alone(n_points: int, whole: Any, alone: Alone, allowed: float) -> bool:
+    """Whether some points of a batch, at most half, gave by themselves what they gave within it."""
+    index, output = alone
+    pairs = _pairs(whole, n_points, output, len(index))
+    return 2 * len(index) <= n_points and bool(pairs) and _agree(pairs, index, allowed)
+
+
 def why_dependent(
     batch: Batch, run: Callable[[Batch], Any], allowed: float, whole: Any = None, alone: Alone | None = None
 ) -> str:

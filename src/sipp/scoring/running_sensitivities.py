@@ -53,7 +53,8 @@ class RunningSensitivities:
         self.norms = RunningNorms()
         self.tells_apart = True  # points of S1 and S2, where S is split
         self.apart: tuple[Tensor, Tensor] | None = None  # sensitivity and best of the points of S2, if S is split (T19)
-        self.counts_BF: Tensor | None = None  # of this batch: patches of each point, for each row
+        self.outputs_B: Tensor | None = None  # of this batch: output scalars of each point
+        self.counts_BF: Tensor | None = None  # patches of each point for each row, where `sums_TBFK` waits for more
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
 
     def add(self, use: Use, batch: Batch, n_uses: int, n_first: int | None = None) -> None:
@@ -65,7 +66,7 @@ class RunningSensitivities:
         rows = slice(use.row_start, use.row_start + n_rows)
         sizes = {"n_rows": n_rows, "fan_in": self.weight.fan_in}
         boundary.check_windows(f"batch {batch.index}: {self.weight.name}", use.windows, use.n_position_dims, **sizes)
-        if self.reduce == "mean" and n_uses == 1 and self.counts_BF is not None:
+        if self.reduce == "mean" and n_uses == 1 and self.outputs_B is not None:
             raise DataError(
                 f"{self.weight.name} is used more often for some points than for others, so their means cannot be told",
                 where=f"batch {batch.index}",
@@ -93,11 +94,11 @@ class RunningSensitivities:
 
     def close_batch(self, output_norms_B: Tensor | None) -> None:
         """Ends a batch: the points' means and norms are complete now."""
-        if self.counts_BF is not None:  # used in this batch
-            self.n_outputs = max(self.n_outputs, int(self.counts_BF.sum(1).max()))
-            if self.sums_TBFK is not None:
+        if self.outputs_B is not None:  # used in this batch
+            self.n_outputs = max(self.n_outputs, int(self.outputs_B.max()))
+            if self.sums_TBFK is not None and self.counts_BF is not None:
                 self._fold(self.sums_TBFK, self.counts_BF, slice(None))
-        self.counts_BF = self.sums_TBFK = None
+        self.outputs_B = self.counts_BF = self.sums_TBFK = None
         self.norms.close(output_norms_B)
 
     @contextmanager
@@ -138,11 +139,11 @@ class RunningSensitivities:
 
     def _count(self, use: Use, rows: slice, batch: Batch) -> None:
         """Notes how many patches each point brings. A use that hides its points counts in full for every point."""
-        if self.counts_BF is None:
-            self.counts_BF = torch.zeros(batch.n_points, self.weight.n_rows, dtype=torch.int64, device="cpu")
+        if self.outputs_B is None:
+            self.outputs_B = torch.zeros(batch.n_points, dtype=torch.int64, device="cpu")
             self.norms.open(batch.n_points, self.scale_F.device)
         self.norms.is_attributed &= use.attributed
-        self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
+        self.outputs_B += _counts(use).to(self.outputs_B) * (rows.stop - rows.start)
 
     def _add_max(self, use: Use, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
         """Takes the largest ratios of these points into the running maximum."""
@@ -207,9 +208,11 @@ class RunningSensitivities:
                 fix="use reduce='max', or batches of one point",
             )
         if n_uses > 1 and self.sums_TBFK is None:
-            self.sums_TBFK = torch.zeros(
-                2, len(use.windows), *self.scaled_FK.shape, dtype=SCORE_DTYPE, device=self.scale_F.device
-            )
+            shape, device = self.scaled_FK.shape, self.scale_F.device
+            self.sums_TBFK = torch.zeros(2, len(use.windows), *shape, dtype=SCORE_DTYPE, device=device)
+            self.counts_BF = torch.zeros(len(use.windows), shape[0], dtype=torch.int64, device=device)
+        if self.counts_BF is not None:
+            self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
         for run, is_wide in self._runs(use, rows, values):
             if self.kernel.FUSED and not is_wide and n_uses == 1:
                 self._add_fused(use, rows, run, values)
@@ -238,12 +241,12 @@ class RunningSensitivities:
         self.norms.add(squares_QB, points)
         if self.sums_TBFK is not None:
             self.sums_TBFK[:, points, rows] += sums_TBFK
-        elif self.counts_BF is not None:
-            self._fold(sums_TBFK, self.counts_BF[points, rows], rows)
+        else:
+            self._fold(sums_TBFK, _counts(use)[points, None].to(sums_TBFK.device), rows)
 
     def _fold(self, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
         """Takes complete sums into the running maximum: mean over patches, max over quadrants, max over points (T3)."""
-        means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1).to(sums_TBFK.device)[..., None]
+        means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
         best_FK = means_BFK.amax(0).clamp_(max=1)
         torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
 

@@ -30,7 +30,7 @@ from sipp.inputs.capture import (
     runner,
     scoring_mode,
 )
-from sipp.inputs.independence import ORDER, Alone, allowed_between, why_dependent
+from sipp.inputs.independence import ORDER, Alone, allowed_between, is_same_alone, why_dependent
 from sipp.inputs.layers import Selector
 from sipp.inputs.pointkeys import batch_key, draw_keys_of
 from sipp.inputs.subject import Subject, subject_of
@@ -158,7 +158,7 @@ class _Seen:
             if means is None:
                 return
             expected = n_uses.get(weight.name, 1)
-            if not use.attributed or (expected == 1 and means.counts_BF is not None):  # used again, against all signs
+            if not use.attributed or (expected == 1 and means.outputs_B is not None):  # used again, against all signs
                 self.means = {}
             else:
                 means.add(use, batch, expected)
@@ -216,11 +216,14 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
         with scoring_mode(model, norm_stats):
             return run_batch(model, fresh(part))
 
-    reason = why_dependent(batch, run, allowed_between(model, batch), output, alone)
-    if reason and device_of(model).type != "cpu":  # TF32 in a deep network may look the same: a few points without it
+    allowed = allowed_between(model, batch)
+    if device_of(model).type == "cpu":
+        reason = why_dependent(batch, run, allowed, output, alone)
+    elif alone is not None and is_same_alone(batch.n_points, output, alone, allowed):
+        reason = ""
+    else:  # TF32 in a deep network may look like a dependence: a few points without it
         with exact_matmul(), torch.backends.cudnn.flags(allow_tf32=False):
-            few = points_at(batch, slice(MOST_LOOKED_AT))
-            reason = why_dependent(few, run, allowed_between(model, few))
+            reason = why_dependent(points_at(batch, slice(MOST_LOOKED_AT)), run, allowed)
     if reason == ORDER:
         raise DataError(f"{reason}", where=batch.where)
     return reason
