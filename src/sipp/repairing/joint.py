@@ -34,6 +34,7 @@ from sipp.repairing.searching import Rows, Rule, search
 from sipp.repairing.solving import solve_rows
 
 AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order: a later one has to be better
+TRIED_OF, FEWEST_TRIED = 4, 256  # a is tried with one in so many points, and not fewer than this
 RIDGE = 1e-3  # of the mean diagonal, towards the dense weights
 
 Support = Literal["joint", "given", "none"]  # whose mask was taken; none: the weights are the dense ones under the mask
@@ -65,7 +66,7 @@ class Joint:
     layers: tuple[JointLayer, ...]  # in the order of execution
     a: float
     ridge: float
-    tried: dict[float, float | None]  # by a: the output's error on the points kept aside; they chose a
+    tried: dict[float, float | None]  # by a: the output's error on the points kept aside, after a fit to fewer points
     output_error: float | None  # of this network, there
     n_points: int
     n_aside: int
@@ -102,22 +103,43 @@ def joint(
 ) -> Joint:
     """The dense network pruned within the budgets of the given masks: as many weights of each layer, or the pattern.
 
-    Of several a, the one whose network is nearest to the dense one on the points kept aside is taken. `residuals` are
-    the weights at the ends of residual blocks; None: they are found. With `keeps_rows` no row dies that has a weight
-    in the given masks. Weights that are 0 in the dense network and not in the given mask stay 0.
+    Of several a, the one is taken whose network, fitted to fewer points, is nearest to the dense one on the points
+    kept aside. `residuals` are the weights at the ends of residual blocks; None: they are found. With `keeps_rows` no
+    row dies that has a weight in the given masks. Weights that are 0 in the dense network and not in the given mask
+    stay 0.
     """
     task = _Task(model, masks, parts, residuals, ridge, pattern, keeps_rows, searches, chunk_bytes)
     candidates = (float(a),) if isinstance(a, int | float) else tuple(a)
-    best: Joint | None = None
-    tried: dict[float, float | None] = {}
+    if not candidates or not all(0 <= one <= 1 for one in candidates):
+        raise OptionError(f"a={a!r} is not in [0, 1]", fix="give one number, or several to choose from", option="a")
+    if len(candidates) == 1:
+        return _pruned(task, candidates[0], advance)
+    few = replace(task, parts=_few(parts))
+    found, tried = None, dict[float, float | None]()
     for candidate in candidates:
-        found = _pruned(task, candidate, advance)
-        tried[candidate] = found.output_error
-        if best is None or _is_less(found.output_error, best.output_error):
-            best = found
-    if best is None:
-        raise OptionError("there is no a to try", fix="give one in [0, 1], or several")
-    return replace(best, tried=tried)
+        trial = _pruned(few, candidate, advance)
+        tried[candidate] = trial.output_error
+        if found is None or _is_less(trial.output_error, found.output_error):
+            found = trial
+    assert found is not None
+    if few.parts is not parts:
+        found = _pruned(task, found.a, advance)
+    return replace(found, tried=tried)
+
+
+def _few(parts: Parts) -> Parts:
+    """Some of the batches that are fitted, with a quarter of the points at least, and all points kept aside."""
+    n_points = sum(batch.n_points for batch in parts.fitted)
+    wanted = max(FEWEST_TRIED, n_points // TRIED_OF)
+    if n_points <= wanted:
+        return parts
+    step = max(1, n_points // wanted)
+    fitted = parts.fitted[::step]
+    return replace(
+        parts,
+        batches=(*fitted, *parts.aside),
+        is_aside=(False,) * len(fitted) + (True,) * len(parts.aside),
+    )
 
 
 def _is_less(error: float | None, other: float | None) -> bool:
@@ -152,7 +174,7 @@ def _pruned(task: _Task, a: float, advance: Advance) -> Joint:
     error = output_error(dense, pruned, parts.aside)
     n_aside = sum(batch.n_points for batch in parts.aside)
     n_points = sum(batch.n_points for batch in parts.fitted)
-    return Joint(pruned, masks, tuple(layers), a, task.ridge, {a: error}, error, n_points, n_aside)
+    return Joint(pruned, masks, tuple(layers), a, task.ridge, {}, error, n_points, n_aside)
 
 
 @dataclass(frozen=True)

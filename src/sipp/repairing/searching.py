@@ -19,7 +19,7 @@ from sipp.allocation.patterns import Pattern
 from sipp.numerics import BOUND_DTYPE
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
-FIRST_RHO = 0.1
+FIRST_RHO = 0.3
 ROUNDS_A_LOOK = 3  # after so many, rho grows by what has changed since
 MOST_ROUNDS = 300
 # rho grows by the factor of the first share of the budget that has changed; where nothing has, the search is over
@@ -35,17 +35,13 @@ class Rows:
     dense_GRK: Tensor
     n: float  # patches
 
-    @property
-    def mean_square(self) -> float:
-        """The mean of the diagonal; 1 where all inputs are 0, so that a share of it always counts."""
-        return float(self.xx_GKK.diagonal(dim1=1, dim2=2).mean()) or 1.0
-
     def drawn(self, share: float) -> tuple[Tensor, Tensor]:
         """The system and its right side with a ridge, a share of the mean diagonal, towards the dense weights."""
-        ridge = share * self.mean_square
+        mean_G = self.xx_GKK.diagonal(dim1=1, dim2=2).mean(1)
+        ridge_G = share * torch.where(mean_G > 0, mean_G, 1.0)  # where all inputs are 0, the dense weights stay
         xx_GKK = self.xx_GKK.clone()
-        xx_GKK.diagonal(dim1=1, dim2=2).add_(ridge)
-        return xx_GKK, self.wanted_GRK + ridge * self.dense_GRK
+        xx_GKK.diagonal(dim1=1, dim2=2).add_(ridge_G[:, None])
+        return xx_GKK, self.wanted_GRK + ridge_G[:, None, None] * self.dense_GRK
 
 
 @dataclass(frozen=True)
