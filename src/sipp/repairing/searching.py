@@ -19,11 +19,12 @@ from sipp.allocation.patterns import Pattern
 from sipp.numerics import BOUND_DTYPE
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
-FIRST_RHO = 0.3
+FIRST_RHO = 0.03
 ROUNDS_A_LOOK = 3  # after so many, rho grows by what has changed since
-MOST_ROUNDS = 300
-# rho grows by the factor of the first share of the budget that has changed; where nothing has, the search is over
-GROWTHS = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1))
+MOST_ROUNDS = 500
+# rho grows by the factor of the first share of the budget that has changed: fast where nothing does, as it is too small
+GROWTHS = ((0.1, 1.2), (0.005, 1.1), (0.0, 1.05), (-1.0, 1.3))
+SETTLED = 0.1  # where nothing changes, and what is solved is as near as this to what is kept, the search is over
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def search(blocks: Sequence[Rows], mask_FK: Tensor, rule: Rule) -> tuple[Tensor,
         n_rounds += 1
         if n_rounds % ROUNDS_A_LOOK == 0:
             changed = int((mask_FK & ~before_FK).sum())
-            if changed == 0:
+            if changed == 0 and bool((free_FK - kept_FK).norm() <= SETTLED * kept_FK.norm()):
                 break
             rho *= next(growth for share, growth in GROWTHS if changed > share * rule.n_kept)
             before_FK = mask_FK
