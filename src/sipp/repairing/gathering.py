@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -157,7 +158,7 @@ class Gatherer:
         self._run(self.dense, self.dense_sites, names, i, on_use)
         return found
 
-    def gather(self, names: Sequence[str], known: list[Targets] | None) -> dict[str, Sums]:
+    def gather(self, names: Sequence[str], known: Sequence[Targets] | None) -> dict[str, Sums]:
         """The moments of these weights, with the repaired network as it is now; `known`: the targets of each batch.
 
         The weights must come in the order of execution, and must not change after the refit that follows.
@@ -181,10 +182,14 @@ class Gatherer:
 
     def _replayed(self, names: Sequence[str], i: int, on_use: OnUse) -> None:
         """Hands over the uses of these weights of the repaired network, which is run from where it is new."""
-        all_sites = self.repaired_sites
-        unfinished = {s.module for s in all_sites if any(w.name not in self.finished for w in s.weights.values())}
-        with self.replay.of(self.repaired, i, unfinished):
-            self._run(self.repaired, all_sites, names, i, on_use)
+        with self.replaying(i):
+            self._run(self.repaired, self.repaired_sites, names, i, on_use)
+
+    def replaying(self, i: int) -> AbstractContextManager[None]:
+        """A context in which the repaired network, on batch i, computes only what is new."""
+        sites = self.repaired_sites
+        unfinished = {s.module for s in sites if any(w.name not in self.finished for w in s.weights.values())}
+        return self.replay.of(self.repaired, i, unfinished)
 
     def _check_replay(self, names: Sequence[str]) -> None:
         """Switches the replay off where the first batch's inputs differ: modules that speak past their outputs."""

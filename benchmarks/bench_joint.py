@@ -1,0 +1,93 @@
+"""Prints what the search for mask and weights together gives on published CIFAR-10 ResNets, and what each part gives.
+
+    python benchmarks/bench_joint.py --weights resnet20-cifar10.safetensors --data data/
+    python benchmarks/bench_joint.py --weights resnet56-cifar10.safetensors --keep 0.2 0.1 0.05
+    python benchmarks/bench_joint.py --weights resnet20-cifar10.safetensors --keep 0.1 --without search target residual
+
+Budgets of layers by global magnitude (`wt`), unlabelled training images, all 10,000 test images for the accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_repair import timed
+from common import table
+from published import accuracy, images_of, resnet
+
+import sipp
+from sipp.inputs.batches import batches_of
+from sipp.repairing.entry import _divided
+from sipp.repairing.joint import AIMS, Joint, joint
+
+WITHOUT: dict[str, dict[str, Any]] = {
+    "search": {"searches": False},
+    "target": {"a": 0.0},
+    "residual": {"residuals": ()},
+}
+
+
+def line(name: str, keep: float, found: Joint, score: float, took: str) -> list[str]:
+    """One line of the table."""
+    supports = [layer.support for layer in found.layers]
+    moved = sum(layer.moved for layer in found.layers) / sum(layer.kept for layer in found.layers)
+    tried = ", ".join(f"{a:g}: {error:.3f}" for a, error in found.tried.items() if error is not None)
+    return [
+        f"{keep:g}",
+        name,
+        f"{score:.2f}",
+        f"{found.output_error:.3f}",
+        f"{found.a:g}" + f" ({tried})" * bool(tried),
+        f"{supports.count('joint')} / {supports.count('given')} / {supports.count('none')}",
+        f"{100 * moved:.0f} %",
+        took,
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--keep", type=float, nargs="+", default=[0.3, 0.2, 0.1, 0.05])
+    parser.add_argument("--without", nargs="*", choices=list(WITHOUT), default=[])
+    parser.add_argument("--a", type=float, nargs="+", default=list(AIMS))
+    parser.add_argument("--points", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    images, net = images_of(options.data, options.seed), resnet(options.weights)
+    data = list(images.points(0, options.points).split(options.batch))
+    parts = _divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=options.seed))
+    lines = []
+    for keep in options.keep:
+        masks = sipp.prune(net, None, keep=keep, method="wt", progress=False).masks
+        ways = {"joint": {"a": options.a}}
+        ways |= {f"without {one}": {"a": options.a[0]} | WITHOUT[one] for one in options.without}
+        for name, changed in ways.items():
+            found, took = timed(partial(joint, net, masks, parts, chunk_bytes=64 << 20, **changed))
+            lines.append(line(name, keep, found, accuracy(found.model, images), took))
+            print(lines[-1], flush=True)
+    title = f"{options.weights.stem}, dense {accuracy(net, images):.2f}: accuracy, %, on 10,000 test images; "
+    header = [
+        "keep",
+        "",
+        "accuracy",
+        "output error",
+        "a (tried)",
+        "joint / given / neither",
+        "moved",
+        "s (CPU s a thread)",
+    ]
+    table(title + f"{options.points} unlabelled training images", header, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What each layer of a joint search aims at: the dense outputs, and what the residual stream beside them has lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from sipp.errors import OptionError
+from sipp.numerics import SCORE_DTYPE
+from sipp.records import Weight
+from sipp.repairing.gathering import Gatherer, Targets, _patches, _thinned
+from sipp.repairing.streams import along_rows, as_use, find_streams, per_row, read_streams
+
+SAME = 1e-3  # of the largest output: how closely a layer's output must repeat its products with the patches
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """A weight whose layer's output is added to a residual stream, and its module in both networks."""
+
+    weight: Weight
+    dense: nn.Module
+    pruned: nn.Module
+
+
+def find_corrected(gatherer: Gatherer, residuals: Collection[str] | None) -> dict[str, Corrected]:
+    """The weights that correct a residual stream: those that are named, or all that can be found."""
+    order = [name for group in gatherer.census.order for name in group]
+    found = {}
+    if residuals is None or residuals:
+        streams = find_streams(gatherer.dense, gatherer.dense_sites, order, gatherer.batches[0])
+        wanted = {name: one for name, one in streams.items() if residuals is None or name in residuals}
+        twins = dict(zip((site.module for site in gatherer.dense_sites), gatherer.repaired_sites))
+        for name, (module, output) in wanted.items():
+            weight = next(iter(twins[module].weights.values()))
+            one = Corrected(weight, module, twins[module].module)
+            if _is_aligned(gatherer, one, output):
+                found[name] = one
+    missing = set(residuals or ()) - found.keys()
+    if missing:
+        raise OptionError(
+            f"the output of {min(missing)} is not seen to be added to a stream of earlier layers",
+            fix="name weights of layers whose output is added to one, directly or behind a BatchNorm, or leave it out",
+            option="residuals",
+        )
+    return found
+
+
+def _is_aligned(gatherer: Gatherer, one: Corrected, output: Tensor) -> bool:
+    """Whether a layer's output, cut in patches as a stream is, is what its weight gives at those patches."""
+    bias = getattr(one.dense, "bias", None)
+    if isinstance(bias, Tensor):
+        output = output - along_rows(one.dense, bias.detach(), output.ndim)
+    found = _chunks(gatherer, one.weight, one.dense, output, 0)
+    wanted = gatherer.targets([one.weight.name], 0)[one.weight.name]
+    if found is None or [chunk.shape for chunk in found] != [chunk.shape for chunk in wanted]:
+        return False
+    return all(float((a - b).abs().max()) <= SAME * float(b.abs().max()) for a, b in zip(found, wanted))
+
+
+def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tensor, i: int) -> list[Tensor] | None:
+    """A tensor of the shape of the layer's output, cut into the chunks of patches of batch i: G x R x P each."""
+    use = as_use(module, tensor, gatherer.batches[i])
+    if use is None:
+        return None
+    use = _thinned(use, gatherer.census.strides[weight.name], i)
+    return [_patches(windows, use, SCORE_DTYPE) for windows in gatherer._chunks(weight, use)]
+
+
+class Aims(Sequence[Targets]):
+    """The targets of some weights, batch by batch: dense outputs, and what the streams have lost by now (T21)."""
+
+    def __init__(
+        self, gatherer: Gatherer, corrected: Mapping[str, Corrected], names: Sequence[str], fits: bool
+    ) -> None:
+        """With `fits`, what the dense network gives is kept for all batches; without, it is made anew."""
+        self.gatherer, self.names = gatherer, names
+        self.corrected = {name: corrected[name] for name in names if name in corrected}
+        self.kept = [self._dense(names, i) for i in range(len(gatherer.batches))] if fits else None
+
+    def of(self, names: Sequence[str]) -> Aims:
+        """Those of a few of these weights."""
+        few = Aims(self.gatherer, self.corrected, names, fits=False)
+        few.kept = self.kept
+        return few
+
+    def __len__(self) -> int:
+        return len(self.gatherer.batches)
+
+    def __getitem__(self, i: Any) -> Any:
+        targets = self._dense(self.names, i) if self.kept is None else self.kept[i]
+        targets = {name: list(targets[name]) for name in self.names}
+        if self.corrected:
+            modules = {name: one.pruned for name, one in self.corrected.items()}
+            with self.gatherer.replaying(i):
+                self._add_streams(targets, self.gatherer.repaired, modules, i, -1)
+        return targets
+
+    def _dense(self, names: Sequence[str], i: int) -> Targets:
+        """The outputs of the dense network, without bias, and its streams beside them."""
+        targets = self.gatherer.targets(names, i)
+        modules = {name: self.corrected[name].dense for name in names if name in self.corrected}
+        if modules:
+            self._add_streams(targets, self.gatherer.dense, modules, i, 1)
+        return targets
+
+    def _add_streams(
+        self, targets: Targets, model: nn.Module, modules: Mapping[str, nn.Module], i: int, sign: int
+    ) -> None:
+        """Adds the streams, in the units of the layers' outputs; targets that a stream does not fit are dropped."""
+        streams = read_streams(model, modules, self.gatherer.batches[i])
+        for name, module in modules.items():
+            before, chunks = targets[name], None
+            if name in streams:
+                mark, stream = streams[name]
+                weight = self.corrected[name].weight
+                chunks = _chunks(self.gatherer, weight, module, per_row(module, stream, mark.scale_F), i)
+            is_same = chunks is not None and [c.shape for c in chunks] == [t.shape for t in before]
+            targets[name] = [t + sign * c for t, c in zip(before, chunks or ())] if is_same else []

@@ -1,0 +1,131 @@
+"""Which weights of a layer to keep, found together with their values by alternating directions (T21).
+
+Each row wants the v with few numbers that are not zero that minimises  v A v - 2 v.r,  where A = X'X and r = X't of the
+inputs X that the layer meets and its target t. Scaled to a unit diagonal, with one eigendecomposition of A, a round is
+    v = the ridge solution at rho, drawn to what is kept;   kept = the largest of v + u / rho;   u += rho (v - kept).
+rho grows as the choice settles. The values are left to the exact least squares on the weights that are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sipp.allocation.patterns import Pattern
+from sipp.numerics import BOUND_DTYPE
+
+DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
+FIRST_RHO = 0.03
+ROUNDS_A_LOOK = 3  # after so many, rho grows by what has changed since
+MOST_ROUNDS = 500
+# rho grows by the factor of the first share of the budget that has changed: fast where nothing does, as it is too small
+GROWTHS = ((0.1, 1.2), (0.005, 1.1), (0.0, 1.05), (-1.0, 1.3))
+SETTLED = 0.1  # where nothing changes, and what is solved is as near as this to what is kept, the search is over
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a weight that meet the same patches, group by group, and what they are to give."""
+
+    xx_GKK: Tensor  # sums over patches of products of inputs, about their means where there is an intercept
+    wanted_GRK: Tensor  # and of inputs with targets
+    dense_GRK: Tensor
+    n: float  # patches
+
+    def drawn(self, share: float) -> tuple[Tensor, Tensor]:
+        """The system and its right side with a ridge, a share of the mean diagonal, towards the dense weights."""
+        mean_G = self.xx_GKK.diagonal(dim1=1, dim2=2).mean(1)
+        ridge_G = share * torch.where(mean_G > 0, mean_G, 1.0)  # where all inputs are 0, the dense weights stay
+        xx_GKK = self.xx_GKK.clone()
+        xx_GKK.diagonal(dim1=1, dim2=2).add_(ridge_G[:, None])
+        return xx_GKK, self.wanted_GRK + ridge_G[:, None, None] * self.dense_GRK
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which masks of a layer are allowed."""
+
+    n_kept: int
+    may_FK: Tensor  # the weights that may be kept
+    lives_F: Tensor  # rows that keep one weight at least
+    pattern: Pattern | None = None  # instead of n_kept
+
+    def largest(self, size_FK: Tensor) -> Tensor:
+        """The mask of the largest numbers that are allowed."""
+        size_FK = torch.where(self.may_FK, size_FK, -torch.inf)
+        if self.pattern is not None:
+            return _largest_in_groups(size_FK, self.pattern)
+        best_F1 = size_FK.argmax(1, keepdim=True)
+        lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
+        size_FK = size_FK.scatter(1, best_F1, lifted_F1)
+        mask_FK = torch.zeros(size_FK.shape, dtype=torch.bool, device=size_FK.device)
+        mask_FK.view(-1)[size_FK.reshape(-1).topk(self.n_kept, sorted=False).indices] = True
+        return mask_FK
+
+
+def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
+    """The n largest of every m neighbours; what is not allowed is -inf, and never taken."""
+    fan_in = size_FK.shape[1]
+    filled_FK = F.pad(size_FK, (0, -fan_in % pattern.m), value=-torch.inf)
+    groups_FGM = filled_FK.unflatten(1, (-1, pattern.m))
+    mask_FGM = torch.zeros(groups_FGM.shape, dtype=torch.bool, device=size_FK.device)
+    mask_FGM.scatter_(2, groups_FGM.topk(pattern.n, dim=2, sorted=False).indices, True)
+    return (mask_FGM & (groups_FGM > -torch.inf)).flatten(1)[:, :fan_in].contiguous()
+
+
+def search(blocks: Sequence[Rows], mask_FK: Tensor, rule: Rule) -> tuple[Tensor, int]:
+    """The mask that the search ends with, from a first one, and how many rounds it took.
+
+    The rows of the blocks stand below each other in the masks.
+    """
+    scaled = [_scaled(block) for block in blocks]
+    dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in scaled])
+    kept_FK, push_FK = torch.where(mask_FK, dense_FK, 0.0), torch.zeros_like(dense_FK)
+    sizes, rho, n_rounds, before_FK = [len(one.dense_GRK.flatten(0, 1)) for one in scaled], FIRST_RHO, 0, mask_FK
+    while n_rounds < MOST_ROUNDS:
+        drawn = (rho * kept_FK - push_FK).split(sizes)
+        free_FK = torch.cat([one.solved(drawn_RK, rho) for one, drawn_RK in zip(scaled, drawn)])
+        wish_FK = free_FK + push_FK / rho
+        mask_FK = rule.largest(wish_FK.abs())
+        kept_FK = torch.where(mask_FK, wish_FK, 0.0)
+        push_FK = push_FK + rho * (free_FK - kept_FK)
+        n_rounds += 1
+        if n_rounds % ROUNDS_A_LOOK == 0:
+            changed = int((mask_FK & ~before_FK).sum())
+            if changed == 0 and bool((free_FK - kept_FK).norm() <= SETTLED * kept_FK.norm()):
+                break
+            rho *= next(growth for share, growth in GROWTHS if changed > share * rule.n_kept)
+            before_FK = mask_FK
+    return mask_FK, n_rounds
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A block in the units in which its system has a unit diagonal, by the eigenvectors of that system."""
+
+    dense_GRK: Tensor
+    wanted_GRK: Tensor  # times the eigenvectors
+    vectors_GKK: Tensor
+    values_GK: Tensor
+
+    def solved(self, drawn_RK: Tensor, rho: float) -> Tensor:
+        """The v of  (A + rho) v = r + drawn, rows below each other."""
+        drawn_GRK = drawn_RK.view_as(self.dense_GRK) @ self.vectors_GKK
+        found_GRK = ((self.wanted_GRK + drawn_GRK) / (self.values_GK + rho)[:, None]) @ self.vectors_GKK.mT
+        return found_GRK.flatten(0, 1)
+
+
+def _scaled(block: Rows) -> _Scaled:
+    """Per patch, so that blocks that meet more patches than others count the same."""
+    xx_GKK, wanted_GRK = block.drawn(DAMPING)
+    xx_GKK, wanted_GRK = xx_GKK / block.n, wanted_GRK / block.n
+    scale_GK = xx_GKK.diagonal(dim1=1, dim2=2).sqrt()
+    system_GKK = xx_GKK / scale_GK[:, :, None] / scale_GK[:, None, :]
+    values_GK, vectors_GKK = torch.linalg.eigh(system_GKK)
+    wanted_GRK = (wanted_GRK / scale_GK[:, None]) @ vectors_GKK
+    dense_GRK = block.dense_GRK.to(BOUND_DTYPE) * scale_GK[:, None]
+    return _Scaled(dense_GRK, wanted_GRK, vectors_GKK, values_GK.clamp(min=0.0))

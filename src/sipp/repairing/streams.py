@@ -1,0 +1,230 @@
+"""The residual streams of a network: what the output of a layer is added to, found by a pass under watch (T21).
+
+A layer at the end of a residual block can make up for what the stream beside it has lost, where its output reaches the
+addition unbent: directly, or through dropout at rest and norms with running statistics, which scale each row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.overrides import TorchFunctionMode
+
+from sipp.inputs.batches import fresh
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.layers import Site
+from sipp.inputs.uses import without_padding
+from sipp.records import Batch, Use
+
+SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm makes smaller than that are not asked to correct anything
+
+_ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
+_DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+_SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}
+
+
+class _SeenError(BaseException):
+    """Ends a forward pass behind the last stream that is wanted. No Exception, so that no model catches it."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A tensor that is the output of a weight's layer, row by row times a factor."""
+
+    weight: str
+    scale_F: Tensor | None  # None: 1
+
+
+def read_streams(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch) -> dict[str, tuple[Mark, Tensor]]:
+    """What the outputs of these modules, by weight, are added to in one pass, which stops behind the last of them."""
+    found: dict[str, tuple[Mark, Tensor]] = {}
+
+    def on_addition(mark: Mark, other: Tensor) -> None:
+        found[mark.weight] = (mark, other.detach().clone())  # it may be written to
+
+    watch = _Watch({}, on_addition, lambda: len(found) == len(modules))
+    with suppress(_SeenError):
+        _watched(model, modules, batch, watch)
+    return found
+
+
+def find_streams(
+    model: nn.Module, sites: Sequence[Site], order: Sequence[str], batch: Batch
+) -> dict[str, tuple[nn.Module, Tensor]]:
+    """By weight: the module whose output is added to a stream, and that output on the batch.
+
+    `order` are the weights in the order of execution. The stream must depend on weights before this one, and on none
+    behind it: of two layers that are added, the later one corrects the earlier. Nothing else may read the output.
+    """
+    place = {name: i for i, name in enumerate(order)}
+    modules = {}
+    for site in sites:
+        names = [weight.name for weight in site.weights.values()]
+        if site.adapter.output == "products" and len(names) == 1 and names[0] in place:
+            modules[names[0]] = site.module
+    n_found: Counter[str] = Counter()
+    outputs: dict[str, Tensor] = {}
+    ranks = {id(p): place[name] for name, p in model.named_parameters() if name in place}
+
+    def on_addition(mark: Mark, other: Tensor) -> None:
+        if 0 <= watch.ranks.get(id(other), -1) < place[mark.weight]:
+            n_found[mark.weight] += 1
+
+    watch = _Watch(ranks, on_addition, lambda: False, outputs)
+    _watched(model, modules, batch, watch)
+    return {
+        name: (modules[name], outputs[name])
+        for name, n in n_found.items()
+        if n == 1 and watch.n_calls[name] == 1 and watch.n_reads[name] == 0
+    }
+
+
+def as_use(module: nn.Module, tensor: Tensor, batch: Batch) -> Use | None:
+    """What has the shape of a layer's output as windows of its patches, its rows in place of the fan-in.
+
+    None where the points cannot be told apart.
+    """
+    if isinstance(module, _ConvNd):
+        if tensor.ndim != len(module.kernel_size) + 2 or len(tensor) % batch.n_points:
+            return None
+        images = tensor.unflatten(0, (batch.n_points, -1)).movedim(2, 1)  # B x F x images x size
+        windows = images.unflatten(1, (module.groups, -1)).movedim(2, -1)
+        return Use("", windows, n_position_dims=len(module.kernel_size) + 1)
+    if tensor.ndim < 2 or len(tensor) % batch.n_points:
+        return None
+    return without_padding(Use("", tensor.reshape(batch.n_points, 1, -1, tensor.shape[-1])), batch)
+
+
+def along_rows(module: nn.Module, vector_F: Tensor, n_dims: int) -> Tensor:
+    """One number for each row, shaped so that the layer's output can be multiplied by it."""
+    return vector_F.view(-1, *[1] * (n_dims - 2)) if isinstance(module, _ConvNd) else vector_F
+
+
+def per_row(module: nn.Module, stream: Tensor, scale_F: Tensor | None) -> Tensor:
+    """The stream in the units of the layer's output: divided by the scale that the norms behind it have."""
+    if scale_F is None:
+        return stream
+    is_large_F = scale_F.abs() > SMALLEST_SCALE * scale_F.abs().max()
+    factor_F = torch.where(is_large_F, scale_F.reciprocal(), 0.0).to(stream.dtype)
+    return stream * along_rows(module, factor_F, stream.ndim)
+
+
+def _watched(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch, watch: _Watch) -> None:
+    """Runs the batch once; the outputs of the modules are marked."""
+    with ExitStack() as stack:
+        stack.enter_context(scoring_mode(model, "running"))
+        for name, module in modules.items():
+            stack.callback(module.register_forward_hook(_marking(watch, name)).remove)
+        stack.enter_context(watch)
+        run_batch(model, fresh(batch))
+
+
+def _marking(watch: _Watch, name: str) -> Callable[..., None]:
+    def mark(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
+                watch.mark(output, Mark(name, None))
+
+    return mark
+
+
+class _Watch(TorchFunctionMode):
+    """Follows marked tensors to the additions that read them, and the latest weight that each tensor depends on."""
+
+    def __init__(
+        self,
+        ranks: dict[int, int],
+        on_addition: Callable[[Mark, Tensor], None],
+        is_enough: Callable[[], bool],
+        outputs: dict[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.ranks, self.on_addition, self.is_enough, self.outputs = ranks, on_addition, is_enough, outputs
+        self.n_calls: Counter[str] = Counter()
+        self.n_reads: Counter[str] = Counter()  # by others than additions, and functions that a mark passes
+        self._marks: dict[int, Mark] = {}
+        self._alive: list[Tensor] = []  # so that an id stands for one tensor
+
+    def mark(self, tensor: Tensor, mark: Mark) -> None:
+        """Marks the output of a module."""
+        self._marks[id(tensor)] = mark
+        self._alive.append(tensor)
+        self.n_calls[mark.weight] += 1
+        if self.outputs is not None:
+            self.outputs[mark.weight] = tensor.detach().clone()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        given = _tensors((args, kwargs))
+        read = [self._marks[id(tensor)] for tensor in given if id(tensor) in self._marks]
+        is_addition = name in _ADDITIONS and _is_plain_sum(args, kwargs)
+        if is_addition and read:
+            for one, other in (given, given[::-1]):
+                if id(one) in self._marks and one is not other:
+                    self.on_addition(self._marks[id(one)], other)
+            if self.is_enough():
+                raise _SeenError
+        passed = _passed(func, name, args, kwargs, read)
+        result = func(*args, **kwargs)
+        is_blind = name in _SHAPE_ONLY or (name == "__get__" and not isinstance(result, Tensor))
+        if not is_addition and passed is None and not is_blind:
+            self.n_reads.update(mark.weight for mark in read)
+        self._note(given, result, passed, name)
+        return result
+
+    def _note(self, given: list[Tensor], result: Any, passed: Mark | None, name: str) -> None:
+        """What is known of the results: written-to tensors lose their marks."""
+        if name == "__setitem__" and given:
+            self._marks.pop(id(given[0]), None)
+        rank = max((self.ranks[id(tensor)] for tensor in given if id(tensor) in self.ranks), default=-1)
+        for tensor in _tensors(result):
+            if passed is None and name != "__get__":
+                self._marks.pop(id(tensor), None)
+            elif passed is not None:
+                self._marks[id(tensor)] = passed
+            if rank >= 0 and self.outputs is not None:
+                self.ranks[id(tensor)] = max(rank, self.ranks.get(id(tensor), -1))
+            if id(tensor) in self._marks or (rank >= 0 and self.outputs is not None):
+                self._alive.append(tensor)
+
+
+def _passed(func: Any, name: str, args: Any, kwargs: Any, read: list[Mark]) -> Mark | None:
+    """The mark of a result that is a marked tensor row by row, times a factor; None: it is something else."""
+    if len(read) != 1:
+        return None
+    if name in _DROPOUTS:
+        training = kwargs.get("training", args[2] if len(args) > 2 else True)
+        return read[0] if training is False else None
+    if func is not F.batch_norm:
+        return None
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    call = dict(zip(names, args)) | kwargs
+    variance_F, gain_F = call.get("running_var"), call.get("weight")
+    if call.get("training", False) or variance_F is None:
+        return None
+    scale_F = (variance_F.detach().double() + call.get("eps", 1e-5)).rsqrt()
+    scale_F = scale_F if gain_F is None else scale_F * gain_F.detach().double()
+    before_F = read[0].scale_F
+    return replace(read[0], scale_F=scale_F if before_F is None else scale_F * before_F)
+
+
+def _is_plain_sum(args: Any, kwargs: Any) -> bool:
+    """Whether two tensors of one shape are added, times nothing."""
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    return len(given) == 2 == len(args) and not kwargs and given[0].shape == given[1].shape
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [tensor for item in items for tensor in _tensors(item)]

@@ -1,0 +1,297 @@
+"""T21: masks, values and targets are those of the slow definition; budgets hold; what is worse aside is not taken."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import joint as oracle
+from oracles.refit import conv_patches
+from torch import Tensor, nn
+
+import sipp
+from sipp.allocation.patterns import Pattern, obeys
+from sipp.errors import OptionError
+from sipp.inputs.batches import batches_of
+from sipp.repairing import joint as module
+from sipp.repairing.entry import Parts, _divided
+from sipp.repairing.joint import Joint, joint
+from sipp.repairing.searching import Rows, Rule, search
+
+ASIDE_OF = 10
+
+
+def f64(tensor: Tensor) -> oracle.Array:
+    return tensor.detach().double().numpy()
+
+
+def alike(*shape: int, seed: int = 0) -> Tensor:
+    """Points whose neighbouring features are alike and not centred, so that one makes up for another."""
+    noise = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return noise + 0.9 * noise.roll(1, 1) + 0.5
+
+
+def parts_of(data: Any) -> Parts:
+    return _divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0))
+
+
+def fitted(points: Tensor) -> Tensor:
+    return points[torch.arange(len(points)) % ASIDE_OF != ASIDE_OF - 1]
+
+
+def found(net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any) -> tuple[dict[str, Tensor], Joint]:
+    """The masks by magnitude, and what the search makes of them."""
+    masks = sipp.prune(net, None, keep=keep, method="wt").masks
+    return masks, joint(net, masks, parts_of(points), **({"a": 1.0, "chunk_bytes": 1 << 20} | options))
+
+
+def system(x_PK: oracle.Array, t_PF: oracle.Array, w_FK: oracle.Array) -> Rows:
+    x, t = torch.from_numpy(x_PK), torch.from_numpy(t_PF)
+    return Rows((x.T @ x)[None], (t.T @ x)[None], torch.from_numpy(w_FK)[None], len(x))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["layer", "2:4", "1:3", "rows"])
+def test_the_search_is_the_definition(kind: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x_PK = random.normal(size=(200, 10)) @ random.normal(size=(10, 10))
+    w_FK = random.normal(size=(7, 10)) * np.logspace(-0.7, 0.3, 7)[:, None]
+    t_PF = x_PK @ w_FK.T + random.normal(size=(200, 7))
+    n_m = tuple(map(int, kind.split(":"))) if ":" in kind else None
+    lives_F = np.full(7, kind == "rows")
+    start_FK = oracle.largest(np.abs(w_FK), 20, n_m, lives_F)  # type: ignore[arg-type]
+    pattern = None if n_m is None else Pattern(*n_m)
+    rule = Rule(int(start_FK.sum()), torch.ones(7, 10, dtype=torch.bool), torch.from_numpy(lives_F), pattern)
+    mask_FK, n_rounds = search([system(x_PK, t_PF, w_FK)], torch.from_numpy(start_FK), rule)
+    wanted_FK, wanted_rounds = oracle.search(x_PK, t_PF, w_FK, start_FK, False, n_m, lives_F)  # type: ignore[arg-type]
+    assert np.array_equal(mask_FK.numpy(), wanted_FK) and n_rounds == wanted_rounds
+    assert not np.array_equal(wanted_FK, start_FK)
+    if kind == "rows":
+        assert bool(mask_FK.any(1).all()) and int(mask_FK.sum()) == 20
+
+
+def test_the_search_finds_what_magnitude_cannot_see() -> None:
+    """Two inputs that are nearly one: magnitude keeps both of their weights, the search one of them and another."""
+    random = np.random.default_rng(0)
+    x_PK = random.normal(size=(300, 4))
+    x_PK[:, 1] = x_PK[:, 0] + 0.01 * random.normal(size=300)
+    w_FK = np.array([[1.0, 1.1, 0.9, 0.1]])
+    start_FK = np.array([[True, True, False, False]])
+    rule = Rule(2, torch.ones(1, 4, dtype=torch.bool), torch.tensor([False]))
+    mask_FK, _ = search([system(x_PK, x_PK @ w_FK.T, w_FK)], torch.from_numpy(start_FK), rule)
+    assert mask_FK[0, 2] and int(mask_FK[0, :2].sum()) == 1
+
+
+def check_layer(
+    net: nn.Module, made: Joint, given: dict[str, Tensor], name: str, x: oracle.Array, t: oracle.Array, **options: Any
+) -> oracle.Array:
+    """Asserts that mask and values are the oracle's on this target; gives the intercepts."""
+    layer = next(one for one in made.layers if one.name == name)
+    assert layer.support == "joint" and layer.moved > 0
+    flat = [f64(model.get_parameter(name)).reshape(t.shape[1], -1) for model in (net, made.model)]
+    start = given[name].flatten(1).numpy()
+    mask_FK, n_rounds = oracle.search(x, t, flat[0], start, True, **options)
+    assert np.array_equal(made.masks[name].flatten(1).numpy(), mask_FK) and layer.rounds == n_rounds
+    v_FK, b_F = oracle.refit(x, t, flat[0], mask_FK, made.ridge, True)
+    assert np.allclose(flat[1], v_FK, rtol=1e-4, atol=1e-5)
+    return b_F
+
+
+@pytest.mark.parametrize("a", [1.0, 0.25, 0.0])
+def test_layers_one_after_another(a: float) -> None:
+    torch.manual_seed(0)
+    net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
+    masks, made = found(net, points, a=a)
+    x, w = fitted(points), [f64(net[i].weight) for i in (0, 2)]
+    b_F = check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w[0], a))
+    assert np.allclose(f64(made.model[0].bias - net[0].bias), b_F, atol=1e-6)
+    x_hat, x_dense = f64(made.model[:2](x)), f64(net[:2](x))
+    b_F = check_layer(net, made, masks, "2.weight", x_hat, oracle.aim(x_hat, x_dense, w[1], a))
+    assert np.allclose(f64(made.model[2].bias - net[2].bias), b_F, atol=1e-6)
+
+
+class Block(nn.Module):
+    """relu(bn(conv(relu(bn(conv(x))))) + x), behind a convolution; then the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.conv1 = nn.Conv2d(6, 6, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, 6, 3, padding=1, groups=2, bias=False)
+        self.bn2 = nn.BatchNorm2d(6)
+        self.linear = nn.Linear(6, 4)
+
+    def inside(self, x: Tensor) -> Tensor:
+        return self.bn1(self.conv1(x)).relu()
+
+    def first(self, x: Tensor) -> Tensor:
+        return self.norm(self.stem(x)).relu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        out = self.bn2(self.conv2(self.inside(x)))
+        out += x
+        return self.linear(out.relu().mean((2, 3)))
+
+
+def block() -> tuple[Block, Tensor]:
+    torch.manual_seed(0)
+    net, points = Block().double(), alike(100, 3, 4, 5).double()
+    for one in (net.norm, net.bn1, net.bn2):
+        nn.init.uniform_(one.weight, 0.5, 2.0)
+    net.train()(points)
+    return net.eval(), points
+
+
+def patches(images: oracle.Array) -> oracle.Array:
+    return np.concatenate([conv_patches(image, (3, 3), (1, 1), (1, 1), (1, 1)) for image in images])
+
+
+def test_the_end_of_a_block_corrects_what_the_stream_has_lost() -> None:
+    net, points = block()
+    _, made = found(net, points, keep=0.3)
+    assert {layer.name: layer.corrects for layer in made.layers} == {
+        name: name == "conv2.weight" for name in ("stem.weight", "conv1.weight", "conv2.weight", "linear.weight")
+    }
+    assert all(layer.intercept == ("bias" if "linear" in layer.name else "norm") for layer in made.layers)
+    x, pruned = fitted(points), made.model
+    s, s_hat = net.first(x), pruned.first(x)  # type: ignore[operator]
+    gain_F = net.bn2.weight / (net.bn2.running_var + net.bn2.eps).sqrt()
+    lost_PF = f64(((s - s_hat) / gain_F.view(1, -1, 1, 1)).movedim(1, -1).reshape(-1, 6))
+    halves = [(f64(net.inside(s))[:, at], f64(pruned.inside(s_hat))[:, at]) for at in (slice(0, 3), slice(3, 6))]  # type: ignore[operator]
+    for g, (dense, own) in enumerate(halves):  # the budget is the layer's, the least squares are each group's
+        rows = slice(3 * g, 3 * g + 3)
+        mask_FK, v_FK = (f64(t)[rows].reshape(3, -1) for t in (made.masks["conv2.weight"], pruned.conv2.weight))  # type: ignore[union-attr, arg-type]
+        w_FK = f64(net.conv2.weight)[rows].reshape(3, -1)
+        t_PF = oracle.aim(patches(own), patches(dense), w_FK, 1.0, lost_PF[:, rows])
+        wanted_FK, _ = oracle.refit(patches(own), t_PF, w_FK, mask_FK > 0, made.ridge, True)
+        assert np.allclose(v_FK, wanted_FK, rtol=1e-4, atol=1e-5)
+    _, without = found(net, points, keep=0.3, residuals=())
+    assert not any(layer.corrects for layer in without.layers)
+    assert not torch.equal(without.masks["conv2.weight"], made.masks["conv2.weight"])
+
+
+class Stream(nn.Module):
+    """A stream that four blocks add to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(12, 16)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for one in self.blocks:
+            x = x + one(x)
+        return x
+
+
+@pytest.mark.parametrize("off", [{"searches": False}, {"a": 0.0}, {"residuals": ()}], ids=lambda off: next(iter(off)))
+def test_each_part_brings_the_output_nearer(off: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    net, points = Stream().double(), alike(600, 12).double()
+    new, wanted = (x := alike(400, 12, seed=1).double()), net(x).detach()
+    errors = []
+    for options in ({}, off):
+        _, made = found(net, points, keep=0.3, **options)
+        errors.append(float((made.model(new).detach() - wanted).norm()))
+    assert errors[0] < 0.95 * errors[1]
+    assert [layer.corrects for layer in found(net, points)[1].layers] == [False] + [False, True] * 4
+
+
+def test_budgets_rows_and_patterns() -> None:
+    net, points = block()
+    masks, made = found(net, points, keep=0.25)
+    for name, mask in made.masks.items():
+        weight = made.model.get_parameter(name)
+        assert int(mask.sum()) == int(masks[name].sum()) and bool((weight[~mask] == 0).all())
+    assert any(not torch.equal(mask, masks[name]) for name, mask in made.masks.items())
+    masks = {name: p.abs() >= p.abs().amax(1, keepdim=True) for name, p in net.named_parameters() if p.ndim > 1}
+    alive = joint(net, masks, parts_of(points), a=1.0, keeps_rows=True, chunk_bytes=1 << 20)
+    assert all(bool(mask.flatten(1).any(1).all()) for mask in alive.masks.values())
+    masks = sipp.prune(net, None, pattern="2:4", method="wt").masks
+    made = joint(net, masks, parts_of(points), a=1.0, pattern=Pattern(2, 4), chunk_bytes=1 << 20)
+    assert all(obeys(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
+    assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
+    assert any(layer.support == "joint" and layer.moved for layer in made.layers)
+
+
+def test_weights_that_were_zero_stay_zero() -> None:
+    net, points = block()
+    with torch.no_grad():
+        net.conv1.weight[:, ::2] = 0.0
+    _, made = found(net, points, keep=0.3)
+    assert int(made.masks["conv1.weight"][:, ::2].sum()) == 0
+    assert next(layer for layer in made.layers if layer.name == "conv1.weight").moved > 0
+
+
+def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, points = block()
+    _, made = found(net, points, keep=0.3)
+    for layer in made.layers:
+        assert layer.error is not None and layer.error_given is not None and layer.error <= layer.error_given
+
+    def worst(rows: Any, mask_FK: Tensor, rule: Rule) -> tuple[Tensor, int]:
+        dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
+        return rule.largest(-dense_FK.abs()), 1
+
+    monkeypatch.setattr(module, "search", worst)
+    masks, bad = found(net, points, keep=0.3)
+    assert all(layer.support == "given" and layer.moved == 0 for layer in bad.layers)
+    assert all(torch.equal(mask, masks[name]) for name, mask in bad.masks.items())
+
+
+def test_a_is_chosen_on_the_points_kept_aside() -> None:
+    net, points = block()
+    _, chosen = found(net, points, a=(0.0, 1.0))
+    each = {a: found(net, points, a=a)[1] for a in (0.0, 1.0)}
+    assert chosen.tried == {a: one.output_error for a, one in each.items()}  # so few points are all used
+    best = min(each, key=lambda a: each[a].output_error or 0.0)
+    assert chosen.a == best
+    state = each[best].model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in chosen.model.state_dict().items())
+    many = [alike(40, 3, 4, 5, seed=i).double() for i in range(15)]
+    _, chosen = found(net, many, a=(0.0, 1.0))
+    _, alone = found(net, many, a=chosen.a)
+    assert chosen.output_error == alone.output_error != chosen.tried[chosen.a]
+    with pytest.raises(OptionError):
+        found(net, points, a=())
+    with pytest.raises(OptionError):
+        found(net, points, a=2.0)
+
+
+def test_the_same_bits_twice_and_the_model_as_it_was() -> None:
+    net, points = block()
+    net.train()
+    before = copy.deepcopy(net.state_dict())
+    _, one = found(net, points)
+    _, two = found(net, points)
+    assert all(torch.equal(a, b) for a, b in zip(one.model.state_dict().values(), two.model.state_dict().values()))
+    assert net.training and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not any(m._forward_pre_hooks or m._forward_hooks or "forward" in vars(m) for m in net.modules())
+
+
+def test_recurrent_and_attention_weights() -> None:
+    torch.manual_seed(0)
+    lstm, points = nn.LSTM(5, 8, batch_first=True), alike(80, 6, 5)
+    masks, made = found(lstm, points)
+    assert {layer.name for layer in made.layers} == set(masks) and any(layer.moved for layer in made.layers)
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).eval()
+    masks, made = found(encoder, alike(80, 6, 8))
+    assert all(layer.support != "none" for layer in made.layers)
+    assert [layer.name for layer in made.layers if layer.corrects] == ["linear2.weight"]
+
+
+def test_outputs_that_are_no_numbers_leave_the_layer_as_it_was() -> None:
+    torch.manual_seed(0)
+    net, points = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).double(), alike(100, 8).double()
+    points = points * 1e200
+    masks, made = found(net, points)
+    assert all(layer.support == "none" and layer.why for layer in made.layers)
+    for name, mask in masks.items():
+        assert torch.equal(made.model.get_parameter(name), net.get_parameter(name) * mask)

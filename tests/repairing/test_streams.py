@@ -1,0 +1,153 @@
+"""Which layers end in an addition to a residual stream, found by a pass under watch, whatever the model looks like."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sipp.errors import OptionError
+from sipp.inputs.batches import batches_of
+from sipp.inputs.layers import find_sites
+from sipp.records import Batch
+from sipp.repairing.entry import _divided
+from sipp.repairing.joint import joint
+from sipp.repairing.streams import find_streams, read_streams
+
+
+def batch_of(data: Any) -> Batch:
+    return next(iter(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0)))
+
+
+class Net(nn.Module):
+    """Layers a, b, c and norms, put together by a function."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm, self.layer_norm, self.dropout = nn.BatchNorm1d(6), nn.LayerNorm(6), nn.Dropout(0.5)
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+def plus_in_place(net: Any, x: Tensor) -> Tensor:
+    x = net.a(x)
+    x += net.b(x.relu())
+    return x
+
+
+def added_to_the_layer(net: Any, x: Tensor) -> Tensor:
+    x = net.a(x)
+    out = net.b(x.relu())
+    out += x
+    return out
+
+
+def of_two(net: Any, x: Tensor) -> Tensor:
+    x = net.a(x)
+    return net.b(x) + net.c(x)
+
+
+def read_twice(net: Any, x: Tensor) -> Tensor:
+    x = net.a(x)
+    out = net.b(x.relu())
+    return (out + x) * out.sigmoid()
+
+
+def called_twice(net: Any, x: Tensor) -> Tensor:
+    x = net.a(x)
+    return x + net.b(x) + net.b(x.relu())
+
+
+def written_to(net: Any, x: Tensor) -> Tensor:
+    x = net.a(x)
+    out = net.b(x)
+    out[:, 0] = 0.0
+    return x + out
+
+
+CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], set[str]]] = {
+    "x + layer": (lambda net, x: (y := net.a(x)) + net.b(y.relu()), {"b.weight"}),
+    "torch.add": (lambda net, x: torch.add(net.b(y := net.a(x)), y), {"b.weight"}),
+    "x += layer": (plus_in_place, {"b.weight"}),
+    "layer += x": (added_to_the_layer, {"b.weight"}),
+    "norm and dropout between": (lambda net, x: (y := net.a(x)) + net.dropout(net.norm(net.b(y))), {"b.weight"}),
+    "the later of two": (of_two, {"c.weight"}),
+    "a nonlinearity between": (lambda net, x: (y := net.a(x)) + net.b(y).relu(), set()),
+    "a norm by the point between": (lambda net, x: (y := net.a(x)) + net.layer_norm(net.b(y)), set()),
+    "the input itself": (lambda net, x: x + net.b(x), set()),
+    "a bias": (lambda net, x: net.b(net.a(x)) + torch.ones(6), set()),
+    "times something": (lambda net, x: torch.add(y := net.a(x), net.b(y), alpha=2), set()),
+    "concatenation": (lambda net, x: torch.cat([y := net.a(x), net.b(y)], 1), set()),
+    "read twice": (read_twice, set()),
+    "called twice": (called_twice, set()),
+    "written to": (written_to, set()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_streams_are_found(case: str) -> None:
+    run, wanted = CASES[case]
+    torch.manual_seed(0)
+    net, x = Net(run).eval(), torch.randn(20, 6)
+    nn.init.uniform_(net.norm.weight, 0.5, 2.0)
+    net.norm.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
+    sites = find_sites(net)
+    found = find_streams(net, sites, ["a.weight", "b.weight", "c.weight"], batch_of(x))
+    assert set(found) == wanted
+    for name, (module, output) in found.items():
+        [(mark, stream)] = read_streams(net, {name: module}, batch_of(x)).values()
+        gain_F = torch.ones(6).double() if mark.scale_F is None else mark.scale_F
+        bias_F = net.norm(torch.zeros(1, 6)) if mark.scale_F is not None else 0.0
+        with torch.no_grad():
+            assert torch.allclose(stream + gain_F.float() * output + bias_F, net(x), atol=1e-5)
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+class Padded(nn.Module):
+    """Tokens with a mask, as transformers take them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(30, 8)
+        self.up, self.down, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 8)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        x = x + self.head(x)
+        x = x + self.down(F.gelu(self.up(x)))
+        return (x * attention_mask[..., None]).sum(1)
+
+
+def test_padding_does_not_count() -> None:
+    """What stands in the padding changes nothing."""
+    torch.manual_seed(0)
+    net = Padded().eval()
+    ids, real = torch.randint(30, (60, 7)), (torch.arange(7) < torch.randint(2, 8, (60, 1))).long()
+    masks = {
+        f"{name}.weight": (w := net.get_submodule(name).weight).abs() >= w.abs().median()  # type: ignore[union-attr, operator]
+        for name in ("up", "down", "head")
+    }
+    made = []
+    for fill in (0, 5):
+        data = [{"input_ids": torch.where(real > 0, ids, fill), "attention_mask": real}]
+        parts = _divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0))
+        made.append(joint(net, masks, parts, a=1.0, chunk_bytes=1 << 12))
+    assert [layer.name for layer in made[0].layers if layer.corrects] == ["down.weight"]
+    for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
+        assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_a_stream_that_is_named_has_to_be_there() -> None:
+    torch.manual_seed(0)
+    net, x = Net(CASES["x + layer"][0]).eval(), torch.randn(60, 6)
+    masks = {f"{name}.weight": torch.rand(6, 6) < 0.5 for name in "ab"}
+    parts = _divided(batches_of(x, device=torch.device("cpu"), n_points=None, seed=0))
+    made = joint(net, masks, parts, a=1.0, residuals=["b.weight"], chunk_bytes=1 << 12)
+    assert [layer.corrects for layer in made.layers] == [False, True]
+    with pytest.raises(OptionError, match=r"a\.weight"):
+        joint(net, masks, parts, a=1.0, residuals=["a.weight"], chunk_bytes=1 << 12)
