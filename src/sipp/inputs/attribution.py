@@ -31,6 +31,7 @@ class Found:
     order: Order
     steps_first: bool
     n_steps: int
+    is_tied: bool = False  # another order fits these points as well
 
     def for_use(self, use: Use) -> Order:
         """The order of a use of another number of points, whose adapter may have read the same layout otherwise.
@@ -115,14 +116,16 @@ def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
     ]
     # a GPU is waited for only here
     distances = torch.stack([distance.cpu() for *_, distance in tried]).tolist() if tried else []
-    best: dict[UseKey, tuple[float, Order]] = {}
+    fitting: dict[UseKey, list[tuple[float, Order]]] = {key: [] for key in first.samples}
     for (key, order, _), distance in zip(tried, distances):
-        if distance <= first.samples[key].tolerance and distance < best.get(key, (torch.inf, order))[0]:  # no NaN
-            best[key] = distance, order
-    return {
-        key: Found(best[key][1] if key in best else "together", sample.use.steps_first, sample.n_steps)
-        for key, sample in first.samples.items()
-    }
+        if distance <= first.samples[key].tolerance:  # no NaN
+            fitting[key].append((distance, order))
+    found = {}
+    for key, sample in first.samples.items():
+        fits = sorted(fitting[key], key=lambda one: one[0])  # the adapter's own order first where they are equal
+        order: Order = fits[0][1] if fits else "together"
+        found[key] = Found(order, sample.use.steps_first, sample.n_steps, len(fits) > 1)
+    return found
 
 
 def grouped(use: Use, order: Order) -> Use:
