@@ -537,7 +537,7 @@ def test_copies_in_finite_data_are_not_endless() -> None:
 
 X = points(60, 8)
 WRONG: dict[str, tuple[Any, str]] = {
-    "int64": ([X.long()], r"batch 0 \(input 0: int64 60 x 8\).*parameters are float32: convert"),
+    "int64": ([(9 * X).long()], r"batch 0 \(input 0: int64 60 x 8\).*parameters are float32: convert"),
     "half": ([X.half()], r"batch 0 \(input 0: float16 60 x 8\).*parameters are float32: convert"),
     "double": (X.double(), r"batch 0 \(input 0: float64 60 x 8\).*parameters are float32: convert"),
     "complex": ([X.to(torch.complex64)], r"batch 0, input 0 holds complex numbers.*view_as_real"),
