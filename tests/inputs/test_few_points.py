@@ -53,6 +53,35 @@ def test_features_repeated_at_every_step_are_their_point_s(n_steps: int) -> None
     assert not means_agree(Calls(repeated), [x], [point.repeat(n_steps, 1) for point in x])
 
 
+@pytest.mark.parametrize(("n_points", "n_steps"), [(3, 7), (4, 9), (6, 7), (8, 9)])
+def test_evenly_spaced_steps_do_not_hide_an_order(n_points: int, n_steps: int) -> None:
+    """Every third or fourth step of a wrong order may be the same point's."""
+
+    def repeated(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x.repeat(n_steps, 1)).unflatten(0, (n_steps, len(x))).sum(0)
+
+    x = randn(n_points, WIDTH)
+    assert not means_agree(Calls(repeated), [x], [point.repeat(n_steps, 1) for point in x])
+
+
+def test_what_two_points_alone_cannot_tell_is_unknown() -> None:
+    x = randn(2, 1, WIDTH).repeat(1, 3, 1)
+    with pytest.raises(DataError, match="do not show them"):
+        sipp.sensitivity(Calls(by_steps), [x], reduce="mean")
+
+
+@pytest.mark.parametrize("n_steps", [2, 5, 6])
+def test_several_patches_a_step_in_tensors_with_time_first(n_steps: int) -> None:
+    """T x B x 2 x features; the last batches hold as many points as there are steps, or fewer."""
+
+    def time_first(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x.transpose(0, 1)).transpose(0, 1)
+
+    for n_points in (N, N + 5, N + 6):
+        x = randn(n_points, n_steps, 2, WIDTH)
+        assert not means_agree(Calls(time_first), list(x.split(N)), [point.flatten(0, 1) for point in x])
+
+
 def test_blank_points_say_nothing_of_the_others() -> None:
     ends, start = randn(N, 4, WIDTH), randn(N, 4, WIDTH)
     ends[0] = ends[-1] = 0
