@@ -134,3 +134,13 @@ def test_a_weight_that_is_read_elsewhere_for_some_points_is_found(is_large: Call
     x[N + 3, 0] = 10
     with pytest.raises(ModelError, match=r"m\.weight is read by"):
         sipp.sensitivity(Calls(read), list(x.split(N)))
+
+
+def test_a_compiled_part_is_scored_like_a_plain_one() -> None:
+    part, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()), torch.rand(N, WIDTH)
+    plain = nn.Sequential(part, nn.Linear(WIDTH, 3))
+    compiled = nn.Sequential(torch.compile(part, backend="eager"), plain[1])
+    expected = sipp.sensitivity(plain, x)
+    assert [*map(torch.Tensor.tolist, sipp.sensitivity(compiled, x).values())] == [
+        t.tolist() for t in expected.values()
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -237,6 +238,8 @@ def _run_hooked(model: nn.Module, sites: Iterable[Site], now: _Now, norm_stats: 
     now = replace(now, on_use=noting(now.on_use), group=noting(now.group))
     with ExitStack() as stack:
         stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
+        if "torch._dynamo" in sys.modules:  # a compiled part of the model would compile our hooks too
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for site in sites:
             for handle in _hooks(site, now):
                 stack.callback(handle.remove)
