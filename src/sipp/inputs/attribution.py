@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -205,8 +205,9 @@ def _sampled(use: Use, order: Order) -> Tensor:
     """
     turned = grouped(use, order)
     sizes = turned.windows.shape[2 : 2 + turned.n_position_dims]
-    index = []  # all axes at once: the windows of a convolution are a view, much smaller in memory than they look
+    # all axes at once: the windows of a convolution are a view, much smaller in memory than they look
+    index: list[Any] = [slice(None), slice(None)]
     for axis, size in enumerate(sizes, start=1):
         chosen = sorted({0, min(1, size - 1), (size - 1) // 2, size - 1})
         index.append(torch.tensor(chosen, device=turned.windows.device).view(-1, *[1] * (len(sizes) - axis)))
-    return turned.windows[(slice(None), slice(None), *index)].flatten(1)
+    return turned.windows[tuple(index)].flatten(1)
