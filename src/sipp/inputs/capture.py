@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -238,7 +237,7 @@ def _run_hooked(model: nn.Module, sites: Iterable[Site], now: _Now, norm_stats: 
     now = replace(now, on_use=noting(now.on_use), group=noting(now.group))
     with ExitStack() as stack:
         stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
-        if "torch._dynamo" in sys.modules:  # a compiled part of the model would compile our hooks too
+        if any(map(_is_compiled, model.modules())):  # it would compile our hooks too
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for site in sites:
             for handle in _hooks(site, now):
@@ -357,6 +356,11 @@ def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[None]:
 def depends_on_batch(model: nn.Module, norm_stats: NormStats) -> bool:
     """Whether a point's activations depend on the other points of its batch (batch statistics somewhere)."""
     return any(_uses_batch(m) and (norm_stats == "batch" or m.running_mean is None) for m in model.modules())
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile, or the module's own `compile`, was called for it."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _uses_batch(module: nn.Module) -> bool:
