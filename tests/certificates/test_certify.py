@@ -549,7 +549,7 @@ def test_outputs_that_are_not_finite_can_only_raise_the_drop():
 def test_labels_that_cannot_be_used_are_refused():
     dense, pruned = networks()
     x, y = points(10), torch.zeros(10, dtype=torch.long)
-    for bad in (y.float(), y[:5], y[:, None].expand(10, 4)):
+    for bad in (y + 0.5, y[:5], y[:, None].expand(10, 4)):
         with pytest.raises(DataError, match="labels are"):
             certify_accuracy(dense, pruned, [(x, bad)])
     for value in (-1, 4):

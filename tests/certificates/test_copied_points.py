@@ -154,3 +154,14 @@ def test_points_kept_aside_that_are_copies_of_others_judge_nothing() -> None:
         sipp.compare(net, torch.cat([x, x[:10]]), **options)
     mixed = sipp.compare(net, torch.cat([x, torch.randn(4, 4), x[:6]]), **options)
     assert mixed.n_points == 4 and mixed.n_calibration == 30
+
+
+def test_the_sentence_says_that_gains_are_counted_without_copies() -> None:
+    x, labels = points(40, n_bad=10), torch.zeros(40, dtype=torch.int64)
+    for times, words in ((1, "10 the other way round"), (3, "10 different ones the other way round")):
+        given = [(x.repeat(times, 1), labels.repeat(times))]
+        found = [
+            certify_accuracy(*nets, given) for nets in ((Net(), Net(is_pruned=True)), (Net(is_pruned=True), Net()))
+        ]
+        gained = max(found, key=lambda one: one.n_gained)
+        assert gained.n_gained == 10 and words in gained.sentence

@@ -115,3 +115,13 @@ def test_masks_that_are_held_are_no_part_of_it(dense: Scaled, pruned: sipp.Prune
     finally:
         sipp.release(pruned.model)
     assert model_hash(pruned.model) == base
+
+
+def test_a_file_without_a_certificate_tells_of_other_buffers_too(pruned: sipp.Pruned, tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    sipp.save(pruned, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sipp.load(path, into=Scaled())
+    with pytest.warns(UserWarning, match="buffers that no state_dict holds"):
+        sipp.load(path, into=Scaled(3.0))

@@ -144,7 +144,8 @@ class AccuracyCertificate:
         if self.mode == "labels":
             given = _points(self, "labelled").rstrip(",")
             claim = f"pruning lowers the accuracy {points}: of {given}, {self.n_lost:,} were right "
-            claim += f"before and wrong after, {self.n_gained:,} the other way round."
+            different = " different ones" if self.n_duplicates else ""  # of which no copy is counted
+            claim += f"before and wrong after, {self.n_gained:,}{different} the other way round."
         else:
             claim = f"pruning changes the chosen class of at most {limit} of inputs, so whatever the labels are, it "
             claim += f"lowers the accuracy {points} ({self.n_differ:,} of {_points(self)} changed)."

@@ -148,7 +148,14 @@ def _warn_of_unknown(ids: Tensor, tokenizer: Any, path: Path) -> None:
 def _labelled(lines: list[str]) -> tuple[list[str], Tensor | None]:
     """The sentences and their class numbers, where every line ends in a tab and a number."""
     parts = [line.rpartition(LABEL_SEPARATOR) for line in lines]
-    if not all(text and label.isascii() and label.isdigit() and len(label) < 7 for text, _, label in parts):
+    fits = [bool(text) and label.isascii() and label.isdigit() and len(label) < 7 for text, _, label in parts]
+    if not all(fits):
+        if any(fits):  # else the class numbers would be read as words
+            raise DataError(
+                f"{sum(fits)} of {len(fits)} sentences end in a tab and a class number, and others do not, the first "
+                f"of them sentence {fits.index(False) + 1}",
+                fix="give all of them a class number (0, 1, ...), or none",
+            )
         return lines, None
     labels = torch.tensor([int(label) for _, _, label in parts], dtype=torch.int64, device="cpu")
     return [text for text, _, _ in parts], labels

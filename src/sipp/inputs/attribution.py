@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,8 +19,10 @@ from sipp.numerics import integers
 from sipp.records import Use, Weight
 
 # reported: as the adapter says, in dimension 0; interleaved: the patches of all points at step 0, then at step 1, ...;
-# together: by none of these
-Order = Literal["reported", "interleaved", "together"]
+# crossed: so too, of as many steps as points, each with several patches of a point; together: by none of these
+Order = Literal["reported", "interleaved", "crossed", "together"]
+FLOAT32_EPS = 2.0**-23
+AS_WELL = 8  # times the distance of the best order, or its rounding: another one that is so near fits as well
 UseKey = tuple[str, int]  # name of the weight, and the how manieth use of it in a pass
 
 
@@ -31,6 +33,8 @@ class Found:
     order: Order
     steps_first: bool
     n_steps: int
+    n_points: int
+    is_tied: bool  # another order fits these points as well
 
     def for_use(self, use: Use) -> Order:
         """The order of a use of another number of points, whose adapter may have read the same layout otherwise.
@@ -43,10 +47,11 @@ class Found:
         if self.n_steps != _n_steps(use) and not has_lengths:
             return "together"
         if self.steps_first == use.steps_first:
-            return self.order
-        if self.order == ("reported" if self.steps_first else "interleaved"):
-            return "interleaved" if self.steps_first else "reported"
-        return "together"
+            return self.order if self.order != "crossed" or len(use.windows) == self.n_points else "together"
+        if self.steps_first and self.order == "reported":
+            return "crossed"
+        was_crossed = self.order == "crossed" or (self.order == "interleaved" and self.n_steps == self.n_points)
+        return "reported" if was_crossed and not self.steps_first else "together"
 
 
 Orders = dict[UseKey, Found]
@@ -59,7 +64,9 @@ class _Sample:
     patches: dict[Order, Tensor]
     use: Use  # without its windows
     n_steps: int
+    n_points: int
     tolerance: float
+    rounding: float
 
 
 class Recorder:
@@ -72,7 +79,9 @@ class Recorder:
     def __call__(self, weight: Weight, use: Use) -> Use:
         patches = {order: _sampled(use, order) for order in _candidates(use)}
         bare = replace(use, windows=use.windows[:0])
-        self.samples[_next_key(self._seen, weight)] = _Sample(patches, bare, _n_steps(use), tolerance_of(use.windows))
+        sizes, dtype = (_n_steps(use), len(use.windows)), use.windows.dtype
+        sample = _Sample(patches, bare, *sizes, tolerance_of(use.windows), min(torch.finfo(dtype).eps, FLOAT32_EPS))
+        self.samples[_next_key(self._seen, weight)] = sample
         return use
 
     @property
@@ -115,14 +124,23 @@ def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
     ]
     # a GPU is waited for only here
     distances = torch.stack([distance.cpu() for *_, distance in tried]).tolist() if tried else []
-    best: dict[UseKey, tuple[float, Order]] = {}
+    fitting: dict[UseKey, list[tuple[float, Order]]] = {key: [] for key in first.samples}
     for (key, order, _), distance in zip(tried, distances):
-        if distance <= first.samples[key].tolerance and distance < best.get(key, (torch.inf, order))[0]:  # no NaN
-            best[key] = distance, order
-    return {
-        key: Found(best[key][1] if key in best else "together", sample.use.steps_first, sample.n_steps)
-        for key, sample in first.samples.items()
-    }
+        if distance <= first.samples[key].tolerance:  # no NaN
+            fitting[key].append((distance, order))
+    found = {}
+    for key, sample in first.samples.items():
+        fits = sorted(fitting[key], key=lambda one: one[0])  # the adapter's own order first where they are equal
+        limit = AS_WELL * max(fits[0][0], sample.rounding) if fits else 0.0
+        equal = [order for distance, order in fits if distance <= limit]
+        order = equal[0] if equal and _are_alike([sample.patches[one] for one in equal]) else "together"
+        found[key] = Found(order, sample.use.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
+    return found
+
+
+def _are_alike(readings: list[Tensor]) -> bool:
+    """Whether all orders give each point the same patches, so that any of them will do."""
+    return all(torch.equal(readings[0], other) for other in readings[1:])
 
 
 def grouped(use: Use, order: Order) -> Use:
@@ -131,18 +149,21 @@ def grouped(use: Use, order: Order) -> Use:
         return use
     windows = use.windows if use.n_position_dims else use.windows.unsqueeze(2)
     n_points, n_steps = len(windows), windows.shape[2]
-    blocks = (n_steps, n_points) if order == "interleaved" else (1, n_points * n_steps)
+    blocks = {
+        "interleaved": (n_steps, n_points, 1),
+        "crossed": (n_points, n_points, n_steps // n_points),
+        "together": (n_points * n_steps, 1, 1),
+    }[order]
 
     def turned(tensor: Tensor) -> Tensor:  # points x steps x ... -> points x steps x ... in the other order
-        turned = tensor.flatten(0, 1).unflatten(0, blocks)
-        return turned.transpose(0, 1) if order == "interleaved" else turned
+        return tensor.flatten(0, 1).unflatten(0, blocks).transpose(0, 1).flatten(1, 2)
 
     return replace(
         use,
         windows=turned(windows.movedim(2, 1)).movedim(1, 2),
         n_position_dims=max(1, use.n_position_dims),
         counts_B=None if use.counts_B is None else use.counts_B.sum()[None],
-        attributed=order == "interleaved",
+        attributed=order != "together",
         real_BP=None if use.real_BP is None else turned(use.real_BP),
     )
 
@@ -161,8 +182,11 @@ def _candidates(use: Use) -> tuple[Order, ...]:
     """The orders that are worth a try."""
     if not use.attributed:
         return ()
-    can_turn = _n_steps(use) > 1 and use.counts_B is None
-    return ("reported", "interleaved") if can_turn else ("reported",)
+    n_steps, n_points = _n_steps(use), len(use.windows)
+    if n_steps == 1 or use.counts_B is not None:
+        return ("reported",)
+    can_cross = n_steps % n_points == 0 and n_steps > n_points > 1
+    return ("reported", "interleaved", "crossed") if can_cross else ("reported", "interleaved")
 
 
 def _distance(first_BN: Tensor, moved_BN: Tensor, placed_B: Tensor) -> Tensor:
@@ -175,8 +199,15 @@ def _distance(first_BN: Tensor, moved_BN: Tensor, placed_B: Tensor) -> Tensor:
 
 
 def _sampled(use: Use, order: Order) -> Tensor:
-    """Some patches of each point (B x N): of the first, the last and a middle position along every axis."""
+    """Some patches of each point (B x N): of the first, the last and a middle position along every axis.
+
+    Beside the first its neighbour: evenly spaced positions alone may all be the same point's in a wrong order.
+    """
     turned = grouped(use, order)
-    positions = turned.windows.shape[2 : 2 + turned.n_position_dims]
-    index = (slice(None, None, max(1, (size - 1) // 2)) for size in positions)
-    return turned.windows[(slice(None), slice(None), *index)].flatten(1)
+    sizes = turned.windows.shape[2 : 2 + turned.n_position_dims]
+    # all axes at once: the windows of a convolution are a view, much smaller in memory than they look
+    index: list[Any] = [slice(None), slice(None)]
+    for axis, size in enumerate(sizes, start=1):
+        chosen = sorted({0, min(1, size - 1), (size - 1) // 2, size - 1})
+        index.append(torch.tensor(chosen, device=turned.windows.device).view(-1, *[1] * (len(sizes) - axis)))
+    return turned.windows[tuple(index)].flatten(1)

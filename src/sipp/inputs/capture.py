@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -23,6 +23,7 @@ from sipp.inputs.layers import Site
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
 from sipp.inputs.outside_reads import Watch
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was
+from sipp.inputs.routing import Routing
 from sipp.inputs.uses import fitted, without_padding
 from sipp.numerics import integers, is_out_of_memory
 from sipp.options import NormStats
@@ -44,6 +45,7 @@ class Probe:
     n_uses: dict[str, int]  # of each weight in one pass
     alone: Alone | None  # the outputs of the few points by themselves, the second time they were run
     checked: set[str]  # modules whose output was compared with what was captured of it
+    only_of: Batch | None  # the one batch that it speaks of, where other points may show something else
 
 
 Forms = dict[tuple[Any, ...], Probe]  # by shapes and dtypes of the inputs
@@ -79,7 +81,8 @@ def runner(
     def run(batch: Batch, on_use: OnUse) -> Any:
         known = None if checked is None else probe(model, sites, batch, norm_stats, checked)
         group = _as_reported if known is None else Grouper(known.orders)
-        now = _Now(batch, on_use, group, None if known is None else known.checked, None)
+        watch = None if known is None else Watch(sites, batch.where)  # a branch that the few did not take may read
+        now = _Now(batch, on_use, group, None if known is None else known.checked, watch)
         return _run_hooked(model, sites, now, norm_stats)
 
     return run
@@ -89,23 +92,30 @@ def probe(model: nn.Module, sites: Iterable[Site], batch: Batch, norm_stats: Nor
     """What is known of batches of this form; if nothing is, a few of its points are run twice to find out.
 
     They are checked for what hooks on layers cannot see: a layer whose output is not what its uses give, a weight that
-    is read elsewhere, patches that are another point's.
+    is read elsewhere, patches that are another point's. Where a few points cannot speak for others, because the model
+    goes by the values of its data or patches fit several orders, whole batches are run instead, each of them.
     """
     form = _form(batch)
-    if form not in known:
-        known[form] = _probed(model, tuple(sites), batch, norm_stats)
-    return known[form]
+    found = known.get(form)
+    if found is None or (found.only_of is not None and found.only_of is not batch):
+        now = _probed(model, tuple(sites), batch, norm_stats, few=found is None)
+        _tell_together(now, found, batch)
+        found = known[form] = now
+    return found
 
 
-def _probed(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats) -> Probe:
-    """The probe of a few points; of the whole batch where the model takes no fewer."""
+def _probed(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats, *, few: bool) -> Probe:
+    """The probe of a few points; of the whole batch where they do not tell enough, or the model takes no fewer."""
     chosen = few_of(batch.n_points)
-    try:
-        return _probe_points(model, sites, batch, chosen, norm_stats)
-    except (DataError, ModelError):
-        if len(chosen) == batch.n_points:
-            raise
-        return _probe_points(model, sites, batch, integers(0, batch.n_points), norm_stats)
+    if few or len(chosen) == batch.n_points:
+        try:
+            found = _probe_points(model, sites, batch, chosen, norm_stats)
+            if found.only_of is None or len(chosen) == batch.n_points:
+                return found
+        except (DataError, ModelError):
+            if len(chosen) == batch.n_points:
+                raise
+    return _probe_points(model, sites, batch, integers(0, batch.n_points), norm_stats)
 
 
 def _probe_points(
@@ -114,7 +124,8 @@ def _probe_points(
     """The probe of these points of the batch."""
     few, checked = points_at(batch, chosen), set[str]()
     first, moved, placed = Recorder(), Recorder(), integers(0, len(chosen))
-    _run_hooked(model, sites, _Now(few, _ignored, first, checked, Watch(sites, batch.where)), norm_stats)
+    watch, routing = Watch(sites, batch.where), Routing()
+    _run_hooked(model, sites, _Now(few, _ignored, first, checked, watch, routing), norm_stats)
     alone: Alone | None = None
     for placed in placements(len(chosen)) if len(chosen) > 1 else ():
         moved = Recorder()
@@ -125,10 +136,8 @@ def _probe_points(
         alone = chosen[placed], output
         break
     orders = orders_of(first, moved, placed)
-    for name in dict.fromkeys(name for (name, _), found in orders.items() if found.order == "together"):
-        if len(chosen) > 1:
-            _tell_together(name, batch)
-    return Probe(orders, first.n_uses, alone, checked)
+    is_of_these = routing.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
+    return Probe(orders, first.n_uses, alone, checked, batch if is_of_these else None)
 
 
 def few_of(n_points: int) -> Tensor:
@@ -136,15 +145,19 @@ def few_of(n_points: int) -> Tensor:
     return integers(0, n_points)[:: max(1, n_points - 1)]
 
 
-def _tell_together(name: str, batch: Batch) -> None:
+def _tell_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
+    """Says of which weights the patches stay together, unless the form's earlier probe has said so."""
     padding = "" if batch.real_BT is None else ", and padding is not taken out of them"
-    _log.warning(
-        "%s: the inputs of %s do not show which of them belong to which point; what is said of single points is "
-        "unknown for it%s",
-        batch.where,
-        name,
-        padding,
-    )
+    said = set() if earlier is None else {key for key, found in earlier.orders.items() if found.order == "together"}
+    told = (key for key, found in probe.orders.items() if found.order == "together" and key not in said)
+    for name in dict.fromkeys(name for name, _ in told) if batch.n_points > 1 else ():
+        _log.warning(
+            "%s: the inputs of %s do not show which of them belong to which point; what is said of single points is "
+            "unknown for it%s",
+            batch.where,
+            name,
+            padding,
+        )
 
 
 @dataclass(frozen=True)
@@ -156,7 +169,14 @@ class _Now:
     group: Group
     checked: set[str] | None  # modules whose output needs no check, any more; None: no module's does
     watch: Watch | None
+    routing: Routing | None = None
     met: set[str] = field(default_factory=set)  # modules whose output was compared in this pass
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """A context for our own operations: watch and routing look at the model's."""
+        with torch._C.DisableTorchFunction(), nullcontext() if self.routing is None else self.routing.paused():
+            yield
 
 
 def _ignored(weight: Weight, use: Use, batch: Batch) -> None:
@@ -217,11 +237,15 @@ def _run_hooked(model: nn.Module, sites: Iterable[Site], now: _Now, norm_stats: 
     now = replace(now, on_use=noting(now.on_use), group=noting(now.group))
     with ExitStack() as stack:
         stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
+        if any(map(_is_compiled, model.modules())):  # it would compile our hooks too
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for site in sites:
             for handle in _hooks(site, now):
                 stack.callback(handle.remove)
         if now.watch is not None:
             stack.enter_context(now.watch)
+        if now.routing is not None:
+            stack.enter_context(now.routing)
         output = run_batch(model, fresh(now.batch), ours)
     if now.checked is not None:
         now.checked.update(now.met)
@@ -239,7 +263,7 @@ def _hooks(site: Site, now: _Now) -> Iterator[Any]:
             now.watch.enter(site)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
+        with now.apart():
             by_use = []
             for weight, whole, use in _uses(site, args, kwargs, now.batch, now.group):
                 if checks:
@@ -251,7 +275,7 @@ def _hooks(site: Site, now: _Now) -> Iterator[Any]:
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         expected = awaited.pop() if awaited else None
         if expected is not None:
-            with torch._C.DisableTorchFunction():
+            with now.apart():
                 refuse_other_map(site, expected, output, now.batch)
                 now.met.add(site.module_name)
 
@@ -332,6 +356,11 @@ def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[None]:
 def depends_on_batch(model: nn.Module, norm_stats: NormStats) -> bool:
     """Whether a point's activations depend on the other points of its batch (batch statistics somewhere)."""
     return any(_uses_batch(m) and (norm_stats == "batch" or m.running_mean is None) for m in model.modules())
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile, or the module's own `compile`, was called for it."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _uses_batch(module: nn.Module) -> bool:

@@ -45,6 +45,7 @@ class Watch(TorchFunctionMode):
     def __init__(self, sites: Sequence[Site], where: str) -> None:
         super().__init__()
         self.where = where
+        self.takes_values = False  # out of torch, of any tensor: what Python goes by afterwards cannot be seen
         self.running: Counter[int] = Counter()
         holders: dict[str, list[int]] = {}
         parameters: dict[str, nn.Parameter] = {}
@@ -67,6 +68,7 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        self.takes_values |= name in _TAKING
         if name not in _BLIND:
             given = args[:1] if name in _BLIND_BUT_FOR_FIRST else (args, kwargs)
             for one in {found for tensor in _tensors(given) if (found := self._of(tensor)) is not None}:

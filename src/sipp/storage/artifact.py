@@ -39,8 +39,8 @@ from sipp.storage.ties import Groups, bits_differ, sharing_of, torn
 
 N_SHOWN = 5  # names in an error
 OTHER_BUFFERS = (
-    "its certificate is about a network with other values in buffers that no state_dict holds (persistent=False) than "
-    "`into` has; set them, or certify this network"
+    "what was saved, and its certificate if it has one, is a network with other values in buffers that no state_dict "
+    "holds (persistent=False) than `into` has; set them, or certify this network"
 )
 
 
@@ -141,7 +141,8 @@ def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Modu
     if names := tied or torn(sharing_of(groups), state):
         raise ModelError(f"{', '.join(names)}: one tensor in the model, different ones in {where}; untie them")
     into.load_state_dict(state, strict=True)
-    if certificate is not None and buffers_hash(into) != index.buffers_hash:
+    is_known = certificate is not None or index.buffers_hash is not None
+    if is_known and buffers_hash(into) != index.buffers_hash:
         warnings.warn(f"{where}: {OTHER_BUFFERS}", stacklevel=2)
     return into
 

@@ -1,0 +1,147 @@
+"""A few points are probed and all are scored: what the few do not show must not become a wrong number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from oracles import sensitivity as oracle
+from torch import Tensor, nn
+
+import sipp
+from sipp.errors import DataError, ModelError
+
+N, WIDTH = 8, 5  # points, features
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal values in float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Calls(nn.Module):
+    """One layer, called in some way."""
+
+    def __init__(self, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.m, self.call = nn.Linear(WIDTH, WIDTH, bias=False).double(), call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.m, x)
+
+
+def by_steps(m: nn.Module, x: Tensor) -> Tensor:
+    """Frames folded into the batch step by step."""
+    return m(x.transpose(0, 1).flatten(0, 1)).unflatten(0, (x.shape[1], len(x))).sum(0)
+
+
+def means_agree(model: Calls, batches: list[Tensor], points: list[Tensor]) -> list[str]:
+    expected = oracle.sensitivity(oracle.f64(model.m.weight), [oracle.f64(point) for point in points], "mean")
+    return oracle.disagreements(sipp.sensitivity(model, batches, reduce="mean"), {"m.weight": expected})
+
+
+@pytest.mark.parametrize("n_steps", [2, 3, 5, 7])
+def test_features_repeated_at_every_step_are_their_point_s(n_steps: int) -> None:
+    """Of two points an odd number of repeated steps looks the same point by point and step by step."""
+
+    def repeated(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x.repeat(n_steps, 1)).unflatten(0, (n_steps, len(x))).sum(0)
+
+    x = randn(N, WIDTH)
+    assert not means_agree(Calls(repeated), [x], [point.repeat(n_steps, 1) for point in x])
+
+
+@pytest.mark.parametrize(("n_points", "n_steps"), [(3, 7), (4, 9), (6, 7), (8, 9)])
+def test_evenly_spaced_steps_do_not_hide_an_order(n_points: int, n_steps: int) -> None:
+    """Every third or fourth step of a wrong order may be the same point's."""
+
+    def repeated(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x.repeat(n_steps, 1)).unflatten(0, (n_steps, len(x))).sum(0)
+
+    x = randn(n_points, WIDTH)
+    assert not means_agree(Calls(repeated), [x], [point.repeat(n_steps, 1) for point in x])
+
+
+def test_what_two_points_alone_cannot_tell_is_unknown() -> None:
+    x = randn(2, 1, WIDTH).repeat(1, 3, 1)
+    with pytest.raises(DataError, match="do not show them"):
+        sipp.sensitivity(Calls(by_steps), [x], reduce="mean")
+
+
+@pytest.mark.parametrize("n_steps", [2, 5, 6])
+def test_several_patches_a_step_in_tensors_with_time_first(n_steps: int) -> None:
+    """T x B x 2 x features; the last batches hold as many points as there are steps, or fewer."""
+
+    def time_first(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x.transpose(0, 1)).transpose(0, 1)
+
+    for n_points in (N, N + 5, N + 6):
+        x = randn(n_points, n_steps, 2, WIDTH)
+        assert not means_agree(Calls(time_first), list(x.split(N)), [point.flatten(0, 1) for point in x])
+
+
+def test_blank_points_say_nothing_of_the_others() -> None:
+    ends, start = randn(N, 4, WIDTH), randn(N, 4, WIDTH)
+    ends[0] = ends[-1] = 0
+    start[:4] = 0
+    assert not means_agree(Calls(by_steps), [ends], list(ends))
+    assert not means_agree(Calls(by_steps), list(start.split(4)), list(start))
+
+
+def test_tokens_that_fit_two_points_by_chance_are_no_blocks() -> None:
+    """The first and the last point send one token each, and all points together as many as there are points."""
+
+    def routed(m: nn.Module, x: Tensor) -> Tensor:
+        is_sent = x[..., 0] > 0
+        return torch.zeros_like(x).index_put(tuple(is_sent.nonzero().T), m(x[is_sent]))
+
+    x = randn(4, 2, WIDTH)
+    x[..., 0] = torch.tensor([[1, -1], [1, 1], [-1, -1], [1, -1]])
+    with pytest.raises(DataError, match="do not show them"):
+        sipp.sensitivity(Calls(routed), [x], reduce="mean")
+
+
+def test_a_layer_that_some_points_call_for_is_scored_for_all() -> None:
+    def asked_for(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x) if bool((x[:, 0] > 9).any()) else x.clone()
+
+    x = randn(N, WIDTH)
+    x[3, 0] = 10
+    assert not means_agree(Calls(asked_for), [x], [point[None] for point in x])
+
+
+@pytest.mark.parametrize("read", [lambda t: int(t), lambda t: t.tolist(), lambda t: int(t.numpy())])
+def test_a_loop_that_some_points_make_longer_is_scored_in_full(read: Callable[[Tensor], int]) -> None:
+    def looped(m: nn.Module, x: Tensor) -> Tensor:
+        for _ in range(read((x[:, 0].amax() > 9).long() + 1)):
+            x = m(x)
+        return x
+
+    model, x = Calls(looped), randn(2 * N, WIDTH)
+    x[3, 0] = x[N + 3, 0] = 10
+    again = model.m(x).detach()
+    assert not means_agree(model, list(x.split(N)), [torch.stack(pair) for pair in zip(x, again)])
+
+
+@pytest.mark.parametrize("is_large", [lambda x: bool((x[:, 0] > 9).any()), lambda x: len(x) > 2])
+def test_a_weight_that_is_read_elsewhere_for_some_points_is_found(is_large: Callable[[Tensor], bool]) -> None:
+    def read(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x) + (nn.functional.linear(x.abs(), m.weight) if is_large(x) else 0)
+
+    x = randn(2 * N, WIDTH)
+    x[N + 3, 0] = 10
+    with pytest.raises(ModelError, match=r"m\.weight is read by"):
+        sipp.sensitivity(Calls(read), list(x.split(N)))
+
+
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_a_compiled_part_is_scored_like_a_plain_one(by_itself: bool) -> None:
+    part, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()), torch.rand(N, WIDTH)
+    plain = nn.Sequential(part, nn.Linear(WIDTH, 3))
+    expected = sipp.sensitivity(plain, x)
+    if by_itself:
+        part.compile(backend="eager")
+    found = sipp.sensitivity(plain if by_itself else nn.Sequential(torch.compile(part, backend="eager"), plain[1]), x)
+    assert all(torch.equal(a, b) for a, b in zip(found.values(), expected.values(), strict=True))
