@@ -101,15 +101,18 @@ def compare(
             ranking = rank(judged, RankOptions(method=name))
             for keep in sorted(budgets, reverse=True):
                 pruned = cut(ranking, budgets[keep], seed=seed)
-                rows.append(_row(pruned, keep, dense.judge(pruned.model)))
-                if repair:
-                    fixed = repaired(
-                        model, pruned, points.chosen, seed=seed, chunk_bytes=scoring.chunk_bytes, progress=False
-                    )
-                    rows.append(_row(fixed, keep, dense.judge(fixed.model)))
+                found = [pruned, _repaired(judged, pruned)] if repair else [pruned]
+                rows += [_row(network, keep, dense.judge(network.model)) for network in found]
                 advance(1)
     n_chosen = sum(batch.n_points for batch in batches_of(points.chosen))
     return Comparison(tuple(rows), n_weights, n_chosen, baseline.n_points, holdout is None, baseline.accuracy)
+
+
+def _repaired(judged: Subject, pruned: Pruned) -> Pruned:
+    """The network as `sipp.repair` leaves it, with the points that chose its mask."""
+    assert judged.data is not None
+    chunk_bytes = judged.scoring.chunk_bytes
+    return repaired(judged.model, pruned, judged.data, seed=judged.seed, chunk_bytes=chunk_bytes, progress=False)
 
 
 @dataclass(frozen=True)
