@@ -60,7 +60,7 @@ class Sparse:
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
             self._model = plain_copy(model)
-        self._given = strides_of(self._model)
+        self._given = self._laid_out = strides_of(self._model)
         self._shelf: dict[str, Shelved] = {}
         self._compiled = Kept()
         self._lock = threading.RLock()
@@ -118,9 +118,11 @@ class Sparse:
 
     @torch.inference_mode(False)
     def _unpack(self, strides: Strides) -> None:
-        """Puts the weights of the model back where they were, in this memory format."""
-        restore(self._model, self._shelf)
-        lay_out(self._model, strides)
+        """Puts the weights of the model back where they were, in this memory format; no walk where they are."""
+        if self._shelf or self._laid_out is not strides:
+            restore(self._model, self._shelf)
+            lay_out(self._model, strides)
+            self._laid_out = strides
 
     @torch.inference_mode(False)
     def _pack(self) -> None:
@@ -185,6 +187,7 @@ class Sparse:
         if not is_dense or best == 0:
             for name, parameter in self._model.named_parameters():
                 parameter.data = before[name]
+            self._laid_out = self._given
         kept = table_of(plan) if is_dense else plan
         return Compiled(kept, chunk, is_dense, is_finite, seconds, dense_seconds, choices[best])
 
