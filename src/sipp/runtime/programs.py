@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -74,12 +75,13 @@ def program_bytes(model: nn.Module, call: Call) -> tuple[bytes, float, int | Non
 def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
     """The network as a graph; the size in front of every tensor is open, if torch finds that nothing depends on it."""
     args, kwargs = call
-    shapes = pytree.tree_map(
+    open_args, open_kwargs = pytree.tree_map(
         lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and len(x) > 1 else None, call
     )
     with _quiet():
         try:
-            return torch.export.export(model, args, kwargs, dynamic_shapes=(*shapes[0],) if args else shapes[1])
+            shapes = signature(model.forward).bind(*open_args, **open_kwargs).arguments  # by name: it may take *args
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dict(shapes))
         except Exception as error:  # whatever their forward does, or torch.export has no rule for
             raise ModelError(
                 f"torch.export cannot trace it ({_reason(error)})",
