@@ -184,3 +184,25 @@ def test_a_forward_pass_that_takes_any_number_of_arguments(tmp_path: Path) -> No
     made = export(net, tmp_path / "net.pt2", to="pt2", example=(x, x))
     found = torch.export.load(made.path).module()(few, few + 1)
     assert made.n_points is None and torch.allclose(found, net(few, few + 1), atol=1e-6)
+
+
+class Writes(nn.Module):
+    """A forward pass that writes to its input, which lies in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 6)
+
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        given["x"] += 1
+        return self.a(given["x"])
+
+
+def test_the_example_is_left_as_it_was(tmp_path: Path) -> None:
+    net, x = Writes().eval(), torch.randn(4, 8)
+    before = x.clone()
+    made = export(net, tmp_path / "net.pt2", to="pt2", example=({"x": x},))
+    assert made.off_by < 1e-6 and torch.equal(x, before)
+    with pytest.raises(ModelError, match="changes a buffer or an input"):
+        sipp.sparse(net, ({"x": x},))
+    assert torch.equal(x, before)

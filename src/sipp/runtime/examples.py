@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sipp.errors import DataError
-from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.records import Batch
 
@@ -44,6 +43,11 @@ def apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...
     return pytree.tree_map(own, (args, kwargs))
 
 
+def copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with tensors of their own, for a network that writes to its input."""
+    return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
+
+
 def try_example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str = "the example") -> None:
     """Raises a DataError where the model does not run on the example; what this pass changes is put back."""
     for value in pytree.tree_leaves((args, kwargs)):
@@ -51,6 +55,7 @@ def try_example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
             raise DataError(f"{where} holds a sparse tensor", fix="give a dense one")
         if isinstance(value, Tensor) and value.device.type != "cpu":
             raise DataError(f"{where} holds a tensor on {value.device}", fix="give it on the CPU, where this runs")
+    args, kwargs = copies(args, kwargs)
     batch = Batch(index=0, where=where, args=args, kwargs=kwargs, labels=None, n_points=1)
     with scoring_mode(model, "running"):
-        run_batch(model, fresh(batch))
+        run_batch(model, batch)
