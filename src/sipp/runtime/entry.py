@@ -230,7 +230,7 @@ def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
 
 def _kind_of(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.dtype, leaf.layout, leaf.device.type
+        return leaf.shape, leaf.dtype, leaf.layout, leaf.is_cpu
     if isinstance(leaf, float | complex):
         return type(leaf), repr(leaf)  # NaN is itself, and -0.0 is not 0.0
     if not isinstance(leaf, Hashable):

@@ -62,7 +62,8 @@ class Plan:
             theirs, found = {*self.places, *_places(inputs)}, []
             for ref in self.graph.outputs:
                 found.append(self._own(values[ref.value], theirs) if isinstance(ref, Ref) else ref)
-                theirs |= _places(found[-1:])
+                if len(self.graph.outputs) > 1:
+                    theirs |= _places(found[-1:])
             return found
 
     @property
