@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
@@ -151,3 +152,57 @@ def test_what_cannot_be_exported_is_refused_and_nothing_written(tmp_path: Path) 
     with pytest.raises(DataError, match="could not be written"):
         export(linear, tmp_path / "absent" / "net", to="pt")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("to", ["safetensors", "pt2"])
+def test_masks_of_torch_become_zeros(to: Target, tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 6), nn.ReLU()), torch.randn(4, 8)
+    torch_prune.l1_unstructured(model[0], "weight", 0.5)
+    weight = model[0].weight.detach().clone()  # type: ignore[operator,union-attr]
+    made = export(model, tmp_path / "net", to=to, example=x if to == "pt2" else None)
+    if to == "pt2":
+        assert torch.equal(torch.export.load(made.path).module()(x), model(x))
+    else:
+        found = load_file(made.path)
+        assert set(found) == {"0.weight", "0.bias"} and torch.equal(found["0.weight"], weight)
+    assert isinstance(model[0].weight_orig, nn.Parameter)
+
+
+class Open(nn.Module):
+    """A forward pass that does not name its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 6)
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.a(x) for x in args]).sum(0)
+
+
+def test_a_forward_pass_that_takes_any_number_of_arguments(tmp_path: Path) -> None:
+    net, x, few = Open().eval(), torch.randn(4, 8), torch.randn(2, 8)
+    made = export(net, tmp_path / "net.pt2", to="pt2", example=(x, x))
+    found = torch.export.load(made.path).module()(few, few + 1)
+    assert made.n_points is None and torch.allclose(found, net(few, few + 1), atol=1e-6)
+
+
+class Writes(nn.Module):
+    """A forward pass that writes to its input, which lies in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 6)
+
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        given["x"] += 1
+        return self.a(given["x"])
+
+
+def test_the_example_is_left_as_it_was(tmp_path: Path) -> None:
+    net, x = Writes().eval(), torch.randn(4, 8)
+    before = x.clone()
+    made = export(net, tmp_path / "net.pt2", to="pt2", example=({"x": x},))
+    assert made.off_by < 1e-6 and torch.equal(x, before)
+    with pytest.raises(ModelError, match="changes a buffer or an input"):
+        sipp.sparse(net, ({"x": x},))
+    assert torch.equal(x, before)

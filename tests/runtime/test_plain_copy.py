@@ -69,6 +69,15 @@ def test_a_model_that_cannot_be_copied_is_named() -> None:
         sipp.sparse(model, X)
 
 
+def test_a_lazy_model_is_named_and_not_made_up() -> None:
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(ModelError, match=r"0\.weight: has no values yet"):
+        sipp.sparse(model, X)
+    assert isinstance(model[0], nn.LazyLinear)  # nor was it filled by us
+    model(X)
+    assert torch.allclose(sipp.sparse(model, X)(X), model(X), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_a_tensor_that_two_modules_hold_is_masked_in_those_that_mask_it(both: bool) -> None:
     class Tied(nn.Module):

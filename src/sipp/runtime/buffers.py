@@ -92,7 +92,8 @@ class Flag:
 
     def check(self, value: Tensor, limit: float = 1.0) -> None:
         """Raises the flag where a value is not finite (or too large: the sum of all is not, or `limit` times one)."""
-        total = float(value.sum())
+        is_half = value.dtype is torch.float16  # which ends at 65504
+        total = float(value.sum(dtype=torch.float32) if is_half else value.sum())
         if limit > 1 and value.numel():
             low, high = value.aminmax()
             total += float(torch.maximum(-low, high) * limit)

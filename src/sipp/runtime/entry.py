@@ -20,7 +20,7 @@ from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.pruning.walked import Given, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
-from sipp.runtime.examples import call_of, try_example
+from sipp.runtime.examples import apart, call_of, try_example
 from sipp.runtime.formats import Strides, lay_out, other_strides, strides_of
 from sipp.runtime.graph import reads_memory, trace
 from sipp.runtime.kept import MOST_PLANS, Compiled, Kept
@@ -60,11 +60,12 @@ class Sparse:
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
             self._model = plain_copy(model)
-        self._given = strides_of(self._model)
+        self._given = self._laid_out = strides_of(self._model)
         self._shelf: dict[str, Shelved] = {}
         self._compiled = Kept()
         self._lock = threading.RLock()
         self._is_beyond = False
+        self._was_finite = True  # the call before
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
         self.seconds = 0.0  # of compilation
         kwargs = self._in_order(kwargs)
@@ -87,8 +88,18 @@ class Sparse:
         if found is NOT_FINITE:
             with self._lock:
                 found = self._run_dense(self._given, args, kwargs)
-                self._pack()
+                if self._was_finite:  # the weights stay out where such calls come one after the other
+                    self._pack()
+                self._was_finite = False
+            return found
+        self._was_finite = True
         return found
+
+    def __reduce__(self) -> Any:
+        raise ModelError(
+            "a compiled network can be neither copied nor pickled: its code is for this process",
+            fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
+        )
 
     def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The named arguments as the forward pass lists them: a call may name them in any order."""
@@ -107,9 +118,11 @@ class Sparse:
 
     @torch.inference_mode(False)
     def _unpack(self, strides: Strides) -> None:
-        """Puts the weights of the model back where they were, in this memory format."""
-        restore(self._model, self._shelf)
-        lay_out(self._model, strides)
+        """Puts the weights of the model back where they were, in this memory format; no walk where they are."""
+        if self._shelf or self._laid_out is not strides:
+            restore(self._model, self._shelf)
+            lay_out(self._model, strides)
+            self._laid_out = strides
 
     @torch.inference_mode(False)
     def _pack(self) -> None:
@@ -125,12 +138,15 @@ class Sparse:
             if (known := self._compiled.used(kind)) is not None:  # by now, by another thread
                 return known
             start = time.perf_counter()
-            args, kwargs = pytree.tree_map(_lasting, (args, kwargs))
-            self._unpack(self._given)
-            plan, chunk = self._planned(args, kwargs)
-            self.latest = self._raced(plan, chunk, args, kwargs)
-            self._compiled.put(kind, self.latest)
-            self._pack()
+            args, kwargs = apart(args, kwargs)
+            try:
+                self._unpack(self._given)
+                try_example(self._model, args, kwargs, where="the input" if len(self._compiled) else "the example")
+                plan, chunk = self._planned(args, kwargs)
+                self.latest = self._raced(plan, chunk, args, kwargs)
+                self._compiled.put(kind, self.latest)
+            finally:  # also after an input that the model does not take
+                self._pack()
             self.seconds = time.perf_counter() - start
             return self.latest
 
@@ -164,13 +180,16 @@ class Sparse:
                 dense()
                 times[i] = steps.dense_time(dense, TRIALS)
         best = min(times, key=times.__getitem__)
-        fast = ways[best] if is_whole else lambda: _run(plan, chunk, inputs)
-        seconds, dense_seconds = steps.race(fast, ways[best])
-        is_dense = is_whole or seconds > steps.LEAST_GAIN * dense_seconds
+        is_finite = is_whole or _run(plan, chunk, inputs) is not NOT_FINITE
+        is_raced = is_finite and not is_whole
+        seconds, dense_seconds = steps.race((lambda: _run(plan, chunk, inputs)) if is_raced else ways[best], ways[best])
+        is_dense = not is_raced or seconds > steps.LEAST_GAIN * dense_seconds
         if not is_dense or best == 0:
             for name, parameter in self._model.named_parameters():
                 parameter.data = before[name]
-        return Compiled(table_of(plan) if is_dense else plan, chunk, is_dense, seconds, dense_seconds, choices[best])
+            self._laid_out = self._given
+        kept = table_of(plan) if is_dense else plan
+        return Compiled(kept, chunk, is_dense, is_finite, seconds, dense_seconds, choices[best])
 
     @property
     def steps(self) -> list[Step]:
@@ -200,22 +219,18 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _lasting(value: Any) -> Any:
-    """The value, of tensors made in inference mode a copy: what is traced and kept is not of that mode."""
-    return _copied(value) if isinstance(value, Tensor) and value.is_inference() else value
-
-
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """What a plan is made for: which arguments there are, the shapes and dtypes of tensors, the values of the rest."""
+    """What a plan is made for: which arguments there are, what tensors are like, the values of the rest; autocast."""
+    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-        return args[0].shape, args[0].dtype
+        return cast, _kind_of(args[0])
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    return repr(spec), *(_kind_of(leaf) for leaf in leaves)
+    return cast, repr(spec), *(_kind_of(leaf) for leaf in leaves)
 
 
 def _kind_of(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.dtype
+        return leaf.shape, leaf.dtype, leaf.layout, leaf.is_cpu
     if isinstance(leaf, float | complex):
         return type(leaf), repr(leaf)  # NaN is itself, and -0.0 is not 0.0
     if not isinstance(leaf, Hashable):
@@ -248,6 +263,4 @@ def sparse(model: Given, example: Any) -> Sparse:
             raise ModelError(
                 f"is on {tensor.device}, and the runtime is for the CPU", where=name, fix="give model.cpu()"
             )
-    args, kwargs = call_of(example)
-    try_example(model, args, kwargs)
-    return Sparse(model, args, kwargs)
+    return Sparse(model, *call_of(example))

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from sipp.errors import DataError
-from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.records import Batch
 
@@ -27,10 +27,35 @@ def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def try_example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as they can be traced: a tensor that is there twice becomes two, one of inference mode an own one.
+
+    torch.export would take one tensor in two places for one input, and the graph would read it in both.
+    """
+    met: set[int] = set()
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not (value.is_inference() or id(value) in met):
+            met.add(id(value))
+            return value
+        return value.detach().clone()
+
+    return pytree.tree_map(own, (args, kwargs))
+
+
+def copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with tensors of their own, for a network that writes to its input."""
+    return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
+
+
+def try_example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str = "the example") -> None:
     """Raises a DataError where the model does not run on the example; what this pass changes is put back."""
-    if any(isinstance(value, Tensor) and value.layout is not torch.strided for value in (*args, *kwargs.values())):
-        raise DataError("the example holds a sparse tensor", fix="give a dense one")
-    batch = Batch(index=0, where="the example", args=args, kwargs=kwargs, labels=None, n_points=1)
+    for value in pytree.tree_leaves((args, kwargs)):
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            raise DataError(f"{where} holds a sparse tensor", fix="give a dense one")
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            raise DataError(f"{where} holds a tensor on {value.device}", fix="give it on the CPU, where this runs")
+    args, kwargs = copies(args, kwargs)
+    batch = Batch(index=0, where=where, args=args, kwargs=kwargs, labels=None, n_points=1)
     with scoring_mode(model, "running"):
-        run_batch(model, fresh(batch))
+        run_batch(model, batch)

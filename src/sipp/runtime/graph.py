@@ -78,7 +78,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gr
         raise ModelError(
             f"torch.export cannot trace it ({type(error).__name__}: {error})",
             where=type(model).__name__,
-            fix="make its forward pass independent of the values of its inputs",
+            fix="let its forward pass depend on no values of its inputs, and give tensors, lists, tuples or dicts",
         ) from error
     return _fused(_read(exported))
 

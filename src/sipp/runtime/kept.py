@@ -20,6 +20,7 @@ class Compiled:
     plan: Plan
     chunk: int | None  # points that the plan takes at a time; None: all
     is_dense: bool  # the plan is a table of what was tried, without its weights
+    is_finite: bool  # whether all values on the way were, when it was compiled
     seconds: float  # of a call, on torch's threads
     dense_seconds: float
     strides: Strides  # of the weights of convolutions, where torch runs it

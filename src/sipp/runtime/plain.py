@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.prune import BasePruningMethod as _Method
 
 from sipp.errors import ModelError
@@ -13,6 +14,9 @@ from sipp.pruning.masking import release
 
 def plain_copy(model: nn.Module) -> nn.Module:
     """A copy of the model in eval mode, without hooks that write its weights before each call; it gives the same."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError("has no values yet, its module is lazy", where=name, fix="run the model on an input first")
     try:
         made = copy.deepcopy(model, _values_with_a_history(model))
     except Exception as error:  # their classes, their __deepcopy__: anything may be raised

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,18 +47,24 @@ class Plan:
     def run(self, inputs: list[Any]) -> list[Any] | None:
         """The outputs, flat; None where a value on the way is not finite: times a zero it is not zero."""
         flag = self.arena.flag
-        with self.lock, torch.no_grad():
+        with self.lock, torch.no_grad(), _as_traced():
             values = self._start(inputs)
             flag.clear()
             for value in inputs:
                 if isinstance(value, Tensor) and value.is_floating_point():
                     flag.check(value)
+            if flag.is_raised:
+                return None
             for step in self.steps:
                 step.fast(values)
             if flag.is_raised:
                 return None
-            theirs = self.places | _places(inputs)
-            return [self._own(values[ref.value], theirs) if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
+            theirs, found = {*self.places, *_places(inputs)}, []
+            for ref in self.graph.outputs:
+                found.append(self._own(values[ref.value], theirs) if isinstance(ref, Ref) else ref)
+                if len(self.graph.outputs) > 1:
+                    theirs |= _places(found[-1:])
+            return found
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -77,8 +84,8 @@ class Plan:
         values.update(zip(self.graph.inputs, inputs))
         return values
 
-    def _own(self, value: Any, theirs: frozenset[int]) -> Any:
-        """The value as the caller's own: no later call writes to it, and it is no input or constant."""
+    def _own(self, value: Any, theirs: set[int]) -> Any:
+        """The value as the caller's own: no later call writes to it, and it is no input, constant or other result."""
         if not isinstance(value, Tensor):
             return value
         is_shared = self.arena.of(value) or value.untyped_storage().data_ptr() in theirs
@@ -87,7 +94,7 @@ class Plan:
 
 def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
     """The plan for inputs like these: every operation is run, in order, in the ways it could be."""
-    with torch.no_grad():
+    with torch.no_grad(), _as_traced():
         graph = _computed(graph)
         arena = Arena()
         values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
@@ -122,6 +129,11 @@ def table_of(plan: Plan) -> Plan:
 
     steps = [replace(step, fast=fast, held=()) for step in plan.steps]
     return replace(plan, steps=steps, constants={}, arena=Arena())
+
+
+def _as_traced() -> AbstractContextManager[object]:
+    """Without autocast, whose casts are operations of the graph: where it is on, torch would cast once more."""
+    return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
 
 
 def _places(values: Iterable[Any]) -> frozenset[int]:

@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from sipp.errors import ModelError
 from sipp.extras import needed_for
+from sipp.runtime.examples import copies
 
 AGREEMENT = 1e-4  # of the largest number of an output
 ONNX_LIMIT = 2**31 - 1  # bytes: protobuf has no longer messages
@@ -45,8 +47,8 @@ def onnx_bytes(model: nn.Module, call: Call) -> tuple[bytes, float, int | None]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
 
-    def by_onnxruntime() -> list[Any]:
-        given = [value for value in pytree.tree_leaves(call) if isinstance(value, Tensor)]
+    def by_onnxruntime(own: Call) -> list[Any]:
+        given = [value for value in pytree.tree_leaves(own) if isinstance(value, Tensor)]
         try:
             session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
             names = [one.name for one in session.get_inputs()]
@@ -67,19 +69,20 @@ def program_bytes(model: nn.Module, call: Call) -> tuple[bytes, float, int | Non
         torch.export.save(program, file)
         file.seek(0)
         back = torch.export.load(file).module()
-    off_by = _compared(model, call, lambda: pytree.tree_leaves(back(*call[0], **call[1])), "the program read back")
+    off_by = _compared(model, call, lambda own: pytree.tree_leaves(back(*own[0], **own[1])), "the program read back")
     return file.getvalue(), off_by, _only_size(program)
 
 
 def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
     """The network as a graph; the size in front of every tensor is open, if torch finds that nothing depends on it."""
     args, kwargs = call
-    shapes = pytree.tree_map(
+    open_args, open_kwargs = pytree.tree_map(
         lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and len(x) > 1 else None, call
     )
     with _quiet():
         try:
-            return torch.export.export(model, args, kwargs, dynamic_shapes=(*shapes[0],) if args else shapes[1])
+            shapes = signature(model.forward).bind(*open_args, **open_kwargs).arguments  # by name: it may take *args
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dict(shapes))
         except Exception as error:  # whatever their forward does, or torch.export has no rule for
             raise ModelError(
                 f"torch.export cannot trace it ({_reason(error)})",
@@ -95,11 +98,12 @@ def _only_size(program: torch.export.ExportedProgram) -> int | None:
     return next((int(size) for size in sizes if isinstance(size, int)), None)
 
 
-def _compared(model: nn.Module, call: Call, run: Callable[[], list[Any]], what: str) -> float:
+def _compared(model: nn.Module, call: Call, run: Callable[[Call], list[Any]], what: str) -> float:
     """The largest difference of an output, relative to its largest number; ModelError where that is too much."""
+    own, others = copies(*call), copies(*call)  # a network may write to its input
     with torch.no_grad():
-        expected = [value for value in pytree.tree_leaves(model(*call[0], **call[1])) if isinstance(value, Tensor)]
-        found = [value for value in run() if isinstance(value, Tensor)]
+        expected = [value for value in pytree.tree_leaves(model(*own[0], **own[1])) if isinstance(value, Tensor)]
+        found = [value for value in run(others) if isinstance(value, Tensor)]
     if [one.shape for one in found] != [one.shape for one in expected]:
         raise ModelError(f"{what} gives other outputs than the network", fix="report this network")
     worst = max((_off_by(one, other) for one, other in zip(found, expected)), default=0.0)

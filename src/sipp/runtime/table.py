@@ -37,6 +37,8 @@ def sparse_table(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
         ran = "torch runs all of it, which is faster here"
         if reads_memory(plan.graph):
             ran = "torch runs all of it: an operation takes values as they lie in memory"
+        elif not compiled.is_finite:
+            ran = "torch runs all of it: a value on the way was not finite, which only the model itself passes on"
     return "\n".join((
         text_of(table),
         f"left to torch:  {', '.join(by_torch) or 'nothing'}",

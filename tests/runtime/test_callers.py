@@ -1,0 +1,186 @@
+"""What callers do with a compiled network: odd inputs, autocast, copies, results that they write to."""
+
+import copy
+import math
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from runtime.nets import is_close, kernels, thin
+from torch import nn
+
+import sipp
+from sipp.errors import DataError, ModelError
+from sipp.runtime import entry
+from sipp.runtime.exporting import export
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 6), nn.Linear(8, 6)
+
+    def forward(self, x, y):
+        return self.a(x) - self.b(y)
+
+
+def test_an_example_that_holds_one_tensor_twice(never_dense, tmp_path):
+    """torch.export takes one tensor in two places for one input."""
+    net, x, y = thin(Pair(), 0.4), torch.randn(5, 8), torch.randn(5, 8)
+    fast = sipp.sparse(net, (x, x))
+    assert is_close(fast(x, y), net(x, y)) and is_close(fast(x, x), net(x, x))
+    made = export(net, tmp_path / "net.pt2", to="pt2", example=(x, x))
+    assert is_close(torch.export.load(made.path).module()(x, y), net(x, y))
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 6)
+
+    def forward(self, x):
+        y = x.sin()
+        return y, y.clone(), y.view(-1), self.a(y)
+
+
+def test_results_share_no_memory(never_dense):
+    net, x = thin(Twice(), 0.4), torch.randn(5, 8)
+    fast = sipp.sparse(net, x)
+    wanted = [value.clone() for value in net(x)]
+    for i in range(len(wanted)):
+        found = fast(x)
+        found[i].zero_()
+        assert all(is_close(one, other) for j, (one, other) in enumerate(zip(found, wanted)) if j != i)
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x, mask):
+        return self.encoder(x, src_mask=mask)
+
+
+def test_where_the_example_is_not_finite_torch_runs_it(never_dense):
+    """A plan that gives up in every call cost what it does, and what the model does, and the packing of its weights."""
+    net, x, mask = thin(Masked(), 0.4), torch.randn(3, 5, 8), torch.full((5, 5), -math.inf).triu(1)
+    fast = sipp.sparse(net, (x, mask))
+    assert fast.latest.is_dense and "not finite" in str(fast)
+    assert is_close(fast(x, mask), net(x, mask))
+    broken = thin(nn.Linear(8, 6), 0.4)
+    broken.weight.data[0, 0] = math.nan
+    assert sipp.sparse(broken, x).latest.is_dense
+
+
+def test_calls_in_a_row_that_are_not_finite_pack_no_weights(never_dense, monkeypatch):
+    packed, steps = [], []
+    monkeypatch.setattr(entry, "shelve", lambda *given: (packed.append(1), whole(*given))[1])
+    net, x = thin(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), 0.3), torch.randn(5, 8)
+    fast = sipp.sparse(net, x)
+    n_bytes = fast.n_bytes
+    ran = fast.latest.plan.steps
+    ran[0] = noting(ran[0], steps)
+    bad = torch.full_like(x, math.nan)
+    packed.clear()
+    for _ in range(4):
+        assert torch.equal(fast(bad).isnan(), net(bad).isnan())
+    assert len(packed) == 1 and not steps  # and an input that is not finite starts no plan
+    assert is_close(fast(x), net(x)) and steps
+    fast(bad)
+    assert len(packed) == 2 and fast.n_bytes == n_bytes
+
+
+whole = entry.shelve
+
+
+def noting(step, runs):
+    """The step, which notes that it was run."""
+    return replace(step, fast=lambda values: (runs.append(1), step.fast(values))[1])
+
+
+class Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(64, 6)
+
+    def forward(self, x):
+        return self.a(x.float())
+
+
+def test_a_sum_that_float16_does_not_hold_is_finite(never_dense, monkeypatch):
+    net, x = thin(Halves(), 0.4), torch.full((32, 64), 200.0, dtype=torch.float16)
+    fast = sipp.sparse(net, x)
+    assert not fast.latest.is_dense
+    monkeypatch.setattr(entry.Sparse, "_run_dense", None)  # is not asked for
+    assert is_close(fast(x), net(x))
+
+
+@pytest.mark.parametrize("is_made_inside", [False, True])
+def test_autocast_is_what_it_is_in_each_call(never_dense, is_made_inside):
+    net, x = thin(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), 0.3), torch.randn(5, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_made_inside):
+        fast = sipp.sparse(net, x)
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            found, wanted = fast(x), net(x)
+        assert found.dtype == wanted.dtype == torch.bfloat16
+        assert torch.allclose(found.float(), wanted.float(), atol=0.02)
+        assert fast(x).dtype == torch.float32 and is_close(fast(x), net(x))
+
+
+def test_a_part_of_a_network_that_refuses_autocast(never_dense):
+    class Exact(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            y = self.a(x)
+            with torch.autocast("cpu", enabled=False):
+                return y.float() @ self.b.weight
+
+    net, x = thin(Exact(), 0.4), torch.randn(5, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        found, wanted = sipp.sparse(net, x)(x), net(x)
+    assert found.dtype == wanted.dtype == torch.float32 and torch.allclose(found, wanted, atol=0.02)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_is_compiled_is_shared_and_not_copied(never_dense, copied):
+    """A shallow copy would empty the weights that the other one reads."""
+    fast = sipp.sparse(thin(nn.Linear(8, 6), 0.4), torch.randn(5, 8))
+    with pytest.raises(ModelError, match=r"call sipp\.sparse"):
+        copied(fast)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (torch.randn(5, 7), "float32 5 x 7.*give inputs of the shape"),
+        (torch.ones(5, 8, dtype=torch.int64), "its parameters are float32"),
+        (torch.empty(5, 8, device="meta"), "on meta; give it on the CPU"),
+        (torch.ones(5, 8).to_sparse(), "sparse tensor; give a dense one"),
+        (None, "NoneType"),
+    ],
+)
+def test_an_input_that_the_model_does_not_take_is_named(never_dense, bad, words):
+    net, x = thin(nn.Linear(8, 6), 0.4), torch.randn(5, 8)
+    fast = sipp.sparse(net, x)
+    n_bytes = fast.n_bytes
+    with pytest.raises(DataError, match=words):
+        fast(bad)
+    assert fast.n_bytes == n_bytes and is_close(fast(x), net(x))
+    assert any(kernel.startswith("sparse") for kernel in kernels(fast))
+
+
+def test_torch_runs_a_network_without_a_walk_over_its_weights(always_dense, monkeypatch):
+    """In each call it took as long as a tenth of a small network, which then also lost to a slower plan."""
+    net, x = thin(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), 0.3), torch.randn(2, 3, 9, 9)
+    fast, walks = sipp.sparse(net, x), []
+    assert fast.latest.is_dense
+    fast(x)
+    monkeypatch.setattr(entry, "lay_out", lambda *given: walks.append(given))
+    monkeypatch.setattr(entry, "restore", lambda *given: walks.append(given))
+    assert is_close(fast(x), net(x)) and not walks
