@@ -204,10 +204,11 @@ def _sampled(use: Use, order: Order) -> Tensor:
     Beside the first its neighbour: evenly spaced positions alone may all be the same point's in a wrong order.
     """
     turned = grouped(use, order)
+    device = turned.windows.device
     sizes = turned.windows.shape[2 : 2 + turned.n_position_dims]
     # all axes at once: the windows of a convolution are a view, much smaller in memory than they look
     index: list[Any] = [slice(None), slice(None)]
     for axis, size in enumerate(sizes, start=1):
         chosen = sorted({0, min(1, size - 1), (size - 1) // 2, size - 1})
-        index.append(torch.tensor(chosen, device=turned.windows.device).view(-1, *[1] * (len(sizes) - axis)))
+        index.append(torch.tensor(chosen, dtype=torch.int64, device=device).view(-1, *[1] * (len(sizes) - axis)))
     return turned.windows[tuple(index)].flatten(1)

@@ -19,6 +19,9 @@ def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):
+        odd = next((name for name in example if not isinstance(name, str)), None)
+        if odd is not None:
+            raise DataError(f"the example has the key {odd!r:.60}", fix="its keys are the names of the model's inputs")
         return (), dict(example)
     if isinstance(example, tuple):
         return example, {}
