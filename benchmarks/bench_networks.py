@@ -102,9 +102,9 @@ def time_table(busy: bool) -> None:
     for name, n_images, batch, side, repeats, wanted in NETWORKS:
         images = smooth_images(n_images, side)
         few = smooth_images(CHECKED, 32, seed=1)
-        cases.append((name, network(name, images), images.split(batch), few, repeats, wanted))
+        cases.append((name, network(name, images), list(images.split(batch)), few, repeats, wanted))
     for name, (model, points) in others().items():
-        cases.append((name, model.eval(), (points,), points[:CHECKED], 9, OTHERS_WANTED))
+        cases.append((name, model.eval(), [points], points[:CHECKED], 9, OTHERS_WANTED))
     rows = []
     for name, model, batches, few, repeats, wanted in cases:
         check(model, few)
