@@ -125,12 +125,14 @@ def _probe_points(
     few, checked = points_at(batch, chosen), set[str]()
     first, moved, placed = Recorder(), Recorder(), integers(0, len(chosen))
     watch, routing = Watch(sites, batch.where), Routing()
-    _run_hooked(model, sites, _Now(few, _ignored, first, checked, watch, routing), norm_stats)
+    only_run = None if len(chosen) > 1 else routing  # else it looks at the second, in which little else is done
+    _run_hooked(model, sites, _Now(few, _ignored, first, checked, watch, only_run), norm_stats)
     alone: Alone | None = None
     for placed in placements(len(chosen)) if len(chosen) > 1 else ():
         moved = Recorder()
         try:
-            output = _run_hooked(model, sites, _Now(points_at(few, placed), _ignored, moved, None, None), norm_stats)
+            now = _Now(points_at(few, placed), _ignored, moved, None, None, routing)
+            output = _run_hooked(model, sites, now, norm_stats)
         except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
             continue
         alone = chosen[placed], output
