@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError
+from sipp.inputs.subject import subject_of
+from sipp.scoring import sensitivities
 
 N, WIDTH = 8, 5  # points, features
 
@@ -145,3 +147,37 @@ def test_a_compiled_part_is_scored_like_a_plain_one(by_itself: bool) -> None:
         part.compile(backend="eager")
     found = sipp.sensitivity(plain if by_itself else nn.Sequential(torch.compile(part, backend="eager"), plain[1]), x)
     assert all(torch.equal(a, b) for a, b in zip(found.values(), expected.values(), strict=True))
+
+
+class Longer(nn.Module):
+    """Goes another way for more than two points, which no operation on values shows."""
+
+    def __init__(self, few: nn.Module, many: nn.Module) -> None:
+        super().__init__()
+        self.few, self.many = few, many
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.few(x)
+        return self.many(h) if len(x) > 2 else h
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_layer_that_two_points_do_not_reach_is_checked_when_it_is_reached() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(8, 4)
+    sipp.sensitivity(Longer(nn.Linear(4, 4), nn.Linear(4, 4)), [x])
+    with pytest.raises(ModelError, match="not the known map"):
+        sipp.sensitivity(Longer(nn.Linear(4, 4), Doubled(4, 4)), [x])
+
+
+def test_a_weight_that_is_used_again_by_more_points_has_no_mean() -> None:
+    torch.manual_seed(0)
+    shared, x = nn.Linear(4, 4), torch.rand(8, 4)
+    model = Longer(shared, shared)
+    assert sensitivities.score(subject_of(model, [x]), with_means=True).layers[0].mean_FK is None
+    with pytest.raises(DataError, match=r"told apart.*reduce='max'"):
+        sipp.sensitivity(model, [x], reduce="mean")

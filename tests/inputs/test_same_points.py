@@ -67,6 +67,17 @@ def test_different_draws_all_count() -> None:
     assert n_distinct(batches_of(with_token)) == 500  # rounded to half precision they would not be
 
 
+def test_one_bit_or_another_order_makes_another_draw() -> None:
+    point = points(1, 64)
+    others = [point, point.flip(1), point.roll(1, 1), torch.cat((point, torch.zeros(1, 1)), 1)]
+    for place in range(64):
+        changed = point.clone()
+        changed.view(torch.int32)[0, place] ^= 1 << (place % 32)
+        others.append(changed)
+    found = [key for one in others for key in keys([one.nan_to_num()])]
+    assert len(set(found)) == len(others)
+
+
 @pytest.mark.parametrize("change", ["float64", "minus zero", "shape"])
 def test_points_that_chose_the_pruning_do_not_speak_for_new_ones(change: str) -> None:
     torch.manual_seed(0)

@@ -66,12 +66,6 @@ class RunningSensitivities:
         rows = slice(use.row_start, use.row_start + n_rows)
         sizes = {"n_rows": n_rows, "fan_in": self.weight.fan_in}
         boundary.check_windows(f"batch {batch.index}: {self.weight.name}", use.windows, use.n_position_dims, **sizes)
-        if self.reduce == "mean" and n_uses == 1 and self.outputs_B is not None:
-            raise DataError(
-                f"{self.weight.name} is used more often for some points than for others, so their means cannot be told",
-                where=f"batch {batch.index}",
-                fix="use reduce='max'",
-            )
         self._count(use, rows, batch)
         if n_first is not None and n_first < batch.n_points and not use.attributed:
             self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen

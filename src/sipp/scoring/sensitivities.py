@@ -157,11 +157,10 @@ class _Seen:
             means = self.means.get(weight.name)
             if means is None:
                 return
-            expected = n_uses.get(weight.name, 1)
-            if not use.attributed or (expected == 1 and means.outputs_B is not None):  # used again, against all signs
+            if not use.attributed:  # nor is a use more than the probe has met
                 self.means = {}
             else:
-                means.add(use, batch, expected)
+                means.add(use, batch, n_uses.get(weight.name, 1))
 
         return on_use
 
