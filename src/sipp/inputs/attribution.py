@@ -23,7 +23,7 @@ from sipp.records import Use, Weight
 Order = Literal["reported", "interleaved", "crossed", "together"]
 FLOAT32_EPS = 2.0**-23
 AS_WELL = 8  # times the distance of the best order, or its rounding: another one that is so near fits as well
-UseKey = tuple[str, int]  # name of the weight, and the how manieth use of it in a pass
+UseKey = tuple[str, int]  # name of the weight, and which use of it in a pass, counted from 1
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,31 @@ class Sums:
     obstacle: str = ""  # why the sums mean nothing
 
 
+def solvable(sums: Sums) -> tuple[list[Rows], str]:
+    """The blocks of rows in their order, and why they cannot be solved; empty where they can."""
+    if sums.obstacle:
+        return [], sums.obstacle
+    if not sums.fit or sums.fit.keys() != sums.aside.keys():
+        return [], "it meets no patches, to fit or to judge"
+    stop = 0
+    for key in sorted(sums.fit):
+        fit, aside = sums.fit[key], sums.aside[key]
+        start, n_rows, _ = key
+        if start < stop:
+            return [], "its uses take rows that overlap"
+        if fit.n == 0 or aside.n == 0:
+            return [], "it meets no patches, to fit or to judge"
+        if not fit.is_finite or not aside.is_finite:
+            return [], "its outputs or their squares are not finite"
+        stop = start + n_rows
+    return sorted(sums.fit), ""
+
+
+def rows_of(key: Rows) -> slice:
+    """The rows of a block."""
+    return slice(key[0], key[0] + key[1])
+
+
 def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch], forms: Forms) -> Census:
     """One pass of the dense network, in which every batch of a new form is checked (see `runner`)."""
     order: list[list[str]] = []

@@ -25,7 +25,7 @@ from sipp.progress import Advance
 from sipp.records import Weight, from_rows, to_rows
 from sipp.repairing.aims import Aims, find_corrected
 from sipp.repairing.entry import Parts, _sites
-from sipp.repairing.gathering import Gatherer, Sums, stretches, take_census
+from sipp.repairing.gathering import Gatherer, Sums, rows_of, solvable, stretches, take_census
 from sipp.repairing.intercepts import Place, apply_shift, find_places, shift
 from sipp.repairing.moments import Moments
 from sipp.repairing.polishing import output_error
@@ -249,23 +249,8 @@ def _as_given(model: nn.Module, weight: Weight, mask: Tensor, why: str) -> Joint
 
 def _blocks(sums: Sums, a: float) -> tuple[list[_Block], str]:
     """The blocks of rows with their gaps times a, and why they cannot be solved; empty where they can."""
-    if sums.obstacle:
-        return [], sums.obstacle
-    if not sums.fit or sums.fit.keys() != sums.aside.keys():
-        return [], "it meets no patches, to fit or to judge"
-    found, stop = [], 0
-    for key in sorted(sums.fit):
-        fit, aside = sums.fit[key], sums.aside[key]
-        start, n_rows, _ = key
-        if start < stop:
-            return [], "its uses take rows that overlap"
-        if fit.n == 0 or aside.n == 0:
-            return [], "it meets no patches, to fit or to judge"
-        if not fit.is_finite or not aside.is_finite:
-            return [], "its outputs or their squares are not finite"
-        stop = start + n_rows
-        found.append(_Block(slice(start, stop), _towards(fit, a), _towards(aside, a)))
-    return found, ""
+    keys, why = solvable(sums)
+    return [_Block(rows_of(key), _towards(sums.fit[key], a), _towards(sums.aside[key], a)) for key in keys], why
 
 
 def _towards(sums: Moments, a: float) -> Moments:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sipp.numerics import BOUND_DTYPE
 from sipp.records import Weight, from_rows, to_rows
-from sipp.repairing.gathering import Rows, Sums
+from sipp.repairing.gathering import Rows, Sums, rows_of, solvable
 from sipp.repairing.intercepts import Place, apply_shift, shift
 from sipp.repairing.moments import Moments
 from sipp.repairing.record import LayerRepair
@@ -64,23 +64,8 @@ def refit(model: nn.Module, weight: Weight, mask: Tensor, sums: Sums, place: Pla
 
 def _blocks(sums: Sums, mask_FK: Tensor) -> tuple[list[_Block], str]:
     """The blocks of rows, and why they cannot be solved; empty where they can."""
-    if sums.obstacle:
-        return [], sums.obstacle
-    if not sums.fit or sums.fit.keys() != sums.aside.keys():
-        return [], "it meets no patches, to fit or to judge"
-    found, stop = [], 0
-    for key in sorted(sums.fit):
-        fit, aside = sums.fit[key], sums.aside[key]
-        start, n_rows, _ = key
-        if start < stop:
-            return [], "its uses take rows that overlap"
-        if fit.n == 0 or aside.n == 0:
-            return [], "it meets no patches, to fit or to judge"
-        if not fit.is_finite or not aside.is_finite:
-            return [], "its outputs or their squares are not finite"
-        stop = start + n_rows
-        found.append(_Block(slice(start, stop), _grouped(mask_FK, key), fit, aside))
-    return found, ""
+    keys, why = solvable(sums)
+    return [_Block(rows_of(key), _grouped(mask_FK, key), sums.fit[key], sums.aside[key]) for key in keys], why
 
 
 def _grouped(matrix_FK: Tensor, key: Rows) -> Tensor:
