@@ -22,8 +22,8 @@ from published import accuracy, images_of, resnet
 
 import sipp
 from sipp.inputs.batches import batches_of
-from sipp.repairing.entry import _divided
 from sipp.repairing.joint import AIMS, Joint, joint
+from sipp.repairing.layer_by_layer import _divided
 
 WITHOUT: dict[str, dict[str, Any]] = {
     "search": {"searches": False},

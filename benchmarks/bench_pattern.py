@@ -18,7 +18,8 @@ from common import table
 from torch import nn
 
 import sipp
-from sipp.allocation.patterns import Pattern, breaking
+from sipp.allocation.patterns import breaking
+from sipp.records.pattern import Pattern
 
 # name, outputs x inputs of each layer, tokens
 CASES: list[tuple[str, list[tuple[int, int]], int]] = [

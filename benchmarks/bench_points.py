@@ -22,9 +22,9 @@ from sipp.errors import DeadRowsWarning
 from sipp.experiments.data import load_cifar10, normalise
 from sipp.experiments.nets import build
 from sipp.inputs.subject import subject_of
-from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import RankOptions
-from sipp.scoring.methods import Method
+from sipp.pruning.cutting import cut
+from sipp.pruning.ranking import rank
+from sipp.records.options import Method, PruneOptions
 
 N_POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 DELTAS = (0.5, 0.1, 1e-2, 1e-4, 1e-8, 1e-16)
@@ -60,7 +60,7 @@ def main() -> None:
         return normalise(data.images[torch.randperm(data.n_train, generator=generator)[:n]])
 
     def found(n: int, method: Method, reduce: str | None, delta: float) -> str:
-        options_of = RankOptions(method=method, reduce=reduce, delta=delta)  # type: ignore[arg-type]
+        options_of = PruneOptions(method=method, reduce=reduce, delta=delta)  # type: ignore[arg-type]
         values = []
         for seed in range(options.repetitions):
             ranking = rank(subject_of(net, points(n, seed), seed=seed), options_of)

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp.certificates.claims import from_json, to_json, verify
+from sipp.records.certificate import from_json, to_json
+from sipp.verbs.verify import verify
 from sipp.experiments.data import digits_splits, load_digits
 
 digits = load_digits()

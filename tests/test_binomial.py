@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from oracles import binomial as oracle
 from scipy import stats
 
-from sipp import binomial
-from sipp.certificates import record as records
 from sipp.errors import DataError, OptionError
+from sipp.records import binomial
+from sipp.records import certificate as records
 
 shares = st.floats(0.001, 0.999)
 HASH = "0" * 64

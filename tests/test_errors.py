@@ -5,8 +5,8 @@ import pickle
 import pytest
 from torch._utils import ExceptionWrapper
 
-from sipp.checking import check_share
 from sipp.errors import DataError, ModelError, OptionError, SippError
+from sipp.records.checking import check_share
 
 KINDS = (ModelError, DataError, OptionError)
 

@@ -127,7 +127,7 @@ def imported(node: ast.stmt) -> list[str]:
 
 WITHOUT_EXTRAS = """
 import torch, sipp
-from sipp.certificates.claims import verify
+from sipp.verbs.verify import verify
 from sipp.cli.errors import fail_well
 from sipp.cli.main import app
 import numpy as np

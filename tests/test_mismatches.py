@@ -17,7 +17,7 @@ import sipp
 from sipp.errors import DataError, ModelError
 from sipp.inputs.layers import find_sites
 from sipp.inputs.uses import fitted
-from sipp.records import Batch, Use
+from sipp.records.batches import Batch, Use
 
 N_CASES = 160
 

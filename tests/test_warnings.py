@@ -36,7 +36,7 @@ def test_compare_counts_dead_rows_and_does_not_warn_of_them() -> None:
 
 
 def test_a_walk_with_repair_hides_only_dead_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sipp.pruning import tolerance
+    from sipp.verbs import prune_to as tolerance
 
     def cut(*args: object, **options: object) -> object:
         warnings.warn("something else", stacklevel=2)

@@ -93,6 +93,7 @@ def file() -> Path:
 # Arguments with which each public function works, made anew for every call.
 RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "save": lambda: {"pruned": pruned(), "path": file().with_name("other"), "values": "bf16"},
+    "save_folder": lambda: {"pruned": pruned(), "folder": file().with_name("folder")},
     "page": lambda: {"pruned": pruned(), "path": file().with_name("page.html")},
     "load": lambda: {"path": file(), "into": net()},
     "inspect": lambda: {"path": file()},

@@ -1,8 +1,9 @@
 """Provable, data-informed weight pruning for PyTorch.
 
-    net, data -> inputs -> scoring -> allocation -> pruning -> repairing -> bounds -> certificates -> storage -> report
-                 patches   one number  kept a row   weights,   refit,       theory    held-out
-                           a weight                 masks      polish
+    records <- inputs <- scoring <- allocation <- pruning <- repairing <- bounds <- certificates <- storage <- runtime
+    what is    any data   a number   kept a row    masks,     mask and     theory    held-out       files      zeros
+    known                 a weight                 weights    weights                evidence                  skipped
+    <- verbs: one file a public function
 
 A model and a few data points go in; a sparse model and a statement of what was lost come out:
 
@@ -18,51 +19,53 @@ from typing import TYPE_CHECKING, Any
 from sipp import errors as errors
 
 if TYPE_CHECKING:  # what a type checker reads; a test compares it with the table below
-    from sipp.bounds.assessing import assess as assess
     from sipp.bounds.assumption import check_assumption as check_assumption
     from sipp.bounds.sound.graph_bound import sound_bound as sound_bound
-    from sipp.certificates.claims import certify as certify
-    from sipp.certificates.claims import certify_accuracy as certify_accuracy
-    from sipp.certificates.comparing import compare as compare
-    from sipp.options import Constants as Constants
-    from sipp.options import Scoring as Scoring
-    from sipp.pruning.entry import prune as prune
-    from sipp.pruning.little_by_little import gradual as gradual
     from sipp.pruning.masking import hold as hold
     from sipp.pruning.masking import release as release
-    from sipp.pruning.result import Pruned as Pruned
-    from sipp.pruning.tolerance import prune_to as prune_to
-    from sipp.repairing.entry import repair as repair
-    from sipp.report.entry import page as page
+    from sipp.records.options import Constants as Constants
+    from sipp.records.options import Scoring as Scoring
+    from sipp.records.pruned import Pruned as Pruned
+    from sipp.report.page import page as page
     from sipp.runtime.entry import sparse as sparse
     from sipp.scoring.sensitivities import sensitivity as sensitivity
     from sipp.scoring.theory_points import sample_size as sample_size
     from sipp.storage.artifact import inspect as inspect
     from sipp.storage.artifact import load as load
     from sipp.storage.artifact import save as save
+    from sipp.verbs.assess import assess as assess
+    from sipp.verbs.certify import certify as certify
+    from sipp.verbs.certify import certify_accuracy as certify_accuracy
+    from sipp.verbs.compare import compare as compare
+    from sipp.verbs.gradual import gradual as gradual
+    from sipp.verbs.prune import prune as prune
+    from sipp.verbs.prune_to import prune_to as prune_to
+    from sipp.verbs.repair import repair as repair
+    from sipp.verbs.save_folder import save_folder as save_folder
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Constants": "sipp.options",
-    "Pruned": "sipp.pruning.result",
-    "Scoring": "sipp.options",
-    "assess": "sipp.bounds.assessing",
-    "certify": "sipp.certificates.claims",
-    "certify_accuracy": "sipp.certificates.claims",
+    "Constants": "sipp.records.options",
+    "Pruned": "sipp.records.pruned",
+    "Scoring": "sipp.records.options",
+    "assess": "sipp.verbs.assess",
+    "certify": "sipp.verbs.certify",
+    "certify_accuracy": "sipp.verbs.certify",
     "check_assumption": "sipp.bounds.assumption",
-    "compare": "sipp.certificates.comparing",
-    "gradual": "sipp.pruning.little_by_little",
+    "compare": "sipp.verbs.compare",
+    "gradual": "sipp.verbs.gradual",
     "hold": "sipp.pruning.masking",
     "inspect": "sipp.storage.artifact",
     "load": "sipp.storage.artifact",
-    "page": "sipp.report.entry",
-    "prune": "sipp.pruning.entry",
-    "prune_to": "sipp.pruning.tolerance",
+    "page": "sipp.report.page",
+    "prune": "sipp.verbs.prune",
+    "prune_to": "sipp.verbs.prune_to",
     "release": "sipp.pruning.masking",
-    "repair": "sipp.repairing.entry",
+    "repair": "sipp.verbs.repair",
     "sample_size": "sipp.scoring.theory_points",
     "save": "sipp.storage.artifact",
+    "save_folder": "sipp.verbs.save_folder",
     "sensitivity": "sipp.scoring.sensitivities",
     "sound_bound": "sipp.bounds.sound.graph_bound",
     "sparse": "sipp.runtime.entry",

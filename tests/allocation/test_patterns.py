@@ -8,9 +8,10 @@ from oracles import patterns as oracle
 from torch import nn
 
 import sipp
-from sipp.allocation.patterns import Pattern, breaking, largest_in_groups, obeys, pattern_of
+from sipp.allocation.patterns import breaking, largest_in_groups, obeys
 from sipp.errors import DataError, OptionError
-from sipp.scoring.methods import METHODS, MethodRow
+from sipp.records.pattern import Pattern, pattern_of
+from sipp.scoring.methods import METHODS, MethodInfo
 
 FEW = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3e-20, 2e18, 7.0])  # ties, zeros, negative ones
 SHAPES = st.tuples(st.integers(0, 4), st.integers(0, 13))
@@ -51,7 +52,7 @@ def points() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("row", [row for row in METHODS if not row.is_sampled], ids=lambda row: row.name)
-def test_every_score_that_ranks(row: MethodRow) -> None:
+def test_every_score_that_ranks(row: MethodInfo) -> None:
     model = net()
     pruned = sipp.prune(model, points(), pattern="2:4", method=row.name)
     assert breaking(pruned.masks, Pattern(2, 4)) == []

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.bounds.chain import chain_obstacle
 from sipp.errors import OptionError
-from sipp.pruning.result import Pruned
+from sipp.records.pruned import Pruned
 from sipp.scoring.theory_points import calibration_needed
 
 N_TRIALS = 25

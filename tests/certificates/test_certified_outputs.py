@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.claims import certify, certify_accuracy
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import batches_of
 from sipp.inputs.independence import allowed_between
+from sipp.verbs.certify import certify, certify_accuracy
 
 N = 100
 

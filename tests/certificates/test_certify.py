@@ -14,18 +14,13 @@ from oracles import binomial as oracle
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sipp.certificates.claims import (
-    certify,
-    certify_accuracy,
-    from_json,
-    model_hash,
-    point_ratios,
-    relative_errors,
-    to_json,
-    verify,
-)
 from sipp.certificates.ledger import record_use
+from sipp.certificates.measures import point_ratios, relative_errors
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.records.certificate import from_json, to_json
+from sipp.records.network_hash import model_hash
+from sipp.verbs.certify import certify, certify_accuracy
+from sipp.verbs.verify import verify
 
 
 def points(n, seed=0, width=6):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.comparing import LABELLED, USUAL
-from sipp.certificates.comparison import is_level
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.records.comparison import is_level
+from sipp.verbs.compare import LABELLED, USUAL
 
 
 def net() -> nn.Module:

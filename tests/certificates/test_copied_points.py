@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp import binomial
-from sipp.certificates.claims import certify_accuracy, from_json, to_json, verify
-from sipp.certificates.record import SCHEMA, WITH_COPIES
 from sipp.errors import DataError
+from sipp.records import binomial
+from sipp.records.certificate import SCHEMA, WITH_COPIES, from_json, to_json
+from sipp.verbs.certify import certify_accuracy
+from sipp.verbs.verify import verify
 
 
 class Net(nn.Module):

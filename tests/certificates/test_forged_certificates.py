@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from sipp.certificates.claims import certify, certify_accuracy, from_json, to_json, verify
-from sipp.certificates.record import DERIVED, KINDS, AnyCertificate
 from sipp.errors import DataError, OptionError
+from sipp.records.certificate import DERIVED, KINDS, AnyCertificate, from_json, to_json
+from sipp.verbs.certify import certify, certify_accuracy
+from sipp.verbs.verify import verify
 
 N = 200
 CASES = ("delta", "epsilon", "labels", "label-free")

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sipp
-from sipp.certificates.claims import certify, certify_accuracy
 from sipp.errors import DataError, OptionError
 from sipp.inputs.pointkeys import SKETCH_SIZE
-from sipp.pruning import tolerance
-from sipp.pruning.tolerance import prune_to
-from sipp.pruning.walked import PrunedTo
+from sipp.records.pruned_to import PrunedTo
+from sipp.verbs import prune_to as tolerance
+from sipp.verbs.certify import certify, certify_accuracy
+from sipp.verbs.prune_to import prune_to
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.claims import certify_accuracy
 from sipp.errors import DataError
 from sipp.inputs.batches import batches_of
 from sipp.inputs.pointkeys import draw_keys_of
-from sipp.scoring.methods import Method
+from sipp.records.options import Method
+from sipp.verbs.certify import certify_accuracy
 
 WORD = "no calibration points were given"
 pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")

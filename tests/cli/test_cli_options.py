@@ -21,10 +21,11 @@ from report.synthetic import big_run
 from safetensors.torch import save_file
 
 import sipp
-from sipp.certificates.claims import certify, to_json
 from sipp.cli import benching
 from sipp.experiments.data import fetch_cifar10
 from sipp.experiments.data.fetch import Cifar10Sources
+from sipp.records.certificate import to_json
+from sipp.verbs.certify import certify
 
 HUGE = 1 << 40  # bytes of a file of holes
 SUFFIXES = (".safetensors", ".pt", ".npy", ".npz", ".yaml", ".json", "")

@@ -17,13 +17,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp.binomial import upper_limit
 from sipp.cli import points
 from sipp.cli.output import show, too_wide
 from sipp.cli.pruned_table import layer_table
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
-from sipp.inputs.network_hash import model_hash
+from sipp.records.binomial import upper_limit
+from sipp.records.network_hash import model_hash
 from sipp.storage import outputs
 from sipp.storage.files import file_hash
 from sipp.storage.pruned_folder import write_pruned

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import sipp
 from sipp.cli.stored import built_in, stored_network
 from sipp.experiments.nets import build
-from sipp.inputs.network_hash import model_hash
+from sipp.records.network_hash import model_hash
 from sipp.report import read_results, render
 from sipp.storage.bench_schemas import read_bench
 from sipp.storage.files import seal

@@ -10,10 +10,10 @@ from experiments.test_mask_changes import Killed, contents
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.run_recipe import run
-from sipp.pruning.little_by_little import CUTS, budget_at, cut_times
 from sipp.report.read import read_run
 from sipp.report.rendering import render
 from sipp.storage.pairs import load_pair
+from sipp.verbs.gradual import CUTS, budget_at, cut_times
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

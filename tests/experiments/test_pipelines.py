@@ -23,8 +23,9 @@ from sipp.experiments.runs.store import read_records, step_name, without_clock
 from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
 from sipp.inputs.subject import subject_of
-from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import RankOptions, only_alive
+from sipp.pruning.cutting import cut
+from sipp.pruning.ranking import only_alive, rank
+from sipp.records.options import PruneOptions
 from sipp.storage.pairs import load_pair
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -119,7 +120,7 @@ def n_revived(*, broken: bool) -> tuple[int, int]:
     with torch.no_grad():
         for name, mask in alive.items():
             net.get_parameter(name).mul_(mask)
-    ranking = rank(subject_of(net, [points]), RankOptions(method="sipp-det"))
+    ranking = rank(subject_of(net, [points]), PruneOptions(method="sipp-det"))
     budget = sum(int(mask.sum()) for mask in alive.values()) - 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

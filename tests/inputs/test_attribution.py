@@ -14,7 +14,7 @@ import sipp
 from sipp.errors import DataError
 from sipp.inputs import attribution
 from sipp.inputs.subject import subject_of
-from sipp.records import Scores
+from sipp.records.scores import Scores
 from sipp.scoring import sensitivities
 
 N, WIDTH = 4, 6  # points, features

@@ -15,13 +15,13 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, IterableDataset
 
 import sipp
-from sipp.certificates.claims import certify, certify_accuracy
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import MOST_UNCOUNTED, batches_of, points_at
 from sipp.inputs.independence import CHANCE, NEIGHBOURS, ORDER, allowed_between, why_dependent
 from sipp.inputs.joining import joined
 from sipp.inputs.pointkeys import draw_keys_of, keys_of
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.verbs.certify import certify, certify_accuracy
 
 pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
 

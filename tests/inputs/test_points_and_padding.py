@@ -16,7 +16,9 @@ from sipp.inputs import subject
 from sipp.inputs.capture import capture
 from sipp.inputs.layers import find_sites
 from sipp.inputs.subject import subject_of
-from sipp.records import Batch, Scores, Use, Weight
+from sipp.records.batches import Batch, Use
+from sipp.records.scores import Scores
+from sipp.records.weights import Weight
 from sipp.scoring import sensitivities
 
 LENGTHS = torch.tensor([5, 2, 7, 1])

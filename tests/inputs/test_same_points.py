@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.claims import certify
 from sipp.errors import DataError
 from sipp.inputs.batches import batches_of
 from sipp.inputs.pointkeys import draw_keys_of, plain_keys_of
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.verbs.certify import certify
 
 N = 100
 

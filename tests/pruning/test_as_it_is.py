@@ -11,7 +11,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import ModelError
-from sipp.pruning.result import as_it_is
+from sipp.records.pruned import as_it_is
 
 X = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))
 NEW = torch.rand(300, 8, generator=torch.Generator().manual_seed(1))
@@ -85,11 +85,11 @@ def test_what_changes_no_weight_changes_nothing() -> None:
 def test_files_and_pages_say_it_too(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     pruned = sipp.prune(net, X, keep=0.5)
-    pruned.save(tmp_path / "before")
+    sipp.save_folder(pruned, tmp_path / "before")
     step(pruned)
     sipp.save(pruned, tmp_path / "net.safetensors")
     assert SAID[0] in " ".join(str(sipp.inspect(tmp_path / "net.safetensors")).split())
-    pruned.save(tmp_path / "after")
+    sipp.save_folder(pruned, tmp_path / "after")
     records = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("before", "after")]
     assert all(records[0][key] is not None for key in ("guarantee", "measured", "moved"))
     assert all(records[1][key] is None for key in ("guarantee", "measured", "moved", "repaired"))
@@ -131,7 +131,7 @@ def test_zeros_that_are_gone_are_not_counted_as_zeros(tmp_path: Path) -> None:
     pruned.model(X).square().sum().backward()
     optimizer.step()
     with pytest.raises(ModelError, match="outside of its mask is not zero"):
-        pruned.save(tmp_path / "net")
+        sipp.save_folder(pruned, tmp_path / "net")
     with pytest.raises(ModelError, match="outside of its mask is not zero"):
         sipp.page(pruned, path=tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
@@ -167,10 +167,10 @@ def test_the_same_output_is_said_of_the_same_network_only() -> None:
 
 def test_weights_that_are_back_are_told_and_saving_is_not_advised(tmp_path: Path) -> None:
     pruned = sipp.prune(Net().eval(), None, keep=0.5, method="wt")
-    assert "pruned.save" in str(pruned)
+    assert "sipp.save_folder" in str(pruned)
     with torch.no_grad():
         pruned.model.get_parameter("first.weight").add_(1.0)
     text = str(pruned)
-    assert "first.weight is no longer zero where it was pruned" in text and "pruned.save" not in text
+    assert "first.weight is no longer zero where it was pruned" in text and "sipp.save_folder" not in text
     with pytest.raises(ModelError, match="not zero"):
-        pruned.save(tmp_path / "out")
+        sipp.save_folder(pruned, tmp_path / "out")

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 import sipp
 from sipp.experiments.pipelines.shared import only_alive
 from sipp.inputs.subject import subject_of
-from sipp.options import Scoring
-from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, Candidate, Choice, best_of
-from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import RankOptions
-from sipp.scoring.methods import DEFAULT
+from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, best_of
+from sipp.pruning.cutting import cut
+from sipp.pruning.ranking import rank
+from sipp.records.choice import Candidate, Choice
+from sipp.records.options import DEFAULT_METHOD, PruneOptions, Scoring
 
 
 def net() -> nn.Module:
@@ -72,7 +72,7 @@ def test_it_is_never_far_behind_magnitude_and_sensitivity_on_the_points_kept_asi
 
 def test_it_is_the_default_with_a_floor_and_statements() -> None:
     pruned = sipp.prune(net(), [points()], keep=0.5)
-    assert pruned.method == DEFAULT == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
+    assert pruned.method == DEFAULT_METHOD == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
     assert pruned.guarantee is not None and pruned.measured is not None and pruned.kept == pruned.budget
     assert "kept aside" in str(pruned) and sipp.prune(net(), [points()], keep=0.5, method="wt").choice is None
 
@@ -143,7 +143,7 @@ def test_a_blend_whose_output_is_not_finite_is_not_taken() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_weights_that_an_earlier_step_pruned_come_last_in_every_blend() -> None:
     model = net()
-    ranking = rank(subject_of(model, [points()]), RankOptions(method="sipp-blend", floor="off"))
+    ranking = rank(subject_of(model, [points()]), PruneOptions(method="sipp-blend", floor="off"))
     generator = torch.Generator().manual_seed(0)
     alive = {w.name: torch.rand(w.n_rows, w.fan_in, generator=generator) < 0.4 for w in ranking.weights}
     n_alive = sum(int(mask.sum()) for mask in alive.values())
@@ -171,7 +171,7 @@ def test_an_untrained_network_is_cut_by_shares_of_its_layers_whatever_is_left(bu
     with torch.no_grad():
         model[4].weight.mul_(1e-3)  # magnitude and sensitivity would leave it nothing
     subject = subject_of(model, [x], scoring=Scoring(norm_stats="batch"))
-    pruned = cut(rank(subject, RankOptions(method="sipp-blend", floor="off")), budget, seed=0)
+    pruned = cut(rank(subject, PruneOptions(method="sipp-blend", floor="off")), budget, seed=0)
     assert pruned.choice.tried == (pruned.choice.taken,) and pruned.choice.taken.is_shared
     assert "shares" in str(pruned.choice)
     sensitivities, parts = sipp.sensitivity(model, [x[:60]]), {}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sipp
-from sipp.display import NAME_LENGTH, has_telling_layers, short_names
 from sipp.experiments.nets import build
+from sipp.records.display import NAME_LENGTH, has_telling_layers, short_names
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import ModelError, OptionError
-from sipp.pruning.little_by_little import BEGIN, END, budget_at, cut_times
 from sipp.pruning.masking import masks_of
-from sipp.scoring.methods import NAMES, Method
+from sipp.records.options import Method
+from sipp.scoring.methods import NAMES
+from sipp.verbs.gradual import BEGIN, END, budget_at, cut_times
 
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer, Tensor, Any]:

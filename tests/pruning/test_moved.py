@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.display import moved_warning
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.pruning.result import Moved
+from sipp.records.display import moved_warning
+from sipp.records.pruned import Moved
 from sipp.scoring.methods import METHODS
 
 

@@ -12,11 +12,12 @@ from torch.nn.utils import prune as torch_prune
 from torch.utils.data import TensorDataset
 
 import sipp
+from sipp.bounds.statements import statements_of
 from sipp.errors import DataError, OptionError
 from sipp.inputs.subject import subject_of
-from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import RankOptions
-from sipp.scoring.methods import Method
+from sipp.pruning.cutting import cut
+from sipp.pruning.ranking import rank
+from sipp.records.options import Method, PruneOptions
 
 SIPP_METHODS = ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple"]
 METHODS = [*SIPP_METHODS, "wt", "snip", "random"]
@@ -90,7 +91,7 @@ def test_det_keeps_the_globally_largest_sensitivities(method: Method) -> None:
 
 
 def test_det_masks_are_nested() -> None:
-    ranking = rank(subject_of(small_net(), batches()), RankOptions(method="sipp-det"))
+    ranking = rank(subject_of(small_net(), batches()), PruneOptions(method="sipp-det"))
     previous = None
     for budget in (ranking.n_weights, 300, 200, 60, 7):
         with warnings.catch_warnings():
@@ -163,10 +164,10 @@ def test_hybrid_takes_per_row_the_smaller_bound() -> None:
         model.weight[6:, :40] *= 1e5  # rows led by a few weights, beside rows without a leader
     ranking = rank(
         subject_of(model, torch.rand(40, 300) + 0.5),
-        RankOptions(method="sipp-hybrid", delta=0.5, constants=sipp.Constants(c_constant=1.0)),
+        PruneOptions(method="sipp-hybrid", delta=0.5, constants=sipp.Constants(c_constant=1.0)),
     )
     pruned = cut(ranking, 1500)
-    layer = pruned.layers[0]
+    layer = statements_of(ranking, pruned).layers[0]
     kept = pruned.masks["weight"].sum(1)
     det = eps_det(ranking.ranks[0], kept, c_constant=1.0)
     n_draws = draws_for(ranking.ranks[0], kept)

@@ -7,17 +7,16 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.binomial import k_allowed
-from sipp.certificates import record
 from sipp.errors import DataError, OptionError
 from sipp.inputs.subject import subject_of
-from sipp.pruning import tolerance
-from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
-from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import RankOptions
-from sipp.pruning.tolerance import default_levels, prune_to
-from sipp.pruning.walked import PrunedTo
-from sipp.scoring.methods import Method
+from sipp.pruning.cutting import before_cut, cut, sparse_rows, write_rows
+from sipp.pruning.ranking import rank
+from sipp.records import certificate as record
+from sipp.records.binomial import k_allowed
+from sipp.records.options import Method, PruneOptions
+from sipp.records.pruned_to import PrunedTo
+from sipp.verbs import prune_to as tolerance
+from sipp.verbs.prune_to import default_levels, prune_to
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +64,7 @@ def test_the_result_is_what_prune_gives_at_that_level() -> None:
 
 @pytest.mark.parametrize("method", ["wt", "wanda", "erk", "obs", "sipp-blend", "sipp-det", "sipp-rand", "sipp-hybrid"])
 def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
-    ranking = rank(subject_of(net(), points(100, 1)), RankOptions(method=method))
+    ranking = rank(subject_of(net(), points(100, 1)), PruneOptions(method=method))
     uncut = before_cut(ranking, n_cuts=30)
     for budget in (300, 40, 170, 11, 40, 384):
         rows, _ = sparse_rows(ranking, uncut, budget, seed=5)
@@ -73,9 +72,9 @@ def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
         write_rows(walked, ranking, rows)
         alone = cut(ranking, budget, seed=5)
         assert all(map(torch.equal, walked.parameters(), alone.model.parameters()))
-        for row, layer, mask in zip(rows, alone.layers, alone.masks.values()):
+        for row, other, mask in zip(rows, alone.rows, alone.masks.values()):
             assert torch.equal(row.mask_FK, mask)
-            assert layer.eps_F is None or torch.equal(row.eps_F, layer.eps_F)
+            assert torch.equal(row.eps_F, other.eps_F)
 
 
 def test_the_start_comes_from_the_calibration_data_alone() -> None:

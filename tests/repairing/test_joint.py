@@ -11,12 +11,13 @@ from oracles.refit import conv_patches
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.patterns import Pattern, obeys
+from sipp.allocation.patterns import obeys
 from sipp.errors import OptionError
 from sipp.inputs.batches import batches_of
+from sipp.records.pattern import Pattern
 from sipp.repairing import joint as module
-from sipp.repairing.entry import Parts, _divided
 from sipp.repairing.joint import Joint, joint
+from sipp.repairing.layer_by_layer import Parts, _divided
 from sipp.repairing.searching import Rows, Rule, search
 
 ASIDE_OF = 10

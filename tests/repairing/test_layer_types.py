@@ -10,7 +10,7 @@ from oracles.refit import Array, conv_patches, refit_row
 from torch import Tensor, nn
 
 import sipp
-from sipp.pruning.result import Pruned
+from sipp.records.pruned import Pruned
 
 ASIDE_OF = 10
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs import distance
 from sipp.inputs.batches import batches_of
-from sipp.pruning.result import Pruned
+from sipp.records.pruned import Pruned
+from sipp.records.repair import Repair
 from sipp.repairing import gathering, polishing
-from sipp.repairing.entry import _divided
-from sipp.repairing.record import Repair
+from sipp.repairing.layer_by_layer import _divided
 
 
 def net(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -260,7 +261,7 @@ def test_dense_outputs_that_do_not_fit_the_memory_are_made_anew(monkeypatch: pyt
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     whole = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
     monkeypatch.setattr(gathering, "TARGET_BYTES", 0)
-    monkeypatch.setattr(polishing, "OUTPUT_BYTES", 0)
+    monkeypatch.setattr(distance, "OUTPUT_BYTES", 0)
     short = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
     assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), short.model.state_dict().values()))
 

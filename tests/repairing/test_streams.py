@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from sipp.errors import OptionError
 from sipp.inputs.batches import batches_of
 from sipp.inputs.layers import find_sites
-from sipp.records import Batch
-from sipp.repairing.entry import _divided
+from sipp.records.batches import Batch
 from sipp.repairing.joint import joint
+from sipp.repairing.layer_by_layer import _divided
 from sipp.repairing.streams import find_streams, read_streams
 
 

@@ -14,10 +14,10 @@ from torch import nn
 import sipp
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import run
-from sipp.pruning import little_by_little
 from sipp.report import read_results, render
 from sipp.report.read import read_run
 from sipp.storage.files import seal
+from sipp.verbs import gradual as little_by_little
 
 RECIPE = (
     "train.epochs=1",
@@ -42,7 +42,7 @@ def page_of(*folders: Path) -> tuple[str, dict[str, Any]]:
 def test_the_whole_curve_is_in_the_record_and_on_the_page(tmp_path: Path) -> None:
     pruned = pruned_by("sipp-blend")
     assert pruned.choice is not None
-    record = json.loads((pruned.save(tmp_path / "net") / "report.json").read_text())["choice"]
+    record = json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"]
     assert record["words"] == str(pruned.choice) and record["n_points"] == 10 and record["is_aside"] is True
     assert [one["error"] for one in record["tried"]] == [one.error for one in pruned.choice.tried]
     (taken,) = [one for one in record["tried"] if one["is_taken"]]
@@ -60,7 +60,7 @@ def test_an_output_that_is_not_finite_has_no_bar(tmp_path: Path) -> None:
     assert pruned.choice is not None
     last = replace(pruned.choice.tried[-1], error=inf)
     pruned = replace(pruned, choice=replace(pruned.choice, tried=(*pruned.choice.tried[:-1], last), is_aside=False))
-    record = json.loads((pruned.save(tmp_path / "net") / "report.json").read_text())["choice"]
+    record = json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"]
     assert record["tried"][-1]["error"] is None
     page, plots = page_of(tmp_path / "net")
     (plot,) = [plot for name, plot in plots.items() if name.endswith("-blend")]
@@ -69,7 +69,7 @@ def test_an_output_that_is_not_finite_has_no_bar(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("taken", [(), (0, 1)])
 def test_a_record_that_does_not_say_which_was_taken_is_refused(taken: tuple[int, ...], tmp_path: Path) -> None:
-    path = pruned_by("sipp-blend").save(tmp_path / "net") / "report.json"
+    path = sipp.save_folder(pruned_by("sipp-blend"), tmp_path / "net") / "report.json"
     record = json.loads(path.read_text())
     del record["check"]
     for i, one in enumerate(record["choice"]["tried"]):
@@ -83,7 +83,7 @@ def test_an_untrained_network_has_one_and_the_page_says_why(tmp_path: Path) -> N
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
     pruned = sipp.prune(net, torch.rand(40, 12), keep=0.5, scoring=sipp.Scoring(norm_stats="batch"), progress=False)
-    pruned.save(tmp_path / "net")
+    sipp.save_folder(pruned, tmp_path / "net")
     page, plots = page_of(tmp_path / "net")
     assert "in shares of its layer" in page and "No other was tried" in page
     assert not any(name.endswith("-blend") for name in plots)
@@ -91,7 +91,7 @@ def test_an_untrained_network_has_one_and_the_page_says_why(tmp_path: Path) -> N
 
 def test_other_methods_have_no_blend(tmp_path: Path) -> None:
     pruned = pruned_by("wt")
-    assert json.loads((pruned.save(tmp_path / "net") / "report.json").read_text())["choice"] is None
+    assert json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"] is None
     page, plots = page_of(tmp_path / "net")
     assert "Ranked by" not in page and not any(name.endswith("-blend") for name in plots)
 

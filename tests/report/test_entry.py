@@ -38,7 +38,7 @@ def test_the_page_is_that_of_the_saved_folder(
 ) -> None:
     certificate = sipp.certify(dense, networks[0].model, holdout)
     page = sipp.page(networks[0], certificate, path=tmp_path / "page.html")
-    results = read_results([networks[0].save(tmp_path / "net", certificate=certificate)])
+    results = read_results([sipp.save_folder(networks[0], tmp_path / "net", certificate=certificate)])
     (tmp_path / "report.html").write_text(render(results, version=f"sipp {sipp.__version__}"))
     assert certificate.sentence in page.read_text()
     ours, theirs = (set(facts(tmp_path / name).splitlines()) for name in ("page.html", "report.html"))

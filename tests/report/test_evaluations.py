@@ -10,7 +10,7 @@ import pytest
 from report.synthetic import evaluation
 from report.test_read import pruned_folder
 
-from sipp.certificates.record import AccuracyCertificate, to_json
+from sipp.records.certificate import AccuracyCertificate, to_json
 from sipp.report import figure_names, read_results, render
 from sipp.report.networks import accuracy_of, dense_accuracy, network_curves
 from sipp.report.read import PrunedModel, read_pruned

@@ -8,11 +8,11 @@ import pytest
 import torch
 from report.test_page import data_of, faults
 
-from sipp.certificates.claims import from_json
 from sipp.experiments.pipelines.shared import SCORE_BINS, _score_counts
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import Finished, run
 from sipp.experiments.runs.store import without_clock
+from sipp.records.certificate import from_json
 from sipp.report import read_results, render
 
 SMALL = (

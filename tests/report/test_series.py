@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from report.synthetic import certificate, config, dense, layer, level_record, write_run
 
-from sipp.display import percent_up
+from sipp.records.display import percent_up
 from sipp.report import series, words
 from sipp.report.read import Run, read_run
 

@@ -13,7 +13,7 @@ import sipp
 from sipp.errors import DataError, OptionError
 from sipp.inputs.subject import subject_of
 from sipp.scoring.lamp import lamp
-from sipp.scoring.methods import METHODS, NAMES, MethodRow, method_of, score_of
+from sipp.scoring.methods import METHODS, NAMES, MethodInfo, method_of, score_of
 from sipp.scoring.wanda import wanda
 
 
@@ -33,7 +33,7 @@ def labelled() -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("row", METHODS, ids=lambda row: row.name)
 @pytest.mark.parametrize("keep", [0.6, 0.07])
-def test_every_method_prunes_to_the_exact_budget(row: MethodRow, keep: float) -> None:
+def test_every_method_prunes_to_the_exact_budget(row: MethodInfo, keep: float) -> None:
     model = net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     pruned = sipp.prune(model, labelled(), keep=keep, method=row.name)
@@ -48,7 +48,7 @@ def test_every_method_prunes_to_the_exact_budget(row: MethodRow, keep: float) ->
 
 
 @pytest.mark.parametrize("row", METHODS, ids=lambda row: row.name)
-def test_a_row_says_what_its_method_needs(row: MethodRow) -> None:
+def test_a_row_says_what_its_method_needs(row: MethodInfo) -> None:
     if row.needs_data:
         with pytest.raises(OptionError, match="needs data"):
             sipp.prune(net(), None, keep=0.5, method=row.name)
@@ -62,7 +62,7 @@ def test_a_row_says_what_its_method_needs(row: MethodRow) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in METHODS if not row.is_scored], ids=lambda row: row.name)
-def test_scores_have_the_shape_of_their_weights(row: MethodRow) -> None:
+def test_scores_have_the_shape_of_their_weights(row: MethodInfo) -> None:
     function = score_of(row)
     assert list(inspect.signature(function).parameters) == ["subject"] and function.__doc__
     model = net()

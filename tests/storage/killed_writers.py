@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import sipp
-from sipp.inputs.network_hash import model_hash, state_hash
+from sipp.records.network_hash import model_hash, state_hash
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
 
@@ -95,7 +95,7 @@ def main(place: Path) -> dict[str, int]:
         return here
 
     def begin_over() -> None:
-        old.save(fresh())
+        sipp.save_folder(old, fresh())
         (here / "mine.txt").write_text("mine")
 
     def check_over() -> None:
@@ -110,12 +110,12 @@ def main(place: Path) -> dict[str, int]:
         save_again()
 
     def save_again() -> None:
-        third.save(here)
+        sipp.save_folder(third, here)
         assert read_pruned(here)[0].pruned_hash == model_hash(third.model)
         assert json.loads((here / RECORD_NAME).read_bytes())["pruned_hash"] == model_hash(third.model)
 
-    done["steps over a folder"] = n_steps(begin_over, lambda: new.save(here), check_over)
-    done["steps of a new folder"] = n_steps(fresh, lambda: new.save(here), check_new)
+    done["steps over a folder"] = n_steps(begin_over, lambda: sipp.save_folder(new, here), check_over)
+    done["steps of a new folder"] = n_steps(fresh, lambda: sipp.save_folder(new, here), check_new)
 
     file = place / "net.safetensors"
     whole = {sipp.save(one, file) and file.read_bytes() for one in (old, new)}
@@ -126,9 +126,9 @@ def main(place: Path) -> dict[str, int]:
     done["steps of a file"] = n_steps(lambda: sipp.save(old, file), lambda: sipp.save(new, file), check_file)
 
     both = place / "both"
-    old.save(both)
+    sipp.save_folder(old, both)
     os.getpid = lambda: 1  # as in containers
-    writers = {child(lambda one=one: [one.save(both) for _ in range(N_SAVES)]) for one in (old, new)}  # type: ignore[misc]
+    writers = {child(lambda one=one: [sipp.save_folder(one, both) for _ in range(N_SAVES)]) for one in (old, new)}  # type: ignore[misc]
     n_read = 0
     while writers:
         assert read_pruned(both)[0].pruned_hash in (old_hash, new_hash)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.claims import verify
 from sipp.errors import DataError, OptionError
-from sipp.inputs.network_hash import model_hash, state_hash
+from sipp.records.network_hash import model_hash, state_hash
 from sipp.storage.files import seal
 from sipp.storage.marks import RECORD_NAME
 from sipp.storage.pruned_folder import read_pruned
+from sipp.verbs.verify import verify
 
 
 class Scaled(nn.Module):
@@ -89,7 +89,7 @@ def test_a_certificate_is_about_the_network_with_its_buffers(
 
 
 def test_a_folder_is_about_the_network_with_its_buffers(dense: Scaled, pruned: sipp.Pruned, tmp_path: Path) -> None:
-    folder = pruned.save(tmp_path / "net")
+    folder = sipp.save_folder(pruned, tmp_path / "net")
     record, marks = read_pruned(folder)
     assert record.pruned_hash == model_hash(pruned.model) and not marks
     values = json.loads((folder / RECORD_NAME).read_bytes())

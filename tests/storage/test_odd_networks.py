@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.claims import certify_accuracy
 from sipp.errors import ModelError
-from sipp.pruning.result import Pruned
-from sipp.pruning.walked import PrunedTo
+from sipp.records.pruned import Pruned
+from sipp.records.pruned_to import PrunedTo
 from sipp.runtime.exporting import export
 from sipp.storage.marks import Precision
+from sipp.verbs.certify import certify_accuracy
 
 
 def linear(scale: float, dtype: torch.dtype) -> nn.Linear:

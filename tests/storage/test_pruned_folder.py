@@ -1,4 +1,4 @@
-"""`pruned.save(folder)`: the folder of `sipp prune --out`, written whole, refused where it would destroy or mislead."""
+"""`sipp.save_folder`: the folder of `sipp prune --out`, written whole, refused where it would destroy or mislead."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.inputs.network_hash import model_hash
+from sipp.records.network_hash import model_hash
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
 
@@ -34,7 +34,7 @@ def certificate(dense: nn.Module, pruned: sipp.Pruned) -> object:
 
 
 def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
-    folder = pruned.save(tmp_path / "deep" / "net")
+    folder = sipp.save_folder(pruned, tmp_path / "deep" / "net")
     assert sorted(os.listdir(folder)) == [WEIGHTS_NAME, RECORD_NAME]
     record, marks = read_pruned(folder)
     assert (record.kept, record.method, record.dense_hash, marks) == (pruned.kept, "sipp-blend", None, ())
@@ -47,41 +47,41 @@ def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
 def test_a_certificate_says_what_was_dense(
     dense: nn.Module, pruned: sipp.Pruned, certificate: object, tmp_path: Path
 ) -> None:
-    record, _ = read_pruned(pruned.save(str(tmp_path / "net"), certificate=certificate))  # type: ignore[arg-type]
+    record, _ = read_pruned(sipp.save_folder(pruned, str(tmp_path / "net"), certificate=certificate))  # type: ignore[arg-type]
     assert record.dense_hash == model_hash(dense) and record.certificate is not None
     other = sipp.prune(dense, None, keep=0.2, method="wt")
     with pytest.raises(OptionError, match="another network"):
-        other.save(tmp_path / "other", certificate=certificate)  # type: ignore[arg-type]
+        sipp.save_folder(other, tmp_path / "other", certificate=certificate)  # type: ignore[arg-type]
     assert not (tmp_path / "other").exists()
 
 
 def test_only_a_folder_of_the_same_kind_is_replaced(dense: nn.Module, pruned: sipp.Pruned, tmp_path: Path) -> None:
-    folder = pruned.save(tmp_path / "net")
-    sipp.prune(dense, None, keep=0.25, method="wt").save(folder)
+    folder = sipp.save_folder(pruned, tmp_path / "net")
+    sipp.save_folder(sipp.prune(dense, None, keep=0.25, method="wt"), folder)
     assert read_pruned(folder)[0].method == "wt"
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("three years")
     with pytest.raises(OptionError, match="nothing else is replaced"):
-        pruned.save(mine)
+        sipp.save_folder(pruned, mine)
     assert os.listdir(mine) == ["thesis.txt"]
 
 
 def test_wrong_arguments(pruned: sipp.Pruned, tmp_path: Path) -> None:
     for folder in ("", "a\0b", 3, None):
         with pytest.raises(OptionError, match="no path"):
-            pruned.save(folder)  # type: ignore[arg-type]
+            sipp.save_folder(pruned, folder)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="certificate is a str"):
-        pruned.save(tmp_path / "net", certificate="yes")  # type: ignore[arg-type]
+        sipp.save_folder(pruned, tmp_path / "net", certificate="yes")  # type: ignore[arg-type]
     (tmp_path / "file").touch()
     with pytest.raises(OptionError, match="is a file"):
-        pruned.save(tmp_path / "file")
+        sipp.save_folder(pruned, tmp_path / "file")
 
 
 def test_a_network_changed_after_it_was_saved_is_refused(pruned: sipp.Pruned, tmp_path: Path) -> None:
-    folder, other = pruned.save(tmp_path / "net"), copy.deepcopy(pruned)
+    folder, other = sipp.save_folder(pruned, tmp_path / "net"), copy.deepcopy(pruned)
     with torch.no_grad():
         next(other.model.parameters()).mul_(2)
-    (other.save(tmp_path / "other") / WEIGHTS_NAME).replace(folder / WEIGHTS_NAME)
+    (sipp.save_folder(other, tmp_path / "other") / WEIGHTS_NAME).replace(folder / WEIGHTS_NAME)
     with pytest.raises(DataError, match="not the network that report"):
         read_pruned(folder)

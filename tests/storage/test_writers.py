@@ -18,7 +18,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs.network_hash import model_hash, state_hash
+from sipp.records.network_hash import model_hash, state_hash
 from sipp.report.read import read_whole_results
 from sipp.storage.files import staged, staged_for, sync_folder, write_atomic
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
@@ -156,17 +156,17 @@ def test_a_whole_save_between_two_steps_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     slow, fast = both
-    folder, replace = fast.save(tmp_path / "net"), os.replace
+    folder, replace = sipp.save_folder(fast, tmp_path / "net"), os.replace
     n_left = 1
 
     def interrupted(made: Any, path: Any) -> None:
         nonlocal n_left
         is_here, n_left = Path(path).name == name and n_left > 0, n_left - (Path(path).name == name)
         if is_here and when == "before":
-            fast.save(folder)
+            sipp.save_folder(fast, folder)
         replace(made, path)
         if is_here and when == "after":
-            fast.save(folder)
+            sipp.save_folder(fast, folder)
         if is_here and dies:
             raise KeyboardInterrupt
 
@@ -174,13 +174,13 @@ def test_a_whole_save_between_two_steps_of_another(
         patched.setattr(os, "replace", interrupted)
         if dies:
             with pytest.raises(KeyboardInterrupt):
-                slow.save(folder)
+                sipp.save_folder(slow, folder)
         else:
-            slow.save(folder)
+            sipp.save_folder(slow, folder)
     record, _ = read_pruned(folder)
     assert record.pruned_hash == state_hash(load_file(folder / WEIGHTS_NAME))
     assert dies or (is_pair(folder) and sorted(os.listdir(folder)) == [WEIGHTS_NAME, RECORD_NAME])
-    slow.save(folder)
+    sipp.save_folder(slow, folder)
     assert is_pair(folder) and read_pruned(folder)[0].pruned_hash == model_hash(slow.model)
 
 
@@ -188,7 +188,7 @@ def test_a_save_that_was_cut_short_is_shown_as_what_it_is(
     both: tuple[sipp.Pruned, sipp.Pruned], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = both
-    report = (old.save(tmp_path / "net") / RECORD_NAME).read_bytes()
+    report = (sipp.save_folder(old, tmp_path / "net") / RECORD_NAME).read_bytes()
     for folder in (tmp_path / "net", tmp_path / "fresh"):
         replace = os.replace
 
@@ -200,7 +200,7 @@ def test_a_save_that_was_cut_short_is_shown_as_what_it_is(
         with monkeypatch.context() as patched:
             patched.setattr(os, "replace", dies)
             with pytest.raises(KeyboardInterrupt):
-                new.save(folder)
+                sipp.save_folder(new, folder)
         record, marks = read_pruned(folder)
         assert record.pruned_hash == model_hash(new.model) and marks == (CUT_SHORT,)
     found, broken = read_whole_results([tmp_path])
@@ -217,7 +217,7 @@ def test_a_save_that_was_cut_short_is_shown_as_what_it_is(
 def test_a_hostile_record_in_the_header_is_refused(
     text: str, both: tuple[sipp.Pruned, sipp.Pruned], tmp_path: Path
 ) -> None:
-    folder = both[0].save(tmp_path / "net")
+    folder = sipp.save_folder(both[0], tmp_path / "net")
     header = f'{{"__metadata__":{{"sipp record":{text}}}}}'.encode()
     (folder / WEIGHTS_NAME).write_bytes(len(header).to_bytes(8, "little") + header)
     for under_way in (False, True):

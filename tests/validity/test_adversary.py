@@ -17,8 +17,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import sipp
-from sipp.pruning.result import Pruned
-from sipp.scoring.methods import Method
+from sipp.records.options import Method
+from sipp.records.pruned import Pruned
 
 N_CALIBRATION, N_FRESH, N_STEPS = 120, 4000, 15
 N_SEEDS = 6

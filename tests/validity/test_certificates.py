@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sipp import binomial
-from sipp.certificates.claims import point_ratios
+from sipp.certificates.measures import point_ratios
+from sipp.records import binomial
 
 N_RUNS = 4000
 DELTA = 0.05

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp import binomial
-from sipp.certificates.claims import outcome_counts
+from sipp.certificates.measures import outcome_counts
+from sipp.records import binomial
 
 BETA, DELTA = 0.05, 0.05
 N_RUNS, N_DROPS = 2000, 500

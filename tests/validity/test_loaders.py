@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sipp import binomial
 from sipp.certificates import evidence, ledger
-from sipp.certificates.claims import certify
 from sipp.errors import DataError
-from sipp.pruning import tolerance
-from sipp.pruning.tolerance import prune_to
+from sipp.records import binomial
+from sipp.verbs import prune_to as tolerance
+from sipp.verbs.certify import certify
+from sipp.verbs.prune_to import prune_to
 
 BETA, DELTA = 0.05, 0.1
 BARELY_BAD = 0.101

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.pruning import entry
+from sipp.verbs import prune as entry
 
 N_TRIALS = 24
 MOST_FALSE = 5  # at 5 % each, more than this comes up once in 700 times
@@ -42,12 +42,12 @@ def test_sound_statements_about_repaired_networks() -> None:
 def test_the_simulation_sees_points_that_judge_their_own_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was once: the points kept aside take part in the repair."""
     taken: list[Tensor] = []
-    aside, repaired = entry.take_aside, entry.repaired
+    aside, repaired = entry.take_aside, entry.repaired_cut
 
     def take(subject, options):  # type: ignore[no-untyped-def]
         taken[:] = [subject.data]
         return aside(subject, options)
 
     monkeypatch.setattr(entry, "take_aside", take)
-    monkeypatch.setattr(entry, "repaired", lambda r, p, data, **more: repaired(r, p, taken[0], **more))
+    monkeypatch.setattr(entry, "repaired_cut", lambda r, p, data, **more: repaired(r, p, taken[0], **more))
     assert n_false() > MOST_FALSE

@@ -9,8 +9,9 @@ from sipp.allocation.even import even_layers, even_rows
 from sipp.allocation.floors import best_of_rows, largest_above_floor, least_of_layers
 from sipp.allocation.largest_scores import largest, order_of
 from sipp.allocation.optimal import Posed, Relaxed, allocate, allocate_posed, pose, relax, relax_posed
-from sipp.allocation.patterns import Pattern, largest_in_groups, pattern_of
+from sipp.allocation.patterns import largest_in_groups
 from sipp.allocation.row_bounds import draws_for, expected_kept
+from sipp.records.pattern import Pattern, pattern_of
 
 __all__ = [
     "Pattern",

@@ -29,7 +29,7 @@ from sipp.allocation.row_loops import (
     log_slope,
     over_rows,
 )
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.kernels.cpu.llvm import product_and_sum
 
 # A row's curve ends where it lacks less than _LACK weights: the rest is never on the convex envelope. With

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sipp.allocation.largest_scores import largest
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 
 
 def largest_above_floor(

@@ -14,7 +14,7 @@ from sipp.allocation.envelope import Optimum, fill, optimum
 from sipp.allocation.row_bounds import check_constants, check_sensitivity, sampling_constant
 from sipp.allocation.row_loops import row_totals
 from sipp.errors import OptionError
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 
 _FRACTION_BITS = 40  # rounding works on whole multiples of 2^-40, so that its sums are exact
 # How far below half a weight a row's curve starts: as many octaves where a row has more than a weight of the budget,

@@ -25,7 +25,7 @@ from sipp.allocation.row_loops import (
     row_totals,
 )
 from sipp.errors import DataError, OptionError
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 
 UNION_FACTOR = 16.0  # T6: two tails, four quadrants, half of delta for the ES inequality
 CHUNK_CPU = 2**17  # weights worked on at once: their float64 temporaries stay in a core's cache

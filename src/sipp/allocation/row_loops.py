@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.kernels.cpu.host import compiled, run_parallel, stamp_of
 from sipp.scoring.kernels.cpu.llvm import product_and_sum
 

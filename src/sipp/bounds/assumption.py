@@ -25,17 +25,18 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
-from sipp.checking import check_flag, check_record
-from sipp.display import text_of
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import Data, batches_of, count_points, points_at
 from sipp.inputs.capture import Forms, OnUse, capture, depends_on_batch
-from sipp.inputs.layers import Selector
 from sipp.inputs.subject import Subject, subject_of
-from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
-from sipp.options import DELTA, Constants, Scoring
 from sipp.progress import Advance, progress_bar
-from sipp.records import Batch, DrawUnit, Use, Weight, to_rows
+from sipp.records.batches import Batch, Use
+from sipp.records.checking import check_flag, check_record
+from sipp.records.display import text_of
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
+from sipp.records.options import DELTA, Constants, Scoring, Selector
+from sipp.records.scores import DrawUnit
+from sipp.records.weights import Weight, to_rows
 from sipp.scoring.sensitivities import chunk_of, score
 from sipp.scoring.theory_points import resolve_points
 

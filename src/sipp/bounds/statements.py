@@ -6,63 +6,43 @@ The one way for all: the rows of a method, a mask of the caller's, a network tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-
-from torch import Tensor, nn
+from dataclasses import dataclass, replace
 
 from sipp.allocation.row_bounds import eps_given
-from sipp.bounds.network import (
-    Guarantee,
-    Measured,
-    NetworkBound,
-    floored,
-    measure,
-    measured_network,
-    no_bound,
-    paper_bound,
-    row_guarantee,
-)
+from sipp.bounds.chain import chain_obstacle
+from sipp.bounds.network import floored, measure, measured_network, paper_bound, row_guarantee
 from sipp.inputs.batches import Data
-from sipp.inputs.network_hash import tensors_hash
 from sipp.inputs.subject import Subject
-from sipp.pruning.result import Pruned, PrunedLayer, Ranking, layer_bound
-from sipp.pruning.sparse_rows import RAND, STRATEGIES, SparseRows
-from sipp.records import Scores
+from sipp.pruning.cutting import Cut, dead_rows
+from sipp.pruning.sparse_rows import RAND, STRATEGIES
+from sipp.records.bounds import Guarantee, Measured, NetworkBound, no_bound
+from sipp.records.pruned import PrunedLayer, layer_bound
+from sipp.records.ranking import Ranking
+from sipp.records.scores import Scores
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import factor_of
 
 
-def state(
-    ranking: Ranking,
-    rows: Sequence[SparseRows],
-    dense: Sequence[Tensor],
-    model: nn.Module,
-    masks: Mapping[str, Tensor],
-    *,
-    budget: int,
-    seed: int,
-    others: Sequence[str] = (),
-) -> Pruned:
-    """The record of a pruned network with all of its statements; `others` are tensors that differ beside the rows."""
-    measured, eps_measured = _measured(ranking, rows, dense, others)
-    guarantee, bound = _statements(ranking, rows, dense, others)
-    layers = tuple(_layer_record(ranking, i, row, dense[i], bound, eps_measured[i]) for i, row in enumerate(rows))
-    return Pruned(
-        model=model,
-        masks=dict(masks),
-        layers=layers,
-        guarantee=guarantee,
-        bound=bound,
-        method=ranking.method,
-        budget=budget,
-        kept=sum(layer.kept for layer in layers),
-        seed=seed,
-        draws=ranking.draws,
-        measured=measured,
-        stated=tensors_hash(model),
-        seen=ranking.seen,
-    )
+@dataclass(frozen=True)
+class Statements:
+    """Everything that is promised about a network that was cut."""
+
+    layers: tuple[PrunedLayer, ...]
+    guarantee: Guarantee | None  # None where nothing was scored
+    bound: NetworkBound
+    measured: Measured | None
+
+
+def statements_of(ranking: Ranking, cut: Cut, *, holdout: Scores | None = None) -> Statements:
+    """What holds for the rows of a cut: those of a method, of a mask of the caller's, or of a repair.
+
+    `holdout`: the norms on points that are new to the pruning (T18).
+    """
+    obstacle = "" if ranking.scores is None else _obstacle(ranking, cut)
+    measured, eps_measured = _measured(ranking, cut, obstacle, holdout)
+    guarantee, bound = _guarantee_and_bound(ranking, cut, obstacle, holdout)
+    layers = tuple(_layer_record(ranking, i, cut, bound, eps) for i, eps in enumerate(eps_measured))
+    return Statements(layers, guarantee, bound, measured)
 
 
 def holdout_norms(subject: Subject, holdout: Data) -> Scores:
@@ -70,12 +50,13 @@ def holdout_norms(subject: Subject, holdout: Data) -> Scores:
     return score(replace(subject.with_points(None, holdout), seed=0))
 
 
-def _statements(
-    ranking: Ranking, rows: Sequence[SparseRows], dense: Sequence[Tensor], others: Sequence[str]
+def _guarantee_and_bound(
+    ranking: Ranking, cut: Cut, obstacle: str, holdout: Scores | None
 ) -> tuple[Guarantee | None, NetworkBound]:
     """What is promised for rows and layers, and for the network, with every reason against it."""
     if ranking.scores is None:
         return None, no_bound(ranking.unscored, ranking.delta)
+    rows, dense = cut.rows, cut.dense
     is_sampled = any(bool((row.strategy_F == RAND).any()) for row in rows)
     reasons = []
     if is_sampled and ranking.draws == "until":
@@ -101,9 +82,9 @@ def _statements(
         dense,
         [row.values_FK for row in rows],
         is_sampled=is_sampled,
-        obstacle=_obstacle(ranking, others),
+        obstacle=obstacle,
         reasons=reasons,
-        holdout=ranking.holdout,
+        holdout=holdout,
         delta=delta,
         confidence=confidence,
         c_constant=c_constant,
@@ -112,20 +93,21 @@ def _statements(
     return conditions, bound
 
 
-def _obstacle(ranking: Ranking, others: Sequence[str]) -> str:
-    if others:
-        return f"{others[0]} differs too, and is no pruned weight"
-    return ranking.obstacle
+def _obstacle(ranking: Ranking, cut: Cut) -> str:
+    """Why T12 does not bind the model; empty if it does."""
+    if cut.others:
+        return f"{cut.others[0]} differs too, and is no pruned weight"
+    return chain_obstacle(ranking.model, {weight.name for weight in ranking.weights}, ranking.example)
 
 
 def _measured(
-    ranking: Ranking, rows: Sequence[SparseRows], dense: Sequence[Tensor], others: Sequence[str]
+    ranking: Ranking, cut: Cut, obstacle: str, holdout: Scores | None
 ) -> tuple[Measured | None, list[float | None]]:
     """The measured constant (T19), and eps of each layer with it (T17), of sampled rows too.
 
     For a sampled row T17 takes its new values as they are; T6, which profits from chance, is proved for T4's C only.
     """
-    scores = ranking.scores
+    scores, rows, dense = ranking.scores, cut.rows, cut.dense
     if scores is None:
         return None, [None] * len(rows)
     found = measure(scores, ranking.confidence)
@@ -136,18 +118,15 @@ def _measured(
         first_FK = floored(layer).cpu()
         eps.append(float(eps_given(dense_FK, row.values_FK, first_FK, c_constant=found.c_constant).max()))
     values = [row.values_FK for row in rows]
-    obstacle = _obstacle(ranking, others)
     known: list[float | None] = list(eps)
-    return measured_network(found, scores, eps, dense, values, obstacle=obstacle, holdout=ranking.holdout), known
+    return measured_network(found, scores, eps, dense, values, obstacle=obstacle, holdout=holdout), known
 
 
-def _layer_record(
-    ranking: Ranking, i: int, rows: SparseRows, dense_FK: Tensor, bound: NetworkBound, eps_measured: float | None
-) -> PrunedLayer:
+def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_measured: float | None) -> PrunedLayer:
+    rows = cut.rows[i]
     weight, scores = ranking.weights[i], ranking.scores
     has_bound = scores is not None and scores.reduce == "max"
     complexity = scores.layers[i].sign_complexity if scores is not None else None
-    is_dead = (dense_FK != 0).any(1) & ~((rows.values_FK != 0).any(1))
     names = STRATEGIES if ranking.method.startswith("sipp") else {}
     eps = float(rows.eps_F.max()) if has_bound else None
     return PrunedLayer(
@@ -157,7 +136,7 @@ def _layer_record(
         fan_in=weight.fan_in,
         kept=int(rows.mask_FK.sum()),
         strategies={name: int((rows.strategy_F == code).sum()) for code, name in names.items()},
-        dead_rows=tuple(is_dead.nonzero().flatten().tolist()),
+        dead_rows=dead_rows(cut.dense[i], rows),
         eps_F=rows.eps_F if has_bound else None,
         eps=eps,
         sign_complexity=complexity,

@@ -19,9 +19,9 @@ from sipp.bounds.sound.tracing import close
 from sipp.errors import ModelError
 from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.numerics import device_of
-from sipp.options import NormStats
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.records.numerics import device_of
+from sipp.records.options import NormStats
 
 ALIKE = "compare a network with a pruned copy of itself"
 # How far the same operations on the same numbers may lie apart, in units of the type that they run in.

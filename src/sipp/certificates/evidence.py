@@ -18,7 +18,6 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import batches_of, count_points, points_at
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.independence import allowed_between, why_dependent
-from sipp.inputs.network_hash import model_hash
 from sipp.inputs.pointkeys import (
     Known,
     add_known,
@@ -31,9 +30,10 @@ from sipp.inputs.pointkeys import (
     sketch_of,
 )
 from sipp.progress import progress_bar
-from sipp.pruning.result import Pruned
-from sipp.pruning.walked import Given, network_of, without_walk
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.records.network_hash import model_hash
+from sipp.records.pruned import Pruned
+from sipp.records.pruned_to import Given, network_of, without_walk
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold

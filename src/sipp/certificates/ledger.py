@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sipp.certificates.record import is_hash
 from sipp.errors import DataError, OptionError
+from sipp.records.certificate import is_hash
 
 WALK = "prune_to"  # the claim of a look at many networks, of which one is certified: its line names none
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.capture import run_batch
-from sipp.records import Batch
+from sipp.records.batches import Batch
 
 Output = int | str | Callable[[Any], Any] | None
 

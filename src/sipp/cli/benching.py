@@ -19,7 +19,7 @@ from sipp.cli.models import find_device, load_model
 from sipp.cli.points import Source, check_fits, draw, images_lines, open_source
 from sipp.experiments.nets import NETS
 from sipp.inputs.batches import batches_of
-from sipp.numerics import inverse_or_zero
+from sipp.records.numerics import inverse_or_zero
 from sipp.scoring import kernels
 from sipp.scoring.kernels import reference
 

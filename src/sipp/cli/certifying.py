@@ -9,13 +9,15 @@ from pathlib import Path
 from torch import nn
 
 import sipp
-from sipp.certificates.claims import AccuracyCertificate, Certificate, certify_accuracy, from_json, to_json, verify
 from sipp.cli.errors import Trouble, at
 from sipp.cli.evaluating import evaluate
 from sipp.cli.models import load_model, read_text, weights_read
 from sipp.cli.options import output_of
 from sipp.cli.points import Points, Role, check_fits, default_points, draw, images_lines, open_source, points_read
+from sipp.records.certificate import AccuracyCertificate, Certificate, from_json, to_json
 from sipp.storage.outputs import CERTIFICATE, check_file, check_ledger, write_file
+from sipp.verbs.certify import certify_accuracy
+from sipp.verbs.verify import verify
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,9 @@ from sipp.cli.points import (
     summary,
 )
 from sipp.inputs.labels import Truth, truth_of, why_not_measured
-from sipp.inputs.network_hash import model_hash
-from sipp.numerics import BOUND_DTYPE
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.records.network_hash import model_hash
+from sipp.records.numerics import BOUND_DTYPE
 from sipp.storage.files import plain, seal
 from sipp.storage.marks import EVAL_FORMAT, EVAL_KIND
 from sipp.storage.outputs import EVALUATION, check_file, write_file

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import sipp
-from sipp.certificates.record import Certificate
 from sipp.cli.benching import alternate
 from sipp.cli.errors import UNEXPECTED, Trouble, at
 from sipp.cli.points import images_lines
 from sipp.cli.stored import StoredNetwork, example_for, stored_network
-from sipp.display import percent, percent_up, sure
-from sipp.inputs.network_hash import model_hash
+from sipp.records.certificate import Certificate
+from sipp.records.display import percent, percent_up, sure
+from sipp.records.network_hash import model_hash
 from sipp.runtime.entry import Sparse
 from sipp.runtime.examples import call_of
 from sipp.storage.bench_schemas import BenchBytes, BenchRecord, BenchRun, BenchStep

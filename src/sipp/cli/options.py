@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from sipp.cli.errors import Trouble, at
-from sipp.options import Floor, Reduce, check_floor
+from sipp.records.options import Floor, Reduce, check_floor
 
 KINDS = (
     "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors; .txt for hf:DIR), a folder of images, "

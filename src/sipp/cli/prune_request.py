@@ -8,9 +8,6 @@ from pathlib import Path
 
 from torch import nn
 
-from sipp.allocation.patterns import pattern_of
-from sipp.binomial import holdout_needed
-from sipp.checking import check_share
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli.models import weights_read
 from sipp.cli.options import n_points_of
@@ -28,9 +25,12 @@ from sipp.cli.points import (
 )
 from sipp.experiments.nets import NETS
 from sipp.inputs.apart import ASIDE_SHARE
-from sipp.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Mode, Reduce
-from sipp.scoring.methods import Method, method_of
-from sipp.scoring.theory_points import check_delta, sample_size
+from sipp.records.binomial import holdout_needed
+from sipp.records.checking import check_share
+from sipp.records.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Method, Mode, Reduce
+from sipp.records.pattern import pattern_of
+from sipp.scoring.methods import method_of
+from sipp.scoring.theory_points import sample_size
 from sipp.storage.marks import FILE_SUFFIX, Precision
 from sipp.storage.outputs import NETWORK, check_file, check_folder, check_ledger
 
@@ -190,7 +190,7 @@ def _check_numbers(request: PruneRequest) -> None:
         with at(f"--pattern {request.pattern}", "give for example 2:4"):
             pattern_of(request.pattern)
     with at(f"--delta {request.delta}", "give a probability between 0 and 1, such as 1e-16"):
-        check_delta(request.delta)
+        check_share("delta", request.delta)
     shares = {"confidence": request.confidence, "holdout-delta": request.holdout_delta}
     if request.max_accuracy_drop is not None:
         shares["max-accuracy-drop"] = request.max_accuracy_drop

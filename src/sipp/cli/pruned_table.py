@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from sipp.cli.output import plain_table
-from sipp.display import (
+from sipp.records.display import (
     BOUND_COLUMNS,
     SHOWN_AS,
     bounds_of,
@@ -19,8 +19,8 @@ from sipp.display import (
     number,
     summary_lines,
 )
-from sipp.pruning.result import Pruned, PrunedLayer
-from sipp.pruning.walked import Level
+from sipp.records.pruned import Pruned, PrunedLayer
+from sipp.records.pruned_to import Level
 from sipp.storage.marks import RECORD_NAME
 
 

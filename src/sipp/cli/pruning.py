@@ -9,8 +9,6 @@ from typing import Any
 from torch import nn
 
 import sipp
-from sipp.binomial import points_to_prove
-from sipp.certificates.record import AnyCertificate, Certificate
 from sipp.cli.errors import NOT_CERTIFIED, Trouble, at
 from sipp.cli.hugging_face import PREFIX
 from sipp.cli.models import load_model, weights_file
@@ -19,9 +17,11 @@ from sipp.cli.output import show, size, too_wide
 from sipp.cli.points import Points, check_fits, images_lines, summary
 from sipp.cli.prune_request import PruneRequest, check_enough, points_for
 from sipp.cli.pruned_table import layer_table, path_record, statements
-from sipp.inputs.network_hash import model_hash
-from sipp.pruning.result import Pruned
-from sipp.pruning.walked import PrunedTo
+from sipp.records.binomial import points_to_prove
+from sipp.records.certificate import AnyCertificate, Certificate
+from sipp.records.network_hash import model_hash
+from sipp.records.pruned import Pruned
+from sipp.records.pruned_to import PrunedTo
 from sipp.scoring.methods import method_of
 from sipp.storage.artifact import as_stored
 from sipp.storage.contents import Contents

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.certificates.record import AnyCertificate, from_json
 from sipp.cli.errors import Trouble, at
 from sipp.cli.models import load_model
 from sipp.cli.points import Points, check_fits, draw, open_source
 from sipp.experiments.nets import NETS, build
 from sipp.inputs.batches import batches_of
+from sipp.records.certificate import AnyCertificate, from_json
 from sipp.storage.artifact_index import class_name
 from sipp.storage.contents import Contents
 from sipp.storage.files import read_file

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from sipp.errors import OptionError
-from sipp.options import Reduce
-from sipp.scoring.methods import Method, method_of
+from sipp.records.options import Method, Reduce
+from sipp.scoring.methods import method_of
 
 BETWEEN = " "
 

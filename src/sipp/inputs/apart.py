@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sipp.inputs.batches import fresh, points_at
-from sipp.records import Batch
+from sipp.records.batches import Batch
 
 MOST_APART = 64  # points in S2 of T19: 59 speak of all but 5 % of inputs at confidence 95 %
 APART_OF = 4  # and at most one in so many of all

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from sipp.inputs.output_check import tolerance_of
-from sipp.numerics import integers
-from sipp.records import Use, Weight
+from sipp.records.batches import Use
+from sipp.records.numerics import integers
+from sipp.records.weights import Weight
 
 # reported: as the adapter says, in dimension 0; interleaved: the patches of all points at step 0, then at step 1, ...;
 # crossed: so too, of as many steps as points, each with several patches of a point; together: by none of these

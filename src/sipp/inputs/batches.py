@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from sipp.checking import check_seed, check_whole
 from sipp.errors import DataError
-from sipp.numerics import integers
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.records.checking import check_seed, check_whole
+from sipp.records.numerics import integers
 
 Data = Iterable[Any] | Tensor | Dataset[Any]
 # Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.

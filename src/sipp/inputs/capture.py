@@ -25,9 +25,10 @@ from sipp.inputs.outside_reads import Watch
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was
 from sipp.inputs.routing import Routing
 from sipp.inputs.uses import fitted, without_padding
-from sipp.numerics import integers, is_out_of_memory
-from sipp.options import NormStats
-from sipp.records import Batch, Use, Weight
+from sipp.records.batches import Batch, Use
+from sipp.records.numerics import integers, is_out_of_memory
+from sipp.records.options import NormStats
+from sipp.records.weights import Weight
 
 OnUse = Callable[[Weight, Use, Batch], None]
 OnOutput = Callable[[Any, Batch], None]

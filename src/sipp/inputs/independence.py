@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.inputs.batches import points_at
-from sipp.numerics import integers
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.records.numerics import integers
 
 # Kernels round otherwise at another batch size. On a CPU that changes deep float32 networks by some 4e-7 of a point's
 # output (ResNet20, LSTM, encoders), and 40 times as much is allowed; on a GPU, which may multiply float32 in TF32, and

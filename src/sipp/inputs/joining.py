@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.records import Batch
+from sipp.records.batches import Batch
 
 
 def joined(first: Batch, second: Batch) -> Batch | None:

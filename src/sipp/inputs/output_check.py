@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import ModelError
 from sipp.inputs.layers import Site, by_point
-from sipp.numerics import exact_matmul, places_of
-from sipp.records import Batch, Use, Weight, to_rows
+from sipp.records.batches import Batch, Use
+from sipp.records.numerics import exact_matmul, places_of
+from sipp.records.weights import Weight, to_rows
 
 MOST_VALUES = 1 << 14  # of the windows of one use: some points and positions, far apart, tell as much as all of them
 FEW_POINTS = 8  # at least, where there are many positions to look at

@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, scale_to_one
-from sipp.records import Use
+from sipp.records.batches import Use
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, scale_to_one
 
 Extremes = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 

@@ -22,7 +22,8 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sipp.inputs.batches import is_padding_mask
 from sipp.inputs.content import content_keys
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.records.network_hash import raw_bytes
 
 SKETCH_SIZE = 256  # of the smallest hashes of a set of points: what is left of a large set in a ledger
 PREFIX_BYTES = 8  # of a hash in a sketch
@@ -127,12 +128,6 @@ def are_known(known: Known, batch: Batch) -> list[bool]:
                 for index, content in enumerate(mine[own]):
                     found[index] |= content in parts or not whole.isdisjoint(_parts(content))
     return found
-
-
-def raw_bytes(tensor: Tensor) -> Tensor:
-    """The tensor's values as one flat row of bytes on the CPU (every dtype, bfloat16 included)."""
-    flat = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
-    return flat.resolve_neg().resolve_conj().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 # ---- forms

@@ -9,14 +9,15 @@ from typing import Any
 
 from torch import nn
 
-from sipp.checking import check_record
 from sipp.errors import DataError
 from sipp.inputs.batches import Data, batches_of
 from sipp.inputs.capture import OnUse, capture
-from sipp.inputs.layers import Selector, Site, find_sites, unwrap
-from sipp.numerics import device_of
-from sipp.options import Scoring
-from sipp.records import Batch, Weight
+from sipp.inputs.layers import Site, find_sites, unwrap
+from sipp.records.batches import Batch
+from sipp.records.checking import check_record
+from sipp.records.numerics import device_of
+from sipp.records.options import Scoring, Selector
+from sipp.records.weights import Weight
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
-from sipp.records import Batch, Use, Weight
+from sipp.records.batches import Batch, Use
+from sipp.records.weights import Weight
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

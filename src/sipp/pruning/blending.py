@@ -11,21 +11,19 @@ it, only that every layer has to let something through: it is cut by LAMP's shar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import batches_of, fresh
-from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.independence import tensors_in
+from sipp.inputs.batches import batches_of
+from sipp.inputs.distance import error_of, outputs_of
 from sipp.inputs.restore import copy_of
-from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of
-from sipp.options import NormStats, Reduce
-from sipp.records import Weight, from_rows
+from sipp.records.choice import Candidate, Choice
+from sipp.records.numerics import SCORE_DTYPE, device_of
+from sipp.records.options import Reduce
+from sipp.records.ranking import Blend
+from sipp.records.weights import Weight, from_rows
 from sipp.scoring.lamp import shares_of
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the sensitivity, besides 0: there the reduction makes no difference
@@ -36,52 +34,6 @@ UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-i
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
 Cut = Callable[[Sequence[Tensor]], list[Tensor]]  # scores of all layers to masks, for one budget
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One blend, and how far the network's output moves with its mask."""
-
-    p: float
-    reduce: Reduce
-    error: float  # ||f^ - f|| / ||f|| over all points kept aside; infinite where an output is not finite
-    is_shared: bool = False  # ranked by LAMP's shares of the blend, layer by layer
-
-    @property
-    def name(self) -> str:
-        if self.p == 0:
-            return "magnitude"
-        blend = f"{self.reduce} sensitivity" if self.p == 1 else f"{self.reduce} sensitivity^{self.p:g}"
-        return f"{blend} in shares of its layer" if self.is_shared else blend
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The blend that was taken, and the whole curve it was chosen from."""
-
-    taken: Candidate
-    tried: tuple[Candidate, ...]
-    n_points: int
-    is_aside: bool = True  # those were not scored; False: too few to keep any aside
-
-    def __str__(self) -> str:
-        others = {"magnitude": 0.0, "max sensitivity": 1.0}
-        known = {one.name: one.error for one in self.tried if one.name in others and one is not self.taken}
-        beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
-        where = "kept aside, which chose it" if self.is_aside else "that were scored too"
-        points = "1 point" if self.n_points == 1 else f"{self.n_points} points"
-        text = f"{self.taken.name}, output error {self.taken.error:.3g} on {points} {where}"
-        return text + (f" ({beside})" if beside else "")
-
-
-@dataclass(frozen=True)
-class Blend:
-    """What the choice is made from, whatever the budget."""
-
-    sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart
-    points: list[Any]  # batches of calibration points that choose it
-    is_aside: bool  # those were not scored
-    norm_stats: NormStats
 
 
 def blended(blend: Blend, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
@@ -103,27 +55,29 @@ def choose(
 
     Of a network that was never trained, the masks of the one blend that is made for it.
     """
-    sparse, outputs = copy_of(model), _outputs(model, blend)
+    sparse = copy_of(model)
+    batches = list(batches_of(blend.points, device=device_of(model), role="calibration"))
+    outputs, n_points = outputs_of(model, batches, blend.norm_stats), sum(batch.n_points for batch in batches)
 
-    def error_of(masks: Sequence[Tensor]) -> float:
+    def moved_by(masks: Sequence[Tensor]) -> float:
         with torch.no_grad():
             for weight, dense_FK, mask_FK in zip(weights, dense, masks):
                 parameter = sparse.get_parameter(weight.name)
                 kept_FK = torch.where(mask_FK, dense_FK, 0.0)
                 parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
-        return _distance(outputs, _outputs(sparse, blend))
+        return error_of(sparse, batches, outputs, blend.norm_stats) or 0.0  # None: no real numbers in the output
 
     if blend.norm_stats == "batch":
         masks = cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")])
-        only = Candidate(UNTRAINED, "max", error_of(masks), is_shared=True)
-        return masks, Choice(only, (only,), _count(blend), blend.is_aside)
+        only = Candidate(UNTRAINED, "max", moved_by(masks), is_shared=True)
+        return masks, Choice(only, (only,), n_points, blend.is_aside)
     tried: list[Candidate] = []
     found: list[list[Tensor]] = []
     for p, reduce in _candidates(blend):
         found.append(cut(blended(blend, dense, p, reduce)))
-        tried.append(Candidate(p, reduce, error_of(found[-1])))
+        tried.append(Candidate(p, reduce, moved_by(found[-1])))
     taken = tried.index(best_of(tried))
-    return found[taken], Choice(tried[taken], tuple(tried), _count(blend), blend.is_aside)
+    return found[taken], Choice(tried[taken], tuple(tried), n_points, blend.is_aside)
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:
@@ -142,25 +96,3 @@ def best_of(candidates: Sequence[Candidate]) -> Candidate:
 
 def _candidates(blend: Blend) -> list[tuple[float, Reduce]]:
     return [(0.0, "max"), *((p, reduce) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities)]
-
-
-def _outputs(model: nn.Module, blend: Blend) -> list[Tensor]:
-    """All floating-point tensors of the model's output on the points kept aside."""
-    found: list[Tensor] = []
-    with scoring_mode(model, blend.norm_stats):
-        for batch in batches_of(blend.points, device=device_of(model), role="calibration"):
-            found += [tensor.detach() for tensor in tensors_in(run_batch(model, fresh(batch)))]
-    return found
-
-
-def _count(blend: Blend) -> int:
-    return sum(batch.n_points for batch in batches_of(blend.points, role="calibration"))
-
-
-def _distance(dense: Sequence[Tensor], sparse: Sequence[Tensor]) -> float:
-    """||f^ - f|| / ||f|| over all points together: one point of a small output does not decide."""
-    moved = sum(float((g.to(BOUND_DTYPE) - f.to(BOUND_DTYPE)).square().sum()) for f, g in zip(dense, sparse))
-    length = sum(float(f.to(BOUND_DTYPE).square().sum()) for f in dense)
-    if not math.isfinite(moved) or not math.isfinite(length):
-        return math.inf
-    return math.sqrt(moved / length) if length > 0 else (0.0 if moved == 0 else math.inf)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,14 +23,101 @@ from sipp.allocation import (
     pose,
 )
 from sipp.allocation.row_bounds import largest_in_rows
-from sipp.numerics import SCORE_DTYPE
-from sipp.pruning.blending import Blend, Choice, choose
-from sipp.pruning.result import Ranking
+from sipp.errors import DeadRowsWarning
+from sipp.inputs.restore import copy_of
+from sipp.pruning.blending import choose
 from sipp.pruning.sparse_rows import RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
-from sipp.records import from_rows, to_rows
-from sipp.scoring.methods import MethodRow, method_of
+from sipp.records.choice import Choice
+from sipp.records.network_hash import tensors_of
+from sipp.records.numerics import SCORE_DTYPE
+from sipp.records.ranking import Blend, Ranking
+from sipp.records.weights import from_rows, to_rows
+from sipp.scoring.methods import MethodInfo, method_of
 
+N_NAMED = 5  # layers in a warning
 ROW_METHODS: dict[str, RowMethod] = {"sampled": "rand", "hybrid": "hybrid"}  # how rows that are sampled are made
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A copy of a network with some of its weights gone, and the rows it was made of; nothing is said of it yet."""
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    rows: tuple[SparseRows, ...]
+    dense: tuple[Tensor, ...]  # F x K, the weights before
+    budget: int  # asked for
+    seed: int
+    choice: Choice | None = None  # of a blend
+    others: tuple[str, ...] = ()  # tensors that differ from the dense network's beside the rows
+
+
+def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Cut:
+    """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
+    uncut = before_cut(ranking)
+    rows, choice = sparse_rows(ranking, uncut, budget, seed=seed)
+    model = copy_of(ranking.model)
+    write_rows(model, ranking, rows)
+    found = Cut(
+        model,
+        masks_by_name(model, ranking, rows),
+        tuple(rows),
+        tuple(uncut.dense),
+        budget=budget,
+        seed=seed,
+        choice=choice,
+    )
+    _warn_of_dead(ranking, found)
+    return found
+
+
+def cut_as_given(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], *, seed: int = 0) -> Cut:
+    """The rows of a network whose weights are given, whoever chose or fitted them, with the bound of T17."""
+    dense, rows, shown = before_cut(ranking).dense, list[SparseRows](), dict[str, Tensor]()
+    for i, (weight, dense_FK) in enumerate(zip(ranking.weights, dense)):
+        parameter = given.get_parameter(weight.name).detach()
+        shown[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
+        values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, shown[weight.name]))
+        sensitivity_FK = None if ranking.scores is None else ranking.scores.layers[i].sensitivity_FK.cpu()
+        rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=ranking.constants.c_constant))
+    kept = sum(int(row.mask_FK.sum()) for row in rows)
+    return Cut(given, shown, tuple(rows), tuple(dense), kept, seed, others=_other_differences(ranking, given))
+
+
+def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:
+    """Names of tensors that are no pruned weight and differ: statements about the network do not know of them."""
+    chosen = {name for weight in ranking.weights for name in (weight.name, *weight.aliases)}
+    ours, theirs = tensors_of(ranking.model), tensors_of(given)
+    return tuple(
+        name for name, value in ours.items() if name not in chosen and not torch.equal(value, theirs[name].to(value))
+    )
+
+
+def dead_rows(dense_FK: Tensor, rows: SparseRows) -> tuple[int, ...]:
+    """The rows that had weights and have none now."""
+    is_dead_F = (dense_FK != 0).any(1) & ~((rows.values_FK != 0).any(1))
+    return tuple(is_dead_F.nonzero().flatten().tolist())
+
+
+def _warn_of_dead(ranking: Ranking, found: Cut) -> None:
+    """One warning for all rows that died, and one for all layers, however many there are."""
+    layers, gone = list[str](), list[str]()
+    for weight, dense_FK, rows in zip(ranking.weights, found.dense, found.rows):
+        if not bool(rows.mask_FK.any()):
+            gone.append(weight.name)
+        elif dead := dead_rows(dense_FK, rows):
+            layers.append(f"{weight.name} ({len(dead)} of {weight.n_rows})")
+    if gone:
+        what = "the whole layer died" if len(gone) == 1 else f"{len(gone)} whole layers died"
+        text = f"{what}, no weight was kept: {_some(gone)}; floor=0.1 prevents it"
+        warnings.warn(text, DeadRowsWarning, stacklevel=5)
+    if layers:
+        text = f"rows died, no weight of theirs was kept: {_some(layers)}; floor=0.0 keeps one"
+        warnings.warn(text, DeadRowsWarning, stacklevel=5)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:N_NAMED]) + (f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else "")
 
 
 @dataclass(frozen=True)
@@ -77,7 +165,7 @@ def sparse_rows(ranking: Ranking, uncut: Uncut, budget: int, *, seed: int) -> tu
     return [masked_rows(ranking, i, *layer, scored) for i, layer in enumerate(zip(uncut.dense, masks))], choice
 
 
-def _masks(ranking: Ranking, uncut: Uncut, row: MethodRow, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
+def _masks(ranking: Ranking, uncut: Uncut, row: MethodInfo, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
     """The weights to keep: the largest scores of all, of each layer or of each row, with the floor asked for.
 
     With a pattern: those of each group, which leaves every row and layer an even share of its own.
@@ -97,7 +185,7 @@ def _masks(ranking: Ranking, uncut: Uncut, row: MethodRow, scores: Sequence[Tens
     return largest(scores, budget, order=uncut.order)
 
 
-def _blended(ranking: Ranking, blend: Blend, uncut: Uncut, row: MethodRow, budget: int) -> tuple[list[Tensor], Choice]:
+def _blended(ranking: Ranking, blend: Blend, uncut: Uncut, row: MethodInfo, budget: int) -> tuple[list[Tensor], Choice]:
     """The masks of the best blend; weights that an earlier step pruned come last in every one of them."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
 
@@ -110,7 +198,7 @@ def _blended(ranking: Ranking, blend: Blend, uncut: Uncut, row: MethodRow, budge
     return choose(ranking.model, ranking.weights, uncut.dense, blend, cut)
 
 
-def _sampled_rows(ranking: Ranking, uncut: Uncut, row: MethodRow, budget: int, seed: int) -> list[SparseRows]:
+def _sampled_rows(ranking: Ranking, uncut: Uncut, row: MethodInfo, budget: int, seed: int) -> list[SparseRows]:
     assert ranking.scores is not None
     generator = torch.Generator().manual_seed(seed)
     posed, least, layer_least = uncut.posed or _pose(ranking), 0, [0] * len(uncut.dense)

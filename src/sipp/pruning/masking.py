@@ -40,9 +40,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.network_hash import HOLD_STATE as STATE
-from sipp.inputs.network_hash import MASK_SUFFIX
 from sipp.inputs.restore import check_can_be_written
+from sipp.records.network_hash import HOLD_STATE as STATE
+from sipp.records.network_hash import MASK_SUFFIX
 
 WRAPPER_PARTS = frozenset({"module", "_orig_mod"})
 N_NEAREST = 3  # names suggested for an unknown one

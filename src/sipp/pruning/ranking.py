@@ -7,108 +7,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sipp.allocation.patterns import pattern_of
-from sipp.checking import check_choice, check_flag, check_record, check_seed, check_share
 from sipp.errors import OptionError
 from sipp.inputs.apart import ASIDE_SHARE, keep_aside
 from sipp.inputs.batches import Data, batches_of, count_points, fresh, points_at
 from sipp.inputs.layers import warn_of_frozen
 from sipp.inputs.pointkeys import draw_keys_of
 from sipp.inputs.subject import Subject
-from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Reduce, check_floor
 from sipp.progress import progress_bar
-from sipp.pruning.blending import Blend
-from sipp.pruning.result import Ranking
-from sipp.records import Batch, Scores, to_rows
-from sipp.scoring.methods import DEFAULT, Method, MethodRow, method_of, score_of
+from sipp.records.batches import Batch
+from sipp.records.checking import check_flag
+from sipp.records.options import PruneOptions, Reduce
+from sipp.records.pattern import pattern_of
+from sipp.records.ranking import Blend, Ranking
+from sipp.records.scores import Scores
+from sipp.records.weights import to_rows
+from sipp.scoring.methods import MethodInfo, method_of, score_of
 from sipp.scoring.sensitivities import score
-from sipp.scoring.theory_points import check_delta, resolve_points
+from sipp.scoring.theory_points import resolve_points
 
 N_EXAMPLES = 4  # points on which a graph must repeat the model
 N_SAMPLE = 32  # points on which the output of a cut is measured
 
 
-@dataclass(frozen=True)
-class RankOptions:
-    """What a ranking depends on beside its subject: the method, and what is to be said of it. Wrong values are refused.
-
-    `reduce` and `floor` left alone are the method's own.
-    """
-
-    method: Method = DEFAULT
-    delta: float = DELTA
-    confidence: float = CONFIDENCE
-    draws: Draws = "until"
-    reduce: Reduce | None = None
-    floor: Floor = "method"
-    constants: Constants = Constants()
-    pattern: str | None = None
-
-    def __post_init__(self) -> None:
-        method_of(self.method)
-        check_delta(self.delta)
-        check_share("confidence", self.confidence)
-        check_choice("draws", self.draws, get_args(Draws))
-        if self.reduce is not None:
-            check_choice("reduce", self.reduce, get_args(Reduce))
-        check_floor(self.floor)
-        check_record("constants", self.constants, Constants)
-        if self.pattern is not None:
-            pattern_of(self.pattern)
-            if self.row.is_sampled:
-                raise OptionError(
-                    f"method={self.method!r} draws weights, and a pattern says which ones there may be",
-                    fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
-                    option="method",
-                )
-
-    @property
-    def row(self) -> MethodRow:
-        """What is known of the method."""
-        return method_of(self.method)
-
-    @property
-    def least_share(self) -> float | None:
-        """The floor under rows and layers: the one that is asked for, or the method's own."""
-        return self.row.floor if self.floor == "method" else None if isinstance(self.floor, str) else float(self.floor)
-
-
-def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, statements: bool) -> Ranking:
-    """The scores of every prunable weight by one method.
+def rank(subject: Subject, options: PruneOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
+    """The scores of every prunable weight by one method: all of pruning that does not depend on the budget.
 
     `statements` asks for what only statements need: sensitivities beside the scores of a baseline (T17), and the
     constant measured (T19).
     """
-    check_seed(subject.seed)
     check_flag("progress", progress)
-    row = options.row
+    info = checked_method(options)
     warn_of_frozen(subject.model, subject.weights)
-    if subject.data is None and row.needs_data:
+    if subject.data is None and info.needs_data:
         raise OptionError(
-            f"method={row.name!r} needs data: an iterable of batches, a tensor of points or a Dataset", option="method"
+            f"method={info.name!r} needs data: an iterable of batches, a tensor of points or a Dataset", option="method"
         )
-    aside: Data | None = None
-    if row.is_blend:
+    data, aside = subject.data, None
+    if info.is_blend:
         subject, aside = take_aside(subject, options)
     else:
-        subject = resolve_points(subject, options.delta, method=row.name, constants=options.constants)
+        subject = resolve_points(subject, options.delta, method=info.name, constants=options.constants)
     by_name = None
-    if not row.is_scored:
-        with progress_bar(f"scoring by {row.name}", None, shown=progress and row.needs_data):
-            by_name = score_of(row)(subject)
-    unscored = _why_unscored(row, subject.data, statements)
+    if not info.is_scored:
+        with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
+            by_name = score_of(info)(subject)
+    unscored = _why_unscored(info, subject.data, statements)
     scores, first = None, None
     if not unscored and subject.data is not None:
         n_points = subject.n_points or count_points(subject.data)
         with progress_bar("scoring", n_points, shown=progress) as advance:
-            scores, first = _scored(subject, row, options.reduce or row.reduce, statements, advance)
-            scores = chosen_on(scores, aside)
+            scores, first = _scored(subject, info, options.reduce or info.reduce, statements, advance)
+            scores = _chosen_on(scores, aside, data if options.repair else None)
     if by_name is not None:
         ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in subject.weights)
     else:
@@ -119,7 +74,7 @@ def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, stat
         weights=subject.weights,
         ranks=ranks,
         scores=scores,
-        method=row.name,
+        method=info.name,
         draws=options.draws,
         delta=options.delta,
         confidence=options.confidence,
@@ -127,17 +82,47 @@ def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, stat
         unscored=unscored,
         example=None if first is None else _few(first),
         sample=None if first is None else points_at(first, slice(N_SAMPLE)),
-        floor=options.least_share,
+        floor=least_share(options),
         pattern=None if options.pattern is None else pattern_of(options.pattern),
-        blend=_blend(subject, scores, aside) if row.is_blend and scores is not None else None,
+        blend=_blend(subject, scores, aside) if info.is_blend and scores is not None else None,
     )
 
 
-def chosen_on(scores: Scores, data: Data | None) -> Scores:
+def checked_method(options: PruneOptions) -> MethodInfo:
+    """What is known of the method asked for; a pattern with one that draws its weights is refused."""
+    info = method_of(options.method)
+    if options.pattern is not None and info.is_sampled:
+        raise OptionError(
+            f"method={options.method!r} draws weights, and a pattern says which ones there may be",
+            fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
+            option="method",
+        )
+    return info
+
+
+def least_share(options: PruneOptions) -> float | None:
+    """The floor under rows and layers: the one that is asked for, or the method's own."""
+    if options.floor == "method":
+        return method_of(options.method).floor
+    return None if isinstance(options.floor, str) else float(options.floor)
+
+
+def points_seen(ranking: Ranking) -> frozenset[bytes]:
+    """Keys of the points that the ranks come from, as far as they are known; by whole batches they are not."""
+    if ranking.method == "given" or not method_of(ranking.method).needs_data:  # points served statements only
+        return frozenset()
+    return frozenset() if ranking.scores is None or ranking.scores.batch_dependent else ranking.scores.known
+
+
+def _chosen_on(scores: Scores, *parts: Data | None) -> Scores:
     """The scores, with these points as ones that chose the pruning too."""
-    if data is None or (isinstance(data, list) and not data) or scores.batch_dependent:
-        return scores
-    keys = {key for batch in batches_of(data, role="calibration") for key in draw_keys_of(batch)}
+    keys = {
+        key
+        for data in parts
+        if data is not None and not (isinstance(data, list) and not data) and not scores.batch_dependent
+        for batch in batches_of(data, role="calibration")
+        for key in draw_keys_of(batch)
+    }
     return replace(scores, chose=scores.chose | keys)
 
 
@@ -152,21 +137,23 @@ def _blend(subject: Subject, scores: Scores, aside: Data | None) -> Blend:
     return Blend(sensitivities, list(chosen), bool(aside), subject.scoring.norm_stats)
 
 
-def _why_unscored(row: MethodRow, data: Data | None, statements: bool) -> str:
+def _why_unscored(info: MethodInfo, data: Data | None, statements: bool) -> str:
     """Why a method gets no sensitivities; empty if it does."""
-    if row.is_scored:
+    if info.is_scored:
         return ""
     if data is None:
-        return f"{row.name} looks at no data: give some, and there is a statement (T17)"
+        return f"{info.name} looks at no data: give some, and there is a statement (T17)"
     if not statements:
-        return f"{row.name} needs no sensitivities, and none were scored; sipp.assess gives a statement for its masks"
-    if row.needs_data and hasattr(data, "__next__"):
-        return f"{row.name} has used up the iterator: give a list, a loader or a tensor, and there is a statement (T17)"
+        return f"{info.name} needs no sensitivities, and none were scored; sipp.assess gives a statement for its masks"
+    if info.needs_data and hasattr(data, "__next__"):
+        return (
+            f"{info.name} has used up the iterator: give a list, a loader or a tensor, and there is a statement (T17)"
+        )
     return ""
 
 
 def _scored(
-    subject: Subject, row: MethodRow, reduce: Reduce, splits: bool, advance: Callable[[int], None]
+    subject: Subject, info: MethodInfo, reduce: Reduce, splits: bool, advance: Callable[[int], None]
 ) -> tuple[Scores, Batch]:
     """The scores of a model, and the first batch of points."""
     examples: list[Batch] = []
@@ -176,7 +163,7 @@ def _scored(
         if not examples:
             examples.append(fresh(batch))
 
-    scores = score(subject, reduce=reduce, on_batch=on_batch, splits=splits, with_means=row.is_blend)
+    scores = score(subject, reduce=reduce, on_batch=on_batch, splits=splits, with_means=info.is_blend)
     return scores, examples[0]
 
 
@@ -188,7 +175,7 @@ def _few(batch: Batch) -> Any:
     return dict(zip(given, few)) if isinstance(given, dict) else few
 
 
-def take_aside(subject: Subject, options: RankOptions) -> tuple[Subject, Data]:
+def take_aside(subject: Subject, options: PruneOptions) -> tuple[Subject, Data]:
     """The subject with the points to score, and those that are kept aside for a sound statement (T18)."""
     is_theory = subject.scoring.n_points == "theory"
     subject = resolve_points(subject, options.delta, method=options.method, constants=options.constants)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sipp.allocation.row_loops import MAX_DRAWS, as_array, check_rows, compiled_rows, decay, over_rows, smallest_of
 from sipp.errors import DataError
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 
 _BATCH = 2**22  # weights drawn from at once: bounds memory
 _INVERTED_RATE = 10.0

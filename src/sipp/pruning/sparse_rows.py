@@ -35,9 +35,9 @@ from sipp.allocation.row_loops import (
     total_of,
 )
 from sipp.errors import DataError, OptionError
-from sipp.numerics import BOUND_DTYPE
-from sipp.options import Draws
 from sipp.pruning.sampling import Lot, batches, draw_fixed, draw_lots_until
+from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.options import Draws
 
 RowMethod = Literal["det", "rand", "hybrid"]
 

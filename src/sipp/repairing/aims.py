@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.numerics import SCORE_DTYPE
-from sipp.records import Weight
+from sipp.records.numerics import SCORE_DTYPE
+from sipp.records.weights import Weight
 from sipp.repairing.gathering import Gatherer, Targets, _patches, _thinned
 from sipp.repairing.streams import along_rows, as_use, find_streams, per_row, read_streams
 

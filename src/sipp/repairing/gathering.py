@@ -19,8 +19,9 @@ from sipp.errors import DataError
 from sipp.inputs.capture import Forms, runner
 from sipp.inputs.layers import Site
 from sipp.inputs.patches import patches_of, split_windows
-from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
-from sipp.records import Batch, Use, Weight, to_rows
+from sipp.records.batches import Batch, Use
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
+from sipp.records.weights import Weight, to_rows
 from sipp.repairing.moments import Moments
 from sipp.repairing.replaying import Replay
 

@@ -21,8 +21,8 @@ from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.independence import tensors_in
 from sipp.inputs.layers import Site
-from sipp.records import Batch
-from sipp.repairing.record import Intercept
+from sipp.records.batches import Batch
+from sipp.records.repair import Intercept
 
 _OWN_KINDS = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # their biases are known though not their "products"
 _PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: their biases lie in one, in this order

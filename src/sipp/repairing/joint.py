@@ -16,20 +16,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sipp.allocation.patterns import Pattern
 from sipp.errors import OptionError
 from sipp.inputs.capture import Forms
+from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
-from sipp.numerics import BOUND_DTYPE
 from sipp.progress import Advance
-from sipp.records import Weight, from_rows, to_rows
+from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.pattern import Pattern
+from sipp.records.repair import Intercept
+from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.repairing.aims import Aims, find_corrected
-from sipp.repairing.entry import Parts, _sites
 from sipp.repairing.gathering import Gatherer, Sums, rows_of, solvable, stretches, take_census
 from sipp.repairing.intercepts import Place, apply_shift, find_places, shift
+from sipp.repairing.layer_by_layer import Parts, _sites
 from sipp.repairing.moments import Moments
-from sipp.repairing.polishing import output_error
-from sipp.repairing.record import Intercept
 from sipp.repairing.searching import Rows, Rule, search
 from sipp.repairing.solving import solve_rows
 

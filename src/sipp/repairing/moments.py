@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 
 
 @dataclass

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sipp.numerics import BOUND_DTYPE
-from sipp.records import Weight, from_rows, to_rows
+from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.repair import LayerRepair
+from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.repairing.gathering import Rows, Sums, rows_of, solvable
 from sipp.repairing.intercepts import Place, apply_shift, shift
 from sipp.repairing.moments import Moments
-from sipp.repairing.record import LayerRepair
 from sipp.repairing.solving import solve_rows
 
 # Shares of a feature's own square that a change of its weight costs: the larger, the nearer to the weights as they are.

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sipp.allocation.patterns import Pattern
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.pattern import Pattern
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
 FIRST_RHO = 0.03

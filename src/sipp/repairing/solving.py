@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 
 SOLVE_BYTES = 64 << 20  # of the systems that are solved at a time
 

@@ -22,7 +22,7 @@ from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.layers import Site
 from sipp.inputs.uses import without_padding
-from sipp.records import Batch, Use
+from sipp.records.batches import Batch, Use
 
 SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm makes smaller than that are not asked to correct anything
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sipp.display import short_names
+from sipp.records.display import short_names
 from sipp.report import palette, series
 from sipp.report.read import Run
 from sipp.report.words import number

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.display import percent_up
+from sipp.records.display import percent_up
 from sipp.report import series
 from sipp.report.read import PrunedModel, Run
 from sipp.report.series import METRICS, Curve, Histogram

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sipp.display import percent_up
+from sipp.records.display import percent_up
 from sipp.report.blends import BLEND, blend_finding
 from sipp.report.evaluations import EVALUATIONS, evaluation_finding, evaluation_of
 from sipp.report.parts import Part, Section, flat

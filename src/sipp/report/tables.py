@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sipp.display import percent_up
+from sipp.records.display import percent_up
 from sipp.report import series
 from sipp.report.evaluations import accuracies_on, common_points
 from sipp.report.read import PrunedModel, Run

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 
-from sipp.display import percent_up
+from sipp.records.display import percent_up
 from sipp.report.read import Run
 from sipp.report.series import (
     Curve,

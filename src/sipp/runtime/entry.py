@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME
-from sipp.pruning.walked import Given, network_of
+from sipp.records.pruned_to import Given, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import apart, call_of, try_example

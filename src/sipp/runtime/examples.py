@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from sipp.errors import DataError
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.records import Batch
+from sipp.records.batches import Batch
 
 
 def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -19,10 +19,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from sipp.checking import check_choice
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.restore import ONE_AT_A_TIME
-from sipp.pruning.walked import Given, network_of
+from sipp.records.checking import check_choice
+from sipp.records.pruned_to import Given, network_of
 from sipp.runtime.examples import apart, call_of, try_example
 from sipp.runtime.plain import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from sipp.display import text_of
+from sipp.records.display import text_of
 from sipp.runtime.graph import reads_memory
 from sipp.runtime.plan import Plan
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sipp.errors import ModelError
 from sipp.inputs.subject import Subject
-from sipp.numerics import SCORE_DTYPE
+from sipp.records.numerics import SCORE_DTYPE
 from sipp.scoring.gradients import batch_loss, with_gradients
 
 

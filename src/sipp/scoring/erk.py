@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sipp.inputs.subject import Subject
-from sipp.numerics import BOUND_DTYPE, integers
+from sipp.records.numerics import BOUND_DTYPE, integers
 
 
 def erk(subject: Subject) -> dict[str, Tensor]:

@@ -16,8 +16,8 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.labels import cross_entropy
 from sipp.inputs.restore import check_can_be_written
 from sipp.inputs.subject import Subject
-from sipp.options import Loss
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.records.options import Loss
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError
 from sipp.inputs.subject import Subject
-from sipp.numerics import BOUND_DTYPE
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.gradients import batch_loss, twice_differentiable, with_gradients
 from sipp.scoring.places import places
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sipp.inputs.subject import Subject
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 
 
 def lamp(subject: Subject) -> dict[str, Tensor]:

@@ -12,14 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from sipp.errors import OptionError
-from sipp.options import Reduce
+from sipp.records.options import Reduce
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from sipp.inputs.subject import Subject
 
-Method = str  # the name of a row
 Need = Literal["data", "labels"]
 Cut = Literal["global", "layer", "row", "sampled", "hybrid"]
 Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
@@ -41,7 +40,7 @@ class Style:
 
 
 @dataclass(frozen=True)
-class MethodRow:
+class MethodInfo:
     """One method: what it scores by, what it needs, how rows are cut, what is promised, how it looks."""
 
     name: str
@@ -77,71 +76,70 @@ NOTHING: frozenset[Need] = frozenset()
 POINTS: frozenset[Need] = frozenset({"data"})
 LABELS: frozenset[Need] = frozenset({"data", "labels"})
 
-METHODS: tuple[MethodRow, ...] = (
-    MethodRow(
+METHODS: tuple[MethodInfo, ...] = (
+    MethodInfo(
         "sipp-blend", "SiPP-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on points kept aside",
         BLEND, POINTS, "global", "T17", Style("#090416", "#f6ffac", "circle", (9, 3)), floor=0.1,
     ),
-    MethodRow(
+    MethodInfo(
         "sipp-hybrid", "SiPP-hybrid", "per row the better of keeping the most sensitive weights and sampling",
         SENSITIVITY, POINTS, "hybrid", "T9", Style("#0b5fb0", "#4eacfc", "circle"),
     ),
-    MethodRow(
+    MethodInfo(
         "sipp-det", "SiPP-det", "keeps the most sensitive weights",
         SENSITIVITY, POINTS, "global", "T5", Style("#bc3700", "#ff8a54", "square"),
     ),
-    MethodRow(
+    MethodInfo(
         "sipp-rand", "SiPP-rand", "samples weights by sensitivity and re-weights them",
         SENSITIVITY, POINTS, "sampled", "T6", Style("#00875f", "#2bd19b", "diamond"),
     ),
-    MethodRow(
+    MethodInfo(
         "sipp-simple", "SiPP-simple", "keeps the most sensitive weights, with the simple bound's constants",
         SENSITIVITY, POINTS, "global", "T5", Style("#7e2281", "#cb7cca", "up", (7, 3)),
     ),
-    MethodRow(
+    MethodInfo(
         "wt", "WT", "keeps the largest magnitudes (weight thresholding)",
         "baselines:wt", NOTHING, "global", "T17 with data", Style("#b38704", "#f2d04b", "down", (4, 3)),
     ),
-    MethodRow(
+    MethodInfo(
         "snip", "SNIP", "keeps the largest weight x gradient of the loss, in magnitude",
         "baselines:snip", LABELS, "global", "T17", Style("#389acf", "#b5e3ff", "cross", (2, 3)),
     ),
-    MethodRow(
+    MethodInfo(
         "random", "random", "keeps weights at random",
         "baselines:random", NOTHING, "global", "T17 with data", Style("#565a5c", "#989a9b", "plus", (8, 3, 2, 3)),
     ),
-    MethodRow(
+    MethodInfo(
         "lamp", "LAMP", "magnitudes, each relative to the larger ones of its layer",
         "lamp:lamp", NOTHING, "global", "T17 with data", Style("#700407", "#c7273e", "up", (1, 2)),
     ),
-    MethodRow(
+    MethodInfo(
         "wanda", "Wanda", "magnitude times the length of its input, compared within each row",
         "wanda:wanda", POINTS, "row", "T17", Style("#9621fb", "#534bff", "square", (5, 2, 1, 2)),
     ),
-    MethodRow(
+    MethodInfo(
         "synflow", "SynFlow", "keeps the paths of the largest products of magnitudes, found in 100 steps",
         "synflow:synflow", POINTS, "global", "T17", Style("#2c009b", "#7158b9", "diamond", (6, 2)),
     ),
-    MethodRow(
+    MethodInfo(
         "grasp", "GraSP", "keeps the weights that carry most of the gradient's norm",
         "grasp:grasp", LABELS, "global", "T17", Style("#7f919e", "#3a7087", "down", (1, 3)),
     ),
-    MethodRow(
+    MethodInfo(
         "erk", "ERK", "random weights, as many of a layer as the sum of its sizes says",
         "erk:erk", NOTHING, "global", "T17 with data", Style("#c44ef3", "#da0211", "cross", (6, 3)),
     ),
-    MethodRow(
+    MethodInfo(
         "obs", "OBS", "keeps the weights that the others of their row could replace worst, layer by layer",
         "obs:obs", POINTS, "layer", "T17", Style("#471647", "#bdfc04", "plus", (3, 2)),
     ),
 )  # fmt: skip
 
-DEFAULT: Method = "sipp-blend"
 NAMES: tuple[str, ...] = tuple(row.name for row in METHODS)
 _ROWS = {row.name: row for row in METHODS}
 
 
-def method_of(name: Any) -> MethodRow:
+def method_of(name: Any) -> MethodInfo:
     """The row of a method; an OptionError names the nearest and all of them."""
     if isinstance(name, str) and name in _ROWS:
         return _ROWS[name]
@@ -150,7 +148,7 @@ def method_of(name: Any) -> MethodRow:
     raise OptionError(f"method={name!r:.60} is not one of {', '.join(NAMES)}" + (f"; {hint}".rstrip() if hint else ""))
 
 
-def score_of(row: MethodRow) -> Score:
+def score_of(row: MethodInfo) -> Score:
     """The function that scores for a method that has one of its own."""
     file, _, function = row.score.partition(":")
     found: Score = getattr(import_module(f"sipp.scoring.{file}"), function)

@@ -10,8 +10,9 @@ from torch import Tensor
 from sipp.errors import ModelError
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.inputs.subject import Subject, each_use
-from sipp.numerics import BOUND_DTYPE
-from sipp.records import Batch, Use, Weight, from_rows, to_rows
+from sipp.records.batches import Batch, Use
+from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.weights import Weight, from_rows, to_rows
 
 CHUNK_BYTES = 32 << 20
 DAMPING = 0.01  # of the mean of the diagonal, so that inputs that are always 0 or always equal leave an inverse

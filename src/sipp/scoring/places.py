@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 
 
 def places(layers: Sequence[Tensor]) -> list[Tensor]:

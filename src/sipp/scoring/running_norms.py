@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from sipp.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.kernels.chunk_ratios import TOTAL
 
 

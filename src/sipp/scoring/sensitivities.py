@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sipp.checking import check_choice, check_flag
 from sipp.errors import DataError
 from sipp.inputs.apart import hold_back
 from sipp.inputs.batches import FEWEST_POINTS, Data, count_points, fresh, points_at
@@ -31,13 +30,15 @@ from sipp.inputs.capture import (
     scoring_mode,
 )
 from sipp.inputs.independence import ORDER, Alone, allowed_between, is_same_alone, why_dependent
-from sipp.inputs.layers import Selector
 from sipp.inputs.pointkeys import batch_key, draw_keys_of
 from sipp.inputs.subject import Subject, subject_of
-from sipp.numerics import device_of, exact_matmul
-from sipp.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring
 from sipp.progress import progress_bar
-from sipp.records import Batch, LayerScores, Scores, Use, Weight, from_rows
+from sipp.records.batches import Batch, Use
+from sipp.records.checking import check_choice, check_flag
+from sipp.records.numerics import device_of, exact_matmul
+from sipp.records.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring, Selector
+from sipp.records.scores import LayerScores, Scores
+from sipp.records.weights import Weight, from_rows
 from sipp.scoring import kernels
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.theory_points import resolve_points

@@ -16,8 +16,8 @@ from sipp.inputs.capture import run_batch
 from sipp.inputs.independence import tensors_in
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import Subject
-from sipp.numerics import BOUND_DTYPE, integers
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.records.numerics import BOUND_DTYPE, integers
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.places import places
 

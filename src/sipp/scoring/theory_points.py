@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from sipp.checking import check_number, check_record, check_share
 from sipp.errors import DataError
 from sipp.inputs.capture import capture
-from sipp.inputs.layers import Selector
 from sipp.inputs.subject import Subject, subject_of
-from sipp.options import DELTA, Constants
-from sipp.records import Batch, Use, Weight
-from sipp.scoring.methods import DEFAULT, Method, method_of
+from sipp.records.batches import Batch, Use
+from sipp.records.checking import check_number, check_record, check_share
+from sipp.records.options import DEFAULT_METHOD, DELTA, Constants, Method, Selector
+from sipp.records.weights import Weight
+from sipp.scoring.methods import method_of
 
 # The factor c of T4: how many events share the failure probability.
 PRUNE_FACTOR = 8
@@ -34,7 +34,7 @@ def sample_size(
     example: Any,
     delta: float = DELTA,
     *,
-    method: Method = DEFAULT,
+    method: Method = DEFAULT_METHOD,
     include: Selector | None = None,
     exclude: Selector | None = None,
     constants: Constants = Constants(),
@@ -77,18 +77,13 @@ def _points_for(subject: Subject, delta: float, method: Method, constants: Const
 
 def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
     """n = ceil(K_s ln(c eta rho / delta)) of T4."""
-    check_delta(delta)
+    check_share("delta", delta)
     check_number("k_constant", k_constant, above=0)
     return math.ceil(k_constant * (math.log(factor * n_outputs * max_fan_in) - math.log(delta)))
 
 
-def check_delta(delta: float) -> None:
-    """Refuses what is no probability strictly between 0 and 1."""
-    check_share("delta", delta)
-
-
 def resolve_points(
-    subject: Subject, delta: float, *, method: Method = DEFAULT, constants: Constants = Constants()
+    subject: Subject, delta: float, *, method: Method = DEFAULT_METHOD, constants: Constants = Constants()
 ) -> Subject:
     """The subject with "theory" as a number of points, for which its first batch is looked at and not lost."""
     data = subject.data

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from sipp.inputs.patches import split_windows
 from sipp.inputs.subject import Subject, each_use
-from sipp.numerics import BOUND_DTYPE
-from sipp.records import Batch, Use, Weight, from_rows, to_rows
+from sipp.records.batches import Batch, Use
+from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.weights import Weight, from_rows, to_rows
 
 CHUNK_BYTES = 32 << 20
 

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.identity import with_buffers
-from sipp.inputs.network_hash import buffers_hash, model_hash, state_hash
 from sipp.inputs.restore import check_can_be_written
-from sipp.pruning.result import Pruned, as_it_is
-from sipp.pruning.walked import Given, without_walk
+from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate, from_json, to_json
+from sipp.records.identity import with_buffers
+from sipp.records.network_hash import buffers_hash, model_hash, state_hash
+from sipp.records.pruned import Pruned, as_it_is
+from sipp.records.pruned_to import Given, without_walk
 from sipp.storage import container
 from sipp.storage.artifact_index import Entry, Index, Statements, class_name, read_index, write_index
 from sipp.storage.contents import About, Contents, contents_of

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from sipp.allocation.patterns import pattern_of
 from sipp.errors import DataError
+from sipp.records.pattern import pattern_of
 from sipp.storage.huffman import MOST_SYMBOLS_PER_BYTE
 from sipp.storage.marks import Precision
 from sipp.storage.planes import DTYPES, TURNED

@@ -14,9 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from sipp.allocation.patterns import breaking, pattern_of
-from sipp.certificates.record import AnyCertificate
-from sipp.display import LABEL, WIDTH, number, percent_up, text_of
+from sipp.allocation.patterns import breaking
+from sipp.records.certificate import AnyCertificate
+from sipp.records.display import LABEL, WIDTH, number, percent_up, text_of
+from sipp.records.pattern import pattern_of
 from sipp.storage.artifact_index import Entry, Index, Statements
 from sipp.storage.marks import Precision
 from sipp.storage.planes import DTYPES

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from sipp.certificates.record import from_values
+from sipp.records.certificate import from_values
 from sipp.storage.run_schemas import Count, Record, plain
 
 Numbers = Annotated[tuple[Count, ...], Field(strict=False)]  # a JSON list

@@ -51,7 +51,7 @@ def _is_figure(path: Path) -> bool:
 
 
 def _is_certificate(path: Path) -> bool:
-    from sipp.certificates.record import SCHEMA  # its statistics need scipy
+    from sipp.records.certificate import SCHEMA  # its statistics need scipy
 
     return _json_of(path).get("schema") == SCHEMA
 

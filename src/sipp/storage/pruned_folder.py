@@ -1,6 +1,6 @@
 """The folder of a pruned network: its weights and its record, which belong together, read with every check. No torch.
 
-`sipp prune --out DIR` and `pruned.save(DIR)` write it; `sipp report`, `bench`, `eval` and `certify` read it.
+`sipp prune --out DIR` and `sipp.save_folder` write it; `sipp report`, `bench`, `eval` and `certify` read it.
 
 Two files cannot be replaced in one step, one can. So the header of the network holds its record too: with that file
 the folder is the new one, and report.json is a copy. While it may be another's, a temporary file says so (it is there
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.inputs.identity import entries_hash, with_buffers
+from sipp.records.identity import entries_hash, with_buffers
 from sipp.storage.files import (
     CHANGED,
     make_folder,

@@ -5,31 +5,19 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from sipp import __version__
-from sipp.bounds.network import Guarantee, Measured, NetworkBound
-from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate, to_json
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.network_hash import buffers_hash, model_hash
-from sipp.pruning.blending import Choice
-from sipp.pruning.result import Pruned, PrunedLayer, as_it_is, not_zero
+from sipp.records.bounds import Guarantee, Measured, NetworkBound
+from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate, to_json
+from sipp.records.choice import Choice
+from sipp.records.network_hash import buffers_hash, model_hash
+from sipp.records.pruned import Pruned, PrunedLayer, as_it_is, not_zero
 from sipp.storage.artifact_index import class_name
 from sipp.storage.marks import RECORD_FORMAT, RECORD_KIND
-from sipp.storage.pruned_folder import write_pruned
-
-
-def save_folder(pruned: Pruned, folder: str | PathLike[str], *, certificate: AnyCertificate | None = None) -> Path:
-    """Writes the folder that `sipp prune --out` would write, and gives its path; see `Pruned.save`."""
-    if not isinstance(folder, (str, PathLike)) or not str(folder) or "\0" in str(folder):
-        raise OptionError(f"folder={folder!r:.80} is no path", fix="give one such as 'pruned'")
-    target = Path(folder)
-    write_pruned(target, pruned.model.state_dict(), record_of(pruned, certificate), force=True)
-    return target
 
 
 def record_of(pruned: Pruned, certificate: AnyCertificate | None = None) -> dict[str, Any]:

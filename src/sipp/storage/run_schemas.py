@@ -1,6 +1,6 @@
 """What stands in the files of a run beside its networks: the manifest, and the rows of epochs.
 
-Records of networks are in `network_schemas.py`, certificates in `sipp.certificates.record`. Training writes them, the
+Records of networks are in `network_schemas.py`, certificates in `sipp.records.certificate`. Training writes them, the
 command line and the report read them. Each field has its type and range there and nowhere else. Keys that are not
 listed are kept as they are, so that a record of a later version can be read as far as it is known. Needs no torch.
 """
@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sipp.checking import first_problem
 from sipp.errors import DataError
+from sipp.records.checking import first_problem
 
 Count = Annotated[int, Field(ge=0)]
 

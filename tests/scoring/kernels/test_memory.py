@@ -14,8 +14,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.subject import subject_of
-from sipp.options import Scoring
-from sipp.records import LayerScores, Reduce
+from sipp.records import Reduce
+from sipp.records.options import Scoring
+from sipp.records.scores import LayerScores
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.sensitivities import chunk_of, score

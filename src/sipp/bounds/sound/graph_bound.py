@@ -31,7 +31,7 @@ from sipp.bounds.sound.checks import check_operations
 from sipp.bounds.sound.norms import ROUND_UP
 from sipp.bounds.sound.operations import Effect, effect, folds, norm_B
 from sipp.bounds.sound.tracing import Inputs, Traced, close, trace_both
-from sipp.checking import check_flag
+from sipp.records.checking import check_flag
 
 # What may be computed from constants: operations without randomness and without side effects.
 _CONSTANT_OPS = MOVEMENTS | frozenset(

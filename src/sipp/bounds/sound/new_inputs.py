@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.network import MOST_SHARE, NetworkBound, coverage, no_bound
+from sipp.bounds.network import MOST_SHARE, coverage
 from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
 from sipp.bounds.sound.norms import ROUND_UP
 from sipp.bounds.sound.operations import norm_B, worse
 from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.pointkeys import draw_keys_of
-from sipp.numerics import device_of
-from sipp.records import Batch, Scores
+from sipp.records.batches import Batch
+from sipp.records.bounds import NetworkBound, no_bound
+from sipp.records.numerics import device_of
+from sipp.records.scores import Scores
 
 # Rounding depends on the order of sums, and that on the batch and the machine: what was measured counts twice.
 ROUNDING_FACTOR = 2.0

@@ -34,7 +34,7 @@ from scipy.linalg import eigvalsh_tridiagonal
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from sipp.numerics import integers
+from sipp.records.numerics import integers
 
 # lambda is tried at these shares above the estimate. A bound that is accepted is at most sqrt(1.012) = 1.006 times the
 # norm, since the estimate is not above sigma^2; forms already that close are left as they are.

@@ -31,13 +31,14 @@ from sipp.cli.options import (
     output_of,
 )
 from sipp.cli.output import Json, only_json, print_json, show
-from sipp.scoring.methods import NAMES, Method, method_of
+from sipp.records.options import Method
+from sipp.scoring.methods import NAMES, method_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from sipp.certificates.comparison import Comparison
     from sipp.cli.points import Points
+    from sipp.records.comparison import Comparison
 
 HoldoutData = Annotated[
     str | None,

@@ -35,7 +35,8 @@ def _record(contents: Contents, name: str | None) -> dict[str, Any]:
     """The contents in JSON's types."""
     from dataclasses import asdict
 
-    from sipp.allocation.patterns import breaking, pattern_of
+    from sipp.allocation.patterns import breaking
+    from sipp.records.pattern import pattern_of
     from sipp.storage.pruned_record import certificate_record
 
     said = contents.statements

@@ -30,8 +30,8 @@ from sipp.cli.options import (
     floor_of,
 )
 from sipp.cli.output import Json, only_json, print_json
-from sipp.options import CONFIDENCE, DELTA, HOLDOUT_DELTA, Draws, Mode, Reduce
-from sipp.scoring.methods import DEFAULT, NAMES, Method
+from sipp.records.options import CONFIDENCE, DEFAULT_METHOD, DELTA, HOLDOUT_DELTA, Draws, Method, Mode, Reduce
+from sipp.scoring.methods import NAMES
 from sipp.storage.marks import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME, Precision
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def prune(
     normalise: Normalise = None,
     points: PointsOption = None,
     keep: Keep = None,
-    method: MethodName = DEFAULT,
+    method: MethodName = DEFAULT_METHOD,
     epsilon: Epsilon = None,
     max_accuracy_drop: AccuracyDrop = None,
     budget: Budget = None,

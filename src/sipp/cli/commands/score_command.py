@@ -28,7 +28,7 @@ from sipp.cli.options import (
     n_points_of,
 )
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
-from sipp.display import number
+from sipp.records.display import number
 from sipp.storage.marks import SCORES_MARK
 from sipp.storage.outputs import SCORES, Inputs, check_file, write_file
 from sipp.storage.tensors import tensors_to_bytes

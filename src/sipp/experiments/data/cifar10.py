@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.checking import check_choice
 from sipp.errors import DataError
 from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.data.safepickle import load_pickle
+from sipp.records.checking import check_choice
 from sipp.storage.files import sha256_of
 
 N_CLASSES = 10

@@ -8,7 +8,6 @@ from typing import get_args
 
 from torch import nn
 
-from sipp.checking import check_choice
 from sipp.errors import OptionError
 from sipp.experiments.nets.cifar_resnet import cifar_resnet
 from sipp.experiments.nets.cnn5 import cnn5, digits_cnn5
@@ -20,6 +19,7 @@ from sipp.experiments.nets.lenet import digits_fc, lenet5, lenet_300_100
 from sipp.experiments.nets.lstm import lstm
 from sipp.experiments.nets.vgg import vgg16_bn
 from sipp.experiments.nets.wide_resnet import wide_resnet
+from sipp.records.checking import check_choice
 
 CIFAR = (3, 32, 32)
 IMAGENET = (3, 224, 224)

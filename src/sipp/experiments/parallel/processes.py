@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, SippError
 from sipp.extras import needed_for
-from sipp.pruning.result import Ranking
-from sipp.records import Scores
+from sipp.records.ranking import Ranking
+from sipp.records.scores import Scores
 from sipp.storage.files import sha256_of
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
-from sipp.checking import check_choice
 from sipp.experiments.runs.plan import Stage
+from sipp.records.checking import check_choice
 
 if TYPE_CHECKING:
     from sipp.experiments.runs.work import Network, Prepared, Work

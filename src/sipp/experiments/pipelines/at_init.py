@@ -12,7 +12,7 @@ from sipp.experiments.runs.plan import Stage
 
 if TYPE_CHECKING:
     from sipp.experiments.runs.work import Network, Prepared, Work
-    from sipp.pruning.result import Ranking
+    from sipp.records.ranking import Ranking
 
 
 def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:

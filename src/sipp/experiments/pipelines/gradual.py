@@ -36,7 +36,7 @@ def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
 def mask_changes(work: Work, stage: Stage, n_steps: int) -> MaskChanges:
     """The cuts of one training, each to the share of weights that the schedule says."""
     from sipp.experiments.training.loop import MaskChanges
-    from sipp.pruning.little_by_little import CUTS, cut_times
+    from sipp.verbs.gradual import CUTS, cut_times
 
     times = cut_times(n_steps, CUTS)
     return MaskChanges(frozenset(times), lambda step, state: _cut_once(work, stage, step, times[step], state))
@@ -49,8 +49,8 @@ def _cut_once(
     from sipp.experiments.parallel.processes import share_buffers
     from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, rank_for
     from sipp.experiments.runs.work import Network
-    from sipp.pruning.little_by_little import budget_at
     from sipp.scoring.kernels.cpu.host import compiling_seconds
+    from sipp.verbs.gradual import budget_at
 
     share_buffers(work.processes, state.model)  # all score the same network, the leader's
     began, compiled = clock(), compiling_seconds()

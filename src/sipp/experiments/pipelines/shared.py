@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.certificates.claims import certify, to_json
+from sipp.bounds.statements import statements_of
 from sipp.errors import DataError, DeadRowsWarning, ModelError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.parallel.processes import from_leader, rank_together
@@ -26,15 +26,19 @@ from sipp.experiments.seeds import prune_seed
 from sipp.experiments.training.feed import plain_batches
 from sipp.experiments.training.loop import evaluate
 from sipp.inputs.subject import subject_of
-from sipp.options import NormStats, Scoring
-from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import RankOptions, only_alive
-from sipp.pruning.result import Pruned, Ranking
-from sipp.records import to_rows
+from sipp.pruning.cutting import cut
+from sipp.pruning.ranking import only_alive, rank
+from sipp.records.certificate import to_json
+from sipp.records.options import NormStats, PruneOptions, Scoring
+from sipp.records.pruned import Pruned
+from sipp.records.ranking import Ranking
+from sipp.records.weights import to_rows
 from sipp.scoring.kernels.cpu.host import compiling_seconds
 from sipp.storage.files import Values
 from sipp.storage.pruned_record import choice_values
 from sipp.storage.run_schemas import Accuracy
+from sipp.verbs.certify import certify
+from sipp.verbs.recording import pruned_of
 
 # Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
 CERTIFICATE_DELTA = 0.05
@@ -69,7 +73,7 @@ def rank_for(work: Work, stage: Stage, network: Network, *, norm_stats: NormStat
     feed, spec = work.feed, work.recipe.prune
     assert stage.method is not None
     arm, label = arm_of(stage.method), stage.method
-    options = RankOptions(method=arm.method, delta=spec.delta, draws=spec.draws, reduce=arm.reduce or spec.reduce)
+    options = PruneOptions(method=arm.method, delta=spec.delta, draws=spec.draws, reduce=arm.reduce or spec.reduce)
     model = module_of(work, network)
 
     def rank_batches(batches: list[Any]) -> Ranking:
@@ -98,7 +102,9 @@ def _cut(
     began = clock()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeadRowsWarning)  # they are in the record
-        pruned = cut(only_alive(ranking, alive), budget, seed=prune_seed(stage.seed, stage.method, stage.level))
+        left = only_alive(ranking, alive)
+        found = cut(left, budget, seed=prune_seed(stage.seed, stage.method, stage.level))
+        pruned = pruned_of(left, found, statements_of(left, found))
     masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
     # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
     masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}

@@ -10,7 +10,6 @@ from typing import Literal, get_args
 
 import torch
 
-from sipp.checking import check_choice
 from sipp.errors import OptionError
 from sipp.experiments.parallel.on_ray import Job, RayOptions, check_ray, run_on_ray
 from sipp.experiments.parallel.processes import ALONE, Processes, from_leader
@@ -22,6 +21,7 @@ from sipp.experiments.runs.walk import make_networks
 from sipp.experiments.runs.work import Work
 from sipp.experiments.training.setup import Device, code_of, device_named, feed_of, threads
 from sipp.experiments.training.signals import stop_on_signals
+from sipp.records.checking import check_choice
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import EpochRow
 

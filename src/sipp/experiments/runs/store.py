@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sipp
-from sipp.checking import refuse_constant
 from sipp.errors import DataError, OptionError
+from sipp.records.checking import refuse_constant
 from sipp.storage import files, pairs
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import Manifest, checked, plain

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sipp.checking import first_problem
 from sipp.errors import OptionError
 from sipp.experiments.recipes.catalog import SUFFIX, derived_recipe, merged
 from sipp.experiments.recipes.schema import Recipe
+from sipp.records.checking import first_problem
 
 Form = Literal["short", "full"]
 Panel = str | dict[str, Any]  # the name of a recipe, or a recipe's values over those of its `base`

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp.checking import check_choice
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.data import ImageSet
 from sipp.experiments.parallel.processes import ALONE, Processes, add_up, check_same, share_buffers
@@ -25,6 +24,7 @@ from sipp.experiments.training.feed import Feed, n_steps, plain_batches, train_b
 from sipp.experiments.training.schedule import Schedule, rate
 from sipp.experiments.training.step import Precision, Step, StepKind, Trained, logits_of, make_step, resolve_step
 from sipp.pruning.masking import hold
+from sipp.records.checking import check_choice
 from sipp.storage.run_schemas import Accuracy, EpochRow
 
 OptimizerName = Literal["sgd", "adam"]

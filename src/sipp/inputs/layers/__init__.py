@@ -14,7 +14,7 @@ plus `bias`. A layer whose output is something else says so with `Adapter(..., o
 """
 
 from sipp.inputs.layers.linear import by_point
-from sipp.inputs.layers.registry import Adapter, Selector, Site, find_sites, register, unwrap, warn_of_frozen
-from sipp.records import Use
+from sipp.inputs.layers.registry import Adapter, Site, find_sites, register, unwrap, warn_of_frozen
+from sipp.records.batches import Use
 
-__all__ = ["Adapter", "Selector", "Site", "Use", "by_point", "find_sites", "register", "unwrap", "warn_of_frozen"]
+__all__ = ["Adapter", "Site", "Use", "by_point", "find_sites", "register", "unwrap", "warn_of_frozen"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.layers.linear import Points, by_size, refuse_points_along_time
-from sipp.records import Use
+from sipp.records.batches import Use
 
 
 def attention_weights(module: nn.MultiheadAttention) -> tuple[str, ...]:

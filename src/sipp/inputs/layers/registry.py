@@ -18,10 +18,9 @@ from sipp.inputs.layers.attention import attention_output, attention_uses, atten
 from sipp.inputs.layers.conv import conv_uses
 from sipp.inputs.layers.linear import linear_uses
 from sipp.inputs.layers.recurrent import cell_output, cell_uses, recurrent_output, recurrent_uses, recurrent_weights
-from sipp.records import Use, Weight
-
-Selector = str | type[nn.Module] | Sequence[str | type[nn.Module]]
-
+from sipp.records.batches import Use
+from sipp.records.options import Selector
+from sipp.records.weights import Weight
 
 # How a layer's output follows from what it is called with, so that it can be compared with its real output:
 #   "products": one use of all rows, whose products with the patches, plus the module's `bias` where it has one, are

@@ -9,9 +9,9 @@ from typing import get_args
 
 import torch
 
-from sipp.checking import check_choice
 from sipp.errors import OptionError
-from sipp.options import Kernel
+from sipp.records.checking import check_choice
+from sipp.records.options import Kernel
 from sipp.scoring.kernels import reference
 
 _log = logging.getLogger("sipp")

@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from sipp.numerics import BOUND_DTYPE, inverse_or_zero
+from sipp.records.numerics import BOUND_DTYPE, inverse_or_zero
 
 POSITIVE, NEGATIVE = 0, 1  # index of a sign, for weights and for activations
 TOTAL = 4  # index of ||Z||^2, after the four quadrants 2 t + s

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sipp.numerics import exact_matmul
+from sipp.records.numerics import exact_matmul
 from sipp.scoring.kernels import boundary
 from sipp.scoring.kernels.reference import extremes as extremes
 

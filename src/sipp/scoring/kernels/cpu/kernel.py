@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.numerics import integers
+from sipp.records.numerics import integers
 from sipp.scoring.kernels import boundary
 from sipp.scoring.kernels.cpu import block_loops, every_product, layer_loops, packing, plain_loops
 from sipp.scoring.kernels.cpu.extremes import cuts_of, n_threads

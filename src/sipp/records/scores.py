@@ -9,72 +9,14 @@ So `weight_FK` has one row per parameter group, `patches_GKP` holds P patches of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from sipp.options import NormStats, Reduce
+from sipp.records.options import NormStats, Reduce
+from sipp.records.weights import Weight
 
 DrawUnit = Literal["points", "batches"]  # what a statement counts: batches where a point's patches depend on its batch
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One prunable parameter, seen as F rows of fan-in K."""
-
-    name: str  # canonical parameter name, without wrapper prefixes
-    aliases: tuple[str, ...]  # other names of the same tensor (tied weights)
-    layer_type: str  # class name of the layer that holds it
-    n_rows: int
-    fan_in: int
-    rows_last: bool  # stored K x F instead of F x K
-
-    @property
-    def n_weights(self) -> int:
-        return self.n_rows * self.fan_in
-
-
-def to_rows(weight: Weight, tensor: Tensor) -> Tensor:
-    """The parameter-shaped tensor as an F x K matrix (a view wherever the layout allows one)."""
-    return tensor.t() if weight.rows_last else tensor.reshape(weight.n_rows, weight.fan_in)
-
-
-def from_rows(weight: Weight, matrix_FK: Tensor, like: Tensor) -> Tensor:
-    """The F x K matrix in the shape of the parameter `like`."""
-    return matrix_FK.t().contiguous() if weight.rows_last else matrix_FK.reshape(like.shape)
-
-
-@dataclass(frozen=True)
-class Use:
-    """One meeting of (some rows of) a weight with patches, as a layer adapter reports it.
-
-    `windows` is a view of shape (B, G, *positions, *fan_in): the positions are the patches of a point, the fan-in
-    dimensions are flattened in the order of the weight's own. An adapter says in `real_BP` which patches are real;
-    those that are only padding are zeroed, and counted in `counts_B`, before a use is handed on.
-    """
-
-    parameter: str  # local name in the module: "weight", "weight_ih_l0", "out_proj.weight"
-    windows: Tensor
-    n_position_dims: int = 1
-    row_start: int = 0
-    n_rows: int | None = None  # None: all rows from row_start on
-    counts_B: Tensor | None = None
-    attributed: bool = True  # False: the patches could not be told apart by point, B is 1 for the whole batch
-    steps_first: bool = False  # the input lay steps x points, and was turned
-    real_BP: Tensor | None = None  # bool, for one position dimension: False is padding. None: all are real
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One batch ready for the model: `model(*args, **kwargs)`."""
-
-    index: int
-    where: str  # its name in errors: "holdout batch 3"
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    labels: Any
-    n_points: int
-    real_BT: Tensor | None = None  # which positions of each point count; False is padding. None: all of them
 
 
 @dataclass(frozen=True)

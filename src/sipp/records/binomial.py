@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sipp.checking import check_share
 from sipp.errors import DataError, OptionError
+from sipp.records.checking import check_share
 
 if TYPE_CHECKING:
     import torch

@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.checking import check_flag, check_number, check_seed, check_whole
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import Data, batches_of, fresh, points_at
 from sipp.inputs.capture import Forms
+from sipp.inputs.distance import output_error
 from sipp.inputs.joining import joined
-from sipp.inputs.layers import Site, find_sites, unwrap
-from sipp.inputs.network_hash import tensors_hash, tensors_of
+from sipp.inputs.layers import Site, find_sites
 from sipp.inputs.pointkeys import draw_keys_of
 from sipp.inputs.restore import copy_of
-from sipp.numerics import device_of, integers
-from sipp.options import ChunkBytes, Scoring
 from sipp.progress import Advance, progress_bar
-from sipp.pruning.result import Moved, Pruned, not_zero, unstated
-from sipp.records import Batch
+from sipp.records.batches import Batch
+from sipp.records.network_hash import tensors_of
+from sipp.records.numerics import device_of, integers
+from sipp.records.options import ChunkBytes, Scoring
+from sipp.records.pruned import Moved, not_zero
+from sipp.records.repair import LayerRepair, Polish, Repair
 from sipp.repairing.gathering import Gatherer, stretches, take_census
 from sipp.repairing.intercepts import find_places
-from sipp.repairing.polishing import output_error, polish
-from sipp.repairing.record import LayerRepair, Polish, Repair
+from sipp.repairing.polishing import polish
 from sipp.repairing.refitting import refit
 from sipp.scoring.sensitivities import chunk_of
 
@@ -36,16 +36,29 @@ ASIDE_OF = 10
 FEWEST_JUDGES = 4  # different points, none of them a copy of one that was fitted or that chose
 FEWEST_POINTS = 10
 LEARNING_RATE = 1e-3
-MOST_STEPS = 10_000_000
-UNSTATED = (
-    "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) states what holds for them (T17)"
-)
 
 
-@torch.inference_mode(False)
-def repair(
-    model: nn.Module,
-    pruned: Pruned,
+@dataclass(frozen=True)
+class Repaired:
+    """A repaired copy of a network, what was done, and the points it was done with."""
+
+    model: nn.Module
+    record: Repair
+    keys: frozenset[bytes]
+
+    @property
+    def moved(self) -> Moved | None:
+        """How far its output is from the dense one: on points that only judge, or else on those that chose."""
+        done = self.record
+        if done.output_after is not None:
+            return Moved(done.output_after, done.n_judged, aside=True)
+        return None if done.output_chosen is None else Moved(done.output_chosen, done.n_aside, aside=False)
+
+
+def repair_network(
+    dense: nn.Module,
+    given: nn.Module,
+    masks: Mapping[str, Tensor],
     data: Data,
     *,
     steps: int = 0,
@@ -53,45 +66,22 @@ def repair(
     n_points: int | None = None,
     seed: int = 0,
     chunk_bytes: ChunkBytes = "auto",
-    progress: bool = True,
-) -> Pruned:
-    """The pruned network with its kept weights refitted to the dense `model`, without labels; masks stay as they are.
-
-    Layer by layer in the order of execution, each row's kept weights and its intercept get the least-squares fit of the
-    dense layer's outputs, on the inputs that the repaired network itself meets. Then `steps` of Adam bring the outputs
-    of the whole network nearer to the dense ones. One point in twenty of `data` chooses: a layer that is not better
-    there is left alone, and the polish stops where it no longer gains. One in twenty does nothing but judge the result,
-    if there are 80 points or more: with fewer the record has no estimate. `repair` of the record says what was done.
-    All points are used unless `n_points` says how many; all of them are held in memory. Neither model is changed.
-
-    Example:
-        >>> import sipp, torch
-        >>> _ = torch.manual_seed(0)
-        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> points = torch.rand(200, 8)
-        >>> fixed = sipp.repair(net, sipp.prune(net, points, keep=0.5, method="wt"), points)
-        >>> fixed.repair.output_after < fixed.repair.output_before
-        True
-    """
-    steps = check_whole("steps", steps, least=0, most=MOST_STEPS)
-    check_number("learning_rate", learning_rate, above=0)
-    check_seed(seed)
-    check_flag("progress", progress)
-    _check_record(pruned)
-    dense, given = unwrap(model), unwrap(pruned.model)
-    _check_twins(dense, given, pruned.masks)
+    progress: bool = False,
+) -> Repaired:
+    """A copy of the `given` network whose kept weights are fitted to the dense one, layer by layer, then by `steps`."""
+    check_same_tensors(dense, given, masks)
     parts = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
     repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     at_first, before = output_error(dense, given, parts.aside), _judged(dense, given, parts)
-    with progress_bar("repairing", len(pruned.masks) + steps, shown=progress) as advance:
-        layers = _refit_all(dense, repaired, pruned.masks, parts, n_bytes, advance)
+    with progress_bar("repairing", len(masks) + steps, shown=progress) as advance:
+        layers = _refit_all(dense, repaired, masks, parts, n_bytes, advance)
         at_last, refitted = output_error(dense, repaired, parts.aside), _judged(dense, repaired, parts)
         polished = None
         if steps > 0:
             polished, at_last = polish(
                 dense,
                 repaired,
-                pruned.masks,
+                masks,
                 parts.fitted,
                 parts.aside,
                 steps=steps,
@@ -100,7 +90,7 @@ def repair(
                 advance=advance,
             )
     done = _record(parts, layers, polished, (at_first, at_last), (before, refitted, _judged(dense, repaired, parts)))
-    return _restated(pruned, copy_of(given) if done.undone else repaired, done, pruned.seen | parts.keys)
+    return Repaired(copy_of(given) if done.undone else repaired, done, parts.keys)
 
 
 @dataclass(frozen=True)
@@ -158,16 +148,7 @@ def _sites(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Site, ...]:
     return tuple(site for site in chosen if site.weights)
 
 
-def _check_record(pruned: object) -> None:
-    """Raises unless it is the record of a pruning."""
-    if not isinstance(pruned, Pruned):
-        raise OptionError(
-            f"pruned is a {type(pruned).__name__}, not the record of a pruning",
-            fix="give what sipp.prune or sipp.assess gives",
-        )
-
-
-def _check_twins(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
+def check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Raises unless both models hold the same tensors by name and shape, and the masks are those of the zeros."""
     ours, theirs = tensors_of(dense), tensors_of(given)
     odd = ours.keys() ^ theirs.keys() or {name for name in ours if ours[name].shape != theirs[name].shape}
@@ -278,12 +259,3 @@ def _record(
         polish=polished,
         undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
     )
-
-
-def _restated(pruned: Pruned, model: nn.Module, done: Repair, seen: frozenset[bytes]) -> Pruned:
-    """The record of the repaired network: what was promised spoke of the old values, so nothing of it is left."""
-    moved = None if done.output_chosen is None else Moved(done.output_chosen, done.n_aside, aside=False)
-    if done.output_after is not None:
-        moved = Moved(done.output_after, done.n_judged, aside=True)
-    about = replace(unstated(pruned, UNSTATED), model=model, stated=tensors_hash(model))
-    return replace(about, repair=done, moved=moved, seen=seen)

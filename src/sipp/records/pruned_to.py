@@ -10,11 +10,11 @@ from rich import box
 from rich.table import Table
 from torch import nn
 
-from sipp.display import PATH_WORDS, WIDTH, percent_up, text_of
-from sipp.pruning.result import Pruned
+from sipp.records.display import PATH_WORDS, WIDTH, percent_up, text_of
+from sipp.records.pruned import Pruned
 
 if TYPE_CHECKING:
-    from sipp.certificates.record import AnyCertificate
+    from sipp.records.certificate import AnyCertificate
 
 
 @dataclass(frozen=True)

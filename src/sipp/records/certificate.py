@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from sipp.binomial import drop_limit, holdout_needed, k_allowed, share_limit
-from sipp.checking import first_problem, refuse_constant
-from sipp.display import WIDTH, percent, percent_up
 from sipp.errors import DataError
+from sipp.records.binomial import drop_limit, holdout_needed, k_allowed, share_limit
+from sipp.records.checking import first_problem, refuse_constant
+from sipp.records.display import WIDTH, percent, percent_up
 
 SCHEMA = "sipp-certificate/1"
 WITH_COPIES = "sipp-certificate/2"  # of a holdout with copies, which the first schema counted as independent points

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
-from sipp.certificates.claims import certify, certify_accuracy, outcome_counts, outcomes_of, point_ratios
+from sipp.bounds.statements import statements_of
 from sipp.certificates.evidence import (
     Survey,
     changed,
@@ -35,27 +34,30 @@ from sipp.certificates.evidence import (
     without_padding,
 )
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
-from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate
+from sipp.certificates.measures import outcome_counts, outcomes_of, point_ratios
 from sipp.certificates.running import Output, check_model, run_model
-from sipp.checking import check_flag, check_number, check_share
 from sipp.errors import DataError, DeadRowsWarning, ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.capture import scoring_mode
-from sipp.inputs.layers import Selector
-from sipp.inputs.network_hash import model_hash
 from sipp.inputs.pointkeys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import subject_of
-from sipp.numerics import budget_of
-from sipp.options import Floor, Reduce, Scoring
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
-from sipp.pruning.entry import cut, rank, repaired
-from sipp.pruning.ranking import RankOptions
-from sipp.pruning.result import Pruned, Ranking
-from sipp.pruning.walked import Level, PrunedTo
-from sipp.records import Batch
-from sipp.scoring.methods import DEFAULT, Method
+from sipp.pruning.cutting import before_cut, cut, sparse_rows, write_rows
+from sipp.pruning.ranking import checked_method, rank
+from sipp.records.batches import Batch
+from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
+from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
+from sipp.records.checking import check_flag, check_number, check_share
+from sipp.records.network_hash import model_hash
+from sipp.records.numerics import budget_of
+from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Reduce, Scoring, Selector
+from sipp.records.pruned import Pruned
+from sipp.records.pruned_to import Level, PrunedTo
+from sipp.records.ranking import Ranking
+from sipp.verbs.certify import certify, certify_accuracy
+from sipp.verbs.prune import repaired_cut
+from sipp.verbs.recording import pruned_of
 
 N_LEVELS, SPARSEST = 30, 0.02
 DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first level below 1
@@ -80,7 +82,7 @@ def prune_to(
     max_accuracy_drop: float | None = None,
     delta: float = 0.05,
     confidence: float = 0.95,
-    method: Method = DEFAULT,
+    method: Method = DEFAULT_METHOD,
     levels: Sequence[float] | None = None,
     seed: int = 0,
     reduce: Reduce | None = None,
@@ -106,13 +108,15 @@ def prune_to(
         >>> best.certificate.verdict, best.keep < 1, best.certificate.epsilon
         ('certified', True, 0.5)
     """
+    options = PruneOptions(method=method, seed=seed, reduce=reduce, floor=floor, scoring=scoring)
+    checked_method(options)
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
     grid = _checked_levels(levels)
     _check_inputs(model, holdout, ledger)
     calibration = data if iter_is_new(data) else None
     seen, points = _surveyed(calibration, holdout)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    ranking = rank(subject, RankOptions(method=method, reduce=reduce, floor=floor), progress=progress)
+    ranking = rank(subject, options, progress=progress)
     walker = _Walker(ranking, output, seed, len(grid), claim, _repair_data(repair, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
     if claim.n_needed > points.n:
@@ -123,8 +127,8 @@ def prune_to(
     if n_passed == 0:
         return _none(ranking, grid, start, path, f"not certified: no level passes; {claim.words}")
     pruned = walker.record(path[n_passed - 1].budget)
-    options = {"confidence": confidence, "output": output, "calibration": calibration, "progress": progress}
-    certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, options)
+    looking = {"confidence": confidence, "output": output, "calibration": calibration, "progress": progress}
+    certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, looking)
     if certificate.data_hash != points.facts["data_hash"]:
         raise changed("holdout")
     if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
@@ -256,13 +260,16 @@ class _Walker:
 
     def record(self, budget: int) -> Pruned:
         """The network of a level, as `prune` gives it."""
+        if budget in self.repaired:
+            return self.repaired[budget]
         if self.repair_data is None:
-            return cut(self.ranking, budget, seed=self.seed)
-        if budget not in self.repaired:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeadRowsWarning)  # of levels on the way
-                pruned = cut(self.ranking, budget, seed=self.seed)
-            self.repaired[budget] = repaired(self.ranking, pruned, self.repair_data, seed=self.seed)
+            found = cut(self.ranking, budget, seed=self.seed)
+            return pruned_of(self.ranking, found, statements_of(self.ranking, found))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeadRowsWarning)  # of levels on the way
+            found = cut(self.ranking, budget, seed=self.seed)
+        found, fixed = repaired_cut(self.ranking, found, self.repair_data)
+        self.repaired[budget] = pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)
         return self.repaired[budget]
 
     def _set(self, budget: int) -> None:

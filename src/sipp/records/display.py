@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from sipp.pruning.result import Moved, Pruned, PrunedLayer
+    from sipp.records.pruned import Moved, Pruned, PrunedLayer
 
 WIDTH = 118
 SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
@@ -302,8 +302,8 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
                 "sipp eval measures accuracy, sipp certify says what it costs on new inputs, sipp report draws a page"
             )
         return (
-            "sipp.certify(model, pruned, points) says what it costs on inputs that are new to it; pruned.save(folder) "
-            "writes it, sipp.sparse(pruned.model, example) runs it"
+            "sipp.certify(model, pruned, points) says what it costs on inputs that are new to it; "
+            "sipp.save_folder(pruned, folder) writes it, sipp.sparse(pruned.model, example) runs it"
         )
     if pruned.repair is not None:
         repair = "more points to repair on" if in_shell else "sipp.repair with steps= and more points"

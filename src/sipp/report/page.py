@@ -7,9 +7,9 @@ from os import PathLike
 from pathlib import Path
 
 from sipp import __version__
-from sipp.certificates.record import AccuracyCertificate, AnyCertificate, Certificate
 from sipp.errors import OptionError
-from sipp.pruning.result import Pruned
+from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
+from sipp.records.pruned import Pruned
 from sipp.report.read import PrunedModel
 from sipp.report.rendering import render
 from sipp.storage.files import plain

@@ -8,7 +8,7 @@ from typing import Literal
 from rich import box
 from rich.table import Table
 
-from sipp.display import number, text_of
+from sipp.records.display import number, text_of
 
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
 

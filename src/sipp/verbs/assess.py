@@ -9,21 +9,21 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.given_weights import judge
 from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.bounds.statements import holdout_norms
+from sipp.bounds.statements import holdout_norms, statements_of
 from sipp.bounds.twins import first_batch, same_network, same_tensors
-from sipp.checking import check_choice, check_record
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.batches import Data
-from sipp.inputs.layers import Selector, unwrap
+from sipp.inputs.layers import unwrap
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import subject_of
-from sipp.numerics import device_of
-from sipp.options import CONFIDENCE, DELTA, Constants, Mode, Scoring
-from sipp.pruning.entry import rank
-from sipp.pruning.ranking import RankOptions
-from sipp.pruning.result import Pruned
+from sipp.pruning.cutting import cut_as_given
+from sipp.pruning.ranking import rank
+from sipp.records.checking import check_choice, check_record
+from sipp.records.numerics import device_of
+from sipp.records.options import CONFIDENCE, DELTA, Constants, Mode, PruneOptions, Scoring, Selector
+from sipp.records.pruned import Pruned
+from sipp.verbs.recording import pruned_of
 
 
 @torch.inference_mode(False)
@@ -71,16 +71,17 @@ def assess(
         same_network(dense, given, batch, scoring.norm_stats)
     choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
     # sipp-det: its scores are the sensitivities
-    options = RankOptions(method="sipp-det", delta=delta, confidence=confidence, constants=constants)
+    options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
     ranking = rank(subject_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
-    ranking = replace(ranking, method="given")
+    ranking, norms = replace(ranking, method="given"), None
     if bound == "paper" and holdout is not None:
-        ranking = replace(ranking, holdout=holdout_norms(subject_of(dense, **choice), holdout))
-    found = judge(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed)
+        norms = holdout_norms(subject_of(dense, **choice), holdout)
+    found = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
+    said = statements_of(ranking, found, holdout=norms)
     if bound == "sound" and holdout is not None and ranking.scores is not None:
-        statement = sound_network_bound(ranking.model, given, holdout, ranking.scores, confidence=confidence)
-        found = replace(found, bound=statement)
-    return found
+        sound = sound_network_bound(ranking.model, given, holdout, ranking.scores, confidence=confidence)
+        said = replace(said, bound=sound)
+    return pruned_of(ranking, found, said)
 
 
 def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:

@@ -17,14 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sipp.checking import check_flag, check_whole
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.batches import Data
-from sipp.inputs.layers import Selector
 from sipp.inputs.restore import check_can_be_written
 from sipp.inputs.subject import subject_of
-from sipp.numerics import budget_of
-from sipp.options import Floor, Scoring
 from sipp.progress import progress_line
 from sipp.pruning.averages import (
     Average,
@@ -36,11 +32,12 @@ from sipp.pruning.averages import (
     unnamed,
 )
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
-from sipp.pruning.entry import rank
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
-from sipp.pruning.ranking import RankOptions, only_alive
-from sipp.pruning.result import Ranking
-from sipp.scoring.methods import DEFAULT, Method
+from sipp.pruning.ranking import checked_method, only_alive, rank
+from sipp.records.checking import check_flag, check_whole
+from sipp.records.numerics import budget_of
+from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector
+from sipp.records.ranking import Ranking
 
 BEGIN = 0.1  # share of the steps before the schedule begins
 END = 0.6  # share of the steps after which nothing is pruned any more
@@ -94,7 +91,7 @@ def gradual(
     *,
     keep: float,
     steps: int,
-    method: Method = DEFAULT,
+    method: Method = DEFAULT_METHOD,
     cuts: int = CUTS,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     average: Average = None,
@@ -125,7 +122,8 @@ def gradual(
         (48, 192, 10)
     """
     n_steps, n_cuts = _checked_course(train_step, data, steps, cuts, progress)
-    options = RankOptions(method=method, floor=floor)
+    options = PruneOptions(method=method, floor=floor, seed=seed)
+    checked_method(options)
     n_weights, last = _checked_model(model, keep, include, exclude, scoring)
     checked_optimizers(model, optimizer)  # before any training
     averages = checked_averages(model, average)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.inputs.identity import Entry, entries_hash, with_buffers
-from sipp.inputs.pointkeys import raw_bytes
+from sipp.records.identity import Entry, entries_hash, with_buffers
 
 HOLD_STATE = "_sipp_hold"  # key in the __dict__ of a module whose weights are held (`sipp.hold`)
 MASK_SUFFIX = "_mask"  # of the buffers that hold them
@@ -61,3 +61,9 @@ def _entry(name: str, value: Any) -> Entry:
     if value is not None and not isinstance(value, (str, int, float, bytes)):
         raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
     return name, [repr(value)], b""
+
+
+def raw_bytes(tensor: Tensor) -> Tensor:
+    """The tensor's values as one flat row of bytes on the CPU (every dtype, bfloat16 included)."""
+    flat = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    return flat.resolve_neg().resolve_conj().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -1,8 +1,4 @@
-"""A model and data in, all methods at a few keeps out: what each does to the output on points that did not choose it.
-
-It lies here because it looks at points as a certificate does (`look`: which output, no padding, every point by itself),
-and needs pruning and repairing, which lie to the left.
-"""
+"""`compare`: all methods at a few keeps, and what each does to the output on points that did not choose it."""
 
 from __future__ import annotations
 
@@ -18,27 +14,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.certificates.comparison import Compared, Comparison
 from sipp.certificates.evidence import look
 from sipp.certificates.ledger import ledger_lines
 from sipp.certificates.running import Output
-from sipp.checking import check_flag, check_seed
 from sipp.errors import DataError, DeadRowsWarning, OptionError
 from sipp.inputs.apart import as_given
 from sipp.inputs.batches import Data, batches_of, fresh, points_at
 from sipp.inputs.labels import Truth, cross_entropy, truth_of, why_not_measured
-from sipp.inputs.layers import Selector
 from sipp.inputs.pointkeys import draw_keys_of
 from sipp.inputs.subject import Subject, subject_of
-from sipp.numerics import BOUND_DTYPE, budget_of, device_of
-from sipp.options import DELTA, Constants, Scoring
 from sipp.progress import progress_bar
-from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import RankOptions, take_aside
-from sipp.pruning.result import Pruned
-from sipp.records import Batch
-from sipp.repairing.entry import repair as repaired
-from sipp.scoring.methods import DEFAULT, Method, method_of
+from sipp.pruning.cutting import Cut, cut, dead_rows
+from sipp.pruning.ranking import rank, take_aside
+from sipp.records.batches import Batch
+from sipp.records.checking import check_flag, check_seed
+from sipp.records.comparison import Compared, Comparison
+from sipp.records.numerics import BOUND_DTYPE, budget_of, device_of
+from sipp.records.options import DEFAULT_METHOD, DELTA, Constants, Method, PruneOptions, Scoring, Selector
+from sipp.repairing.layer_by_layer import repair_network
+from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import resolve_points
 
 KEEPS = (0.5, 0.3, 0.1)
@@ -98,21 +92,23 @@ def compare(
     rows: list[Compared] = []
     with progress_bar("comparing", len(names) * len(budgets), shown=progress) as advance, _deaths_counted():
         for name in names:
-            ranking = rank(judged, RankOptions(method=name))
+            ranking = rank(judged, PruneOptions(method=name))
             for keep in sorted(budgets, reverse=True):
-                pruned = cut(ranking, budgets[keep], seed=seed)
-                found = [pruned, _repaired(judged, pruned)] if repair else [pruned]
-                rows += [_row(network, keep, dense.judge(network.model)) for network in found]
+                found = cut(ranking, budgets[keep], seed=seed)
+                rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
+                if repair:
+                    rows.append(_row(name, found, keep, dense.judge(_repaired(judged, found)), is_repaired=True))
                 advance(1)
     n_chosen = sum(batch.n_points for batch in batches_of(points.chosen))
     return Comparison(tuple(rows), n_weights, n_chosen, baseline.n_points, holdout is None, baseline.accuracy)
 
 
-def _repaired(judged: Subject, pruned: Pruned) -> Pruned:
+def _repaired(judged: Subject, found: Cut) -> nn.Module:
     """The network as `sipp.repair` leaves it, with the points that chose its mask."""
     assert judged.data is not None
     chunk_bytes = judged.scoring.chunk_bytes
-    return repaired(judged.model, pruned, judged.data, seed=judged.seed, chunk_bytes=chunk_bytes, progress=False)
+    data = judged.data
+    return repair_network(judged.model, found.model, found.masks, data, seed=judged.seed, chunk_bytes=chunk_bytes).model
 
 
 @dataclass(frozen=True)
@@ -195,7 +191,7 @@ def _points(subject: Subject, holdout: Data | None) -> _Points:
     if subject.data is None:
         raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
     if holdout is None:
-        subject, aside = take_aside(subject, RankOptions())
+        subject, aside = take_aside(subject, PruneOptions())
         if not aside:
             raise DataError("there are too few points to keep some aside", fix="give at least 4, or a holdout")
         chosen: Any = subject.data
@@ -203,7 +199,7 @@ def _points(subject: Subject, holdout: Data | None) -> _Points:
         if not judging:
             raise DataError("all points kept aside are copies of others", fix="give different points, or a holdout")
         return _Points(chosen, judging)
-    subject = resolve_points(subject, DELTA, method=DEFAULT, constants=Constants())
+    subject = resolve_points(subject, DELTA, method=DEFAULT_METHOD, constants=Constants())
     chosen = [as_given(fresh(batch)) for batch in subject.batches()]
     held = batches_of(holdout, device=device_of(subject.model), role="holdout")
     return _Points(chosen, [as_given(fresh(batch)) for batch in held])
@@ -243,14 +239,13 @@ def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
     return replace(scoring, loss=lambda found, labels: cross_entropy(pick(found), labels))
 
 
-def _row(pruned: Pruned, keep: float, found: _Found) -> Compared:
-    method = method_of(pruned.method).name
+def _row(method: Method, cut: Cut, keep: float, found: _Found, *, is_repaired: bool) -> Compared:
     return Compared(
         method=method,
         keep=keep,
-        is_repaired=pruned.repair is not None,
-        kept=pruned.kept,
-        dead_rows=sum(len(layer.dead_rows) for layer in pruned.layers),
+        is_repaired=is_repaired,
+        kept=sum(int(mask.sum()) for mask in cut.masks.values()),
+        dead_rows=sum(len(dead_rows(*layer)) for layer in zip(cut.dense, cut.rows)),
         error=found.error,
         same=found.same,
         accuracy=found.accuracy,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from rich import box
 from rich.table import Table
 
-from sipp.display import MUCH, WIDTH, percent_up, text_of
-from sipp.scoring.methods import Method
+from sipp.records.display import MUCH, WIDTH, percent_up, text_of
+from sipp.records.options import Method
 
 STANDARD_ERRORS = 2.0  # a mean difference of fewer than these decides nothing
 BEST = "*"

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
-from sipp.allocation.patterns import Pattern
-from sipp.display import pruned_details, pruned_html, pruned_table
-from sipp.inputs.network_hash import tensors_hash
-from sipp.options import Constants, Draws
-from sipp.pruning.blending import Blend, Choice
-from sipp.records import Batch, Scores, Weight
-from sipp.scoring.methods import Method, method_of
+from sipp.records.choice import Choice
+from sipp.records.display import pruned_details, pruned_html, pruned_table
+from sipp.records.network_hash import tensors_hash
+from sipp.records.options import Draws, Method
 
 if TYPE_CHECKING:
     from sipp.bounds.assumption import Assumption
-    from sipp.bounds.network import Guarantee, Measured, NetworkBound
-    from sipp.certificates.record import AnyCertificate
-    from sipp.repairing.record import Repair
+    from sipp.records.bounds import Guarantee, Measured, NetworkBound
+    from sipp.records.repair import Repair
 
 CHANGED = (
     "its weights or buffers changed after pruning, by training or by hand: what was said spoke of those before; "
@@ -127,17 +121,6 @@ class Pruned:
         """The share of prunable weights that was kept."""
         return self.kept / self.n_weights
 
-    def save(self, folder: str | PathLike[str], *, certificate: AnyCertificate | None = None) -> Path:
-        """Writes the folder that `sipp prune --out` writes, network and record, and gives its path.
-
-        `sipp report`, `bench`, `eval` and `certify` take it. It holds the old network or the new one, whichever process
-        writes or is killed; a folder with other content is refused. A `certificate` must be about `model`. One small
-        file instead: `sipp.save`.
-        """
-        from sipp.storage.pruned_record import save_folder  # to the right: this method is the door to it
-
-        return save_folder(self, folder, certificate=certificate)
-
     @property
     def details(self) -> str:
         """All that `print` leaves out: every layer, and every statement in full, also one that says nothing."""
@@ -185,38 +168,3 @@ def unstated(pruned: Pruned, reason: str) -> Pruned:
         replace(layer, eps_F=None, eps=None, bound=None, kappa=None, eps_measured=None) for layer in pruned.layers
     )
     return replace(pruned, layers=layers, guarantee=None, bound=bound, measured=None)
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Everything pruning knows before it is given a budget: cut it at any number of weights."""
-
-    model: nn.Module  # the dense network, untouched
-    weights: tuple[Weight, ...]
-    ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
-    scores: Scores | None  # None where nothing was scored: then nothing is promised
-    method: Origin
-    draws: Draws
-    delta: float
-    confidence: float
-    constants: Constants
-    obstacle: str = ""  # why T12 does not bind the model; empty if it does
-    unscored: str = ""  # why nothing was scored; empty if it was
-    example: Any = None  # a few of the points, as the model takes them; None where nothing was scored
-    sample: Batch | None = None  # some more, on which the output of a cut is measured; None where nothing was scored
-    is_thinned: bool = False  # a rank of 0 is a weight that an earlier step pruned, and is not taken back
-    floor: float | None = None  # under rows and layers; None: they may die
-    pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
-    blend: Blend | None = None  # what a blend is chosen from; None for other methods
-    holdout: Scores | None = None  # norms on points that are new to the pruning (T18)
-
-    @property
-    def n_weights(self) -> int:
-        return sum(weight.n_weights for weight in self.weights)
-
-    @property
-    def seen(self) -> frozenset[bytes]:
-        """Keys of the points that the ranks come from, as far as they are known; by whole batches they are not."""
-        if self.method == "given" or not method_of(self.method).needs_data:  # points served statements only
-            return frozenset()
-        return frozenset() if self.scores is None or self.scores.batch_dependent else self.scores.known

@@ -1,0 +1,83 @@
+"""What is measured of each holdout point: how far its output moved, whether its class changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sipp.certificates.evidence import look
+from sipp.certificates.running import Output
+from sipp.errors import DataError, ModelError
+from sipp.inputs.labels import truth_of
+from sipp.records.batches import Batch
+
+
+def relative_errors(dense: nn.Module, pruned: nn.Module, holdout: Any, *, output: Output = None) -> Tensor:
+    """The n ratios ||f^(x) - f(x)|| / ||f(x)|| in float64, +inf where undefined."""
+    return look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, None).measured
+
+
+def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
+    """||f^ - f|| / ||f|| per point (n x ... -> n, float64), such that ratio > epsilon is the violation Z of T14.
+
+    0 where f^ = f, also for f = 0; +inf for f = 0 != f^ and for anything not finite. Rounded up to the next float64
+    where ratio * ||f|| < ||f^ - f||, so that the reported epsilon always satisfies the inequality it stands for.
+    """
+    n = dense_out.shape[0]
+    f, g = dense_out.double().reshape(n, -1), pruned_out.double().reshape(n, -1)
+    error, size = _norms(g - f), _norms(f)
+    ratio = torch.where(error == 0, torch.zeros_like(error), error / size)
+    ratio = torch.where(ratio * size < error, torch.nextafter(ratio, torch.full_like(ratio, math.inf)), ratio)
+    # An overflowing norm would make the quotient 0: it counts as not finite, like the outputs themselves.
+    finite = f.isfinite().all(dim=1) & g.isfinite().all(dim=1) & error.isfinite() & size.isfinite()
+    return torch.where(finite, ratio, torch.full_like(ratio, math.inf))
+
+
+def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
+    """n x 4 counts per point: dense right and pruned wrong, the reverse, classes differ, has a label (T16).
+
+    Not finite: the pruned network counts as wrong and the dense one as right, which can only raise the limit.
+    """
+    if f.dim() != 2 or f.shape[1] < 2:
+        raise ModelError(
+            f"outputs are {tuple(f.shape)}, accuracy needs n x classes",
+            where=batch.where,
+            fix="select with output=",
+            option="output",
+        )
+    f_fine, g_fine = f.isfinite().all(dim=1), g.isfinite().all(dim=1)
+    f_class, g_class = f.argmax(dim=1), g.argmax(dim=1)
+    differ = (f_class != g_class) | ~f_fine | ~g_fine
+    if batch.labels is None or labels == "ignore":
+        none = torch.zeros_like(differ)
+        return torch.stack([none, none, differ, none], dim=1).long()
+    found = truth_of(batch.labels, len(f), f.shape[1])
+    if found.classes_n is None:
+        raise DataError(found.why, where=batch.where, fix="give class numbers or one-hot rows, or leave labels out")
+    truth = found.classes_n.to(f.device)
+    if ((truth < 0) | (truth >= f.shape[1])).any():
+        raise DataError(
+            f"a label lies outside 0 .. {f.shape[1] - 1}", where=batch.where, fix="drop such points or map them first"
+        )
+    f_right, g_right = (f_class == truth) | ~f_fine, (g_class == truth) & g_fine
+    return torch.stack([f_right & ~g_right, ~f_right & g_right, differ, torch.ones_like(differ)], dim=1).long()
+
+
+def outcome_counts(outcomes: Tensor, draws: Sequence[bytes]) -> tuple[int, int, int, int]:
+    """The sums of `outcomes_of` over all points; of those that gained, each different one that gained at every copy."""
+    lost, _, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
+    by_gain: dict[bool, set[bytes]] = {False: set(), True: set()}
+    for key, gained in zip(draws, outcomes[:, 1].tolist(), strict=True):
+        by_gain[bool(gained)].add(key)
+    return lost, len(by_gain[True] - by_gain[False]), differ, labelled
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """L2 norm of each row, scaled by its largest entry so that squares neither overflow nor vanish."""
+    largest = rows.abs().amax(dim=1)
+    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return scale * torch.linalg.vector_norm(rows / scale[:, None], dim=1)

@@ -1,0 +1,1 @@
+"""What is known: frozen records and options, how they print, and what every room needs to make them."""

@@ -1,0 +1,43 @@
+"""Which blend of sensitivity and magnitude was taken, and what was tried (T20)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sipp.records.options import Reduce
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One blend, and how far the network's output moves with its mask."""
+
+    p: float
+    reduce: Reduce
+    error: float  # ||f^ - f|| / ||f|| over all points kept aside; infinite where an output is not finite
+    is_shared: bool = False  # ranked by LAMP's shares of the blend, layer by layer
+
+    @property
+    def name(self) -> str:
+        if self.p == 0:
+            return "magnitude"
+        blend = f"{self.reduce} sensitivity" if self.p == 1 else f"{self.reduce} sensitivity^{self.p:g}"
+        return f"{blend} in shares of its layer" if self.is_shared else blend
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The blend that was taken, and the whole curve it was chosen from."""
+
+    taken: Candidate
+    tried: tuple[Candidate, ...]
+    n_points: int
+    is_aside: bool = True  # those were not scored; False: too few to keep any aside
+
+    def __str__(self) -> str:
+        others = {"magnitude": 0.0, "max sensitivity": 1.0}
+        known = {one.name: one.error for one in self.tried if one.name in others and one is not self.taken}
+        beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
+        where = "kept aside, which chose it" if self.is_aside else "that were scored too"
+        points = "1 point" if self.n_points == 1 else f"{self.n_points} points"
+        text = f"{self.taken.name}, output error {self.taken.error:.3g} on {points} {where}"
+        return text + (f" ({beside})" if beside else "")

@@ -1,0 +1,153 @@
+"""Options as frozen records: their defaults and checks stand here once, and signatures do not repeat them.
+
+Importing this file loads no torch, so that the command line can show the choices at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from sipp.errors import OptionError
+from sipp.records.checking import (
+    check_choice,
+    check_flag,
+    check_number,
+    check_record,
+    check_seed,
+    check_share,
+    check_whole,
+)
+from sipp.records.pattern import pattern_of
+
+Reduce = Literal["max", "mean"]  # of a point's patches (T3)
+NormStats = Literal["running", "batch"]
+Method = str  # its name in `scoring/methods.py`
+Kernel = Literal["auto", "reference", "cpu", "gpu"]
+Draws = Literal["until", "fixed"]  # of a sampled row (T8)
+Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
+Floor = float | Literal["method", "off"]  # under rows and layers: a share of an even cut
+ChunkBytes = int | Literal["auto"]
+NPoints = int | Literal["theory"] | None
+Loss = Callable[[Any, Any], Any]  # of outputs and labels, a tensor of one number
+Selector = str | type | Sequence[str | type]  # names of weights or modules with *, types of modules
+
+DEFAULT_METHOD: Method = "sipp-blend"
+DELTA = 1e-16  # failure probability of T4
+CONFIDENCE = 0.95  # of statements about all but a share of inputs (T14, T18, T19)
+HOLDOUT_DELTA = 0.05  # share of inputs that a certificate may leave out (T14)
+
+
+def check_floor(floor: Any) -> Floor:
+    """The floor, if it is "method", "off" or a share from 0 to below 1."""
+    if isinstance(floor, str):
+        check_choice("floor", floor, ("method", "off"))
+    elif check_number("floor", floor, least=0) >= 1:
+        raise OptionError(f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer")
+    found: Floor = floor
+    return found
+
+
+def _is_word(value: Any, word: str) -> bool:
+    return isinstance(value, str) and value == word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How the calibration points are run through a network and what each of its weights is given for them.
+
+    Example:
+        >>> import sipp
+        >>> sipp.Scoring(n_points="theory").norm_stats
+        'running'
+    """
+
+    norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
+    n_points: NPoints = None  # None: all there are; "theory": as many as T4 asks for
+    loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
+    kernel: Kernel = "auto"
+    chunk_bytes: ChunkBytes = "auto"  # memory that scoring may take beside the model's own
+
+    def __post_init__(self) -> None:
+        check_choice("norm_stats", self.norm_stats, get_args(NormStats))
+        check_choice("kernel", self.kernel, get_args(Kernel))
+        if self.loss is not None and not callable(self.loss):
+            raise OptionError(
+                f"loss={self.loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy"
+            )
+        if self.n_points is not None and not _is_word(self.n_points, "theory"):
+            check_whole("n_points (or 'theory')", self.n_points, least=1)
+        if not _is_word(self.chunk_bytes, "auto"):
+            check_whole("chunk_bytes (a number of bytes, or 'auto')", self.chunk_bytes, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """The two constants of the regularity assumption (T4): every weight now and then gives more than 1/C of its row.
+
+    Example:
+        >>> import sipp
+        >>> sipp.Constants(c_constant=2.0).k_constant
+        3.0
+    """
+
+    c_constant: float = 3.0  # C
+    k_constant: float = 3.0  # K_s: how often
+
+    def __post_init__(self) -> None:
+        check_number("c_constant", self.c_constant, above=0)
+        check_number("k_constant", self.k_constant, above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
+
+    How much is kept is said by exactly one of `keep`, `budget` and `pattern` (`budget_for` checks that).
+
+    Example:
+        >>> from sipp.records.options import PruneOptions
+        >>> PruneOptions(keep=0.15).floor
+        'method'
+    """
+
+    keep: float | None = None  # share of the prunable weights
+    budget: int | None = None  # or their number
+    pattern: str | None = None  # or n of every m consecutive weights of a row, as in "2:4"
+    method: Method = DEFAULT_METHOD
+    delta: float = DELTA  # failure probability of T4
+    confidence: float = CONFIDENCE  # of statements about all but a share of inputs
+    seed: int = 0
+    draws: Draws = "until"
+    reduce: Reduce | None = None  # over patches; None: the method's own
+    floor: Floor = "method"
+    include: Selector | None = None
+    exclude: Selector | None = None
+    bound: Mode = "paper"
+    looks_at_assumption: bool = False
+    statements: bool = True
+    repair: bool = False
+    scoring: Scoring = Scoring()
+    constants: Constants = Constants()
+
+    def __post_init__(self) -> None:
+        check_share("delta", self.delta)
+        check_share("confidence", self.confidence)
+        check_seed(self.seed)
+        check_choice("draws", self.draws, get_args(Draws))
+        check_choice("bound", self.bound, get_args(Mode))
+        check_floor(self.floor)
+        check_record("scoring", self.scoring, Scoring)
+        check_record("constants", self.constants, Constants)
+        if self.reduce is not None:
+            check_choice("reduce", self.reduce, get_args(Reduce))
+        if self.pattern is not None:
+            pattern_of(self.pattern)
+        for name in ("looks_at_assumption", "statements", "repair"):
+            check_flag(name, getattr(self, name))
+        if not self.statements and (self.bound != "paper" or self.looks_at_assumption):
+            raise OptionError(
+                "holdout, bound='sound' and looks_at_assumption serve statements, and statements=False asks for none",
+                fix="leave out one or the other",
+            )

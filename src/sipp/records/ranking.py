@@ -1,0 +1,51 @@
+"""Everything that pruning knows before it is given a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from sipp.records.batches import Batch
+from sipp.records.options import Constants, Draws, NormStats, Reduce
+from sipp.records.pattern import Pattern
+from sipp.records.pruned import Origin
+from sipp.records.scores import Scores
+from sipp.records.weights import Weight
+
+
+@dataclass(frozen=True)
+class Blend:
+    """What the choice is made from, whatever the budget."""
+
+    sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart
+    points: list[Any]  # batches of calibration points that choose it
+    is_aside: bool  # those were not scored
+    norm_stats: NormStats
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Everything pruning knows before it is given a budget: cut it at any number of weights."""
+
+    model: nn.Module  # the dense network, untouched
+    weights: tuple[Weight, ...]
+    ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
+    scores: Scores | None  # None where nothing was scored: then nothing is promised
+    method: Origin
+    draws: Draws
+    delta: float
+    confidence: float
+    constants: Constants
+    unscored: str = ""  # why nothing was scored; empty if it was
+    example: Any = None  # a few of the points, as the model takes them; None where nothing was scored
+    sample: Batch | None = None  # some more, on which the output of a cut is measured; None where nothing was scored
+    is_thinned: bool = False  # a rank of 0 is a weight that an earlier step pruned, and is not taken back
+    floor: float | None = None  # under rows and layers; None: they may die
+    pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
+    blend: Blend | None = None  # what a blend is chosen from; None for other methods
+
+    @property
+    def n_weights(self) -> int:
+        return sum(weight.n_weights for weight in self.weights)

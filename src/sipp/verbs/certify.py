@@ -1,0 +1,150 @@
+"""Held-out certificates: two networks and fresh points in, a frozen statement of what the pruning costs out (T14, T16).
+
+A certificate needs no assumption on the networks, only that the holdout points are independent draws from the source of
+future inputs and were used neither for training nor for calibration. What can be checked of that is checked by content
+hash; what was not checked is recorded as not checked. Copies of a point prove nothing: different points are counted. A
+point is one index of dimension 0 of every input tensor, and the output at it must be a function of that point alone,
+which is tried on the first, the largest and the last batch.
+
+Data (holdout, calibration): one tensor of points, a torch Dataset, or an iterable of batches; a batch is a tensor,
+(inputs, labels), or a dict of tensors passed as keywords, and inputs may itself be a tuple or a dict of tensors. The
+positions that an `attention_mask` or a `*padding_mask` of a dict batch calls padding are neither content nor output.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from sipp.certificates.evidence import look
+from sipp.certificates.ledger import ledger_lines
+from sipp.certificates.measures import outcome_counts, outcomes_of, point_ratios
+from sipp.certificates.running import Output
+from sipp.errors import DataError
+from sipp.records.binomial import certified_epsilon, n_violations
+from sipp.records.certificate import AccuracyCertificate, Certificate
+from sipp.records.checking import check_choice, check_flag, check_number, check_share
+from sipp.records.pruned_to import Given
+
+
+@torch.inference_mode(False)
+def certify(
+    dense: nn.Module,
+    pruned: Given,
+    holdout: Any,
+    *,
+    delta: float = 0.05,
+    confidence: float = 0.95,
+    epsilon: float | None = None,
+    output: Output = None,
+    calibration: Any = None,
+    ledger: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Certificate:
+    """A certificate of P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence (T14).
+
+    Without `epsilon` the smallest provable one is reported; with it, whether it holds, and the provable delta_hat.
+    `pruned` is a network, or what `prune` or `prune_to` gave, with the points that chose it, as far as it knows: the
+    holdout may hold none of them, nor any of `calibration`. `output` picks from tuple or dict outputs: an index, a key,
+    or a function of the output. `ledger`: a JSON-lines file in which every look at these points is recorded.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
+        >>> certificate = sipp.certify(net, pruned, torch.rand(500, 8), delta=0.05, confidence=0.95)
+        >>> certificate.verdict, certificate.n, certificate.epsilon < 0.5
+        ('certified', 500, True)
+    """
+    beta = 1.0 - check_share("confidence", confidence)
+    check_share("delta", delta)
+    if epsilon is not None:  # None asks for the smallest
+        check_number("epsilon", epsilon, least=0)
+    if ledger is not None:
+        ledger_lines(ledger)
+    found = look(
+        dense,
+        pruned,
+        holdout,
+        lambda f, g, _: point_ratios(f, g),
+        output,
+        calibration,
+        ledger=ledger,
+        claim="output",
+        finest=epsilon,
+        progress=check_flag("progress", progress),
+    )
+    reached = epsilon
+    if reached is None:
+        reached = float(certified_epsilon(found.measured, delta, beta, n=found.evidence["n"]))
+    return Certificate(
+        fixed="delta" if epsilon is None else "epsilon",
+        epsilon=float(reached),
+        delta=float(delta),
+        confidence=float(confidence),
+        violations=int(n_violations(found.measured, reached)),
+        **found.evidence,
+    )
+
+
+@torch.inference_mode(False)
+def certify_accuracy(
+    dense: nn.Module,
+    pruned: Given,
+    holdout: Any,
+    *,
+    confidence: float = 0.95,
+    labels: Literal["auto", "use", "ignore"] = "auto",
+    output: Output = None,
+    calibration: Any = None,
+    ledger: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> AccuracyCertificate:
+    """A certificate of accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16).
+
+    `labels="auto"` uses labels where the batches carry them (the record's `mode` says which); outputs are n x classes.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
+        >>> holdout = [(torch.rand(500, 8), torch.randint(0, 4, (500,)))]
+        >>> certificate = sipp.certify_accuracy(net, pruned, holdout, confidence=0.95)
+        >>> certificate.mode, 0 < certificate.drop_upper < 0.2
+        ('labels', True)
+    """
+    check_share("confidence", confidence)
+    check_choice("labels", labels, ("auto", "use", "ignore"))
+    if ledger is not None:
+        ledger_lines(ledger)
+    found = look(
+        dense,
+        pruned,
+        holdout,
+        lambda f, g, batch: outcomes_of(f, g, batch, labels),
+        output,
+        calibration,
+        ledger=ledger,
+        claim="accuracy",
+        drops_padding=False,  # n x classes: a class is no position
+        progress=check_flag("progress", progress),
+    )
+    lost, gained, differ, labelled = outcome_counts(found.measured, found.draws)
+    if labelled not in (0, len(found.draws)) or (labels == "use" and labelled == 0):
+        raise DataError(
+            f"{labelled} of {len(found.draws)} holdout points have labels",
+            fix="give (inputs, labels) batches throughout, or labels='ignore' for the bound that needs none",
+        )
+    return AccuracyCertificate(
+        mode="labels" if labelled else "label-free",
+        confidence=float(confidence),
+        n_lost=lost,
+        n_gained=gained,
+        n_differ=differ,
+        **found.evidence,
+    )

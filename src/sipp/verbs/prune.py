@@ -1,0 +1,155 @@
+"""`prune`: a model and data in, a pruned copy and what that costs out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from sipp.bounds.assumption import check_assumption_of
+from sipp.bounds.sound.new_inputs import sound_network_bound
+from sipp.bounds.statements import holdout_norms, statements_of
+from sipp.errors import OptionError
+from sipp.inputs.batches import Data
+from sipp.inputs.subject import subject_of
+from sipp.progress import progress_bar
+from sipp.pruning.cutting import Cut, cut, cut_as_given
+from sipp.pruning.moved import output_moved
+from sipp.pruning.ranking import checked_method, rank, take_aside
+from sipp.records.checking import check_whole
+from sipp.records.numerics import budget_of
+from sipp.records.options import (
+    CONFIDENCE,
+    DEFAULT_METHOD,
+    DELTA,
+    Constants,
+    Draws,
+    Floor,
+    Method,
+    Mode,
+    PruneOptions,
+    Reduce,
+    Scoring,
+    Selector,
+)
+from sipp.records.pattern import pattern_of
+from sipp.records.pruned import Pruned
+from sipp.records.ranking import Ranking
+from sipp.records.weights import Weight
+from sipp.repairing.layer_by_layer import Repaired, repair_network
+from sipp.verbs.recording import pruned_of
+
+
+@torch.inference_mode(False)
+def prune(
+    model: nn.Module,
+    data: Data | None,
+    *,
+    keep: float | None = None,
+    budget: int | None = None,
+    pattern: str | None = None,
+    method: Method = DEFAULT_METHOD,
+    delta: float = DELTA,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+    draws: Draws = "until",
+    reduce: Reduce | None = None,
+    floor: Floor = "method",
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    bound: Mode = "paper",
+    holdout: Data | None = None,
+    looks_at_assumption: bool = False,
+    statements: bool = True,
+    repair: bool = False,
+    scoring: Scoring = Scoring(),
+    constants: Constants = Constants(),
+    progress: bool = True,
+) -> Pruned:
+    """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
+
+    `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `bound` chooses how the
+    network statement is computed: the paper's formula, or operator norms on the graph. What rests on a maximum over
+    points holds for all but a share of inputs, at `confidence` (T18), smallest for the network with a `holdout` of
+    points that serve nothing else. `bound="sound"` needs such: without, the last quarter of `data` is kept aside, not
+    scored. `looks_at_assumption` adds what data and holdout say of T4; `statements=False` saves the sensitivities of
+    baselines (T17). With a `floor` no row dies, and a layer keeps that share of an even cut. `repair` refits the rest.
+
+    Example:
+        >>> import sipp, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> sipp.prune(model, torch.rand(200, 8), keep=0.5).kept  # of 192
+        96
+    """
+    options = PruneOptions(
+        keep=keep, budget=budget, pattern=pattern, method=method, delta=delta, confidence=confidence, seed=seed,
+        draws=draws, reduce=reduce, floor=floor, include=include, exclude=exclude, bound=bound,
+        looks_at_assumption=looks_at_assumption, statements=statements, repair=repair, scoring=scoring,
+        constants=constants,
+    )  # fmt: skip
+    _check_reading(options, data, holdout)
+    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    n_kept, aside = budget_for(options, subject.weights), holdout
+    if bound == "sound" and data is not None and holdout is None:
+        subject, aside = take_aside(subject, options)
+    ranking = rank(subject, options, progress=progress, statements=statements or checked_method(options).is_scored)
+    norms = None if bound != "paper" or holdout is None or ranking.scores is None else holdout_norms(subject, holdout)
+    with progress_bar("cutting", None, shown=progress):  # a blend is chosen here, among several cuts
+        found, fixed = cut(ranking, n_kept, seed=seed), None
+        moved = output_moved(ranking, found, subject)
+    if repair and subject.data is not None:  # without the points aside: those that choose values cannot judge them
+        found, fixed = repaired_cut(ranking, found, subject.data, progress=progress)
+    said = statements_of(ranking, found, holdout=norms)
+    if bound == "sound" and ranking.scores is not None and aside is not None:
+        said = replace(
+            said, bound=sound_network_bound(ranking.model, found.model, aside, ranking.scores, confidence=confidence)
+        )
+    seen = None
+    if looks_at_assumption and data is not None and ranking.scores is not None:
+        points = subject.with_points(ranking.scores.n_points, subject.data)
+        seen = check_assumption_of(points, holdout, constants, progress=progress)
+    return pruned_of(ranking, found, said, moved=moved, repaired=fixed, assumption=seen)
+
+
+def repaired_cut(ranking: Ranking, found: Cut, data: Data, *, progress: bool = False) -> tuple[Cut, Repaired]:
+    """The same cut with its kept weights refitted, and what the repair did."""
+    fixed = repair_network(ranking.model, found.model, found.masks, data, seed=found.seed, progress=progress)
+    given = cut_as_given(ranking, fixed.model, found.masks, seed=found.seed)
+    return replace(given, budget=found.budget, choice=found.choice), fixed
+
+
+def budget_for(options: PruneOptions, weights: Sequence[Weight]) -> int:
+    """The number of weights to keep, known before the work: a wrong budget should not cost a pass over the data."""
+    if sum(goal is not None for goal in (options.keep, options.budget, options.pattern)) != 1:
+        raise OptionError(
+            "give exactly one of keep (a share in (0, 1]), budget (a number of weights) and pattern (n:m)"
+        )
+    n_weights = sum(weight.n_weights for weight in weights)
+    if options.pattern is not None:
+        return sum(weight.n_rows * pattern_of(options.pattern).kept(weight.fan_in) for weight in weights)
+    if options.keep is not None:
+        return budget_of(options.keep, n_weights)
+    return check_whole("budget", options.budget, least=1, most=n_weights)  # all prunable weights
+
+
+def _check_reading(options: PruneOptions, data: Data | None, holdout: Data | None) -> None:
+    """Refuses what cannot be read as often as it must be, and what would serve nothing."""
+    if not options.statements and holdout is not None:
+        raise OptionError(
+            "holdout, bound='sound' and looks_at_assumption serve statements, and statements=False asks for none",
+            fix="leave out one or the other",
+        )
+    if options.repair and (data is None or hasattr(data, "__next__")):
+        raise OptionError(
+            "repair=True refits on the data, after it was scored", fix="give a list, a loader or a tensor"
+        )
+    if (options.bound == "sound" or options.looks_at_assumption) and hasattr(data, "__next__"):
+        raise OptionError(
+            "bound='sound' and looks_at_assumption read the data twice", fix="give a list, a loader or a tensor"
+        )
+    if holdout is not None and data is None:
+        raise OptionError("holdout serves statements about points, and there is no data", fix="give both, or neither")
+    if options.looks_at_assumption and hasattr(holdout, "__next__"):
+        raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")

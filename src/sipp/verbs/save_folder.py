@@ -1,0 +1,36 @@
+"""`save_folder`: a pruned network and its record in a folder."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from sipp.errors import OptionError
+from sipp.records.certificate import AnyCertificate
+from sipp.records.pruned import Pruned
+from sipp.storage.pruned_folder import write_pruned
+from sipp.storage.pruned_record import record_of
+
+
+@torch.inference_mode(False)
+def save_folder(pruned: Pruned, folder: str | PathLike[str], *, certificate: AnyCertificate | None = None) -> Path:
+    """Writes the folder that `sipp prune --out` writes, network and record, and gives its path.
+
+    `sipp report`, `bench`, `eval` and `certify` take it. It holds the old network or the new one, whichever process
+    writes or is killed; a folder with other content is refused. A `certificate` must be about this network. One small
+    file instead: `sipp.save`.
+
+    Example:
+        >>> import sipp, tempfile, torch
+        >>> pruned = sipp.prune(torch.nn.Linear(8, 4), None, keep=0.5, method="wt")
+        >>> folder = sipp.save_folder(pruned, tempfile.mkdtemp() + "/net")
+        >>> sorted(path.name for path in folder.iterdir())
+        ['model.safetensors', 'report.json']
+    """
+    if not isinstance(folder, (str, PathLike)) or not str(folder) or "\0" in str(folder):
+        raise OptionError(f"folder={folder!r:.80} is no path", fix="give one such as 'pruned'")
+    target, record = Path(folder), record_of(pruned, certificate)
+    write_pruned(target, pruned.model.state_dict(), record, force=True)
+    return target

@@ -1,0 +1,173 @@
+"""Whether a certificate still holds: the same networks on the same points looked at again (T14, T16)."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from sipp.certificates.evidence import CALLABLE, look
+from sipp.certificates.ledger import WALK, ledger_lines, n_uses
+from sipp.certificates.measures import point_ratios
+from sipp.certificates.running import Output
+from sipp.errors import DataError, OptionError
+from sipp.records.binomial import certified_epsilon, n_violations
+from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_json
+from sipp.verbs.certify import certify_accuracy
+
+HISTORY = ("calibration_checked", "ledger_kept", "prior_uses")  # of a certificate: what was done besides looking
+VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by rounding
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a second look at a certificate found: whether it holds, what differs, and what had to be believed."""
+
+    ok: bool
+    reasons: tuple[str, ...]  # what differs from the networks, the points, the calibration or the ledger
+    unchecked: tuple[str, ...]  # what the certificate says and no file can show again
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        lines = ["verified" if self.ok else "not verified:", *self.reasons]
+        return "\n".join(lines + [f"believed, not checked: {one}" for one in self.unchecked])
+
+
+def verify(
+    cert: AnyCertificate,
+    dense: nn.Module,
+    pruned: nn.Module,
+    holdout: Any,
+    *,
+    output: Output = None,
+    calibration: Any = None,
+    ledger: str | os.PathLike[str] | None = None,
+    tolerance: float = VERIFY_TOLERANCE,
+) -> Verification:
+    """Whether the same networks on the same points give this certificate again, what differs, what was only believed.
+
+    `output` is needed only where the certificate was made with a function. Ratios may differ by tolerance * max(1,
+    epsilon), hashes and counts not at all. With `calibration` those points are compared with the holdout again; with
+    `ledger` (which is only read) the uses of the holdout are counted again. What has no such witness is listed as
+    unchecked: that the points are new, what was chosen before they were looked at, flags without their files.
+    """
+    if output is None:
+        if isinstance(cert.output, str) and cert.output.startswith(CALLABLE):
+            raise OptionError(
+                f"the certificate compared the output of {cert.output!r}",
+                fix="pass that function as output=",
+                option="output",
+            )
+        output = cert.output
+    if calibration is not None and isinstance(holdout, Iterator):
+        holdout = list(holdout)  # it may be gone through twice
+    try:
+        evidence, reasons = _look_again(cert, dense, pruned, holdout, output, calibration, tolerance)
+    except DataError as error:
+        if calibration is None:
+            raise
+        evidence, reasons = _look_again(cert, dense, pruned, holdout, output, None, tolerance)
+        reasons.append(f"calibration_checked: {error}")
+    reasons += _contradictions(cert)
+    for name, value in evidence.items():
+        written = getattr(cert, name)
+        if name not in HISTORY and written != value:
+            reasons.append(f"{name}: the certificate says {written!r}, now it is {value!r}")
+    unchecked = _believed(cert)
+    if not (cert.calibration_checked and calibration is not None):
+        why = "yes: give the calibration points" if cert.calibration_checked else "no: it claims nothing about them"
+        unchecked.append(f"calibration_checked: the certificate says {why}")
+    if ledger is None or not cert.ledger_kept:
+        why = f"{cert.prior_uses} uses before: give the ledger" if cert.ledger_kept else "none was kept: not known"
+        unchecked.append(f"ledger_kept, prior_uses: the certificate says {why}")
+    else:
+        differ, unsure = _compare_uses(cert, ledger)
+        reasons, unchecked = reasons + differ, unchecked + unsure
+    return Verification(not reasons, tuple(reasons), tuple(unchecked))
+
+
+def _look_again(
+    cert: AnyCertificate,
+    dense: nn.Module,
+    pruned: nn.Module,
+    holdout: Any,
+    output: Output,
+    calibration: Any,
+    tolerance: float,
+) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a certificate made now, and why ratios, if any, do not give the old one."""
+    if isinstance(cert, Certificate):
+        found = look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, calibration)
+        return found.evidence, _compare_ratios(cert, found.measured, tolerance)
+    labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
+    options: dict[str, Any] = {"labels": labels, "output": output, "calibration": calibration}
+    again = certify_accuracy(dense, pruned, holdout, confidence=cert.confidence, progress=False, **options)
+    return {field.name: getattr(again, field.name) for field in fields(again)}, []
+
+
+def _contradictions(cert: AnyCertificate) -> list[str]:
+    """Why a record, which need not come from `from_json`, cannot be a certificate."""
+    try:
+        from_json(to_json(cert))
+    except DataError as error:
+        return [str(error)]
+    return []
+
+
+def _believed(cert: AnyCertificate) -> list[str]:
+    """What no second look can show: the past."""
+    first = "epsilon, delta" if isinstance(cert, Certificate) and cert.fixed == "epsilon" else "delta"
+    chosen = f"fixed, {first}, confidence" if isinstance(cert, Certificate) else "mode, confidence"
+    lines = [
+        "data_hash: that the points are independent draws, and new to both networks",
+        f"{chosen}: that they were chosen before the points were looked at",
+    ]
+    if isinstance(cert.output, str) and cert.output.startswith(CALLABLE):
+        lines.append("output: that the function of this name is the one that was used")
+    return lines
+
+
+def _compare_uses(cert: AnyCertificate, ledger: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+    """Why this ledger does not show the certificate's claim and the uses before it; what it leaves open."""
+    if not os.path.isfile(ledger):
+        raise DataError(f"ledger {os.fspath(ledger)!r} is no file", fix="give the one that was kept, or none")
+    lines = ledger_lines(ledger)
+    kind = "output" if isinstance(cert, Certificate) else "accuracy"
+    points = {name: getattr(cert, name) for name in ("data_hash", "dense_hash", "n")}
+    claims = ((kind, cert.pruned_hash), (WALK, None))
+    places = [
+        i
+        for i, line in enumerate(lines)
+        if (line.get("claim"), line.get("pruned_hash")) in claims and points.items() <= line.items()
+    ]
+    if not places:
+        return ["ledger_kept: the ledger holds no such claim"], []
+    before = [n_uses(lines[:i], lines[i]) for i in places]
+    found = " or ".join(map(str, before))
+    told = f"prior_uses: the certificate says {cert.prior_uses}, the ledger has {found} before this claim"
+    if cert.prior_uses not in before:
+        return [told], []
+    return [], [told] if len(before) > 1 else []  # one claim made twice: which of its lines is this one's?
+
+
+def _compare_ratios(cert: Certificate, ratios: Tensor, tolerance: float) -> list[str]:
+    """The reasons, if any, why these ratios do not give the certificate's epsilon and violations."""
+    slack = tolerance * max(1.0, cert.epsilon) if math.isfinite(cert.epsilon) else 0.0
+    reasons = []
+    if cert.fixed == "delta":
+        epsilon = float(certified_epsilon(ratios, cert.delta, 1.0 - cert.confidence, n=cert.n))
+        if epsilon != cert.epsilon and not abs(epsilon - cert.epsilon) <= slack:
+            reasons.append(f"epsilon: the certificate says {cert.epsilon!r}, now it is {epsilon!r}")
+    # Points within rounding of epsilon may fall on either side of it.
+    fewest, most = (int(n_violations(ratios, cert.epsilon + side)) for side in (slack, -slack))
+    if cert.fixed == "delta" and math.isfinite(cert.epsilon):
+        most -= 1  # epsilon is the ratio of a point, which is no violation of it
+    if not fewest <= cert.violations <= most:
+        reasons.append(f"violations: the certificate says {cert.violations}, now {fewest} to {most}")
+    return reasons
