@@ -23,15 +23,18 @@ from sipp.allocation import (
     order_of,
 )
 from sipp.allocation.row_bounds import largest_in_rows
-from sipp.errors import DeadRowsWarning
+from sipp.errors import DeadRowsWarning, OptionError
 from sipp.inputs.restore import copy_of
 from sipp.pruning.blending import choose
 from sipp.pruning.sparse_rows import RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
+from sipp.records.checking import check_whole
 from sipp.records.choice import Choice
 from sipp.records.network_hash import tensors_of
-from sipp.records.numerics import SCORE_DTYPE
+from sipp.records.numerics import SCORE_DTYPE, budget_of
+from sipp.records.options import PruneOptions
+from sipp.records.pattern import pattern_of
 from sipp.records.ranking import Blend, Ranking
-from sipp.records.weights import from_rows, to_rows
+from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.scoring.methods import MethodInfo, method_of
 
 N_NAMED = 5  # layers in a warning
@@ -50,6 +53,20 @@ class Cut:
     seed: int
     choice: Choice | None = None  # of a blend
     others: tuple[str, ...] = ()  # tensors that differ from the dense network's beside the rows
+
+
+def budget_for(options: PruneOptions, weights: Sequence[Weight]) -> int:
+    """The number of weights to keep, known before the work: a wrong budget should not cost a pass over the data."""
+    if sum(goal is not None for goal in (options.keep, options.budget, options.pattern)) != 1:
+        raise OptionError(
+            "give exactly one of keep (a share in (0, 1]), budget (a number of weights) and pattern (n:m)"
+        )
+    n_weights = sum(weight.n_weights for weight in weights)
+    if options.pattern is not None:
+        return sum(weight.n_rows * pattern_of(options.pattern).kept(weight.fan_in) for weight in weights)
+    if options.keep is not None:
+        return budget_of(options.keep, n_weights)
+    return check_whole("budget", options.budget, least=1, most=n_weights)  # all prunable weights
 
 
 def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Cut:
@@ -110,10 +127,10 @@ def _warn_of_dead(ranking: Ranking, found: Cut) -> None:
     if gone:
         what = "the whole layer died" if len(gone) == 1 else f"{len(gone)} whole layers died"
         text = f"{what}, no weight was kept: {_some(gone)}; floor=0.1 prevents it"
-        warnings.warn(text, DeadRowsWarning, stacklevel=5)
+        warnings.warn(text, DeadRowsWarning, stacklevel=6)
     if layers:
         text = f"rows died, no weight of theirs was kept: {_some(layers)}; floor=0.0 keeps one"
-        warnings.warn(text, DeadRowsWarning, stacklevel=5)
+        warnings.warn(text, DeadRowsWarning, stacklevel=6)
 
 
 def _some(names: list[str]) -> str:
