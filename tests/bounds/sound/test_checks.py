@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import sipp
 from sipp.bounds.chain import chain_obstacle
-from sipp.bounds.sound import calls, norms, operations, references
+from sipp.bounds.sound import calls, operations, operator_norms, references
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(3, 2, 6, 6, generator=torch.Generator().manual_seed(1))
@@ -154,7 +154,7 @@ def test_softplus_jumps(threshold: int) -> None:
 
 
 def test_every_operation_with_a_bound_has_a_formula() -> None:
-    tables = {*operations._SEVERAL, *operations._WEIGHTED, *operations._GAINS, *operations.IDENTITIES, *norms.SLOPES}
+    tables = {*operations._SEVERAL, *operations._WEIGHTED, *operations._GAINS, *operations.IDENTITIES, *operator_norms.SLOPES}
     assert tables <= references._FORMULAS.keys()
 
 

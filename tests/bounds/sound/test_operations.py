@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sipp.bounds.sound import operations
 from sipp.bounds.sound.calls import Call, Flow
 from sipp.bounds.sound.graph_bound import sound_bound
-from sipp.bounds.sound.norms import linear_norm
+from sipp.bounds.sound.operator_norms import linear_norm
 from sipp.bounds.sound.operations import Effect
 
 

@@ -28,7 +28,7 @@ from sipp.bounds.sound.calls import (
     spelling,
 )
 from sipp.bounds.sound.checks import check_operations
-from sipp.bounds.sound.norms import ROUND_UP
+from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.bounds.sound.operations import Effect, effect, folds, norm_B
 from sipp.bounds.sound.tracing import Inputs, Traced, close, trace_both
 from sipp.checking import check_flag

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sipp.bounds.network import MOST_SHARE, NetworkBound, coverage, no_bound
 from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
-from sipp.bounds.sound.norms import ROUND_UP
+from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.bounds.sound.operations import norm_B, worse
 from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode

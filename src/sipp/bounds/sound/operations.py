@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sipp.bounds.sound.calls import MOVEMENTS, Call, Flow, NoBound, Pair
-from sipp.bounds.sound.norms import (
+from sipp.bounds.sound.operator_norms import (
     ROUND_UP,
     SLOPES,
     SOFTMAX_NORM,
@@ -120,13 +120,11 @@ def _affine_effect(call: Call, weights: tuple[Tensor, Tensor], biases: tuple[Any
     if call.op == "linear":
         if a.dim() < 2:
             raise NoBound("its input has no batch axis")
-        return _effect(
-            call.flow, linear_norm(weights[1]).value, norm_B(F.linear(a, weights[1] - weights[0], changed_bias))
-        )
+        return _effect(call.flow, linear_norm(weights[1]), norm_B(F.linear(a, weights[1] - weights[0], changed_bias)))
     _spatial(call)
     names = ("stride", "padding", "dilation", "groups", "padding_mode")
     geometry = {name: call.options[name] for name in names if name in call.options}
-    gain = conv_norm(weights[1], input_size=tuple(a.shape[2:]), **geometry).value
+    gain = conv_norm(weights[1], input_size=tuple(a.shape[2:]), **geometry)
     return _effect(call.flow, gain, norm_B(_convolve(a, weights[1] - weights[0], changed_bias, geometry)))
 
 

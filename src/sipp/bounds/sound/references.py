@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sipp.bounds.sound.calls import NoBound
-from sipp.bounds.sound.norms import conv_geometry, per_axis
+from sipp.bounds.sound.operator_norms import conv_geometry, per_axis
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 # Arguments that change no value in eval mode, and the type that they must have: nothing else may hide in their place.
