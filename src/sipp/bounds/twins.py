@@ -14,8 +14,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
-from sipp.bounds.sound.calls import disguise
-from sipp.bounds.sound.tracing import close
+from sipp.bounds.sound.known_operations import hidden_behaviour
+from sipp.bounds.sound.tracing import same_output
 from sipp.errors import ModelError
 from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
@@ -113,9 +113,9 @@ def _same_modules(dense: nn.Module, given: nn.Module) -> None:
             raise ModelError(
                 f"module {where} is a {kinds[0]} and a {kinds[1]}: they differ in more than weights", fix=ALIKE
             )
-        if (found := disguise(theirs[name])) != disguise(ours[name]):
+        if (found := hidden_behaviour(theirs[name])) != hidden_behaviour(ours[name]):
             raise ModelError(
-                f"{found or disguise(ours[name])} in module {where} of one of the two networks only",
+                f"{found or hidden_behaviour(ours[name])} in module {where} of one of the two networks only",
                 fix="take it off, or put it on both",
             )
 
@@ -168,7 +168,7 @@ def _alike(ours: Tensor, theirs: Tensor) -> bool:
     """Whether two outputs agree up to rounding."""
     theirs = theirs.to(ours.device)
     if ours.shape != theirs.shape or not ours.is_floating_point() or ours.dtype == torch.float64:
-        return close(ours.to(torch.float64), theirs.to(torch.float64)) if ours.shape == theirs.shape else False
+        return same_output(ours.to(torch.float64), theirs.to(torch.float64)) if ours.shape == theirs.shape else False
     finite = ours[torch.isfinite(ours)].abs()
     largest = float(finite.max()) if finite.numel() else 0.0
     return torch.allclose(
