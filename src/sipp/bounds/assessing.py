@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.bounds.given_weights import judge
+from sipp.bounds.same_architecture import check_same_architecture, first_batch
 from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.bounds.statements import holdout_norms
-from sipp.bounds.twins import first_batch, same_network, same_tensors
 from sipp.checking import check_choice, check_record
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.batches import Data
@@ -66,9 +66,8 @@ def assess(
         given = _with_masks(dense, pruned)
     else:
         given = unwrap(pruned)
-        same_tensors(dense, given)
         batch, data = first_batch(data, device_of(dense), seed)
-        same_network(dense, given, batch, scoring.norm_stats)
+        check_same_architecture(dense, given, batch, scoring.norm_stats)
     choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
     # sipp-det: its scores are the sensitivities
     options = RankOptions(method="sipp-det", delta=delta, confidence=confidence, constants=constants)

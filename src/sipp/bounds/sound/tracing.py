@@ -102,13 +102,13 @@ def _graphs(models: Sequence[nn.Module], args: Any, kwargs: Any, outputs: Sequen
     raise NoBound(f"could not trace: {'; '.join(reasons)}")
 
 
-def same_output(value: Tensor, output: Tensor) -> bool:
-    """Whether two float64 outputs agree up to rounding (NaN and infinities in the same places)."""
+def same_output(value: Tensor, output: Tensor, share: float = SAME_OUTPUT) -> bool:
+    """Whether two float64 outputs agree up to a share of the largest value (NaN and infinities in the same places)."""
     if value.shape != output.shape:
         return False
     finite = output[torch.isfinite(output)].abs()
     largest = float(finite.max()) if finite.numel() else 0.0
-    return torch.allclose(value, output, rtol=0.0, atol=SAME_OUTPUT * largest, equal_nan=True)
+    return torch.allclose(value, output, rtol=0.0, atol=share * largest, equal_nan=True)
 
 
 def _arguments(inputs: Inputs, device: torch.device) -> tuple[tuple[Tensor, ...], dict[str, Tensor], int]:
