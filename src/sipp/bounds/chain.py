@@ -1,14 +1,13 @@
 """Whether a network is what T12 speaks of: a chain of pruned fully-connected layers and 1-Lipschitz activations.
 
 The same mechanism as for T13 reads it: a graph that repeats the model's own output on given points, of operations that
-are exactly what they seem (`sound/tracing.py`, `sound/calls.py`). Whatever is not known to belong to a chain is an
-obstacle.
+are exactly what they seem (`sound/tracing.py`, `sound/known_operations.py`). Whatever is not known to belong to a chain
+is an obstacle.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -47,10 +46,10 @@ def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
             "the paper's formula covers plain chains of fully-connected layers only; this model is not one that can be "
             f"read ({type(error).__name__})"
         )
-    return _walk(root, weights) or _repeat_problem(model, inputs)
+    return _obstacle_in_graph(root, weights) or _obstacle_when_run(model, inputs)
 
 
-def _walk(root: fx.GraphModule, weights: set[str]) -> str:
+def _obstacle_in_graph(root: fx.GraphModule, weights: set[str]) -> str:
     """The first operation of a graph that does not belong to a chain."""
     previous: fx.Node | None = None
     seen: set[str] = set()
@@ -62,15 +61,14 @@ def _walk(root: fx.GraphModule, weights: set[str]) -> str:
             previous = node
             continue
         if sources != [previous]:
-            return _not_next(root, node)
-        problem = "" if node.op == "output" else _node_problem(root, node, weights, seen)
-        if problem:
-            return problem
+            return _not_next(node)
+        if node.op != "output" and (found := _obstacle_at(root, node, weights, seen)):
+            return found
         previous = node
     return ""
 
 
-def _not_next(root: fx.GraphModule, node: fx.Node) -> str:
+def _not_next(node: fx.Node) -> str:
     """Names a node that takes more than the output of the node before it; for a tensor, the module that reads it."""
     if node.op == "get_attr":
         owner = str(node.target).rpartition(".")[0] or "the model itself"
@@ -86,7 +84,7 @@ def _tied_to(root: fx.GraphModule, layer: str, weights: set[str]) -> str:
     return next((name for name in sorted(weights) if shared.get(name) is own), "")
 
 
-def _repeat_problem(model: nn.Module, inputs: Inputs) -> str:
+def _obstacle_when_run(model: nn.Module, inputs: Inputs) -> str:
     """Where the graph does not repeat the model on the inputs, or not when each point is run by itself."""
     try:
         with torch.no_grad():
@@ -108,7 +106,7 @@ def _is_shape(node: fx.Node) -> bool:
     return is_getattr or (is_item and all(_is_shape(source) for source in node.all_input_nodes))
 
 
-def _node_problem(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: set[str]) -> str:
+def _obstacle_at(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: set[str]) -> str:
     op = op_name(node, root)
     if node.op == "call_module" and op == "linear":
         name = f"{node.target}.weight"
@@ -128,7 +126,8 @@ def _node_problem(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: 
             options = named_options(node, root, root, node.args, node.kwargs)
         except NoBound as why:
             return f"operation {op} ({why})"
-        if op in _SLOPED and not _has_slope_up_to_one(options.get(*_SLOPED[op])):
+        slope = options.get(*_SLOPED[op]) if op in _SLOPED else 1.0
+        if not isinstance(slope, int | float) or not 0 <= slope <= 1:
             return f"operation {op} with a slope above 1"
         if op == "dropout" and options.get("training", True) is not False:
             return "operation dropout, in train mode"
@@ -136,7 +135,3 @@ def _node_problem(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: 
     if node.op == "call_module":
         return f"layer {node.target} ({type(root.get_submodule(str(node.target))).__name__})"
     return f"operation {op if node.op.startswith('call') else f'{node.op} {node.target}'}"
-
-
-def _has_slope_up_to_one(slope: Any) -> bool:
-    return isinstance(slope, int | float) and 0 <= slope <= 1

@@ -234,20 +234,12 @@ def named_options(
     node: Node, dense: GraphModule, pruned: GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A node's arguments by name, or NoBound; a parameter or buffer comes as a ConstantPair."""
-    op = op_name(node, dense)
     if node.op == "call_module":
         if len(args) + len(kwargs) != 1:
             raise NoBound("it is called with more than one argument")
-        options = {"input": args[0] if args else next(iter(kwargs.values()))}
-        path = str(node.target)
-        kind = type(dense.get_submodule(path))
-        for attribute in _MODULES[kind][1] if kind in _MODULES else ():
-            values = (getattr(dense.get_submodule(path), attribute), getattr(pruned.get_submodule(path), attribute))
-            is_tensor = isinstance(values[0], Tensor)
-            if not is_tensor and values[0] != values[1]:
-                raise NoBound(f"its {attribute} differs between the two networks")
-            options[attribute] = ConstantPair(*values) if is_tensor else values[0]
-        return options
+        modules = (dense.get_submodule(str(node.target)), pruned.get_submodule(str(node.target)))
+        return {"input": args[0] if args else next(iter(kwargs.values())), **_module_options(*modules)}
+    op = op_name(node, dense)
     if op in MOVEMENTS:
         return {"input": args[0] if args else kwargs.get("input")}
     if op not in _PARAMETERS:
@@ -265,6 +257,17 @@ def named_options(
     unknown = options.keys() - {*_PARAMETERS[op], *_WITHOUT_EFFECT}
     if unknown or len(options) != len(args) + len(kwargs):
         raise NoBound(f"its arguments are not understood: {', '.join(sorted(unknown or options))}")
+    return options
+
+
+def _module_options(dense: nn.Module, pruned: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that are arguments of its operation."""
+    options: dict[str, Any] = {}
+    for name in _MODULES[type(dense)][1] if type(dense) in _MODULES else ():
+        ours, theirs = getattr(dense, name), getattr(pruned, name)
+        if not isinstance(ours, Tensor) and ours != theirs:
+            raise NoBound(f"its {name} differs between the two networks")
+        options[name] = ConstantPair(ours, theirs) if isinstance(ours, Tensor) else ours
     return options
 
 
