@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
+from sipp.records.assumption import Assumption
+from sipp.records.bounds import Guarantee, Measured, NetworkBound
 from sipp.records.choice import Choice
 from sipp.records.display import pruned_details, pruned_html, pruned_table
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Method
-
-if TYPE_CHECKING:
-    from sipp.bounds.assumption import Assumption
-    from sipp.records.bounds import Guarantee, Measured, NetworkBound
-    from sipp.records.repair import Repair
+from sipp.records.repair import Repair
 
 CHANGED = (
     "its weights or buffers changed after pruning, by training or by hand: what was said spoke of those before; "
