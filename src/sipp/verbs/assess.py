@@ -15,7 +15,7 @@ from sipp.errors import ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.layers import unwrap
 from sipp.inputs.restore import copy_of
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut_as_given
 from sipp.pruning.ranking import rank
 from sipp.records.checking import check_choice, check_record
@@ -70,10 +70,10 @@ def assess(
     choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
     # sipp-det: its scores are the sensitivities
     options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
-    ranking = rank(subject_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
+    ranking = rank(task_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
     ranking = replace(ranking, method="given")
     found = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
-    said = statements_of(ranking, found, subject_of(dense, **choice), mode=bound, new_points=holdout)
+    said = statements_of(ranking, found, task_of(dense, **choice), mode=bound, new_points=holdout)
     return pruned_of(ranking, found, said)
 
 

@@ -22,10 +22,10 @@ from sipp.inputs.apart import as_given
 from sipp.inputs.batches import Data, batches_of, fresh, points_at
 from sipp.inputs.labels import Truth, cross_entropy, truth_of, why_not_measured
 from sipp.inputs.pointkeys import draw_keys_of
-from sipp.inputs.subject import Subject, subject_of
+from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
-from sipp.pruning.ranking import rank, take_aside
+from sipp.pruning.ranking import rank, set_points_aside
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_seed
 from sipp.records.comparison import Compared, Comparison
@@ -77,16 +77,16 @@ def compare(
     check_flag("progress", progress)
     _check_ledger(ledger, holdout)
     scoring = _with_loss_of(scoring, output)
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
-    n_weights = sum(weight.n_weights for weight in subject.weights)
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
+    n_weights = sum(weight.n_weights for weight in task.weights)
     n_kept = [budget_of(keep, n_weights) for keep in _listed("keeps", keeps)]  # which refuses what is no share
     budgets = dict(zip(map(float, keeps), n_kept))
     asked = None if methods is None else [method_of(name).name for name in _listed("methods", methods)]
-    points = _points(subject, holdout)
+    points = _points(task, holdout)
     names = dict.fromkeys(asked or _usual(points))
-    judged = subject.with_points(None, points.chosen)
-    dense = _Judge(subject.model, points, output)
-    baseline = dense.judge(subject.model, checks=holdout is not None, ledger=ledger)
+    judged = task.with_points(None, points.chosen)
+    dense = _Judge(task.model, points, output)
+    baseline = dense.judge(task.model, checks=holdout is not None, ledger=ledger)
     if baseline.why_no_accuracy:
         warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=2)
     rows: list[Compared] = []
@@ -103,7 +103,7 @@ def compare(
     return Comparison(tuple(rows), n_weights, n_chosen, baseline.n_points, holdout is None, baseline.accuracy)
 
 
-def _repaired(judged: Subject, found: Cut) -> nn.Module:
+def _repaired(judged: ScoringTask, found: Cut) -> nn.Module:
     """The network as `sipp.repair` leaves it, with the points that chose its mask."""
     assert judged.data is not None
     chunk_bytes = judged.scoring.chunk_bytes
@@ -186,22 +186,22 @@ def _measure(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
     return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
 
 
-def _points(subject: Subject, holdout: Data | None) -> _Points:
+def _points(task: ScoringTask, holdout: Data | None) -> _Points:
     """The points of data and holdout, or of the data alone, with its last quarter kept aside."""
-    if subject.data is None:
+    if task.data is None:
         raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
     if holdout is None:
-        subject, aside = take_aside(subject, PruneOptions())
+        task, aside = set_points_aside(task, PruneOptions())
         if not aside:
             raise DataError("there are too few points to keep some aside", fix="give at least 4, or a holdout")
-        chosen: Any = subject.data
+        chosen: Any = task.data
         judging = _not_among(chosen, aside)
         if not judging:
             raise DataError("all points kept aside are copies of others", fix="give different points, or a holdout")
         return _Points(chosen, judging)
-    subject = resolve_points(subject, DELTA, method=DEFAULT_METHOD, constants=Constants())
-    chosen = [as_given(fresh(batch)) for batch in subject.batches()]
-    held = batches_of(holdout, device=device_of(subject.model), role="holdout")
+    task = resolve_points(task, DELTA, method=DEFAULT_METHOD, constants=Constants())
+    chosen = [as_given(fresh(batch)) for batch in task.batches()]
+    held = batches_of(holdout, device=device_of(task.model), role="holdout")
     return _Points(chosen, [as_given(fresh(batch)) for batch in held])
 
 

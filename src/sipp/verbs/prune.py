@@ -11,11 +11,11 @@ from sipp.bounds.assumption import check_assumption_of
 from sipp.bounds.statements import statements_of
 from sipp.errors import OptionError
 from sipp.inputs.batches import Data
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given
 from sipp.pruning.moved import output_moved
-from sipp.pruning.ranking import checked_method, rank, take_aside
+from sipp.pruning.ranking import checked_method, rank, set_points_aside
 from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -92,22 +92,22 @@ def prune_with(
     """The same with its options in one record, as recipes and the command line fill it."""
     _check_reading(options, data, holdout)
     info = checked_method(options)
-    subject = subject_of(
+    task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
-    n_kept, new_points = budget_for(options, subject.weights), holdout
+    n_kept, new_points = budget_for(options, task.weights), holdout
     if options.bound == "sound" and data is not None and holdout is None:
-        subject, new_points = take_aside(subject, options)
-    ranking = rank(subject, options, progress=progress, statements=options.statements or info.is_scored)
+        task, new_points = set_points_aside(task, options)
+    ranking = rank(task, options, progress=progress, statements=options.statements or info.is_scored)
     with progress_bar("cutting", None, shown=progress):  # a blend is chosen here, among several cuts
         found, repaired = cut(ranking, n_kept, seed=options.seed), None
-        moved = output_moved(ranking, found, subject)
-    if options.repair and subject.data is not None:  # never on the new points: what chooses values cannot judge them
-        found, repaired = repaired_cut(ranking, found, subject.data, progress=progress)
-    said = statements_of(ranking, found, subject, mode=options.bound, new_points=new_points)
+        moved = output_moved(ranking, found, task)
+    if options.repair and task.data is not None:  # never on the new points: what chooses values cannot judge them
+        found, repaired = repaired_cut(ranking, found, task.data, progress=progress)
+    said = statements_of(ranking, found, task, mode=options.bound, new_points=new_points)
     assumption = None
     if options.looks_at_assumption and data is not None and ranking.scores is not None:
-        scored = subject.with_points(ranking.scores.n_points, subject.data)
+        scored = task.with_points(ranking.scores.n_points, task.data)
         assumption = check_assumption_of(scored, holdout, options.constants, progress=progress)
     return pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
 

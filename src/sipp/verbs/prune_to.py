@@ -41,7 +41,7 @@ from sipp.inputs.batches import Data
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.pointkeys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import checked_method, rank
@@ -115,8 +115,8 @@ def prune_to(
     _check_inputs(model, holdout, ledger)
     calibration = data if iter_is_new(data) else None
     seen, points = _surveyed(calibration, holdout)
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    ranking = rank(subject, options, progress=progress)
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    ranking = rank(task, options, progress=progress)
     walker = _Walker(ranking, output, seed, len(grid), claim, _repair_data(repair, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
     if claim.n_needed > points.n:

@@ -12,7 +12,7 @@ from torch import nn
 from sipp.errors import DataError
 from sipp.inputs.batches import Data, batches_of
 from sipp.inputs.capture import OnUse, capture
-from sipp.inputs.layers import Site, find_sites, unwrap
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.records.batches import Batch
 from sipp.records.checking import check_record
 from sipp.records.numerics import device_of
@@ -21,11 +21,11 @@ from sipp.records.weights import Weight
 
 
 @dataclass(frozen=True)
-class Subject:
+class ScoringTask:
     """What every score is a function of."""
 
     model: nn.Module  # without wrappers
-    sites: tuple[Site, ...]  # the modules that hold the chosen weights
+    layers: tuple[PrunableLayer, ...]  # the modules that hold the chosen weights
     data: Data | None
     scoring: Scoring = Scoring()
     seed: int = 0
@@ -33,7 +33,7 @@ class Subject:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """The chosen weights, in the order of the model's parameters."""
-        return tuple({weight.name: weight for site in self.sites for weight in site.weights.values()}.values())
+        return tuple({weight.name: weight for layer in self.layers for weight in layer.weights.values()}.values())
 
     @property
     def n_points(self) -> int | None:
@@ -52,22 +52,22 @@ class Subject:
         device, n_points = device_of(self.model), self.n_points
         return batches_of(self.data, device=device, n_points=n_points, seed=self.seed, batch_size=batch_size)
 
-    def with_points(self, n_points: int | None, data: Data | None) -> Subject:
+    def with_points(self, n_points: int | None, data: Data | None) -> ScoringTask:
         """The same with other data, and this many points of it."""
         return replace(self, data=data, scoring=replace(self.scoring, n_points=n_points))
 
 
-def each_use(subject: Subject, on_use: OnUse) -> None:
+def each_use(task: ScoringTask, on_use: OnUse) -> None:
     """Calls `on_use` for every use of a chosen weight, over all points."""
-    norm_stats = subject.scoring.norm_stats
-    capture(subject.model, subject.sites, subject.batches(), on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
+    norm_stats = task.scoring.norm_stats
+    capture(task.model, task.layers, task.batches(), on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
 
 
 def _ignored(output: Any, batch: Batch) -> None:
     pass
 
 
-def subject_of(
+def task_of(
     model: nn.Module,
     data: Data | None = None,
     *,
@@ -75,8 +75,8 @@ def subject_of(
     exclude: Selector | None = None,
     scoring: Scoring = Scoring(),
     seed: int = 0,
-) -> Subject:
+) -> ScoringTask:
     """A model without its wrappers, with the weights that are chosen by `include` and `exclude`."""
     check_record("scoring", scoring, Scoring)
     model = unwrap(model)
-    return Subject(model, find_sites(model, include=include, exclude=exclude), data, scoring, seed)
+    return ScoringTask(model, find_prunable_layers(model, include=include, exclude=exclude), data, scoring, seed)
