@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import sipp
 from sipp.certificates.claims import certify, certify_accuracy
 from sipp.errors import DataError, OptionError
-from sipp.inputs.pointkeys import SKETCH_SIZE
+from sipp.inputs.point_keys import SKETCH_SIZE
 from sipp.pruning import tolerance
 from sipp.pruning.tolerance import prune_to
 from sipp.pruning.walked import PrunedTo

@@ -10,7 +10,7 @@ import sipp
 from sipp.certificates.claims import certify_accuracy
 from sipp.errors import DataError
 from sipp.inputs.batches import batches_of
-from sipp.inputs.pointkeys import draw_keys_of
+from sipp.inputs.point_keys import draw_keys_of
 from sipp.scoring.methods import Method
 
 WORD = "no calibration points were given"

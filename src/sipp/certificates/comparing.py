@@ -28,7 +28,7 @@ from sipp.inputs.apart import as_given
 from sipp.inputs.batches import Data, batches_of, fresh, points_at
 from sipp.inputs.labels import Truth, cross_entropy, truth_of, why_not_measured
 from sipp.inputs.layers import Selector
-from sipp.inputs.pointkeys import draw_keys_of
+from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import BOUND_DTYPE, budget_of, device_of
 from sipp.options import DELTA, Constants, Scoring

@@ -19,17 +19,7 @@ from sipp.inputs.batches import batches_of, count_points, points_at
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.independence import allowed_between, why_dependent
 from sipp.inputs.network_hash import model_hash
-from sipp.inputs.pointkeys import (
-    Known,
-    add_known,
-    are_known,
-    draw_keys_of,
-    keys_of,
-    labels_of,
-    plain_keys_of,
-    set_hash,
-    sketch_of,
-)
+from sipp.inputs.point_keys import draw_keys_of, keys_of, labels_of, ledger_keys_of, set_hash, sketch_of
 from sipp.progress import progress_bar
 from sipp.pruning.result import Pruned
 from sipp.pruning.walked import Given, network_of, without_walk
@@ -46,7 +36,7 @@ class Survey:
 
     points: Counter[tuple[bytes, str]]  # key and label
     keys: tuple[bytes, ...]  # in their order
-    plain: tuple[bytes, ...]  # `plain_keys_of`, for the sketch
+    plain: tuple[bytes, ...]  # `ledger_keys_of`, for the sketch
     draws: tuple[bytes, ...]  # `draw_keys_of`: which points are copies of others
 
     @cached_property
@@ -72,13 +62,9 @@ class Survey:
 
 @dataclass
 class _Seen:
-    """What was looked at so far; `known` are the calibration points, where there are any to compare with.
+    """What was looked at so far; `known` are the calibration points, and those that the record of the pruning names."""
 
-    `chose` are those that the record of the pruning itself names, by the keys of their numbers.
-    """
-
-    known: Known | None
-    chose: frozenset[bytes]
+    known: frozenset[bytes]
     keeps_plain: bool
     keys: list[bytes] = field(default_factory=list)
     plain: list[bytes] = field(default_factory=list)
@@ -88,10 +74,9 @@ class _Seen:
     def started(self, holdout: Any) -> Iterator[Batch]:
         """The batches of the holdout; the points of each count as seen from the moment it is handed out."""
         for batch in holdout_batches(holdout):
-            self.plain.extend(plain_keys_of(batch) if self.keeps_plain else [])
-            given = [False] * batch.n_points if self.known is None else are_known(self.known, batch)
+            self.plain.extend(ledger_keys_of(batch) if self.keeps_plain else [])
             draws = draw_keys_of(batch)
-            self.shared.extend(one or key in self.chose for one, key in zip(given, draws, strict=True))
+            self.shared.extend(key in self.known for key in draws)
             self.keys.extend(keys_of(batch))
             self.draws.extend(draws)
             yield batch
@@ -138,9 +123,9 @@ def look(
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
-    known = None if calibration is None else known_points(holdout_batches(calibration, "calibration"))
+    known = chose if calibration is None else chose | known_points(holdout_batches(calibration, "calibration"))
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
-    seen = _Seen(known, chose, keeps_plain=ledger is not None)
+    seen = _Seen(known, keeps_plain=ledger is not None)
     measured: list[Tensor] = []
     dtypes: set[str] = set()
     modes = scoring_mode(dense, "running"), scoring_mode(pruned, "running")
@@ -277,15 +262,12 @@ def point_keys(data: Any, role: str) -> list[bytes]:
     return [key for batch in holdout_batches(data, role) for key in keys_of(batch)]
 
 
-def known_points(batches: Iterable[Batch]) -> Known:
-    """The calibration points, in every form in which a holdout point may be compared with them."""
-    known: Known = {}
-    for batch in batches:
-        add_known(known, batch)
-    return known
+def known_points(batches: Iterable[Batch]) -> frozenset[bytes]:
+    """The keys of the calibration points, by which a holdout point is found among them."""
+    return frozenset(key for batch in batches for key in draw_keys_of(batch))
 
 
-def survey(data: Any, role: str, known: Known | None = None) -> Survey:
+def survey(data: Any, role: str, known: frozenset[bytes] = frozenset()) -> Survey:
     """Which points the data holds; DataError if one of them is known already."""
     points: Counter[tuple[bytes, str]] = Counter()
     keys: list[bytes] = []
@@ -296,9 +278,10 @@ def survey(data: Any, role: str, known: Known | None = None) -> Survey:
         here = keys_of(batch)
         points.update(zip(here, labels_of(batch)))
         keys += here
-        plain += plain_keys_of(batch)
-        draws += draw_keys_of(batch)
-        shared += [] if known is None else are_known(known, batch)
+        plain += ledger_keys_of(batch)
+        here = draw_keys_of(batch)
+        draws += here
+        shared += [key in known for key in here]
     refuse_shared(shared)
     return Survey(points, tuple(keys), tuple(plain), tuple(draws))
 

@@ -34,7 +34,7 @@ from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
 from sipp.experiments.data.imagefolder import SUFFIXES
 from sipp.inputs.batches import batches_of, fresh, points_per_batch
 from sipp.inputs.capture import scoring_mode
-from sipp.inputs.pointkeys import set_hash
+from sipp.inputs.point_keys import set_hash
 
 Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "random"]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError
 from sipp.inputs.identity import Entry, entries_hash, with_buffers
-from sipp.inputs.pointkeys import raw_bytes
+from sipp.inputs.point_keys import raw_bytes
 
 HOLD_STATE = "_sipp_hold"  # key in the __dict__ of a module whose weights are held (`sipp.hold`)
 MASK_SUFFIX = "_mask"  # of the buffers that hold them

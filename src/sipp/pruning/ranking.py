@@ -19,7 +19,7 @@ from sipp.errors import OptionError
 from sipp.inputs.apart import ASIDE_SHARE, keep_aside
 from sipp.inputs.batches import Data, batches_of, count_points, fresh, points_at
 from sipp.inputs.layers import warn_of_frozen
-from sipp.inputs.pointkeys import draw_keys_of
+from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.subject import Subject
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Reduce, check_floor
 from sipp.progress import progress_bar

@@ -28,7 +28,6 @@ from sipp.certificates.evidence import (
     changed,
     follows_positions,
     holdout_batches,
-    known_points,
     read_again,
     refuse_dependent,
     survey,
@@ -43,7 +42,7 @@ from sipp.inputs.batches import Data
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.layers import Selector
 from sipp.inputs.network_hash import model_hash
-from sipp.inputs.pointkeys import keys_of, sketch_of
+from sipp.inputs.point_keys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import subject_of
 from sipp.numerics import budget_of
@@ -145,10 +144,9 @@ def _certified(
 def _surveyed(calibration: Data | None, holdout: Any) -> tuple[Survey | None, Survey]:
     """What calibration data (where it can be read again) and holdout hold; they may not share a point."""
     if calibration is None:
-        return None, survey(holdout, "holdout", None)
+        return None, survey(holdout, "holdout")
     seen = survey(calibration, "calibration")
-    known = known_points(batch for batch, _ in read_again(calibration, "calibration", seen))
-    return seen, survey(holdout, "holdout", known)
+    return seen, survey(holdout, "holdout", frozenset(seen.draws))
 
 
 def _repair_data(repair: bool, calibration: Data | None) -> Data | None:

@@ -16,7 +16,7 @@ from sipp.inputs.capture import Forms
 from sipp.inputs.joining import joined
 from sipp.inputs.layers import Site, find_sites, unwrap
 from sipp.inputs.network_hash import tensors_hash, tensors_of
-from sipp.inputs.pointkeys import draw_keys_of
+from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.restore import copy_of
 from sipp.numerics import device_of, integers
 from sipp.options import ChunkBytes, Scoring

@@ -32,7 +32,7 @@ from sipp.inputs.capture import (
 )
 from sipp.inputs.independence import ORDER, Alone, allowed_between, is_same_alone, why_dependent
 from sipp.inputs.layers import Selector
-from sipp.inputs.pointkeys import batch_key, draw_keys_of
+from sipp.inputs.point_keys import batch_key, draw_keys_of
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import device_of, exact_matmul
 from sipp.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring

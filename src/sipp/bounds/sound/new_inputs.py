@@ -23,7 +23,7 @@ from sipp.bounds.sound.norms import ROUND_UP
 from sipp.bounds.sound.operations import norm_B, worse
 from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.pointkeys import draw_keys_of
+from sipp.inputs.point_keys import draw_keys_of
 from sipp.numerics import device_of
 from sipp.records import Batch, Scores
 
