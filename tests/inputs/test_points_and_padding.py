@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs import subject
 from sipp.inputs.capture import capture
+from sipp.inputs.data import Data
 from sipp.inputs.layers import find_sites
 from sipp.inputs.subject import subject_of
 from sipp.records import Batch, Scores, Use, Weight
@@ -39,7 +39,7 @@ def padded_to(n_steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def scores_of(model: nn.Module, batch: Batch, reduce: str, monkeypatch: pytest.MonkeyPatch) -> Scores:
     """The scores of one batch as it is given, with what it says of padding."""
     with monkeypatch.context() as patched:
-        patched.setattr(subject, "batches_of", lambda *args, **kwargs: iter([batch]))
+        patched.setattr(Data, "batches", lambda *args: iter([batch]))
         return sensitivities.score(subject_of(model, [None]), reduce=reduce)
 
 

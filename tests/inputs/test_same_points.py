@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.certificates.claims import certify
 from sipp.errors import DataError
-from sipp.inputs.batches import batches_of
+from sipp.inputs.data import data_of
 from sipp.inputs.point_keys import draw_keys_of, ledger_keys_of
 from sipp.records import Batch
 
@@ -31,7 +31,7 @@ def points(*shape: int, seed: int = 0) -> Tensor:
 
 
 def keys(data: Any) -> set[bytes]:
-    return {key for batch in batches_of(data) for key in draw_keys_of(batch)}
+    return {key for batch in data_of(data).batches() for key in draw_keys_of(batch)}
 
 
 # ---- draws that count once (T18)
@@ -50,19 +50,19 @@ WRITTEN: dict[str, list[Any]] = {
 def test_a_draw_that_is_written_otherwise_is_the_same_draw(case: str) -> None:
     other = WRITTEN[case]
     assert keys(other) == keys([X])
-    assert n_distinct(batches_of([X, *other])) == 24
+    assert n_distinct(data_of([X, *other]).batches()) == 24
 
 
 def test_different_draws_all_count() -> None:
     for dtype in (torch.float32, torch.float64):
         line = torch.linspace(1, 2, 5000, dtype=dtype)[:, None]  # many agree as bfloat16
-        assert n_distinct(batches_of([line])) == 5000
+        assert n_distinct(data_of([line]).batches()) == 5000
         assert len(keys([line]) - keys([line[::2]])) == 2500
     a, b = points(60, 8).half(), points(60, 8, seed=1)
     assert len(keys([a]) - keys([b])) == 60
-    assert n_distinct(batches_of([torch.arange(30_000)[:, None]])) == 30_000
+    assert n_distinct(data_of([torch.arange(30_000)[:, None]]).batches()) == 30_000
     with_token = [((torch.zeros(500, 2).half(), torch.arange(30_000, 30_500)[:, None]), None)]
-    assert n_distinct(batches_of(with_token)) == 500  # rounded to half precision they would not be
+    assert n_distinct(data_of(with_token).batches()) == 500  # rounded to half precision they would not be
 
 
 def test_one_bit_or_another_order_makes_another_draw() -> None:
@@ -156,4 +156,4 @@ def test_the_ledger_knows_points_however_they_are_passed(case: str, tmp_path: Pa
 def test_a_ledger_of_single_inputs_keeps_its_meaning() -> None:
     x = points(2, 3)
     by_hand = [hashlib.sha256(b"[3]" + row.numpy().tobytes()).digest() for row in x]
-    assert ledger_keys_of(next(batches_of([x]))) == by_hand
+    assert ledger_keys_of(next(data_of([x]).batches())) == by_hand

@@ -129,7 +129,9 @@ def test_a_loader_that_shuffles_is_as_good_as_a_list(monkeypatch: pytest.MonkeyP
 def test_a_loader_that_augments_or_drops_certifies_nothing(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(false_walks(change, N_BROKEN))
     monkeypatch.setitem(
-        WALK, "read_again", lambda data, role, first: ((b, evidence.keys_of(b)) for b in evidence.holdout_batches(data))
+        WALK,
+        "read_again",
+        lambda data, role, first: ((b, evidence.keys_of(b)) for b in evidence.held_out(data).batches()),
     )
     monkeypatch.setattr(WALK["_Walker"], "_dense", by_position())
     monkeypatch.setitem(WALK, "changed", lambda role: AssertionError("seen by the certificate"))

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from sipp.bounds.given_weights import judge
 from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.bounds.statements import holdout_norms
-from sipp.bounds.twins import first_batch, same_network, same_tensors
+from sipp.bounds.twins import same_network, same_tensors
 from sipp.checking import check_choice, check_record
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.batches import Data
+from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.layers import Selector, unwrap
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import subject_of
@@ -30,14 +30,14 @@ from sipp.pruning.result import Pruned
 def assess(
     dense: nn.Module,
     pruned: nn.Module | Mapping[str, Tensor],
-    data: Data,
+    data: AnyData,
     *,
     delta: float = DELTA,
     confidence: float = CONFIDENCE,
     include: Selector | None = None,
     exclude: Selector | None = None,
     bound: Mode = "paper",
-    holdout: Data | None = None,
+    holdout: AnyData | None = None,
     seed: int = 0,
     scoring: Scoring = Scoring(),
     constants: Constants = Constants(),
@@ -67,7 +67,7 @@ def assess(
     else:
         given = unwrap(pruned)
         same_tensors(dense, given)
-        batch, data = first_batch(data, device_of(dense), seed)
+        batch, data = data_of(data, device=device_of(dense), seed=seed).first_batch()
         same_network(dense, given, batch, scoring.norm_stats)
     choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
     # sipp-det: its scores are the sensitivities

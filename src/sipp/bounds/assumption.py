@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from sipp.checking import check_flag, check_record
 from sipp.display import text_of
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import Data, batches_of, count_points, points_at
+from sipp.inputs.batches import points_at
 from sipp.inputs.capture import Forms, OnUse, capture, depends_on_batch
+from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.layers import Selector
 from sipp.inputs.subject import Subject, subject_of
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
@@ -146,8 +147,8 @@ class Assumption:
 @torch.inference_mode(False)
 def check_assumption(
     model: nn.Module,
-    data: Data,
-    holdout: Data | None = None,
+    data: AnyData,
+    holdout: AnyData | None = None,
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
@@ -178,7 +179,7 @@ def check_assumption(
 
 def check_assumption_of(
     subject: Subject,
-    holdout: Data | None,
+    holdout: AnyData | None,
     constants: Constants,
     n_holdout: int | None = None,
     *,
@@ -188,17 +189,19 @@ def check_assumption_of(
     check_record("constants", constants, Constants)
     subject = resolve_points(subject, DELTA, constants=constants)
     weights, c_constant = {weight.name: weight for weight in subject.weights}, constants.c_constant
-    data, n_points, seed = subject.data, subject.n_points, subject.seed
-    if data is None:
+    if subject.data is None:
         raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
     network = _Network(subject, chunk_of(subject.scoring.chunk_bytes, device_of(subject.model)))
-    counts = [n_points or count_points(data), 0 if holdout is None else n_holdout or count_points(holdout)]
+    data, device = subject.data.with_points(subject.n_points), device_of(subject.model)
+    held = None if holdout is None else data_of(holdout, role="holdout", device=device, seed=subject.seed)
+    held = held and held.with_points(n_holdout)
+    counts = [data.n_known, held.n_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
     failures, pairs, n_held_out = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0), 0
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
-        draws = _draws(network, data, n_points, seed, "calibration", advance)
+        draws = _draws(network, data, advance)
         sensitivity, n_above, n_calibration = _look_at_calibration(network, draws, weights, c_constant)
-        for draw in () if holdout is None else _draws(network, holdout, n_holdout, seed, "holdout", advance):
+        for draw in () if held is None else _draws(network, held, advance):
             _look_at_holdout(network, draw, sensitivity, c_constant, failures, pairs)
             n_held_out += 1
     needed = _share_needed(constants.k_constant) * n_calibration
@@ -234,15 +237,12 @@ def _share_needed(k_constant: float) -> float:
     return -math.expm1(-1 / k_constant)
 
 
-def _draws(
-    network: _Network, data: Data, n_points: int | None, seed: int, role: str, advance: Advance
-) -> Iterator[Batch]:
+def _draws(network: _Network, data: Data, advance: Advance) -> Iterator[Batch]:
     """What T4 calls independent: each point as a batch of its own, or whole batches where points depend on them.
 
     `advance` is told of the points of a draw when the next one is asked for.
     """
-    device = device_of(network.subject.model)
-    for batch in batches_of(data, device=device, n_points=n_points, seed=seed, role=role):
+    for batch in data.batches():
         if network.is_batch_dependent:
             yield batch
             advance(batch.n_points)

@@ -23,7 +23,7 @@ from sipp.bounds.network import (
     paper_bound,
     row_guarantee,
 )
-from sipp.inputs.batches import Data
+from sipp.inputs.data import AnyData
 from sipp.inputs.network_hash import tensors_hash
 from sipp.inputs.subject import Subject
 from sipp.pruning.result import Pruned, PrunedLayer, Ranking, layer_bound
@@ -65,7 +65,7 @@ def state(
     )
 
 
-def holdout_norms(subject: Subject, holdout: Data) -> Scores:
+def holdout_norms(subject: Subject, holdout: AnyData) -> Scores:
     """The norms of every layer at points that are new to the pruning (T18)."""
     return score(replace(subject.with_points(None, holdout), seed=0))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 from sipp.bounds.sound.calls import disguise
 from sipp.bounds.sound.tracing import close
 from sipp.errors import ModelError
-from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.numerics import device_of
 from sipp.options import NormStats
@@ -66,16 +64,6 @@ def same_network(dense: nn.Module, given: nn.Module, batch: Batch, norm_stats: N
                 "the pruned network itself: they differ in more than weights",
                 fix=ALIKE,
             )
-
-
-def first_batch(data: Data, device: torch.device, seed: int) -> tuple[Batch, Data]:
-    """The first batch of the data, and the data as if that had not been read."""
-    with torch.random.fork_rng():  # a loader that shuffles draws from the global generator
-        batch = fresh(next(batches_of(data, device=device, seed=seed)))
-    if hasattr(data, "__next__"):
-        inputs: Any = batch.kwargs or batch.args
-        return batch, itertools.chain([(inputs, batch.labels)], data)  # type: ignore[arg-type]
-    return batch, data
 
 
 def _plain_state(role: str, model: nn.Module) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from sipp.cli.points import (
     split,
 )
 from sipp.experiments.nets import NETS
-from sipp.inputs.apart import ASIDE_SHARE
+from sipp.inputs.data import ASIDE_SHARE
 from sipp.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Mode, Reduce
 from sipp.scoring.methods import Method, method_of
 from sipp.scoring.theory_points import check_delta, sample_size

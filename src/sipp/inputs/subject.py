@@ -11,8 +11,8 @@ from torch import nn
 
 from sipp.checking import check_record
 from sipp.errors import DataError
-from sipp.inputs.batches import Data, batches_of
 from sipp.inputs.capture import OnUse, capture
+from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.layers import Selector, Site, find_sites, unwrap
 from sipp.numerics import device_of
 from sipp.options import Scoring
@@ -25,7 +25,7 @@ class Subject:
 
     model: nn.Module  # without wrappers
     sites: tuple[Site, ...]  # the modules that hold the chosen weights
-    data: Data | None
+    data: Data | None  # all of it, whatever `scoring` says of the number of points
     scoring: Scoring = Scoring()
     seed: int = 0
 
@@ -40,6 +40,11 @@ class Subject:
         assert self.scoring.n_points != "theory"
         return self.scoring.n_points
 
+    @property
+    def n_known(self) -> int | None:
+        """How many points will be taken, where that is known without reading them."""
+        return self.n_points if self.n_points is not None or self.data is None else self.data.n_known
+
     def parameters(self) -> dict[str, nn.Parameter]:
         """The chosen weights by name."""
         return {weight.name: self.model.get_parameter(weight.name) for weight in self.weights}
@@ -48,12 +53,13 @@ class Subject:
         """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
         if self.data is None:
             raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
-        device, n_points = device_of(self.model), self.n_points
-        return batches_of(self.data, device=device, n_points=n_points, seed=self.seed, batch_size=batch_size)
+        return self.data.with_points(self.n_points).batches(batch_size)
 
-    def with_points(self, n_points: int | None, data: Data | None) -> Subject:
+    def with_points(self, n_points: int | None, data: AnyData | None) -> Subject:
         """The same with other data, and this many points of it."""
-        return replace(self, data=data, scoring=replace(self.scoring, n_points=n_points))
+        return replace(
+            self, data=_read_by(self.model, data, self.seed), scoring=replace(self.scoring, n_points=n_points)
+        )
 
 
 def each_use(subject: Subject, on_use: OnUse) -> None:
@@ -68,7 +74,7 @@ def _ignored(output: Any, batch: Batch) -> None:
 
 def subject_of(
     model: nn.Module,
-    data: Data | None = None,
+    data: AnyData | None = None,
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
@@ -78,4 +84,9 @@ def subject_of(
     """A model without its wrappers, with the weights that are chosen by `include` and `exclude`."""
     check_record("scoring", scoring, Scoring)
     model = unwrap(model)
-    return Subject(model, find_sites(model, include=include, exclude=exclude), data, scoring, seed)
+    sites = find_sites(model, include=include, exclude=exclude)
+    return Subject(model, sites, _read_by(model, data, seed), scoring, seed)
+
+
+def _read_by(model: nn.Module, data: AnyData | None, seed: int) -> Data | None:
+    return None if data is None else data_of(data, device=device_of(model), seed=seed)

@@ -14,16 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import batches_of, fresh
+from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import Data
 from sipp.inputs.independence import tensors_in
 from sipp.inputs.restore import copy_of
-from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of
+from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE
 from sipp.options import NormStats, Reduce
 from sipp.records import Weight, from_rows
 from sipp.scoring.lamp import shares_of
@@ -79,7 +79,7 @@ class Blend:
     """What the choice is made from, whatever the budget."""
 
     sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart
-    points: list[Any]  # batches of calibration points that choose it
+    points: Data  # the calibration points that choose it
     is_aside: bool  # those were not scored
     norm_stats: NormStats
 
@@ -148,13 +148,13 @@ def _outputs(model: nn.Module, blend: Blend) -> list[Tensor]:
     """All floating-point tensors of the model's output on the points kept aside."""
     found: list[Tensor] = []
     with scoring_mode(model, blend.norm_stats):
-        for batch in batches_of(blend.points, device=device_of(model), role="calibration"):
+        for batch in blend.points.batches():
             found += [tensor.detach() for tensor in tensors_in(run_batch(model, fresh(batch)))]
     return found
 
 
 def _count(blend: Blend) -> int:
-    return sum(batch.n_points for batch in batches_of(blend.points, role="calibration"))
+    return sum(batch.n_points for batch in blend.points.batches())
 
 
 def _distance(dense: Sequence[Tensor], sparse: Sequence[Tensor]) -> float:

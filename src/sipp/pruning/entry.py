@@ -21,11 +21,12 @@ from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.bounds.statements import holdout_norms, state
 from sipp.checking import check_choice, check_flag, check_whole
 from sipp.errors import DeadRowsWarning, OptionError
-from sipp.inputs.batches import Data, points_at
+from sipp.inputs.batches import points_at
+from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.layers import Selector
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import Subject, subject_of
-from sipp.numerics import budget_of
+from sipp.numerics import budget_of, device_of
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
@@ -42,7 +43,7 @@ N_NAMED = 5  # layers in a warning
 @torch.inference_mode(False)
 def prune(
     model: nn.Module,
-    data: Data | None,
+    data: AnyData | None,
     *,
     keep: float | None = None,
     budget: int | None = None,
@@ -57,7 +58,7 @@ def prune(
     include: Selector | None = None,
     exclude: Selector | None = None,
     bound: Mode = "paper",
-    holdout: Data | None = None,
+    holdout: AnyData | None = None,
     looks_at_assumption: bool = False,
     statements: bool = True,
     repair: bool = False,
@@ -81,14 +82,15 @@ def prune(
         96
     """
     options = RankOptions(method, delta, confidence, draws, reduce, floor, constants, pattern)
-    _check_reading(data, holdout, bound, looks_at_assumption, statements, repair)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    n_kept, aside = _budget(keep, budget, pattern, subject.weights), holdout
-    if bound == "sound" and data is not None and holdout is None:
+    held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(subject.model))
+    _check_reading(subject.data, held, bound, looks_at_assumption, statements, repair)
+    n_kept, aside = _budget(keep, budget, pattern, subject.weights), held
+    if bound == "sound" and data is not None and held is None:
         subject, aside = take_aside(subject, options)
     ranking = rank(subject, options, progress=progress, statements=statements or options.row.is_scored)
-    if bound == "paper" and holdout is not None and ranking.scores is not None:
-        ranking = replace(ranking, holdout=holdout_norms(subject, holdout))
+    if bound == "paper" and held is not None and ranking.scores is not None:
+        ranking = replace(ranking, holdout=holdout_norms(subject, held))
     ranking = _chosen_by_repair(ranking, subject) if repair else ranking
     pruned = _cut_and_run(ranking, subject, n_kept, seed, progress)
     if repair and subject.data is not None:  # without the points aside: those that choose values cannot judge them
@@ -98,7 +100,7 @@ def prune(
         pruned = replace(pruned, bound=sound)
     if looks_at_assumption and data is not None and ranking.scores is not None:
         seen = replace(subject, scoring=replace(scoring, n_points=ranking.scores.n_points))
-        pruned = replace(pruned, assumption=check_assumption_of(seen, holdout, constants, progress=progress))
+        pruned = replace(pruned, assumption=check_assumption_of(seen, held, constants, progress=progress))
     return pruned
 
 
@@ -126,7 +128,7 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Pruned:
     return replace(pruned, choice=choice, pattern=None if ranking.pattern is None else str(ranking.pattern))
 
 
-def repaired(ranking: Ranking, pruned: Pruned, data: Data, *, seed: int = 0, progress: bool = False) -> Pruned:
+def repaired(ranking: Ranking, pruned: Pruned, data: AnyData, *, seed: int = 0, progress: bool = False) -> Pruned:
     """The pruned network with its kept weights refitted, and what is promised about those (T17)."""
     fixed = repair_network(ranking.model, pruned, data, seed=seed, progress=progress)
     if ranking.scores is None:
@@ -150,7 +152,7 @@ def _cut_and_run(ranking: Ranking, subject: Subject, n_kept: int, seed: int, pro
 
 def _with_sample(ranking: Ranking, subject: Subject) -> Ranking:
     """The ranking with a few points to run, where nothing was scored and the data can be read (again)."""
-    if ranking.sample is not None or subject.data is None or hasattr(subject.data, "__next__"):
+    if ranking.sample is not None or subject.data is None or not subject.data.can_be_read_again:
         return ranking
     few = replace(subject, scoring=replace(subject.scoring, n_points=None))
     return replace(ranking, sample=points_at(next(few.batches(N_SAMPLE)), slice(N_SAMPLE)))
@@ -216,15 +218,15 @@ def _check_reading(
             "holdout, bound='sound' and looks_at_assumption serve statements, and statements=False asks for none",
             fix="leave out one or the other",
         )
-    if repair and (data is None or hasattr(data, "__next__")):
+    if repair and (data is None or not data.can_be_read_again):
         raise OptionError(
             "repair=True refits on the data, after it was scored", fix="give a list, a loader or a tensor"
         )
-    if (bound == "sound" or looks_at_assumption) and hasattr(data, "__next__"):
+    if (bound == "sound" or looks_at_assumption) and data is not None and not data.can_be_read_again:
         raise OptionError(
             "bound='sound' and looks_at_assumption read the data twice", fix="give a list, a loader or a tensor"
         )
     if holdout is not None and data is None:
         raise OptionError("holdout serves statements about points, and there is no data", fix="give both, or neither")
-    if looks_at_assumption and hasattr(holdout, "__next__"):
+    if looks_at_assumption and holdout is not None and not holdout.can_be_read_again:
         raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")

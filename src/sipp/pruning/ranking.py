@@ -15,11 +15,10 @@ from torch import Tensor
 
 from sipp.allocation.patterns import pattern_of
 from sipp.checking import check_choice, check_flag, check_record, check_seed, check_share
-from sipp.errors import OptionError
-from sipp.inputs.apart import ASIDE_SHARE, keep_aside
-from sipp.inputs.batches import Data, batches_of, count_points, fresh, points_at
+from sipp.errors import DataError, OptionError
+from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.data import ASIDE_SHARE, Data
 from sipp.inputs.layers import warn_of_frozen
-from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.subject import Subject
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Reduce, check_floor
 from sipp.progress import progress_bar
@@ -105,8 +104,7 @@ def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, stat
     unscored = _why_unscored(row, subject.data, statements)
     scores, first = None, None
     if not unscored and subject.data is not None:
-        n_points = subject.n_points or count_points(subject.data)
-        with progress_bar("scoring", n_points, shown=progress) as advance:
+        with progress_bar("scoring", subject.n_known, shown=progress) as advance:
             scores, first = _scored(subject, row, options.reduce or row.reduce, statements, advance)
             scores = chosen_on(scores, aside)
     if by_name is not None:
@@ -135,10 +133,9 @@ def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, stat
 
 def chosen_on(scores: Scores, data: Data | None) -> Scores:
     """The scores, with these points as ones that chose the pruning too."""
-    if data is None or (isinstance(data, list) and not data) or scores.batch_dependent:
+    if data is None or data.is_empty or scores.batch_dependent:
         return scores
-    keys = {key for batch in batches_of(data, role="calibration") for key in draw_keys_of(batch)}
-    return replace(scores, chose=scores.chose | keys)
+    return replace(scores, chose=scores.chose | data.keys())
 
 
 def _blend(subject: Subject, scores: Scores, aside: Data | None) -> Blend:
@@ -148,8 +145,10 @@ def _blend(subject: Subject, scores: Scores, aside: Data | None) -> Blend:
     means = [layer.mean_FK.cpu() for layer in scores.layers if layer.mean_FK is not None]
     if len(means) == len(scores.layers):
         sensitivities["mean"] = tuple(means)
-    chosen: Any = aside or subject.data
-    return Blend(sensitivities, list(chosen), bool(aside), subject.scoring.norm_stats)
+    has_aside = aside is not None and not aside.is_empty
+    chosen = aside if has_aside else subject.data
+    assert chosen is not None
+    return Blend(sensitivities, chosen, has_aside, subject.scoring.norm_stats)
 
 
 def _why_unscored(row: MethodRow, data: Data | None, statements: bool) -> str:
@@ -160,7 +159,7 @@ def _why_unscored(row: MethodRow, data: Data | None, statements: bool) -> str:
         return f"{row.name} looks at no data: give some, and there is a statement (T17)"
     if not statements:
         return f"{row.name} needs no sensitivities, and none were scored; sipp.assess gives a statement for its masks"
-    if row.needs_data and hasattr(data, "__next__"):
+    if row.needs_data and not data.can_be_read_again:
         return f"{row.name} has used up the iterator: give a list, a loader or a tensor, and there is a statement (T17)"
     return ""
 
@@ -194,7 +193,9 @@ def take_aside(subject: Subject, options: RankOptions) -> tuple[Subject, Data]:
     subject = resolve_points(subject, options.delta, method=options.method, constants=options.constants)
     if is_theory and subject.n_points is not None:  # so many are to be left
         subject = subject.with_points(math.ceil(subject.n_points / (1 - ASIDE_SHARE)), subject.data)
-    scored, aside = keep_aside(subject.batches())
+    if subject.data is None:
+        raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
+    scored, aside = subject.data.with_points(subject.n_points).set_aside()
     return subject.with_points(None, scored), aside
 
 

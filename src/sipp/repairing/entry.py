@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from sipp.checking import check_flag, check_number, check_seed, check_whole
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import Data, batches_of, fresh, points_at
+from sipp.inputs.batches import concatenated, fresh, points_at
 from sipp.inputs.capture import Forms
-from sipp.inputs.joining import joined
+from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.layers import Site, find_sites, unwrap
 from sipp.inputs.network_hash import tensors_hash, tensors_of
 from sipp.inputs.point_keys import draw_keys_of
@@ -46,7 +46,7 @@ UNSTATED = (
 def repair(
     model: nn.Module,
     pruned: Pruned,
-    data: Data,
+    data: AnyData,
     *,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,
@@ -80,7 +80,7 @@ def repair(
     _check_record(pruned)
     dense, given = unwrap(model), unwrap(pruned.model)
     _check_twins(dense, given, pruned.masks)
-    parts = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
+    parts = _divided(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
     repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     at_first, before = output_error(dense, given, parts.aside), _judged(dense, given, parts)
     with progress_bar("repairing", len(pruned.masks) + steps, shown=progress) as advance:
@@ -241,7 +241,7 @@ def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
     found: list[Batch] = []
     for batch in batches:
         fits = found and found[-1].n_points + batch.n_points <= most
-        both = joined(found[-1], batch) if fits else None
+        both = concatenated(found[-1], batch) if fits else None
         if both is None:
             found.append(batch)
         else:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch import nn
 
 from sipp.checking import check_number, check_record, check_share
 from sipp.errors import DataError
+from sipp.inputs.batches import as_given
 from sipp.inputs.capture import capture
 from sipp.inputs.layers import Selector
 from sipp.inputs.subject import Subject, subject_of
@@ -91,19 +90,8 @@ def resolve_points(
     subject: Subject, delta: float, *, method: Method = DEFAULT, constants: Constants = Constants()
 ) -> Subject:
     """The subject with "theory" as a number of points, for which its first batch is looked at and not lost."""
-    data = subject.data
-    if subject.scoring.n_points != "theory" or data is None:
+    if subject.scoring.n_points != "theory" or subject.data is None:
         return subject
-    example: Any
-    if isinstance(data, Tensor):
-        example = data[:1]
-    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        example = default_collate([data[0]])
-    else:
-        batches = iter(data)
-        example = next(batches, None)
-        if example is None:
-            raise DataError("the data holds no batch: at least one batch with one point is needed")
-        if hasattr(data, "__next__"):  # anything else begins anew
-            data = itertools.chain([example], batches)
-    return subject.with_points(_points_for(subject.with_points(None, [example]), delta, method, constants), data)
+    first, data = subject.data.first_batch(batch_size=1)
+    example = subject.with_points(None, [as_given(first)])
+    return subject.with_points(_points_for(example, delta, method, constants), data)
