@@ -189,10 +189,8 @@ def check_assumption_of(
     check_record("constants", constants, Constants)
     subject = resolve_points(subject, DELTA, constants=constants)
     weights, c_constant = {weight.name: weight for weight in subject.weights}, constants.c_constant
-    if subject.data is None:
-        raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
     network = _Network(subject, chunk_of(subject.scoring.chunk_bytes, device_of(subject.model)))
-    data, device = subject.data.with_points(subject.n_points), device_of(subject.model)
+    data, device = subject.points, device_of(subject.model)
     held = None if holdout is None else data_of(holdout, role="holdout", device=device, seed=subject.seed)
     held = held and held.with_points(n_holdout)
     counts = [data.n_known, held.n_known if held else 0]

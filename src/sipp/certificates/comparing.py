@@ -192,21 +192,17 @@ def _measure(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
 
 def _points(subject: Subject, holdout: AnyData | None) -> _Points:
     """The points of data and holdout, or of the data alone, with its last quarter kept aside."""
-    if subject.data is None:
-        raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
     if holdout is None:
         subject, aside = take_aside(subject, RankOptions())
         if aside.is_empty:
             raise DataError("there are too few points to keep some aside", fix="give at least 4, or a holdout")
-        assert subject.data is not None
-        judging = _not_among(subject.data, aside)
+        judging = _not_among(subject.points, aside)
         if judging.is_empty:
             raise DataError("all points kept aside are copies of others", fix="give different points, or a holdout")
-        return _Points(subject.data, judging)
+        return _Points(subject.points, judging)
     subject = resolve_points(subject, DELTA, method=DEFAULT, constants=Constants())
-    assert subject.data is not None
     held = data_of(holdout, device=device_of(subject.model), role="holdout")
-    return _Points(subject.data.with_points(subject.n_points).in_memory(), held.in_memory())
+    return _Points(subject.points.in_memory(), held.in_memory())
 
 
 def _not_among(chosen: Data, aside: Data) -> Data:

@@ -40,20 +40,20 @@ class Subject:
         assert self.scoring.n_points != "theory"
         return self.scoring.n_points
 
-    @property
-    def n_known(self) -> int | None:
-        """How many points will be taken, where that is known without reading them."""
-        return self.n_points if self.n_points is not None or self.data is None else self.data.n_known
-
     def parameters(self) -> dict[str, nn.Parameter]:
         """The chosen weights by name."""
         return {weight.name: self.model.get_parameter(weight.name) for weight in self.weights}
 
-    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
-        """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
+    @property
+    def points(self) -> Data:
+        """As many points of the data as were asked for."""
         if self.data is None:
             raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
-        return self.data.with_points(self.n_points).batches(batch_size)
+        return self.data.with_points(self.n_points)
+
+    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
+        return self.points.batches(batch_size)
 
     def with_points(self, n_points: int | None, data: AnyData | None) -> Subject:
         """The same with other data, and this many points of it."""

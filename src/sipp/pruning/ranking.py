@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sipp.allocation.patterns import pattern_of
 from sipp.checking import check_choice, check_flag, check_record, check_seed, check_share
-from sipp.errors import DataError, OptionError
+from sipp.errors import OptionError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.data import ASIDE_SHARE, Data
 from sipp.inputs.layers import warn_of_frozen
@@ -104,7 +104,7 @@ def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, stat
     unscored = _why_unscored(row, subject.data, statements)
     scores, first = None, None
     if not unscored and subject.data is not None:
-        with progress_bar("scoring", subject.n_known, shown=progress) as advance:
+        with progress_bar("scoring", subject.points.n_known, shown=progress) as advance:
             scores, first = _scored(subject, row, options.reduce or row.reduce, statements, advance)
             scores = chosen_on(scores, aside)
     if by_name is not None:
@@ -193,9 +193,7 @@ def take_aside(subject: Subject, options: RankOptions) -> tuple[Subject, Data]:
     subject = resolve_points(subject, options.delta, method=options.method, constants=options.constants)
     if is_theory and subject.n_points is not None:  # so many are to be left
         subject = subject.with_points(math.ceil(subject.n_points / (1 - ASIDE_SHARE)), subject.data)
-    if subject.data is None:
-        raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
-    scored, aside = subject.data.with_points(subject.n_points).set_aside()
+    scored, aside = subject.points.set_aside()
     return subject.with_points(None, scored), aside
 
 

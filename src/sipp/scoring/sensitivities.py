@@ -74,7 +74,7 @@ def sensitivity(
     check_flag("progress", progress)
     subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     chosen = resolve_points(subject, delta)
-    with progress_bar("scoring", chosen.n_known, shown=progress) as advance:
+    with progress_bar("scoring", chosen.points.n_known, shown=progress) as advance:
         scores = score(chosen, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = subject.parameters()
     return {
@@ -198,7 +198,7 @@ def _probed_batches(subject: Subject, forms: Forms, splits: bool, *, waits: bool
     batches = subject.batches()
     for batch, n_first in split_last(batches) if splits else ((batch, batch.n_points) for batch in batches):
         known = probe(model, subject.sites, batch, norm_stats, forms)
-        is_ours = subject.data is not None and subject.data.has_cheap_points
+        is_ours = subject.points.has_cheap_points
         if not (waits and is_ours and max(known.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
             yield batch, n_first, known
             continue
