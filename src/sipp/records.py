@@ -45,7 +45,7 @@ def from_rows(weight: Weight, matrix_FK: Tensor, like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Use:
+class WeightUse:
     """One meeting of (some rows of) a weight with patches, as a layer adapter reports it.
 
     `windows` is a view of shape (B, G, *positions, *fan_in): the positions are the patches of a point, the fan-in

@@ -11,7 +11,7 @@ from sipp.allocation import largest, largest_above_floor, least_of_layers
 from sipp.allocation.optimal import allocate_posed, pose, relax_posed
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.entry import cut, rank
 from sipp.pruning.ranking import RankOptions
 from sipp.scoring.methods import NAMES
@@ -163,7 +163,7 @@ def test_no_row_of_the_digits_network_dies_at_two_per_cent(method: str) -> None:
     torch.manual_seed(0)
     model = build("digits-cnn").eval()
     data = [(torch.rand(16, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 10)]
-    ranking = rank(subject_of(model, data), RankOptions(method=method, floor=0.1))
+    ranking = rank(task_of(model, data), RankOptions(method=method, floor=0.1))
     pruned = cut(ranking, round(0.02 * ranking.n_weights))
     assert pruned.kept == pruned.budget and not any(layer.dead_rows for layer in pruned.layers)
 

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.entry import cut, rank
 from sipp.pruning.ranking import RankOptions
 from sipp.scoring.methods import Method
@@ -90,7 +90,7 @@ def test_det_keeps_the_globally_largest_sensitivities(method: Method) -> None:
 
 
 def test_det_masks_are_nested() -> None:
-    ranking = rank(subject_of(small_net(), batches()), RankOptions(method="sipp-det"))
+    ranking = rank(task_of(small_net(), batches()), RankOptions(method="sipp-det"))
     previous = None
     for budget in (ranking.n_weights, 300, 200, 60, 7):
         with warnings.catch_warnings():
@@ -162,7 +162,7 @@ def test_hybrid_takes_per_row_the_smaller_bound() -> None:
         model.weight.uniform_(0.9, 1.1)
         model.weight[6:, :40] *= 1e5  # rows led by a few weights, beside rows without a leader
     ranking = rank(
-        subject_of(model, torch.rand(40, 300) + 0.5),
+        task_of(model, torch.rand(40, 300) + 0.5),
         RankOptions(method="sipp-hybrid", delta=0.5, constants=sipp.Constants(c_constant=1.0)),
     )
     pruned = cut(ranking, 1500)

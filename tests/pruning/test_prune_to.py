@@ -10,7 +10,7 @@ import sipp
 from sipp.binomial import k_allowed
 from sipp.certificates import record
 from sipp.errors import DataError, OptionError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning import tolerance
 from sipp.pruning.cutting import before_cut, sparse_rows, write_rows
 from sipp.pruning.entry import cut, rank
@@ -65,7 +65,7 @@ def test_the_result_is_what_prune_gives_at_that_level() -> None:
 
 @pytest.mark.parametrize("method", ["wt", "wanda", "erk", "obs", "sipp-blend", "sipp-det", "sipp-rand", "sipp-hybrid"])
 def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
-    ranking = rank(subject_of(net(), points(100, 1)), RankOptions(method=method))
+    ranking = rank(task_of(net(), points(100, 1)), RankOptions(method=method))
     uncut = before_cut(ranking, n_cuts=30)
     for budget in (300, 40, 170, 11, 40, 384):
         rows, _ = sparse_rows(ranking, uncut, budget, seed=5)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
-from sipp.inputs.layers import find_sites
+from sipp.inputs.layers import find_prunable_layers
 from sipp.records import Batch
 from sipp.repairing.entry import _divided
 from sipp.repairing.joint import joint
@@ -96,8 +96,8 @@ def test_streams_are_found(case: str) -> None:
     net, x = Net(run).eval(), torch.randn(20, 6)
     nn.init.uniform_(net.norm.weight, 0.5, 2.0)
     net.norm.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
-    sites = find_sites(net)
-    found = find_streams(net, sites, ["a.weight", "b.weight", "c.weight"], batch_of(x))
+    layers = find_prunable_layers(net)
+    found = find_streams(net, layers, ["a.weight", "b.weight", "c.weight"], batch_of(x))
     assert set(found) == wanted
     for name, (module, output) in found.items():
         [(mark, stream)] = read_streams(net, {name: module}, batch_of(x)).values()

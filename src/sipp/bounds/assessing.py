@@ -18,7 +18,7 @@ from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.layers import Selector, unwrap
 from sipp.inputs.restore import copy_of
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.numerics import device_of
 from sipp.options import CONFIDENCE, DELTA, Constants, Mode, Scoring
 from sipp.pruning.entry import rank
@@ -72,10 +72,10 @@ def assess(
     choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
     # sipp-det: its scores are the sensitivities
     options = RankOptions(method="sipp-det", delta=delta, confidence=confidence, constants=constants)
-    ranking = rank(subject_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
+    ranking = rank(task_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
     ranking = replace(ranking, method="given")
     if bound == "paper" and holdout is not None:
-        ranking = replace(ranking, holdout=holdout_norms(subject_of(dense, **choice), holdout))
+        ranking = replace(ranking, holdout=holdout_norms(task_of(dense, **choice), holdout))
     found = judge(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed)
     if bound == "sound" and holdout is not None and ranking.scores is not None:
         statement = sound_network_bound(ranking.model, given, holdout, ranking.scores, confidence=confidence)

@@ -32,11 +32,11 @@ from sipp.inputs.batches import points_at
 from sipp.inputs.capture import Forms, OnUse, capture, depends_on_batch
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.layers import Selector
-from sipp.inputs.subject import Subject, subject_of
+from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
 from sipp.options import DELTA, Constants, Scoring
 from sipp.progress import Advance, progress_bar
-from sipp.records import Batch, DrawUnit, Use, Weight, to_rows
+from sipp.records import Batch, DrawUnit, Weight, WeightUse, to_rows
 from sipp.scoring.sensitivities import chunk_of, score
 from sipp.scoring.theory_points import resolve_points
 
@@ -173,25 +173,25 @@ def check_assumption(
         >>> seen.total.share_holding, seen.total.es_failures, seen.total.n_pairs
         (1.0, 0, 2)
     """
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    return check_assumption_of(subject, holdout, constants, n_holdout, progress=check_flag("progress", progress))
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    return check_assumption_of(task, holdout, constants, n_holdout, progress=check_flag("progress", progress))
 
 
 def check_assumption_of(
-    subject: Subject,
+    task: ScoringTask,
     holdout: AnyData | None,
     constants: Constants,
     n_holdout: int | None = None,
     *,
     progress: bool = False,
 ) -> Assumption:
-    """What the points of a subject, and a holdout, say about the assumption of T4."""
+    """What the points of a task, and a holdout, say about the assumption of T4."""
     check_record("constants", constants, Constants)
-    subject = resolve_points(subject, DELTA, constants=constants)
-    weights, c_constant = {weight.name: weight for weight in subject.weights}, constants.c_constant
-    network = _Network(subject, chunk_of(subject.scoring.chunk_bytes, device_of(subject.model)))
-    data, device = subject.points, device_of(subject.model)
-    held = None if holdout is None else data_of(holdout, role="holdout", device=device, seed=subject.seed)
+    task = resolve_points(task, DELTA, constants=constants)
+    weights, c_constant = {weight.name: weight for weight in task.weights}, constants.c_constant
+    network = _Network(task, chunk_of(task.scoring.chunk_bytes, device_of(task.model)))
+    data, device = task.points, device_of(task.model)
+    held = None if holdout is None else data_of(holdout, role="holdout", device=device, seed=task.seed)
     held = held and held.with_points(n_holdout)
     counts = [data.n_known, held.n_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
@@ -222,13 +222,13 @@ def check_assumption_of(
 class _Network:
     """A model and how it is run."""
 
-    subject: Subject
+    task: ScoringTask
     chunk_bytes: int
     checked: Forms = field(default_factory=dict)  # its layers are checked once, not for every draw
 
     @property
     def is_batch_dependent(self) -> bool:
-        return depends_on_batch(self.subject.model, self.subject.scoring.norm_stats)
+        return depends_on_batch(self.task.model, self.task.scoring.norm_stats)
 
 
 def _share_needed(k_constant: float) -> float:
@@ -254,7 +254,7 @@ def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
     """g_j(x) of T2 (F x K) for every weight that this draw reaches; the others have no ratio but 0."""
     reached: set[str] = set()
 
-    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         lowest, highest = torch.aminmax(use.windows)
         if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
             raise DataError(
@@ -266,20 +266,20 @@ def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
         reached.add(weight.name)
 
     _run(network, draw, on_use)
-    all_sites = network.subject.sites
-    kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in all_sites)
-    sites = tuple(replace(site, weights=weights) for site, weights in zip(all_sites, kept) if weights)
-    if not sites:
+    all_layers = network.task.layers
+    kept = ({local: w for local, w in layer.weights.items() if w.name in reached} for layer in all_layers)
+    layers = tuple(replace(layer, weights=weights) for layer, weights in zip(all_layers, kept) if weights)
+    if not layers:
         return {}
-    here = replace(network.subject, sites=sites).with_points(None, [(draw.kwargs or draw.args, None)])
+    here = replace(network.task, layers=layers).with_points(None, [(draw.kwargs or draw.args, None)])
     scores = score(here, checked=network.checked)
     return {layer.weight.name: layer.sensitivity_FK for layer in scores.layers}
 
 
 def _run(network: _Network, draw: Batch, on_use: OnUse) -> None:
-    subject, norm_stats = network.subject, network.subject.scoring.norm_stats
+    task, norm_stats = network.task, network.task.scoring.norm_stats
     no_output = lambda output, batch: None  # noqa: E731
-    capture(subject.model, subject.sites, [draw], on_use=on_use, on_output=no_output, norm_stats=norm_stats)
+    capture(task.model, task.layers, [draw], on_use=on_use, on_output=no_output, norm_stats=norm_stats)
 
 
 def _look_at_calibration(
@@ -321,14 +321,14 @@ def _look_at_holdout(
     """Adds the pairs of one draw, and those that break the ES inequality, to the running numbers."""
     ratios = _ratios(network, draw)
 
-    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         name = weight.name
         limit_FK = c_constant * sensitivity[name].to(BOUND_DTYPE)
         # Only a weight whose largest ratio of the draw passes its limit has failures: the kernels' ratios tell which,
         # with the rounding on their side, and only these few are looked at pair by pair.
         is_suspect_FK = ratios[name] > limit_FK * (1 - ratio_rounding(weight.fan_in))
         limit_FK = limit_FK * (1 + ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
-        rows_FK = to_rows(weight, network.subject.model.get_parameter(name).detach()).to(BOUND_DTYPE)
+        rows_FK = to_rows(weight, network.task.model.get_parameter(name).detach()).to(BOUND_DTYPE)
         n_failures, n_pairs = _count(rows_FK, limit_FK, is_suspect_FK, use, network.chunk_bytes)
         failures[name] += n_failures
         pairs[name] += n_pairs
@@ -336,7 +336,9 @@ def _look_at_holdout(
     _run(network, draw, on_use)
 
 
-def _count(weight_FK: Tensor, limit_FK: Tensor, is_suspect_FK: Tensor, use: Use, chunk_bytes: int) -> tuple[int, int]:
+def _count(
+    weight_FK: Tensor, limit_FK: Tensor, is_suspect_FK: Tensor, use: WeightUse, chunk_bytes: int
+) -> tuple[int, int]:
     """The pairs of one use with w_j^s a_j^t > limit_j z^{st}, j among the suspects, and all pairs with w_j a_j != 0."""
     n_groups = use.windows.shape[1]
     rows = slice(use.row_start, None if use.n_rows is None else use.row_start + use.n_rows)
@@ -361,7 +363,7 @@ def _count(weight_FK: Tensor, limit_FK: Tensor, is_suspect_FK: Tensor, use: Use,
     return n_failures, n_pairs
 
 
-def _patches(use: Use, most: int) -> Iterator[Tensor]:
+def _patches(use: WeightUse, most: int) -> Iterator[Tensor]:
     """The patches of a use (G x P x K, float64, each with a largest magnitude of 1), at most `most` at a time."""
     windows = use.windows.movedim(1, 0)  # (G, B, *positions, *fan_in)
     sizes = windows.shape[1 : 2 + use.n_position_dims]

@@ -25,7 +25,7 @@ from sipp.bounds.network import (
 )
 from sipp.inputs.data import AnyData
 from sipp.inputs.network_hash import tensors_hash
-from sipp.inputs.subject import Subject
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.pruning.result import Pruned, PrunedLayer, Ranking, layer_bound
 from sipp.pruning.sparse_rows import RAND, STRATEGIES, SparseRows
 from sipp.records import Scores
@@ -65,9 +65,9 @@ def state(
     )
 
 
-def holdout_norms(subject: Subject, holdout: AnyData) -> Scores:
+def holdout_norms(task: ScoringTask, holdout: AnyData) -> Scores:
     """The norms of every layer at points that are new to the pruning (T18)."""
-    return score(replace(subject.with_points(None, holdout), seed=0))
+    return score(replace(task.with_points(None, holdout), seed=0))
 
 
 def _statements(

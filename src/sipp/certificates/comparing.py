@@ -29,12 +29,12 @@ from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.labels import Truth, cross_entropy, truth_of, why_not_measured
 from sipp.inputs.layers import Selector
 from sipp.inputs.point_keys import draw_keys_of
-from sipp.inputs.subject import Subject, subject_of
+from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.numerics import BOUND_DTYPE, budget_of, device_of
 from sipp.options import DELTA, Constants, Scoring
 from sipp.progress import progress_bar
 from sipp.pruning.entry import cut, rank
-from sipp.pruning.ranking import RankOptions, take_aside
+from sipp.pruning.ranking import RankOptions, set_points_aside
 from sipp.pruning.result import Pruned
 from sipp.records import Batch
 from sipp.repairing.entry import repair as repaired
@@ -83,16 +83,16 @@ def compare(
     check_flag("progress", progress)
     _check_ledger(ledger, holdout)
     scoring = _with_loss_of(scoring, output)
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
-    n_weights = sum(weight.n_weights for weight in subject.weights)
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
+    n_weights = sum(weight.n_weights for weight in task.weights)
     n_kept = [budget_of(keep, n_weights) for keep in _listed("keeps", keeps)]  # which refuses what is no share
     budgets = dict(zip(map(float, keeps), n_kept))
     asked = None if methods is None else [method_of(name).name for name in _listed("methods", methods)]
-    points = _points(subject, holdout)
+    points = _points(task, holdout)
     names = dict.fromkeys(asked or _usual(points))
-    judged = subject.with_points(None, points.chosen)
-    dense = _Judge(subject.model, points, output)
-    baseline = dense.judge(subject.model, checks=holdout is not None, ledger=ledger)
+    judged = task.with_points(None, points.chosen)
+    dense = _Judge(task.model, points, output)
+    baseline = dense.judge(task.model, checks=holdout is not None, ledger=ledger)
     if baseline.why_no_accuracy:
         warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=2)
     rows: list[Compared] = []
@@ -108,7 +108,7 @@ def compare(
     return Comparison(tuple(rows), n_weights, n_chosen, baseline.n_points, holdout is None, baseline.accuracy)
 
 
-def _repaired(judged: Subject, pruned: Pruned) -> Pruned:
+def _repaired(judged: ScoringTask, pruned: Pruned) -> Pruned:
     """The network as `sipp.repair` leaves it, with the points that chose its mask."""
     assert judged.data is not None
     chunk_bytes = judged.scoring.chunk_bytes
@@ -190,19 +190,19 @@ def _measure(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
     return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
 
 
-def _points(subject: Subject, holdout: AnyData | None) -> _Points:
+def _points(task: ScoringTask, holdout: AnyData | None) -> _Points:
     """The points of data and holdout, or of the data alone, with its last quarter kept aside."""
     if holdout is None:
-        subject, aside = take_aside(subject, RankOptions())
+        task, aside = set_points_aside(task, RankOptions())
         if aside.is_empty:
             raise DataError("there are too few points to keep some aside", fix="give at least 4, or a holdout")
-        judging = _not_among(subject.points, aside)
+        judging = _not_among(task.points, aside)
         if judging.is_empty:
             raise DataError("all points kept aside are copies of others", fix="give different points, or a holdout")
-        return _Points(subject.points, judging)
-    subject = resolve_points(subject, DELTA, method=DEFAULT, constants=Constants())
-    held = data_of(holdout, device=device_of(subject.model), role="holdout")
-    return _Points(subject.points.in_memory(), held.in_memory())
+        return _Points(task.points, judging)
+    task = resolve_points(task, DELTA, method=DEFAULT, constants=Constants())
+    held = data_of(holdout, device=device_of(task.model), role="holdout")
+    return _Points(task.points.in_memory(), held.in_memory())
 
 
 def _not_among(chosen: Data, aside: Data) -> Data:

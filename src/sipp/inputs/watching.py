@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sipp.errors import ModelError
-from sipp.inputs.layers import Site
+from sipp.inputs.layers import PrunableLayer
 
 # These give tensors of the same kind or shape as an argument, and do not look at its values ...
 _BLIND = {
@@ -50,28 +50,28 @@ class Watch(TorchFunctionMode):
     torch.jit.script, or under DisableTorchFunction, cannot be seen.
     """
 
-    def __init__(self, sites: Sequence[Site], where: str) -> None:
+    def __init__(self, layers: Sequence[PrunableLayer], where: str) -> None:
         super().__init__()
         self.where = where
         self.takes_values = False  # out of torch, of any tensor: what Python goes by afterwards cannot be seen
         self.running: Counter[int] = Counter()
         holders: dict[str, list[int]] = {}
         parameters: dict[str, nn.Parameter] = {}
-        for site in sites:
-            for local, weight in site.weights.items():
-                holders.setdefault(weight.name, []).append(id(site.module))
-                parameters[weight.name] = site.module.get_parameter(local)
+        for layer in layers:
+            for local, weight in layer.weights.items():
+                holders.setdefault(weight.name, []).append(id(layer.module))
+                parameters[weight.name] = layer.module.get_parameter(local)
         found = [_Watched(*_extent(p), name, tuple(holders[name])) for name, p in parameters.items()]
         self.watched = sorted(found, key=lambda one: one.start)
         self.starts = [one.start for one in self.watched]
 
-    def enter(self, site: Site) -> None:
-        """Lets the site's module read its weights from now on."""
-        self.running[id(site.module)] += 1
+    def enter(self, layer: PrunableLayer) -> None:
+        """Lets the layer's module read its weights from now on."""
+        self.running[id(layer.module)] += 1
 
-    def leave(self, site: Site) -> None:
+    def leave(self, layer: PrunableLayer) -> None:
         """Ends what `enter` began."""
-        self.running[id(site.module)] -= 1
+        self.running[id(layer.module)] -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

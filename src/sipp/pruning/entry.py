@@ -25,12 +25,12 @@ from sipp.inputs.batches import points_at
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.layers import Selector
 from sipp.inputs.restore import copy_of
-from sipp.inputs.subject import Subject, subject_of
+from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.numerics import budget_of, device_of
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Mode, Reduce, Scoring
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
-from sipp.pruning.ranking import N_SAMPLE, RankOptions, chosen_on, rank_subject, take_aside
+from sipp.pruning.ranking import N_SAMPLE, RankOptions, chosen_on, rank_task, set_points_aside
 from sipp.pruning.result import Moved, Pruned, PrunedLayer, Ranking
 from sipp.records import Weight
 from sipp.repairing.entry import repair as repair_network
@@ -82,35 +82,35 @@ def prune(
         96
     """
     options = RankOptions(method, delta, confidence, draws, reduce, floor, constants, pattern)
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(subject.model))
-    _check_reading(subject.data, held, bound, looks_at_assumption, statements, repair)
-    n_kept, aside = _budget(keep, budget, pattern, subject.weights), held
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
+    _check_reading(task.data, held, bound, looks_at_assumption, statements, repair)
+    n_kept, aside = _budget(keep, budget, pattern, task.weights), held
     if bound == "sound" and data is not None and held is None:
-        subject, aside = take_aside(subject, options)
-    ranking = rank(subject, options, progress=progress, statements=statements or options.row.is_scored)
+        task, aside = set_points_aside(task, options)
+    ranking = rank(task, options, progress=progress, statements=statements or options.row.is_scored)
     if bound == "paper" and held is not None and ranking.scores is not None:
-        ranking = replace(ranking, holdout=holdout_norms(subject, held))
-    ranking = _chosen_by_repair(ranking, subject) if repair else ranking
-    pruned = _cut_and_run(ranking, subject, n_kept, seed, progress)
-    if repair and subject.data is not None:  # without the points aside: those that choose values cannot judge them
-        pruned = repaired(ranking, pruned, subject.data, seed=seed, progress=progress)
+        ranking = replace(ranking, holdout=holdout_norms(task, held))
+    ranking = _chosen_by_repair(ranking, task) if repair else ranking
+    pruned = _cut_and_run(ranking, task, n_kept, seed, progress)
+    if repair and task.data is not None:  # without the points aside: those that choose values cannot judge them
+        pruned = repaired(ranking, pruned, task.data, seed=seed, progress=progress)
     if bound == "sound" and ranking.scores is not None and aside is not None:
         sound = sound_network_bound(ranking.model, pruned.model, aside, ranking.scores, confidence=confidence)
         pruned = replace(pruned, bound=sound)
     if looks_at_assumption and data is not None and ranking.scores is not None:
-        seen = replace(subject, scoring=replace(scoring, n_points=ranking.scores.n_points))
+        seen = replace(task, scoring=replace(scoring, n_points=ranking.scores.n_points))
         pruned = replace(pruned, assumption=check_assumption_of(seen, held, constants, progress=progress))
     return pruned
 
 
-def rank(subject: Subject, options: RankOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
+def rank(task: ScoringTask, options: RankOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
     """The scores of every prunable weight by one method: all of pruning that does not depend on the budget.
 
     `statements` asks for what only statements need: sensitivities beside the scores of a baseline (T17), the constant
     measured (T19), and the reason why T12 does not bind the model.
     """
-    ranking = rank_subject(subject, options, progress=progress, statements=statements)
+    ranking = rank_task(task, options, progress=progress, statements=statements)
     if ranking.scores is None:
         return ranking
     names = {weight.name for weight in ranking.weights}
@@ -139,22 +139,22 @@ def repaired(ranking: Ranking, pruned: Pruned, data: AnyData, *, seed: int = 0, 
     )
 
 
-def _chosen_by_repair(ranking: Ranking, subject: Subject) -> Ranking:
+def _chosen_by_repair(ranking: Ranking, task: ScoringTask) -> Ranking:
     """The ranking that knows the points of a repair: they choose values, and cannot judge them."""
-    return ranking if ranking.scores is None else replace(ranking, scores=chosen_on(ranking.scores, subject.data))
+    return ranking if ranking.scores is None else replace(ranking, scores=chosen_on(ranking.scores, task.data))
 
 
-def _cut_and_run(ranking: Ranking, subject: Subject, n_kept: int, seed: int, progress: bool) -> Pruned:
+def _cut_and_run(ranking: Ranking, task: ScoringTask, n_kept: int, seed: int, progress: bool) -> Pruned:
     """The network of `cut`, run on a few points to see how far its output moved."""
     with progress_bar("cutting", None, shown=progress):  # a blend is chosen here, among several cuts
-        return _with_moved(_with_sample(ranking, subject), cut(ranking, n_kept, seed=seed))
+        return _with_moved(_with_sample(ranking, task), cut(ranking, n_kept, seed=seed))
 
 
-def _with_sample(ranking: Ranking, subject: Subject) -> Ranking:
+def _with_sample(ranking: Ranking, task: ScoringTask) -> Ranking:
     """The ranking with a few points to run, where nothing was scored and the data can be read (again)."""
-    if ranking.sample is not None or subject.data is None or not subject.data.can_be_read_again:
+    if ranking.sample is not None or task.data is None or not task.data.can_be_read_again:
         return ranking
-    few = replace(subject, scoring=replace(subject.scoring, n_points=None))
+    few = replace(task, scoring=replace(task.scoring, n_points=None))
     return replace(ranking, sample=points_at(next(few.batches(N_SAMPLE)), slice(N_SAMPLE)))
 
 

@@ -22,7 +22,7 @@ from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.layers import Selector
 from sipp.inputs.restore import check_can_be_written
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.numerics import budget_of
 from sipp.options import Floor, Scoring
 from sipp.progress import progress_line
@@ -138,8 +138,8 @@ def gradual(
             _train(train_step, step, watched)
             if step + 1 not in times:
                 continue
-            subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-            masks = _cut(rank(subject, options), masks, budget_at(times[step + 1], n_weights, last), seed)
+            task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+            masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
             watched = watched if path else unnamed(model, average)  # a copy that is made later holds by itself
             hold(model, masks, optimizer=optimizer)
             hold_all(averages, masks)
@@ -211,7 +211,7 @@ def _checked_model(
     model: nn.Module, keep: float, include: Selector | None, exclude: Selector | None, scoring: Scoring
 ) -> tuple[int, int]:
     """The number of prunable weights, and of those that are left at the end; refuses a model whose masks are held."""
-    weights = subject_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
+    weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
     check_can_be_written(model)
     if masks_of(model):
         raise ModelError("masks of the model are held, and would be released at the end", fix="release(model) first")

@@ -1,4 +1,4 @@
-"""A subject and a method in, the score of every prunable weight out, with what statements about it rest on.
+"""A task and a method in, the score of every prunable weight out, with what statements about it rest on.
 
 Everything that does not depend on the budget: one ranking serves any number of budgets.
 """
@@ -19,7 +19,7 @@ from sipp.errors import OptionError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.data import ASIDE_SHARE, Data
 from sipp.inputs.layers import warn_of_frozen
-from sipp.inputs.subject import Subject
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.options import CONFIDENCE, DELTA, Constants, Draws, Floor, Reduce, check_floor
 from sipp.progress import progress_bar
 from sipp.pruning.blending import Blend
@@ -35,7 +35,7 @@ N_SAMPLE = 32  # points on which the output of a cut is measured
 
 @dataclass(frozen=True)
 class RankOptions:
-    """What a ranking depends on beside its subject: the method, and what is to be said of it. Wrong values are refused.
+    """What a ranking depends on beside its task: the method, and what is to be said of it. Wrong values are refused.
 
     `reduce` and `floor` left alone are the method's own.
     """
@@ -78,43 +78,43 @@ class RankOptions:
         return self.row.floor if self.floor == "method" else None if isinstance(self.floor, str) else float(self.floor)
 
 
-def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, statements: bool) -> Ranking:
+def rank_task(task: ScoringTask, options: RankOptions, *, progress: bool, statements: bool) -> Ranking:
     """The scores of every prunable weight by one method.
 
     `statements` asks for what only statements need: sensitivities beside the scores of a baseline (T17), and the
     constant measured (T19).
     """
-    check_seed(subject.seed)
+    check_seed(task.seed)
     check_flag("progress", progress)
     row = options.row
-    warn_of_frozen(subject.model, subject.weights)
-    if subject.data is None and row.needs_data:
+    warn_of_frozen(task.model, task.weights)
+    if task.data is None and row.needs_data:
         raise OptionError(
             f"method={row.name!r} needs data: an iterable of batches, a tensor of points or a Dataset", option="method"
         )
     aside: Data | None = None
     if row.is_blend:
-        subject, aside = take_aside(subject, options)
+        task, aside = set_points_aside(task, options)
     else:
-        subject = resolve_points(subject, options.delta, method=row.name, constants=options.constants)
+        task = resolve_points(task, options.delta, method=row.name, constants=options.constants)
     by_name = None
     if not row.is_scored:
         with progress_bar(f"scoring by {row.name}", None, shown=progress and row.needs_data):
-            by_name = score_of(row)(subject)
-    unscored = _why_unscored(row, subject.data, statements)
+            by_name = score_of(row)(task)
+    unscored = _why_unscored(row, task.data, statements)
     scores, first = None, None
-    if not unscored and subject.data is not None:
-        with progress_bar("scoring", subject.points.n_known, shown=progress) as advance:
-            scores, first = _scored(subject, row, options.reduce or row.reduce, statements, advance)
+    if not unscored and task.data is not None:
+        with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
+            scores, first = _scored(task, row, options.reduce or row.reduce, statements, advance)
             scores = chosen_on(scores, aside)
     if by_name is not None:
-        ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in subject.weights)
+        ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
     else:
         assert scores is not None
         ranks = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
     return Ranking(
-        model=subject.model,
-        weights=subject.weights,
+        model=task.model,
+        weights=task.weights,
         ranks=ranks,
         scores=scores,
         method=row.name,
@@ -127,7 +127,7 @@ def rank_subject(subject: Subject, options: RankOptions, *, progress: bool, stat
         sample=None if first is None else points_at(first, slice(N_SAMPLE)),
         floor=options.least_share,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
-        blend=_blend(subject, scores, aside) if row.is_blend and scores is not None else None,
+        blend=_blend(task, scores, aside) if row.is_blend and scores is not None else None,
     )
 
 
@@ -138,7 +138,7 @@ def chosen_on(scores: Scores, data: Data | None) -> Scores:
     return replace(scores, chose=scores.chose | data.keys())
 
 
-def _blend(subject: Subject, scores: Scores, aside: Data | None) -> Blend:
+def _blend(task: ScoringTask, scores: Scores, aside: Data | None) -> Blend:
     """What a blend is chosen from; with too few points to keep some aside, it is chosen on those that were scored."""
     sensitivities: dict[Reduce, tuple[Tensor, ...]] = {}
     sensitivities["max"] = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
@@ -146,9 +146,9 @@ def _blend(subject: Subject, scores: Scores, aside: Data | None) -> Blend:
     if len(means) == len(scores.layers):
         sensitivities["mean"] = tuple(means)
     has_aside = aside is not None and not aside.is_empty
-    chosen = aside if has_aside else subject.data
+    chosen = aside if has_aside else task.data
     assert chosen is not None
-    return Blend(sensitivities, chosen, has_aside, subject.scoring.norm_stats)
+    return Blend(sensitivities, chosen, has_aside, task.scoring.norm_stats)
 
 
 def _why_unscored(row: MethodRow, data: Data | None, statements: bool) -> str:
@@ -165,7 +165,7 @@ def _why_unscored(row: MethodRow, data: Data | None, statements: bool) -> str:
 
 
 def _scored(
-    subject: Subject, row: MethodRow, reduce: Reduce, splits: bool, advance: Callable[[int], None]
+    task: ScoringTask, row: MethodRow, reduce: Reduce, splits: bool, advance: Callable[[int], None]
 ) -> tuple[Scores, Batch]:
     """The scores of a model, and the first batch of points."""
     examples: list[Batch] = []
@@ -175,7 +175,7 @@ def _scored(
         if not examples:
             examples.append(fresh(batch))
 
-    scores = score(subject, reduce=reduce, on_batch=on_batch, splits=splits, with_means=row.is_blend)
+    scores = score(task, reduce=reduce, on_batch=on_batch, splits=splits, with_means=row.is_blend)
     return scores, examples[0]
 
 
@@ -187,14 +187,14 @@ def _few(batch: Batch) -> Any:
     return dict(zip(given, few)) if isinstance(given, dict) else few
 
 
-def take_aside(subject: Subject, options: RankOptions) -> tuple[Subject, Data]:
-    """The subject with the points to score, and those that are kept aside for a sound statement (T18)."""
-    is_theory = subject.scoring.n_points == "theory"
-    subject = resolve_points(subject, options.delta, method=options.method, constants=options.constants)
-    if is_theory and subject.n_points is not None:  # so many are to be left
-        subject = subject.with_points(math.ceil(subject.n_points / (1 - ASIDE_SHARE)), subject.data)
-    scored, aside = subject.points.set_aside()
-    return subject.with_points(None, scored), aside
+def set_points_aside(task: ScoringTask, options: RankOptions) -> tuple[ScoringTask, Data]:
+    """The task with the points to score, and those that are kept aside for a sound statement (T18)."""
+    is_theory = task.scoring.n_points == "theory"
+    task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
+    if is_theory and task.n_points is not None:  # so many are to be left
+        task = task.with_points(math.ceil(task.n_points / (1 - ASIDE_SHARE)), task.data)
+    scored, aside = task.points.set_aside()
+    return task.with_points(None, scored), aside
 
 
 def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:

@@ -44,7 +44,7 @@ from sipp.inputs.layers import Selector
 from sipp.inputs.network_hash import model_hash
 from sipp.inputs.point_keys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.numerics import budget_of
 from sipp.options import Floor, Reduce, Scoring
 from sipp.progress import progress_bar
@@ -110,8 +110,8 @@ def prune_to(
     _check_inputs(model, holdout, ledger)
     calibration = data if data_of(data).can_be_read_again else None
     seen, points = _surveyed(calibration, holdout)
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    ranking = rank(subject, RankOptions(method=method, reduce=reduce, floor=floor), progress=progress)
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    ranking = rank(task, RankOptions(method=method, reduce=reduce, floor=floor), progress=progress)
     walker = _Walker(ranking, output, seed, len(grid), claim, _repair_data(repair, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
     if claim.n_needed > points.n:

@@ -14,7 +14,7 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import concatenated, fresh, points_at
 from sipp.inputs.capture import Forms
 from sipp.inputs.data import AnyData, data_of
-from sipp.inputs.layers import Site, find_sites, unwrap
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.network_hash import tensors_hash, tensors_of
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.restore import copy_of
@@ -130,13 +130,21 @@ def _refit_all(
     advance: Advance,
 ) -> tuple[LayerRepair, ...]:
     """Refits all weights of `repaired` in place, in the order of execution."""
-    sites, forms = _sites(dense, masks), Forms()
-    weights = {weight.name: weight for site in sites for weight in site.weights.values()}
-    census = take_census(dense, sites, parts.batches, forms)
+    layers, forms = _masked_layers(dense, masks), Forms()
+    weights = {weight.name: weight for layer in layers for weight in layer.weights.values()}
+    census = take_census(dense, layers, parts.batches, forms)
     gatherer = Gatherer(
-        dense, repaired, sites, _sites(repaired, masks), parts.batches, parts.is_aside, census, forms, chunk_bytes
+        dense,
+        repaired,
+        layers,
+        _masked_layers(repaired, masks),
+        parts.batches,
+        parts.is_aside,
+        census,
+        forms,
+        chunk_bytes,
     )
-    places = find_places(dense, sites, parts.batches[0])
+    places = find_places(dense, layers, parts.batches[0])
     done = []
     for stretch, fits in stretches(census):
         all_names = [name for group in stretch for name in group]
@@ -151,11 +159,11 @@ def _refit_all(
     return (*done, *unmet)
 
 
-def _sites(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Site, ...]:
+def _masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[PrunableLayer, ...]:
     """The modules that hold masked weights, with those weights alone."""
-    found = find_sites(model, include=[glob.escape(name) for name in masks])
-    chosen = (replace(site, weights={l: w for l, w in site.weights.items() if w.name in masks}) for site in found)
-    return tuple(site for site in chosen if site.weights)
+    found = find_prunable_layers(model, include=[glob.escape(name) for name in masks])
+    chosen = (replace(layer, weights={l: w for l, w in layer.weights.items() if w.name in masks}) for layer in found)
+    return tuple(layer for layer in chosen if layer.weights)
 
 
 def _check_record(pruned: object) -> None:

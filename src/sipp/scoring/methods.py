@@ -17,13 +17,13 @@ from sipp.options import Reduce
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sipp.inputs.subject import Subject
+    from sipp.inputs.scoring_task import ScoringTask
 
 Method = str  # the name of a row
 Need = Literal["data", "labels"]
 Cut = Literal["global", "layer", "row", "sampled", "hybrid"]
 Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
-Score = Callable[["Subject"], "dict[str, Tensor]"]
+Score = Callable[["ScoringTask"], "dict[str, Tensor]"]
 
 SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
 BLEND = "blend"  # as a score: sensitivities and magnitudes blended, how is chosen on points kept aside (T20)
@@ -47,7 +47,7 @@ class MethodRow:
     name: str
     label: str  # on plots
     about: str  # one line for tables, without |
-    score: str  # "file:function" of this folder, {parameter name: tensor} of a Subject; or SENSITIVITY
+    score: str  # "file:function" of this folder, {parameter name: tensor} of a ScoringTask; or SENSITIVITY
     needs: frozenset[Need]
     cut: Cut  # which weights go: the smallest of all, the same share of each layer or row, or by sampling
     promise: str  # the statement about a row it keeps

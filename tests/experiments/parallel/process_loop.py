@@ -26,7 +26,7 @@ from sipp.experiments.runs.store import read_records
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import Hyper, MaskChanges, TrainState, new_state, train
 from sipp.experiments.training.schedule import Schedule
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.entry import prune, rank
 from sipp.pruning.ranking import RankOptions
 from sipp.pruning.result import Ranking
@@ -80,7 +80,7 @@ def score(processes: Processes, *, n_batches: int, bad: int | None = None) -> li
         batches[bad][3, 0, 2, 2] = torch.nan
 
     def rank_batches(own: list[Any]) -> Ranking:
-        return rank(subject_of(net, own), RankOptions(method="sipp-det"))
+        return rank(task_of(net, own), RankOptions(method="sipp-det"))
 
     ranking = rank_together(processes, rank_batches, batches)
     assert ranking.scores is not None

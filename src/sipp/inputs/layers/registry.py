@@ -18,7 +18,7 @@ from sipp.inputs.layers.attention import attention_output, attention_uses, atten
 from sipp.inputs.layers.conv import conv_uses
 from sipp.inputs.layers.linear import linear_uses
 from sipp.inputs.layers.recurrent import cell_output, cell_uses, recurrent_output, recurrent_uses, recurrent_weights
-from sipp.records import Use, Weight
+from sipp.records import Weight, WeightUse
 
 Selector = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 
@@ -36,13 +36,13 @@ class Adapter:
     """How a layer type is scored: the local names of its weights, the uses one call makes of them, and its output."""
 
     weights: Callable[[Any], tuple[str, ...]]
-    uses: Callable[[Any, tuple[Any, ...], dict[str, Any], int], Iterator[Use]]
+    uses: Callable[[Any, tuple[Any, ...], dict[str, Any], int], Iterator[WeightUse]]
     rows_last: bool = False  # the weight is stored K x F
     output: Output = "products"
 
 
 @dataclass(frozen=True)
-class Site:
+class PrunableLayer:
     """A module to listen to: its adapter, and which weight each of its local parameter names is."""
 
     module_name: str
@@ -122,12 +122,12 @@ def _cannot_be_scored(name: str, module: nn.Module) -> ModelError:
     )
 
 
-def find_sites(
+def find_prunable_layers(
     model: nn.Module, *, include: Selector | None = None, exclude: Selector | None = None
-) -> tuple[Site, ...]:
+) -> tuple[PrunableLayer, ...]:
     """The modules of `model` that hold prunable weights, in the order of the model's definition.
 
-    A parameter used by several modules is one Weight (under its first chosen name) with a site for each use, also
+    A parameter used by several modules is one Weight (under its first chosen name) with a layer for each use, also
     in modules that were not chosen: all uses are scored. Norms, embeddings, weights tied to an embedding, and
     parameters outside known layers are left alone.
     """
@@ -169,8 +169,8 @@ def find_sites(
             f"{type(model).__name__} holds no prunable weight (after include and exclude); prunable are the weights "
             f"of {', '.join(types)}, and of types taught with sipp.inputs.layers.register"
         )
-    sites = (
-        Site(
+    layers = (
+        PrunableLayer(
             module_name=name,
             module=module,
             adapter=adapter,
@@ -179,7 +179,7 @@ def find_sites(
         )
         for name, module, adapter, known_as in candidates
     )
-    return tuple(site for site in sites if site.weights)
+    return tuple(layer for layer in layers if layer.weights)
 
 
 def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:

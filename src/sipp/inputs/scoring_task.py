@@ -13,18 +13,18 @@ from sipp.checking import check_record
 from sipp.errors import DataError
 from sipp.inputs.capture import OnUse, capture
 from sipp.inputs.data import AnyData, Data, data_of
-from sipp.inputs.layers import Selector, Site, find_sites, unwrap
+from sipp.inputs.layers import PrunableLayer, Selector, find_prunable_layers, unwrap
 from sipp.numerics import device_of
 from sipp.options import Scoring
 from sipp.records import Batch, Weight
 
 
 @dataclass(frozen=True)
-class Subject:
+class ScoringTask:
     """What every score is a function of."""
 
     model: nn.Module  # without wrappers
-    sites: tuple[Site, ...]  # the modules that hold the chosen weights
+    layers: tuple[PrunableLayer, ...]  # the modules that hold the chosen weights
     data: Data | None  # all of it, whatever `scoring` says of the number of points
     scoring: Scoring = Scoring()
     seed: int = 0
@@ -32,7 +32,7 @@ class Subject:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """The chosen weights, in the order of the model's parameters."""
-        return tuple({weight.name: weight for site in self.sites for weight in site.weights.values()}.values())
+        return tuple({weight.name: weight for layer in self.layers for weight in layer.weights.values()}.values())
 
     @property
     def n_points(self) -> int | None:
@@ -55,24 +55,24 @@ class Subject:
         """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
         return self.points.batches(batch_size)
 
-    def with_points(self, n_points: int | None, data: AnyData | None) -> Subject:
+    def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
         """The same with other data, and this many points of it."""
         return replace(
             self, data=_read_by(self.model, data, self.seed), scoring=replace(self.scoring, n_points=n_points)
         )
 
 
-def each_use(subject: Subject, on_use: OnUse) -> None:
+def each_use(task: ScoringTask, on_use: OnUse) -> None:
     """Calls `on_use` for every use of a chosen weight, over all points."""
-    norm_stats = subject.scoring.norm_stats
-    capture(subject.model, subject.sites, subject.batches(), on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
+    norm_stats = task.scoring.norm_stats
+    capture(task.model, task.layers, task.batches(), on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
 
 
 def _ignored(output: Any, batch: Batch) -> None:
     pass
 
 
-def subject_of(
+def task_of(
     model: nn.Module,
     data: AnyData | None = None,
     *,
@@ -80,12 +80,12 @@ def subject_of(
     exclude: Selector | None = None,
     scoring: Scoring = Scoring(),
     seed: int = 0,
-) -> Subject:
+) -> ScoringTask:
     """A model without its wrappers, with the weights that are chosen by `include` and `exclude`."""
     check_record("scoring", scoring, Scoring)
     model = unwrap(model)
-    sites = find_sites(model, include=include, exclude=exclude)
-    return Subject(model, sites, _read_by(model, data, seed), scoring, seed)
+    layers = find_prunable_layers(model, include=include, exclude=exclude)
+    return ScoringTask(model, layers, _read_by(model, data, seed), scoring, seed)
 
 
 def _read_by(model: nn.Module, data: AnyData | None, seed: int) -> Data | None:
