@@ -247,7 +247,7 @@ def test_a_transposed_weight_is_scored_like_its_linear_twin() -> None:
 
 
 def test_a_new_layer_type_takes_ten_lines() -> None:
-    from sipp.inputs.layers import Adapter, Use, by_point, register
+    from sipp.inputs.layers import Adapter, WeightUse, by_point, register
     from sipp.inputs.layers.registry import _REGISTRY
 
     class Doubled(nn.Module):
@@ -259,7 +259,7 @@ def test_a_new_layer_type_takes_ten_lines() -> None:
             return 2 * x @ self.kernel.t()
 
     def uses(module, args, kwargs, n_points):  # type: ignore[no-untyped-def]
-        yield Use("kernel", *by_point(args[0], n_points))
+        yield WeightUse("kernel", *by_point(args[0], n_points))
 
     def output(module, args, kwargs):  # type: ignore[no-untyped-def]
         return 2 * args[0] @ module.kernel.t()

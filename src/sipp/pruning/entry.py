@@ -83,8 +83,7 @@ def prune(
     """
     options = RankOptions(method, delta, confidence, draws, reduce, floor, constants, pattern)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
-    _check_reading(task.data, held, bound, looks_at_assumption, statements, repair)
+    held = _checked_holdout(task, holdout, bound, looks_at_assumption, statements, repair)
     n_kept, aside = _budget(keep, budget, pattern, task.weights), held
     if bound == "sound" and data is not None and held is None:
         task, aside = set_points_aside(task, options)
@@ -205,10 +204,16 @@ def _budget(keep: float | None, budget: int | None, pattern: str | None, weights
     return check_whole("budget", budget, least=1, most=n_weights)  # all prunable weights
 
 
-def _check_reading(
-    data: Data | None, holdout: Data | None, bound: str, looks_at_assumption: bool, statements: bool, repair: bool
-) -> None:
-    """Refuses what cannot be read as often as it must be, and what would serve nothing."""
+def _checked_holdout(
+    task: ScoringTask,
+    holdout: AnyData | None,
+    bound: str,
+    looks_at_assumption: bool,
+    statements: bool,
+    repair: bool,
+) -> Data | None:
+    """The holdout; refuses what cannot be read as often as it must be, and what would serve nothing."""
+    data, held = task.data, None
     check_choice("bound", bound, get_args(Mode))
     check_flag("looks_at_assumption", looks_at_assumption)
     check_flag("statements", statements)
@@ -228,5 +233,8 @@ def _check_reading(
         )
     if holdout is not None and data is None:
         raise OptionError("holdout serves statements about points, and there is no data", fix="give both, or neither")
-    if looks_at_assumption and holdout is not None and not holdout.can_be_read_again:
-        raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")
+    if holdout is not None:
+        held = data_of(holdout, role="holdout", device=device_of(task.model))
+        if looks_at_assumption and not held.can_be_read_again:
+            raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")
+    return held
