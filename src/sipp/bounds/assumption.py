@@ -190,9 +190,9 @@ def check_assumption_of(
     task = resolve_points(task, DELTA, constants=constants)
     weights, c_constant = {weight.name: weight for weight in task.weights}, constants.c_constant
     network = _Network(task, chunk_of(task.scoring.chunk_bytes, device_of(task.model)))
-    data, device = task.points, device_of(task.model)
-    held = None if holdout is None else data_of(holdout, role="holdout", device=device, seed=task.seed)
-    held = held and held.with_points(n_holdout)
+    data, held = task.points, None
+    if holdout is not None:
+        held = data_of(holdout, role="holdout", device=device_of(task.model), n_points=n_holdout, seed=task.seed)
     counts = [data.n_known, held.n_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
     failures, pairs, n_held_out = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0), 0

@@ -204,9 +204,9 @@ def data_of(
     batch_size: int | None = None,
     refuses_non_finite: bool = True,
 ) -> Data:
-    """What was given as a `Data`; one that is a `Data` already stays as it is."""
+    """What was given as a `Data`; one that is a `Data` already stays as it is, but for a number of points."""
     if isinstance(given, Data):
-        return given
+        return given if n_points is None else given.with_points(n_points)
     return Data(given, role, device, n_points, seed, batch_size, refuses_non_finite)
 
 
