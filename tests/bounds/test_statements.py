@@ -21,8 +21,7 @@ import sipp
 from sipp.allocation.row_bounds import draws_for, eps_given, eps_rand, expected_kept
 from sipp.bounds.network import LEAST_OF_ROW, coverage, floored
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.apart import MOST_APART, hold_back
-from sipp.inputs.batches import batches_of
+from sipp.inputs.data import MOST_APART, data_of, split_last
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.ranking import rank
 from sipp.pruning.sparse_rows import RAND
@@ -311,7 +310,7 @@ def test_splitting_changes_no_score() -> None:
 @pytest.mark.parametrize("sizes", [(200,), (7,) * 30, (1, 90, 3, 60, 2), (64, 64), (3,)])
 def test_the_last_points_are_held_back_whatever_the_batches(sizes: tuple[int, ...]) -> None:
     x = torch.arange(sum(sizes)).float()[:, None]
-    held = list(hold_back(batches_of(list(x.split(list(sizes))))))
+    held = list(split_last(data_of(list(x.split(list(sizes)))).batches()))
     first = torch.cat([batch.args[0][:n] for batch, n in held])
     last = torch.cat([batch.args[0][n:] for batch, n in held])
     assert len(last) == min(MOST_APART, len(x) // 4)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs import task
 from sipp.inputs.capture import capture
+from sipp.inputs.data import Data
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.scoring_task import task_of
 from sipp.records.batches import Batch, WeightUse
@@ -41,7 +41,7 @@ def padded_to(n_steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def scores_of(model: nn.Module, batch: Batch, reduce: str, monkeypatch: pytest.MonkeyPatch) -> Scores:
     """The scores of one batch as it is given, with what it says of padding."""
     with monkeypatch.context() as patched:
-        patched.setattr(task, "batches_of", lambda *args, **kwargs: iter([batch]))
+        patched.setattr(Data, "batches", lambda *args: iter([batch]))
         return sensitivities.score(task_of(model, [None]), reduce=reduce)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.allocation.patterns import obeys
 from sipp.errors import OptionError
-from sipp.inputs.batches import batches_of
+from sipp.inputs.data import data_of
 from sipp.records.pattern import Pattern
 from sipp.repairing import joint as module
 from sipp.repairing.joint import Joint, joint
@@ -34,7 +34,7 @@ def alike(*shape: int, seed: int = 0) -> Tensor:
 
 
 def parts_of(data: Any) -> Parts:
-    return _divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0))
+    return _divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
 
 
 def checked_use(points: Tensor) -> Tensor:

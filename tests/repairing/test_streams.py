@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.inputs.batches import batches_of
+from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records.batches import Batch
 from sipp.repairing.joint import joint
@@ -18,7 +18,7 @@ from sipp.repairing.streams import find_streams, read_streams
 
 
 def batch_of(data: Any) -> Batch:
-    return next(iter(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0)))
+    return next(iter(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches()))
 
 
 class Net(nn.Module):
@@ -135,7 +135,7 @@ def test_padding_does_not_count() -> None:
     made = []
     for fill in (0, 5):
         data = [{"input_ids": torch.where(real > 0, ids, fill), "attention_mask": real}]
-        parts = _divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0))
+        parts = _divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
         made.append(joint(net, masks, parts, a=1.0, chunk_bytes=1 << 12))
     assert [layer.name for layer in made[0].layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
@@ -146,7 +146,7 @@ def test_a_stream_that_is_named_has_to_be_there() -> None:
     torch.manual_seed(0)
     net, x = Net(CASES["x + layer"][0]).eval(), torch.randn(60, 6)
     masks = {f"{name}.weight": torch.rand(6, 6) < 0.5 for name in "ab"}
-    parts = _divided(batches_of(x, device=torch.device("cpu"), n_points=None, seed=0))
+    parts = _divided(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
     made = joint(net, masks, parts, a=1.0, residuals=["b.weight"], chunk_bytes=1 << 12)
     assert [layer.corrects for layer in made.layers] == [False, True]
     with pytest.raises(OptionError, match=r"a\.weight"):

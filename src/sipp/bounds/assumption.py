@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import Data, batches_of, count_points, points_at
+from sipp.inputs.batches import points_at
 from sipp.inputs.capture import Forms, depends_on_batch, runner
+from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import Advance, progress_bar
 from sipp.records.assumption import Assumption, LayerAssumption, share_needed
@@ -47,8 +48,8 @@ SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # a float32 ratio below has lost
 @torch.inference_mode(False)
 def check_assumption(
     model: nn.Module,
-    data: Data,
-    holdout: Data | None = None,
+    data: AnyData,
+    holdout: AnyData | None = None,
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
@@ -79,7 +80,7 @@ def check_assumption(
 
 def check_assumption_of(
     task: ScoringTask,
-    holdout: Data | None,
+    holdout: AnyData | None,
     constants: Constants,
     n_holdout: int | None = None,
     *,
@@ -88,18 +89,19 @@ def check_assumption_of(
     """What the points of a task, and a holdout, say about the assumption of T4."""
     check_record("constants", constants, Constants)
     task = resolve_points(task, DELTA, constants=constants)
-    data, n_points, c_constant = task.data, task.n_points, constants.c_constant
-    if data is None:
-        raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
+    c_constant = constants.c_constant
     unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "points"
-    counts = [n_points or count_points(data), 0 if holdout is None else n_holdout or count_points(holdout)]
+    data, held = task.points, None
+    if holdout is not None:
+        held = data_of(holdout, role="holdout", device=device_of(task.model), n_points=n_holdout, seed=task.seed)
+    counts = [data.n_known, held.n_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
     checked: Forms = {}  # the network's layers are checked once, not for every draw
     failures, pairs, n_held_out = Counter[str](), Counter[str](), 0
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
-        draws = _draws(task, data, n_points, unit, "calibration", advance)
+        draws = _draws(data, unit, advance)
         sensitivity, n_above, n_calibration = _calibrated(task, draws, c_constant, checked)
-        for draw in () if holdout is None else _draws(task, holdout, n_holdout, unit, "holdout", advance):
+        for draw in () if held is None else _draws(held, unit, advance):
             n_held_out += 1
             for name, n_failures, n_pairs in _holdout_counts(task, draw, sensitivity, c_constant, checked):
                 failures[name] += n_failures
@@ -119,14 +121,12 @@ def check_assumption_of(
     return Assumption(layers, c_constant, constants.k_constant, n_calibration, n_held_out, unit)
 
 
-def _draws(
-    task: ScoringTask, data: Data, n_points: int | None, unit: DrawUnit, role: str, advance: Advance
-) -> Iterator[Batch]:
+def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
     """What T4 calls independent: each point as a batch of its own, or whole batches where points depend on them.
 
     `advance` is told of the points of a draw when the next one is asked for.
     """
-    for batch in batches_of(data, device=device_of(task.model), n_points=n_points, seed=task.seed, role=role):
+    for batch in data.batches():
         if unit == "batches":
             yield batch
             advance(batch.n_points)

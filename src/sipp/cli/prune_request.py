@@ -24,7 +24,7 @@ from sipp.cli.points import (
     split,
 )
 from sipp.experiments.nets import NETS
-from sipp.inputs.apart import ASIDE_SHARE
+from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed
 from sipp.records.checking import check_share
 from sipp.records.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Method, Mode, Reduce

@@ -17,7 +17,7 @@ from sipp.cli.errors import Trouble, at
 from sipp.cli.models import load_model
 from sipp.cli.points import Points, check_fits, draw, open_source
 from sipp.experiments.nets import NETS, build
-from sipp.inputs.batches import batches_of
+from sipp.inputs.data import data_of
 from sipp.records.certificate import AnyCertificate, from_json
 from sipp.storage.artifact_index import class_name
 from sipp.storage.contents import Contents
@@ -102,7 +102,7 @@ def example_for(stored: StoredNetwork, data: str | None, n_points: int, normalis
     source = open_source(spec, "calibration", "--data", model=stored.name, normalise=normalise)
     points = draw(source, n_points, seed=0, batch_size=n_points, model=stored.model)
     check_fits(stored.model, points, stored.name, "--data")
-    batch = next(iter(batches_of(points.batches)))
+    batch = next(iter(data_of(points.batches).batches()))
     return batch.kwargs or batch.args, points
 
 

@@ -13,17 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.attribution import Grouper, Orders, Recorder, orders_of, placements
-from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
-from sipp.inputs.outside_reads import Watch
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was
-from sipp.inputs.routing import Routing
+from sipp.inputs.watching import Routing, Watch
 from sipp.inputs.weight_uses import checked_use, with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import integers, is_out_of_memory
@@ -213,14 +211,13 @@ def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) ->
 
 def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     """Says on which data the model failed, how, and what to try."""
-    named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
-    given = ", ".join(f"{name}: {_described(value)}" for name, value in named.items())
+    inputs = tensors_of_inputs(batch)
+    given = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in inputs.items())
     text = f"{batch.where} ({given}): the model's forward fails on it, {type(error).__name__}: {error}"
     if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:
         text += " (the labels of a dict batch are not passed; if the model takes them, give the pair (dict, labels))"
     wanted = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    found = {t.dtype for t in map(_tensor, named.values()) if t is not None}
-    if wanted and not found <= wanted and "type" in str(error):
+    if wanted and not {t.dtype for t in inputs.values()} <= wanted and "type" in str(error):
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in wanted))
         return f"{text}; its parameters are {names}: convert the points to that if it takes no others"
     return f"{text}; give inputs of the shape and type that the model takes"
@@ -320,22 +317,8 @@ def _uses(
 
 
 def _form(batch: Batch) -> tuple[Any, ...]:
-    named = [*enumerate(batch.args), *batch.kwargs.items()]
-    tensors = ((name, t) for name, value in named if (t := _tensor(value)) is not None)
-    return (batch.n_points > 1, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in tensors))
-
-
-def _tensor(value: Any) -> Tensor | None:
-    if isinstance(value, PackedSequence):
-        return value.data
-    return value if isinstance(value, Tensor) else None
-
-
-def _described(value: Any) -> str:
-    tensor = _tensor(value)
-    if tensor is None:
-        return type(value).__name__
-    return f"{str(tensor.dtype).removeprefix('torch.')} {' x '.join(map(str, tensor.shape))}"
+    inputs = tensors_of_inputs(batch)
+    return (batch.n_points > 1, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in inputs.items()))
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.inputs.batches import Data, batches_of
 from sipp.inputs.capture import OnUse, capture
+from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.records.batches import Batch
 from sipp.records.checking import check_record
@@ -26,7 +26,7 @@ class ScoringTask:
 
     model: nn.Module  # without wrappers
     layers: tuple[PrunableLayer, ...]  # the modules that hold the chosen weights
-    data: Data | None
+    data: Data | None  # all of it, whatever `scoring` says of the number of points
     scoring: Scoring = Scoring()
     seed: int = 0
 
@@ -45,16 +45,22 @@ class ScoringTask:
         """The chosen weights by name."""
         return {weight.name: self.model.get_parameter(weight.name) for weight in self.weights}
 
-    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
-        """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
+    @property
+    def points(self) -> Data:
+        """As many points of the data as were asked for."""
         if self.data is None:
             raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
-        device, n_points = device_of(self.model), self.n_points
-        return batches_of(self.data, device=device, n_points=n_points, seed=self.seed, batch_size=batch_size)
+        return self.data.with_points(self.n_points)
 
-    def with_points(self, n_points: int | None, data: Data | None) -> ScoringTask:
+    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
+        return self.points.batches(batch_size)
+
+    def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
         """The same with other data, and this many points of it."""
-        return replace(self, data=data, scoring=replace(self.scoring, n_points=n_points))
+        return replace(
+            self, data=_read_by(self.model, data, self.seed), scoring=replace(self.scoring, n_points=n_points)
+        )
 
 
 def each_use(task: ScoringTask, on_use: OnUse) -> None:
@@ -69,7 +75,7 @@ def _ignored(output: Any, batch: Batch) -> None:
 
 def task_of(
     model: nn.Module,
-    data: Data | None = None,
+    data: AnyData | None = None,
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
@@ -79,4 +85,9 @@ def task_of(
     """A model without its wrappers, with the weights that are chosen by `include` and `exclude`."""
     check_record("scoring", scoring, Scoring)
     model = unwrap(model)
-    return ScoringTask(model, find_prunable_layers(model, include=include, exclude=exclude), data, scoring, seed)
+    layers = find_prunable_layers(model, include=include, exclude=exclude)
+    return ScoringTask(model, layers, _read_by(model, data, seed), scoring, seed)
+
+
+def _read_by(model: nn.Module, data: AnyData | None, seed: int) -> Data | None:
+    return None if data is None else data_of(data, device=device_of(model), seed=seed)

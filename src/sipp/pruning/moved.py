@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sipp.inputs.batches import points_at
 from sipp.inputs.distance import output_error
 from sipp.inputs.scoring_task import ScoringTask
@@ -21,9 +19,8 @@ def output_moved(ranking: Ranking, cut: Cut, task: ScoringTask) -> OutputChange 
     if cut.choice is not None:
         return OutputChange(cut.choice.taken.error, cut.choice.n_points, aside=cut.choice.is_aside)
     sample = ranking.sample
-    if sample is None and task.data is not None and not hasattr(task.data, "__next__"):
-        few = replace(task, scoring=replace(task.scoring, n_points=None))
-        sample = points_at(next(few.batches(N_SAMPLE)), slice(N_SAMPLE))
+    if sample is None and task.data is not None and task.data.can_be_read_again:
+        sample = points_at(next(task.data.batches(N_SAMPLE)), slice(N_SAMPLE))
     if sample is None:
         return None
     error = output_error(ranking.model, cut.model, [sample])

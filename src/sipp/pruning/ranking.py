@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.inputs.apart import ASIDE_SHARE, keep_aside
-from sipp.inputs.batches import Data, batches_of, count_points, fresh, points_at
+from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.data import ASIDE_SHARE, Data
 from sipp.inputs.layers import warn_of_frozen
-from sipp.inputs.pointkeys import draw_keys_of
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
@@ -60,8 +59,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     unscored = _why_unscored(info, task.data, statements)
     scores, first = None, None
     if not unscored and task.data is not None:
-        n_points = task.n_points or count_points(task.data)
-        with progress_bar("scoring", n_points, shown=progress) as advance:
+        with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
             scores, first = _scored(task, info, options.reduce or info.reduce, statements, advance)
             scores = _chosen_on(scores, aside, data if options.repair else None)
     if by_name is not None:
@@ -116,14 +114,8 @@ def points_seen(ranking: Ranking) -> frozenset[bytes]:
 
 def _chosen_on(scores: Scores, *parts: Data | None) -> Scores:
     """The scores, with these points as ones that chose the pruning too."""
-    keys = {
-        key
-        for data in parts
-        if data is not None and not (isinstance(data, list) and not data) and not scores.batch_dependent
-        for batch in batches_of(data, role="calibration")
-        for key in draw_keys_of(batch)
-    }
-    return replace(scores, chose=scores.chose | keys)
+    used = [data for data in parts if data is not None and not data.is_empty and not scores.batch_dependent]
+    return replace(scores, chose=scores.chose.union(*(data.keys() for data in used)))
 
 
 def _blend(task: ScoringTask, scores: Scores, aside: Data | None) -> Blend:
@@ -133,8 +125,10 @@ def _blend(task: ScoringTask, scores: Scores, aside: Data | None) -> Blend:
     means = [layer.mean_FK.cpu() for layer in scores.layers if layer.mean_FK is not None]
     if len(means) == len(scores.layers):
         sensitivities["mean"] = tuple(means)
-    chosen: Any = aside or task.data
-    return Blend(sensitivities, list(chosen), bool(aside), task.scoring.norm_stats)
+    has_aside = aside is not None and not aside.is_empty
+    chosen = aside if has_aside else task.data
+    assert chosen is not None
+    return Blend(sensitivities, chosen, has_aside, task.scoring.norm_stats)
 
 
 def _why_unscored(info: MethodInfo, data: Data | None, statements: bool) -> str:
@@ -145,7 +139,7 @@ def _why_unscored(info: MethodInfo, data: Data | None, statements: bool) -> str:
         return f"{info.name} looks at no data: give some, and there is a statement (T17)"
     if not statements:
         return f"{info.name} needs no sensitivities, and none were scored; sipp.assess gives a statement for its masks"
-    if info.needs_data and hasattr(data, "__next__"):
+    if info.needs_data and not data.can_be_read_again:
         return (
             f"{info.name} has used up the iterator: give a list, a loader or a tensor, and there is a statement (T17)"
         )
@@ -181,7 +175,7 @@ def set_points_aside(task: ScoringTask, options: PruneOptions) -> tuple[ScoringT
     task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
     if is_theory and task.n_points is not None:  # so many are to be left
         task = task.with_points(math.ceil(task.n_points / (1 - ASIDE_SHARE)), task.data)
-    scored, aside = keep_aside(task.batches())
+    scored, aside = task.points.set_aside()
     return task.with_points(None, scored), aside
 
 

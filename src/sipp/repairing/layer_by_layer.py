@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import Data, batches_of, fresh, points_at
+from sipp.inputs.batches import concatenated, fresh, points_at
 from sipp.inputs.capture import Forms
+from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.distance import output_error
-from sipp.inputs.joining import joined
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
-from sipp.inputs.pointkeys import draw_keys_of
+from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.restore import copy_of
 from sipp.progress import Advance, progress_bar
 from sipp.records.batches import Batch
@@ -59,7 +59,7 @@ def repair_network(
     dense: nn.Module,
     given: nn.Module,
     masks: Mapping[str, Tensor],
-    data: Data,
+    data: AnyData,
     *,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,
@@ -70,7 +70,7 @@ def repair_network(
 ) -> Repaired:
     """A copy of the `given` network whose kept weights are fitted to the dense one, layer by layer, then by `steps`."""
     check_same_tensors(dense, given, masks)
-    parts = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
+    parts = _divided(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
     repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     at_first, before = output_error(dense, given, parts.aside), _judged(dense, given, parts)
     with progress_bar("repairing", len(masks) + steps, shown=progress) as advance:
@@ -230,7 +230,7 @@ def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
     found: list[Batch] = []
     for batch in batches:
         fits = found and found[-1].n_points + batch.n_points <= most
-        both = joined(found[-1], batch) if fits else None
+        both = concatenated(found[-1], batch) if fits else None
         if both is None:
             found.append(batch)
         else:

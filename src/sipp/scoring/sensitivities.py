@@ -13,11 +13,9 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from sipp.errors import DataError
-from sipp.inputs.apart import hold_back
-from sipp.inputs.batches import FEWEST_POINTS, Data, count_points, fresh, points_at
+from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import (
     Forms,
     OnUse,
@@ -29,8 +27,9 @@ from sipp.inputs.capture import (
     runner,
     scoring_mode,
 )
+from sipp.inputs.data import FEWEST_POINTS, AnyData, split_last
 from sipp.inputs.independence import ORDER, Alone, allowed_between, is_same_alone, why_dependent
-from sipp.inputs.pointkeys import batch_key, draw_keys_of
+from sipp.inputs.point_keys import batch_key, draw_keys_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch, WeightUse
@@ -51,7 +50,7 @@ AUTO_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 @torch.inference_mode(False)
 def sensitivity(
     model: nn.Module,
-    data: Data,
+    data: AnyData,
     *,
     reduce: Reduce = "max",
     include: Selector | None = None,
@@ -76,7 +75,7 @@ def sensitivity(
     check_flag("progress", progress)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     chosen = resolve_points(task, delta)
-    with progress_bar("scoring", chosen.n_points or count_points(data), shown=progress) as advance:
+    with progress_bar("scoring", chosen.points.n_known, shown=progress) as advance:
         scores = score(chosen, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = task.parameters()
     return {
@@ -198,9 +197,9 @@ def _probed_batches(
     """
     model, norm_stats = task.model, task.scoring.norm_stats
     batches = task.batches()
-    for batch, n_first in hold_back(batches) if splits else ((batch, batch.n_points) for batch in batches):
+    for batch, n_first in split_last(batches) if splits else ((batch, batch.n_points) for batch in batches):
         known = probe(model, task.layers, batch, norm_stats, forms)
-        is_ours = isinstance(task.data, Tensor | TensorDataset)
+        is_ours = task.points.has_cheap_points
         if not (waits and is_ours and max(known.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
             yield batch, n_first, known
             continue

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch import nn
 
 from sipp.errors import DataError
+from sipp.inputs.batches import as_given
 from sipp.inputs.capture import capture
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.records.batches import Batch, WeightUse
@@ -86,19 +85,8 @@ def resolve_points(
     task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, constants: Constants = Constants()
 ) -> ScoringTask:
     """The task with "theory" as a number of points, for which its first batch is looked at and not lost."""
-    data = task.data
-    if task.scoring.n_points != "theory" or data is None:
+    if task.scoring.n_points != "theory" or task.data is None:
         return task
-    example: Any
-    if isinstance(data, Tensor):
-        example = data[:1]
-    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        example = default_collate([data[0]])
-    else:
-        batches = iter(data)
-        example = next(batches, None)
-        if example is None:
-            raise DataError("the data holds no batch: at least one batch with one point is needed")
-        if hasattr(data, "__next__"):  # anything else begins anew
-            data = itertools.chain([example], batches)
-    return task.with_points(_points_for(task.with_points(None, [example]), delta, method, constants), data)
+    first, data = task.data.first_batch(batch_size=1)
+    example = task.with_points(None, [as_given(first)])
+    return task.with_points(_points_for(example, delta, method, constants), data)

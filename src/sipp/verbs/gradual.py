@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.batches import Data
+from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.restore import check_can_be_written
 from sipp.inputs.scoring_task import task_of
 from sipp.progress import progress_line
@@ -87,7 +87,7 @@ def budget_at(t: float, n_weights: int, last: int) -> int:
 def gradual(
     model: nn.Module,
     train_step: Callable[[int], object],
-    data: Data | None,
+    data: AnyData | None,
     *,
     keep: float,
     steps: int,
@@ -189,7 +189,7 @@ def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> 
     return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
 
 
-def _checked_course(train_step: object, data: Data | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
+def _checked_course(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
     """The number of steps and of cuts."""
     check_flag("progress", progress)
     if not callable(train_step):
@@ -200,7 +200,7 @@ def _checked_course(train_step: object, data: Data | None, steps: int, cuts: int
         check_whole("steps", steps, least=1, most=MOST_STEPS),
         check_whole("cuts", cuts, least=1, most=MOST_CUTS),
     )
-    if hasattr(data, "__next__"):
+    if data is not None and not data_of(data).can_be_read_again:
         raise OptionError("data is read once a cut", fix="give a list, a loader or a tensor", option="data")
     return n_steps, n_cuts
 

@@ -14,7 +14,14 @@ plus `bias`. A layer whose output is something else says so with `Adapter(..., o
 """
 
 from sipp.inputs.layers.linear import by_point
-from sipp.inputs.layers.registry import Adapter, PrunableLayer, find_prunable_layers, register, unwrap, warn_of_frozen
+from sipp.inputs.layers.registry import (
+    Adapter,
+    PrunableLayer,
+    find_prunable_layers,
+    register,
+    unwrap,
+    warn_of_frozen,
+)
 from sipp.records.batches import WeightUse
 
 __all__ = [

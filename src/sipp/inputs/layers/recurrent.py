@@ -51,15 +51,10 @@ def recurrent_uses(
     is_real_BT = torch.arange(n_steps, dtype=torch.int64, device=sequence_BTI.device) < lengths_B[:, None]
 
     def use(parameter: str, steps_BTK: Tensor) -> WeightUse:
-        windows, real_BP = (
-            (steps_BTK[:, None], is_real_BT)
-            if attributed
-            else (
-                steps_BTK.flatten(0, 1)[None, None],
-                is_real_BT.flatten()[None],
-            )
-        )
-        return WeightUse(parameter, windows, attributed=attributed, real_BP=real_BP)
+        if attributed:
+            return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)
+        together = steps_BTK.flatten(0, 1)[None, None]
+        return WeightUse(parameter, together, attributed=False, real_BP=is_real_BT.flatten()[None])
 
     for suffix, x, before, unprojected, _ in _replay(module, sequence_BTI, lengths_B, (hidden, cell)):
         yield use(f"weight_ih{suffix}", x)
