@@ -28,7 +28,7 @@ from sipp.report.networks import (
 from sipp.report.panels import Panel, panels_of
 from sipp.report.read import PrunedModel, Result, Run
 from sipp.report.series import METRICS, Curve
-from sipp.scoring.methods import Style
+from sipp.report.palette import Style
 from sipp.storage.files import make_folder, write_atomic
 from sipp.storage.marks import FIGURE_MARK
 

@@ -10,7 +10,7 @@ from sipp.records.display import short_names
 from sipp.report import palette, series
 from sipp.report.read import Run
 from sipp.report.words import number
-from sipp.scoring.methods import Style
+from sipp.report.palette import Style
 
 WIDTH = 6.9  # inches: both columns of a two-column page
 ROW = 0.125  # inches of a layer,

@@ -21,7 +21,7 @@ from sipp.report.read import Broken, PrunedModel, Result, Run
 from sipp.report.repairs import repair_plots
 from sipp.report.run_parts import panels_part, run_part, run_titles
 from sipp.report.size_and_speed import bench_plots
-from sipp.scoring.methods import Style
+from sipp.report.palette import Style
 from sipp.storage.marks import PAGE_MARK
 
 TEMPLATE = "template.html.j2"
