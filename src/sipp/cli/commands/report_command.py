@@ -17,7 +17,7 @@ from sipp.extras import needed_for
 from sipp.storage.outputs import FIGURE, PAGE, Inputs, check_file, check_place, write_file
 
 if TYPE_CHECKING:
-    from sipp.report.read import Result
+    from sipp.report.results import Result
 
 
 def report(
