@@ -49,8 +49,8 @@ def _cut_once(
     from sipp.experiments.parallel.processes import share_buffers
     from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, rank_for
     from sipp.experiments.runs.work import Network
+    from sipp.native.compiling import compiling_seconds
     from sipp.pruning.little_by_little import budget_at
-    from sipp.scoring.kernels.cpu.host import compiling_seconds
 
     share_buffers(work.processes, state.model)  # all score the same network, the leader's
     began, compiled = clock(), compiling_seconds()

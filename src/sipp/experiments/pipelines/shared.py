@@ -26,12 +26,12 @@ from sipp.experiments.seeds import prune_seed
 from sipp.experiments.training.feed import plain_batches
 from sipp.experiments.training.loop import evaluate
 from sipp.inputs.subject import subject_of
+from sipp.native.compiling import compiling_seconds
 from sipp.options import NormStats, Scoring
 from sipp.pruning.entry import cut, rank
 from sipp.pruning.ranking import RankOptions, only_alive
 from sipp.pruning.result import Pruned, Ranking
 from sipp.records import to_rows
-from sipp.scoring.kernels.cpu.host import compiling_seconds
 from sipp.storage.files import Values
 from sipp.storage.pruned_record import choice_values
 from sipp.storage.run_schemas import Accuracy
