@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
     from sipp.pruning.tolerance import prune_to as prune_to
     from sipp.repairing.entry import repair as repair
     from sipp.report.entry import page as page
-    from sipp.runtime.entry import sparse as sparse
+    from sipp.runtime.sparse_network import sparse as sparse
     from sipp.scoring.sensitivities import sensitivity as sensitivity
     from sipp.scoring.theory_points import sample_size as sample_size
     from sipp.storage.artifact import inspect as inspect
@@ -65,7 +65,7 @@ _MODULES = {
     "save": "sipp.storage.artifact",
     "sensitivity": "sipp.scoring.sensitivities",
     "sound_bound": "sipp.bounds.sound.graph_bound",
-    "sparse": "sipp.runtime.entry",
+    "sparse": "sipp.runtime.sparse_network",
 }
 __all__ = [*_MODULES]
 

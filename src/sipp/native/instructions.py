@@ -76,6 +76,11 @@ def on_stack(b: Any, kind: Any) -> Any:
         return b.alloca(kind)
 
 
+def floats_on_stack(b: Any, n: int) -> Any:
+    """The address of room for n floats."""
+    return b.ptrtoint(on_stack(b, ir.ArrayType(F32, n)), I64)
+
+
 # --- Loops and calls --------------------------------------------------------------------------------------------------
 
 
@@ -107,16 +112,6 @@ def call_at(b: Any, address: Any, numbers: Sequence[Any]) -> None:
     """Calls what lies at an address with whole numbers."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(numbers))
     b.call(b.inttoptr(address, kind.as_pointer()), numbers)
-
-
-def prefetch(b: Any, address: Any) -> None:
-    """Asks for memory that will be read soon; an address outside of all memory does no harm."""
-    call(b, "llvm.prefetch.p0", ir.VoidType(), [b.inttoptr(address, I8.as_pointer()), I32(0), I32(3), I32(1)])
-
-
-def count_up(b: Any, counter: Any) -> Any:
-    """The number at this address, which is one more after it: no other thread gets the same."""
-    return b.atomic_rmw("add", b.inttoptr(counter, I64.as_pointer()), I64(1), "seq_cst")
 
 
 # --- Arithmetic -------------------------------------------------------------------------------------------------------

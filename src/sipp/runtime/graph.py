@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from sipp.errors import ModelError
-from sipp.runtime.tails import NONE, tail_of
+from sipp.native import pytree
+from sipp.runtime.activations import NONE, activation_of
 
 ATEN = torch.ops.aten
 CONV, LINEAR, NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
@@ -145,7 +145,7 @@ def _fused(graph: Graph) -> Graph:
     for op in list(ops.values()):
         if op.target is ADD and op.out in ops:
             _fuse_sum(op, ops, _readers(graph, ops), graph.shapes)
-        act = tail_of(op.target, op.args, op.kwargs)
+        act = activation_of(op.target, op.args, op.kwargs)
         if act is not None and op.out in ops:
             source = ops.get(op.args[0].value)
             if source is not None and _is_open(source, _readers(graph, ops)):

@@ -122,7 +122,7 @@ def _of_sign(b: Any, positive: Any, address: Any, offset: int) -> Any:
     return b.select(positive, load(b, address, _rank, offset), load(b, address, _rank, offset + RANK_VECTOR))
 
 
-def _bar(n_ranks: int) -> Any:
+def _bar_code(n_ranks: int) -> Any:
     """A function: the bar of a column: the least of best[r] * scales[r], at least floors[r], over the band's rows."""
 
     @primitive(REAL, *[INT] * 4)
@@ -169,7 +169,7 @@ def above_zero(b: Any, line: Any) -> Any:
     return _mask(b, [b.fcmp_ordered(">", load(b, line, _rank, offset), constant(0.0, RANK)) for offset in pieces])
 
 
-def _raise(n_ranks: int, n_at_once: int) -> Any:
+def _raise_code(n_ranks: int, n_at_once: int) -> Any:
     """A function: best[r] = the largest of best[r] and of line[p] * turned[r, p] over the patches p in `mask`, not 0.
 
     Patches go `n_at_once` together; where fewer are left, the last one counts again, which changes no maximum and
@@ -204,8 +204,8 @@ def _raise(n_ranks: int, n_at_once: int) -> Any:
     return raise_column
 
 
-bar_1, bar_2, bar_4 = (_bar(n) for n in (1, 2, 4))
-raise_1, raise_2, raise_4 = _raise(1, 8), _raise(2, 4), _raise(4, 4)
+bar_1, bar_2, bar_4 = (_bar_code(n) for n in (1, 2, 4))
+raise_1, raise_2, raise_4 = _raise_code(1, 8), _raise_code(2, 4), _raise_code(4, 4)
 
 
 @primitive(INT, INT)
