@@ -115,8 +115,8 @@ def given(values: Values, template: Any) -> Any:
     return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Ref) else leaf, template)
 
 
-def with_tail(values: Values, op: Op, result: Tensor) -> Tensor:
-    """The result of a product after its tail, by torch."""
+def finished(values: Values, op: Op, result: Tensor) -> Tensor:
+    """The result of a product after its sum and activation, by torch."""
     if op.beside is not None:
         result = result + values[op.beside]
     return BY_TORCH[op.act](result)
@@ -138,7 +138,7 @@ def torch_step(op: Op, note: str = "") -> Step:
             result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
         else:
             result = target(*given(values, op.args), **given(values, op.kwargs))
-        values[op.out] = result if op.beside is None and op.act == NONE else with_tail(values, op, result)
+        values[op.out] = result if op.beside is None and op.act == NONE else finished(values, op, result)
 
     return Step(op.name, "torch", fast, op.out, note=note)
 

@@ -156,8 +156,11 @@ def sums(
             _call_4(denominators, a, weights_at, g, d)
             for line in range(2 * n_rows):
                 to = (((line & 1) * n_groups + g) * n_rows + (line >> 1)) * n_patches + start
-                for p in range(min(BLOCK, last - start)):
-                    put_float(out, to + p, float_at(d, line * BLOCK + p))
+                if last - start >= BLOCK:
+                    copy_line(d + line * LINE, out + to * FLOAT)
+                else:
+                    for p in range(last - start):
+                        put_float(out, to + p, float_at(d, line * BLOCK + p))
 
 
 def pack_weights(weight_GRK: Tensor) -> PackedWeights:
