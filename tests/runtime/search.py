@@ -56,7 +56,7 @@ def forced(rng: random.Random, *, few_trials: bool = True) -> Iterator[str]:
         put(strip_kernel, "TARGETS", (rng.choice([16, 10, 8, 5]),))
         put(steps, "SHARED_SECONDS", rng.choice([0.0, 1.0]))
         if few_trials:
-            put(steps.PreparedKernel, "time", lambda job, limit=math.inf: (job.alone(), rng.random())[1])
+            put(steps.PreparedKernel, "time", lambda kernel, limit=math.inf: (kernel.alone(), rng.random())[1])
         yield choice
 
 

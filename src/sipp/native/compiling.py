@@ -41,7 +41,6 @@ WHOLE = 8  # bytes of a whole number
 # --- Compiled functions -----------------------------------------------------------------------------------------------
 
 
-@functools.cache
 def stamp_of(folder: Path) -> int:
     """A number that changes with every Python file of a folder, and of this one.
 
@@ -51,8 +50,11 @@ def stamp_of(folder: Path) -> int:
     return zlib.crc32(b"".join(path.read_bytes() for path in files), int(HAS_VECTOR_CODE))
 
 
+_stamp_of = functools.cache(stamp_of)
+
+
 def _stamped(function: Callable[..., Any]) -> Callable[..., Any]:
-    function.__qualname__ += f"_{stamp_of(Path(function.__code__.co_filename).parent):x}"  # names the cache
+    function.__qualname__ += f"_{_stamp_of(Path(function.__code__.co_filename).parent):x}"  # names the cache
     return function
 
 
