@@ -88,7 +88,7 @@ def first_kernels() -> Iterator[None]:
     with (
         mock.patch.object(steps, "dense_time", return_value=math.inf),
         mock.patch.object(steps, "race", lambda fast, dense: (fast(), (1e-3, math.inf))[1]),
-        mock.patch.object(steps.Job, "time", lambda job, limit=math.inf: (job.alone(), 1.0)[1]),
+        mock.patch.object(steps.PreparedKernel, "time", lambda kernel, limit=math.inf: (kernel.alone(), 1.0)[1]),
     ):
         yield
 

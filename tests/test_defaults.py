@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.scoring.kernels import boundary, chunk_ratios
+from sipp.native import memory
+from sipp.scoring.kernels import chunk_ratios
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.cpu import plain_loops
 from sipp.scoring.kernels.cpu.layout import MOST_WEIGHTS
@@ -185,9 +186,9 @@ def test_the_kernels_do_not_read_the_defaults(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["array", "address"])
 def test_nothing_of_another_kind_reaches_compiled_code(name: str) -> None:
-    leave: Callable[..., Any] = getattr(boundary, name)
-    leave(boundary.blank(3, 4))
-    leave(boundary.zeros(3, dtype=torch.int64), torch.int64)
+    leave: Callable[..., Any] = getattr(memory, name)
+    leave(memory.blank(3, 4))
+    leave(memory.zeros(3, dtype=torch.int64), torch.int64)
     for wrong in (torch.zeros(3, dtype=torch.float64), torch.zeros(3, device="meta"), torch.zeros(3, 4).t()):
         with pytest.raises(DataError, match="compiled code"):
             leave(wrong)

@@ -19,7 +19,7 @@ else:
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "sipp"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CORE = {"torch", "numpy", "scipy", "numba", "safetensors", "rich", "typer", "pydantic"}
+CORE = {"torch", "numpy", "scipy", "llvmlite", "numba", "safetensors", "rich", "typer", "pydantic"}
 
 # What a user would call, and what it then says it needs: one row or more for each optional package.
 NEEDS = [

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
     from sipp.records.options import Scoring as Scoring
     from sipp.records.pruned import Pruned as Pruned
     from sipp.report.page import page as page
-    from sipp.runtime.entry import sparse as sparse
+    from sipp.runtime.sparse_network import sparse as sparse
     from sipp.scoring.sensitivities import sensitivity as sensitivity
     from sipp.scoring.theory_points import sample_size as sample_size
     from sipp.storage.artifact import inspect as inspect
@@ -68,7 +68,7 @@ _MODULES = {
     "save_folder": "sipp.verbs.save_folder",
     "sensitivity": "sipp.scoring.sensitivities",
     "sound_bound": "sipp.bounds.sound.graph_bound",
-    "sparse": "sipp.runtime.entry",
+    "sparse": "sipp.runtime.sparse_network",
 }
 __all__ = [*_MODULES]
 

@@ -9,7 +9,7 @@ import torch
 
 from sipp.allocation import curves, doubling
 from sipp.allocation.row_loops import compiled_rows, decay, draws_of_row, fill_rates, kept_after, over_rows
-from sipp.scoring.kernels.cpu.host import stamp_of
+from sipp.native.compiling import stamp_of
 
 
 def test_a_change_of_a_file_that_is_called_makes_cached_code_stale(tmp_path: Path) -> None:

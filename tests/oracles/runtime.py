@@ -78,3 +78,14 @@ ACTIVATIONS = {
     "gelu": lambda v: v * 0.5 * (1 + math.erf(v / math.sqrt(2))),
     "gelu_tanh": lambda v: 0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))),
 }
+
+
+def attention(q, k, v, scale, mask):
+    """The mean of the values of each head, weighted by exp(scale q . k + mask); N x H x T x D, mask T x keys."""
+    out = np.zeros(q.shape)
+    for point, head, i in np.ndindex(q.shape[:3]):
+        scores = [scale * float(np.dot(q[point, head, i].astype(float), key)) for key in k[point, head].astype(float)]
+        scores = [score + float(more) for score, more in zip(scores, mask[i])]
+        powers = [math.exp(score - max(scores)) for score in scores]
+        out[point, head, i] = sum(p * value for p, value in zip(powers, v[point, head].astype(float))) / sum(powers)
+    return out

@@ -8,7 +8,7 @@ from runtime.nets import is_close, kernels, thin
 from torch import nn
 
 import sipp
-from sipp.runtime import tiles
+from sipp.runtime import strip_kernel
 
 
 class Shifted(nn.Module):
@@ -162,8 +162,10 @@ def test_no_two_threads_add_to_the_same_sums():
     """Strips that overlap are written twice, which is harmless for results and not for sums of several rounds."""
     n_rounds = []
     for height, width, n in ((1, 1, 592), (7, 7, 16), (5, 9, 8), (1, 3, 400), (8, 8, 16)):
-        plane = tiles.Plane(0, width * n, n)
-        for way in tiles.cuts(height, width, n, n, plane, plane, None, "none", False, lambda rows, floats: [1, 3]):
+        plane = strip_kernel.Plane(0, width * n, n)
+        for way in strip_kernel.cuts(
+            height, width, n, n, plane, plane, None, "none", False, lambda rows, floats: [1, 3]
+        ):
             n_rounds.append(way.n_rounds)
             if way.n_rounds > 1:
                 assert len(way.strips) * len(way.tile.in_out) * way.tile.lanes == height * width * n

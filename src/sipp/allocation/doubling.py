@@ -8,49 +8,45 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils, types
-
 from sipp.allocation.row_loops import LANES, compiled_rows
-from sipp.scoring.kernels.cpu.host import HAS_VECTOR_CODE
-from sipp.scoring.kernels.cpu.llvm import I64, fused, load, primitive, splat, store
+from sipp.native.compiling import DOUBLE, INT, primitive
+from sipp.native.instructions import F64, I64, at, constant, each, fused, load, splat, store, variables, vector
+from sipp.native.processor import HAS_VECTOR_CODE
 
 NOTHING = 1e-200  # less than this is left of a weight: 0, before it is a subnormal number, which is slow
 _WIDTH, _BYTES = 8, 8  # numbers of a vector, bytes of a number
-_vector = ir.VectorType(ir.DoubleType(), _WIDTH)
+_vector = vector(_WIDTH, F64)
 
 
 def _all(value: float) -> Any:
-    return ir.Constant(_vector, [value] * _WIDTH)
+    return constant(value, _WIDTH, F64)
 
 
-@primitive(types.int64, types.int64, types.float64, *[types.int64] * 4)
+@primitive(INT, INT, DOUBLE, *[INT] * 4)
 def _double_blocks(b: Any, n: Any, n_draws: Any, rates: Any, hits: Any, lefts: Any, sums: Any) -> Any:
     """How many of n weights it took, in whole LANES: hits and lefts are doubled, sums[3, LANES] hold their terms."""
-    n_blocks = b.udiv(n, I64(LANES))
-    cells = [[cgutils.alloca_once(b, _vector) for _ in range(LANES // _WIDTH)] for _ in range(3)]
-    for cell in (cell for line in cells for cell in line):
-        b.store(_all(0.0), cell)
-    draws = splat(b, n_draws, _vector)
-    with cgutils.for_range(b, n_blocks) as block:
+    whole = b.mul(b.udiv(n, I64(LANES)), I64(LANES))
+    cells = [variables(b, [_all(0.0)] * (LANES // _WIDTH)) for _ in range(3)]
+    draws = splat(b, n_draws, _WIDTH)
+    with each(b, 0, whole, LANES) as first:
         for v, (kept, gain, turn) in enumerate(zip(*cells)):
-            offset = b.add(b.mul(block.index, I64(LANES * _BYTES)), I64(v * _WIDTH * _BYTES))
-            hit_at, left_at = b.add(hits, offset), b.add(lefts, offset)
-            hit, left = load(b, hit_at, 0, _vector), load(b, left_at, 0, _vector)
+            i = b.add(first, I64(v * _WIDTH))
+            hit_at, left_at = at(b, hits, i, _BYTES), at(b, lefts, i, _BYTES)
+            hit, left = load(b, hit_at, _vector), load(b, left_at, _vector)
             hit = b.fmul(hit, b.fsub(_all(2.0), hit))
             square = b.fmul(left, left)
             square = b.select(b.fcmp_ordered(">", square, _all(NOTHING)), square, _all(0.0))
             left = b.select(b.fcmp_ordered("<", hit, _all(0.5)), b.fsub(_all(1.0), hit), square)
             store(b, hit, hit_at)
             store(b, left, left_at)
-            y = b.fmul(load(b, b.add(rates, offset), 0, _vector), draws)
+            y = b.fmul(load(b, at(b, rates, i, _BYTES), _vector), draws)
             falling = b.fmul(y, left)
             b.store(b.fadd(b.load(kept), hit), kept)
             b.store(b.fadd(b.load(gain), falling), gain)
             b.store(fused(b, falling, y, b.load(turn)), turn)
     for i, cell in enumerate(cell for line in cells for cell in line):
         store(b, b.load(cell), sums, i * _WIDTH * _BYTES)
-    return b.mul(n_blocks, I64(LANES))
+    return whole
 
 
 @compiled_rows

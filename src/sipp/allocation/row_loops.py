@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError
+from sipp.native.compiling import compiled, product_and_sum, stamp_of
+from sipp.native.threads import run_parallel
 from sipp.records.numerics import BOUND_DTYPE
-from sipp.scoring.kernels.cpu.host import compiled, run_parallel, stamp_of
-from sipp.scoring.kernels.cpu.llvm import product_and_sum
 
 MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0
 LARGEST_SHARE = 1.0 - 2.0**-53  # keeps log(1 - q) finite where one weight has all of a row's sensitivity

@@ -26,8 +26,8 @@ from sipp.cli.stored import StoredNetwork, example_for, stored_network
 from sipp.records.certificate import Certificate
 from sipp.records.display import percent, percent_up, sure
 from sipp.records.network_hash import model_hash
-from sipp.runtime.entry import Sparse
 from sipp.runtime.examples import call_of
+from sipp.runtime.sparse_network import Sparse
 from sipp.storage.bench_schemas import BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.storage.contents import Contents
 from sipp.storage.marks import BENCH_FORMAT, BENCH_KIND

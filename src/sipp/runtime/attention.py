@@ -14,23 +14,35 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils
 from torch import Tensor
 
-from sipp.runtime import curves
+from sipp.native import memory
+from sipp.native.instructions import (
+    FLOAT,
+    I64,
+    at,
+    constant,
+    each,
+    floats_on_stack,
+    fused,
+    load,
+    splat,
+    store,
+    variables,
+    vector,
+)
+from sipp.native.machine_code import Arguments, generate
+from sipp.native.processor import LANES
+from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, token_buffer
-from sipp.runtime.code import F32, FLOAT, I64, Loop, constant, generate, vector
 from sipp.runtime.graph import Op
-from sipp.runtime.product import raise_flag
-from sipp.runtime.steps import Job, Step, Values
-from sipp.runtime.tiles import MOST_LANES
-from sipp.scoring.kernels.cpu.llvm import fused
+from sipp.runtime.steps import PreparedKernel, Step, Values
+from sipp.runtime.strip_kernel import raise_flag
 
 AT_ONCE = 4  # keys, or features of values, whose sums stay in registers
 MOST_SCORES = 2**16  # floats of one strip, on the stack
 
-# Numbers of the job, after its head; strides in bytes
+# Arguments of the loop; strides in bytes
 (
     Q, K, V, OUT, Q_POINT, Q_HEAD, Q_PITCH, K_POINT, K_HEAD, K_PITCH, V_POINT, V_HEAD, V_PITCH, OUT_POINT, OUT_HEAD,
     OUT_PITCH, N_POINTS, N_HEADS, N_STRIPS, SIZE, SCALE, FLAG, MASK, MASK_POINT, MASK_HEAD, MASK_PITCH,
@@ -57,7 +69,7 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
         return None
     n_points, n_heads, n_queries, size = q.shape
     n_keys = k.shape[2]
-    lanes = MOST_LANES if n_queries % MOST_LANES == 0 else 8
+    lanes = LANES if n_queries % LANES == 0 else 8
     if n_queries % lanes or n_keys % AT_ONCE or size % AT_ONCE or k.shape[3] != size:
         return None
     n_vectors = next(n for n in (4, 2, 1) if n_queries // lanes % n == 0)
@@ -75,12 +87,12 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
         arena.flag.address, *mask.numbers,
     ]  # fmt: skip
     tile = Tile(lanes, n_vectors, n_keys, mask.data is not None)
-    code = generate(("attention", tile), lambda loop: _emit(loop, tile))
-    job = Job(code, numbers, n_points * n_heads * n_strips, (q, k, v, out, mask, arena.flag))
+    code = generate(("attention", tile), lambda b, args: _emit(b, args, tile))
+    kernel = PreparedKernel(code, numbers, n_points * n_heads * n_strips, (q, k, v, out, mask, arena.flag))
 
     def fast(current: Values) -> None:
         mask.fill(current)
-        job()
+        kernel()
         current[op.out] = result
 
     fast(values)
@@ -102,7 +114,7 @@ class _Mask:
             return
         lead = (1,) * (4 - mask.ndim) + tuple(mask.shape[:-2])
         self._shape = (*lead, q.shape[2], n_keys)
-        self.data = torch.zeros((*lead, n_keys, q.shape[2]), dtype=torch.float32, device="cpu")
+        self.data = memory.zeros(*lead, n_keys, q.shape[2])
         steps = [FLOAT * self.data.stride(d) if self.data.shape[d] > 1 else 0 for d in (0, 1)]
         self.numbers = [self.data.data_ptr(), *steps, FLOAT * q.shape[2]]
 
@@ -120,91 +132,89 @@ def _is_ready(x: Any, arena: Arena) -> bool:
     return is_heads and arena.of(x) is not None and x.stride(2) == 1 and x.shape[2] > 1
 
 
-def _emit(loop: Loop, tile: Tile) -> None:
+def _emit(b: Any, args: Arguments, tile: Tile) -> None:
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
-    b, width = loop.b, lanes * n_vectors * FLOAT
-    scores = cgutils.alloca_once(b, ir.ArrayType(F32, n_keys * n_vectors * lanes))
-    at_scores = b.ptrtoint(scores, I64)
-    bad = loop.cells([constant(0.0, lanes)])[0]
-    n_strips, n_heads = loop.number(N_STRIPS), loop.number(N_HEADS)
-    n_tasks = b.mul(b.mul(loop.number(N_POINTS), n_heads), n_strips)
-    with loop.each(*loop.share(n_tasks)) as task:
+    width = lanes * n_vectors * FLOAT
+    scores = floats_on_stack(b, n_keys * n_vectors * lanes)
+    bad = variables(b, [constant(0.0, lanes)])[0]
+    n_strips, n_heads = args.number(N_STRIPS), args.number(N_HEADS)
+    n_tasks = b.mul(b.mul(args.number(N_POINTS), n_heads), n_strips)
+    with each(b, *args.share(n_tasks)) as task:
         strip, rest = b.srem(task, n_strips), b.sdiv(task, n_strips)
         head, point = b.srem(rest, n_heads), b.sdiv(rest, n_heads)
 
         def start(base: int, per_point: int, per_head: int) -> Any:
-            inside = b.add(b.mul(point, loop.number(per_point)), b.mul(head, loop.number(per_head)))
-            return b.add(loop.number(base), inside)
+            inside = b.add(b.mul(point, args.number(per_point)), b.mul(head, args.number(per_head)))
+            return b.add(args.number(base), inside)
 
         moved = b.mul(strip, I64(width))
         q, out = b.add(start(Q, Q_POINT, Q_HEAD), moved), b.add(start(OUT, OUT_POINT, OUT_HEAD), moved)
         mask = b.add(start(MASK, MASK_POINT, MASK_HEAD), moved)
-        largest = _emit_scores(loop, tile, q, start(K, K_POINT, K_HEAD), mask, at_scores)
-        totals = _emit_powers(loop, lanes, n_vectors, n_keys, largest, at_scores)
+        largest = _emit_scores(b, args, tile, q, start(K, K_POINT, K_HEAD), mask, scores)
+        totals = _emit_powers(b, lanes, n_vectors, n_keys, largest, scores)
         inverse = [b.fdiv(constant(1.0, lanes), total) for total in totals]
-        _emit_means(loop, lanes, n_keys, start(V, V_POINT, V_HEAD), at_scores, inverse, out, bad)
-    raise_flag(loop, b.load(bad), lanes, loop.number(FLAG))
+        _emit_means(b, args, lanes, n_keys, start(V, V_POINT, V_HEAD), scores, inverse, out, bad)
+    raise_flag(b, b.load(bad), lanes, args.number(FLAG))
 
 
-def _emit_scores(loop: Loop, tile: Tile, q: Any, k: Any, mask: Any, scores: Any) -> list[Any]:
+def _emit_scores(b: Any, args: Arguments, tile: Tile, q: Any, k: Any, mask: Any, scores: Any) -> list[Any]:
     """Writes the scores; gives the largest for each query."""
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
-    b, zero = loop.b, constant(0.0, lanes)
-    scale = loop.splat(loop.real(SCALE), lanes)
-    largest = loop.cells([constant(float("-inf"), lanes)] * n_vectors)
-    with loop.each(I64(0), I64(n_keys), AT_ONCE) as key:
-        sums = [loop.cells([zero] * n_vectors) for _ in range(AT_ONCE)]
-        with loop.each(I64(0), loop.number(SIZE)) as d:
-            q_at, k_at = b.add(q, b.mul(d, loop.number(Q_PITCH))), b.add(k, b.mul(d, loop.number(K_PITCH)))
-            queries = [loop.load(q_at, vector(lanes), v * lanes * FLOAT) for v in range(n_vectors)]
+    zero = constant(0.0, lanes)
+    scale = splat(b, args.real(SCALE), lanes)
+    largest = variables(b, [constant(float("-inf"), lanes)] * n_vectors)
+    with each(b, 0, I64(n_keys), AT_ONCE) as key:
+        sums = [variables(b, [zero] * n_vectors) for _ in range(AT_ONCE)]
+        with each(b, 0, args.number(SIZE)) as d:
+            q_at, k_at = b.add(q, b.mul(d, args.number(Q_PITCH))), b.add(k, b.mul(d, args.number(K_PITCH)))
+            queries = [load(b, q_at, vector(lanes), v * lanes * FLOAT) for v in range(n_vectors)]
             for j, line in enumerate(sums):
-                one = loop.splat(loop.load(loop.at(k_at, key), F32, j * FLOAT), lanes)
+                one = splat(b, load(b, at(b, k_at, key), offset=j * FLOAT), lanes)
                 for cell, query in zip(line, queries):
                     b.store(fused(b, one, query, b.load(cell)), cell)
         for j, line in enumerate(sums):
-            to = loop.at(scores, b.mul(b.add(key, I64(j)), I64(n_vectors * lanes)))
-            mask_at = b.add(mask, b.mul(b.add(key, I64(j)), loop.number(MASK_PITCH)))
+            to = at(b, scores, b.mul(b.add(key, I64(j)), I64(n_vectors * lanes)))
+            mask_at = b.add(mask, b.mul(b.add(key, I64(j)), args.number(MASK_PITCH)))
             for v, cell in enumerate(line):
                 value, best = b.fmul(b.load(cell), scale), b.load(largest[v])
                 if tile.has_mask:
-                    value = b.fadd(value, loop.load(mask_at, vector(lanes), v * lanes * FLOAT))
+                    value = b.fadd(value, load(b, mask_at, vector(lanes), v * lanes * FLOAT))
                 b.store(b.select(b.fcmp_ordered(">", best, value), best, value), largest[v])
-                loop.store(value, to, v * lanes * FLOAT)
+                store(b, value, to, v * lanes * FLOAT)
     return [b.load(cell) for cell in largest]
 
 
-def _emit_powers(loop: Loop, lanes: int, n_vectors: int, n_keys: int, largest: list[Any], scores: Any) -> list[Any]:
+def _emit_powers(b: Any, lanes: int, n_vectors: int, n_keys: int, largest: list[Any], scores: Any) -> list[Any]:
     """Turns scores into exp(score - largest); gives their sums."""
-    b = loop.b
-    totals = loop.cells([constant(0.0, lanes)] * n_vectors)
-    with loop.each(I64(0), I64(n_keys)) as key:
-        at = loop.at(scores, b.mul(key, I64(n_vectors * lanes)))
+    totals = variables(b, [constant(0.0, lanes)] * n_vectors)
+    with each(b, 0, I64(n_keys)) as key:
+        line = at(b, scores, b.mul(key, I64(n_vectors * lanes)))
         for v, cell in enumerate(totals):
-            score = loop.load(at, vector(lanes), v * lanes * FLOAT)
-            power = curves.exp(b, b.fsub(score, largest[v]), lanes)
-            loop.store(power, at, v * lanes * FLOAT)
+            score = load(b, line, vector(lanes), v * lanes * FLOAT)
+            power = exp(b, b.fsub(score, largest[v]), lanes)
+            store(b, power, line, v * lanes * FLOAT)
             b.store(b.fadd(b.load(cell), power), cell)
     return [b.load(cell) for cell in totals]
 
 
 def _emit_means(
-    loop: Loop, lanes: int, n_keys: int, v: Any, scores: Any, inverse: list[Any], out: Any, bad: Any
+    b: Any, args: Arguments, lanes: int, n_keys: int, v: Any, scores: Any, inverse: list[Any], out: Any, bad: Any
 ) -> None:
     """Writes the means of the values, a few features at a time."""
-    b, zero, n_vectors = loop.b, constant(0.0, lanes), len(inverse)
-    with loop.each(I64(0), loop.number(SIZE), AT_ONCE) as d:
-        rows = [b.add(v, b.mul(b.add(d, I64(r)), loop.number(V_PITCH))) for r in range(AT_ONCE)]
-        sums = [loop.cells([zero] * n_vectors) for _ in rows]
-        with loop.each(I64(0), I64(n_keys)) as key:
-            at = loop.at(scores, b.mul(key, I64(n_vectors * lanes)))
-            powers = [loop.load(at, vector(lanes), i * lanes * FLOAT) for i in range(n_vectors)]
-            for row, line in zip(rows, sums):
-                one = loop.splat(loop.load(loop.at(row, key)), lanes)
-                for cell, power in zip(line, powers):
+    zero, n_vectors = constant(0.0, lanes), len(inverse)
+    with each(b, 0, args.number(SIZE), AT_ONCE) as d:
+        rows = [b.add(v, b.mul(b.add(d, I64(r)), args.number(V_PITCH))) for r in range(AT_ONCE)]
+        sums = [variables(b, [zero] * n_vectors) for _ in rows]
+        with each(b, 0, I64(n_keys)) as key:
+            line = at(b, scores, b.mul(key, I64(n_vectors * lanes)))
+            powers = [load(b, line, vector(lanes), i * lanes * FLOAT) for i in range(n_vectors)]
+            for row, cells in zip(rows, sums):
+                one = splat(b, load(b, at(b, row, key)), lanes)
+                for cell, power in zip(cells, powers):
                     b.store(fused(b, one, power, b.load(cell)), cell)
         for r, line in enumerate(sums):
-            to = b.add(out, b.mul(b.add(d, I64(r)), loop.number(OUT_PITCH)))
+            to = b.add(out, b.mul(b.add(d, I64(r)), args.number(OUT_PITCH)))
             for i, cell in enumerate(line):
                 value = b.fmul(b.load(cell), inverse[i])
-                loop.store(value, to, i * lanes * FLOAT)
+                store(b, value, to, i * lanes * FLOAT)
                 b.store(fused(b, value, zero, b.load(bad)), bad)

@@ -7,12 +7,14 @@ to whole vectors. To torch a buffer is an ordinary tensor N x C x H x W (or toke
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from sipp.native import memory
 
 VECTOR = 8  # points are rounded up to this many
 SLACK = 16  # floats of the widest vector
@@ -56,7 +58,7 @@ def token_buffer(n: int, features: int) -> Buffer:
 
 def _zeros(*shape: int) -> Tensor:
     """Zeros with some room behind them, as the last vector may be written whole."""
-    room = torch.zeros(prod(shape) + SLACK, dtype=torch.float32, device="cpu")
+    room = memory.zeros(prod(shape) + SLACK)
     return room[: prod(shape)].view(shape)
 
 
@@ -80,15 +82,15 @@ class Flag:
     """Whether some value was not finite; generated code raises it by its address."""
 
     def __init__(self) -> None:
-        self._cell = ctypes.c_float(0.0)
-        self.address = ctypes.addressof(self._cell)
+        self._cell = np.zeros(1, np.float32)
+        self.address = self._cell.ctypes.data
 
     @property
     def is_raised(self) -> bool:
-        return self._cell.value != 0
+        return bool(self._cell[0])
 
     def clear(self) -> None:
-        self._cell.value = 0.0
+        self._cell[0] = 0.0
 
     def check(self, value: Tensor, limit: float = 1.0) -> None:
         """Raises the flag where a value is not finite (or too large: the sum of all is not, or `limit` times one)."""
@@ -98,7 +100,7 @@ class Flag:
             low, high = value.aminmax()
             total += float(torch.maximum(-low, high) * limit)
         if total - total != 0:
-            self._cell.value = 1.0
+            self._cell[0] = 1.0
 
 
 class Arena:

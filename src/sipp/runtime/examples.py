@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from sipp.errors import DataError
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.native import pytree
 from sipp.records.batches import Batch
 
 
@@ -30,7 +30,7 @@ def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def own_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments as they can be traced: a tensor that is there twice becomes two, one of inference mode an own one.
 
     torch.export would take one tensor in two places for one input, and the graph would read it in both.

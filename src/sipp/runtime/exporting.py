@@ -23,8 +23,8 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.records.checking import check_choice
 from sipp.records.pruned_to import Given, network_of
-from sipp.runtime.examples import apart, call_of, try_example
-from sipp.runtime.plain import plain_copy
+from sipp.runtime.examples import call_of, own_tensors, try_example
+from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
 from sipp.storage.files import publish, staged, write_atomic
 from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
@@ -83,7 +83,7 @@ def export(model: Given, path: str | PathLike[str], *, to: Target, example: Any 
         return Exported(target, to, _pretrained(own, target), 0.0, None)
     off_by, n_points = 0.0, None
     if to in TRACED:
-        call = apart(*call_of(example))
+        call = own_tensors(*call_of(example))
         try_example(own, *call)
         with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
             content, off_by, n_points = (onnx_bytes if to == "onnx" else program_bytes)(own, call)

@@ -1,8 +1,8 @@
-"""A model and an example -> the operations of its forward pass, in order, with norms folded and tails fused.
+"""A model and an example -> the operations of its forward pass, in order, with norms folded and activations fused.
 
 torch.export records the operations; then, where a result has no other reader:
     convolution -> batch norm             the norm goes into the weights
-    convolution, linear -> add -> relu    the sum and the activation become the tail of the product
+    convolution, linear -> add -> relu    the sum and the activation become part of the product
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from sipp.errors import ModelError
-from sipp.runtime.tails import NONE, tail_of
+from sipp.native import pytree
+from sipp.runtime.activations import NONE, activation_of
 
 ATEN = torch.ops.aten
 CONV, LINEAR, NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
@@ -37,7 +37,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: `target(*args)` on values and numbers. A product also has its tail: + beside, then `act`."""
+    """One operation: `target(*args)` on values and numbers. A product may end with + beside, then `act`."""
 
     name: str
     target: Any
@@ -145,7 +145,7 @@ def _fused(graph: Graph) -> Graph:
     for op in list(ops.values()):
         if op.target is ADD and op.out in ops:
             _fuse_sum(op, ops, _readers(graph, ops), graph.shapes)
-        act = tail_of(op.target, op.args, op.kwargs)
+        act = activation_of(op.target, op.args, op.kwargs)
         if act is not None and op.out in ops:
             source = ops.get(op.args[0].value)
             if source is not None and _is_open(source, _readers(graph, ops)):
@@ -183,7 +183,7 @@ def _readers(graph: Graph, ops: dict[int, Op]) -> dict[int, int]:
 
 
 def _is_open(op: Op, readers: dict[int, int]) -> bool:
-    """Whether an operation can take a tail: a product without activation, read once."""
+    """Whether an operation can take a sum or an activation: a product without activation, read once."""
     return op.target in (CONV, LINEAR) and op.act == NONE and readers.get(op.out) == 1
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sipp.runtime import steps
 from sipp.runtime.graph import CONV, Op
-from sipp.runtime.steps import Step, Values, with_tail
+from sipp.runtime.steps import Step, Values, finished
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
 
 
 def run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:
-    """The layer with its tail, by torch."""
+    """The layer with what follows it, by torch."""
     x = values[layer.op.args[0].value]
     if len(layer.shape) == 4:
         x = x.contiguous(memory_format=_format_of(weight))
         result = F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
     else:
         result = F.linear(x.contiguous(), weight, layer.bias)
-    return with_tail(values, layer.op, result)
+    return finished(values, layer.op, result)
 
 
 def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:

@@ -7,23 +7,34 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils
 from torch import Tensor
 
+from sipp.native.instructions import (
+    FLOAT,
+    I64,
+    at,
+    call,
+    constant,
+    each,
+    fused,
+    load,
+    splat,
+    store,
+    variables,
+    vector,
+)
+from sipp.native.machine_code import Arguments, generate
+from sipp.native.processor import LANES
 from sipp.runtime.buffers import Arena, token_buffer
-from sipp.runtime.code import FLOAT, I64, Loop, constant, generate, vector
 from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.operands import token_input
-from sipp.runtime.product import raise_flag
-from sipp.runtime.steps import Job, Step, Values
-from sipp.runtime.tiles import MOST_LANES
-from sipp.scoring.kernels.cpu.llvm import fused
+from sipp.runtime.operands import filled_run, fills_of, token_input
+from sipp.runtime.steps import PreparedKernel, Step, Values
+from sipp.runtime.strip_kernel import raise_flag
 
 NORM = ATEN.layer_norm.default
 MARGIN = 2.0**8  # squares so near to overflow are left to torch, which sums them in another order
 
-# Numbers of the job, after its head
+# Arguments of the loop
 X, OUT, GAIN, SHIFT, N_FEATURES, PITCH, N_STRIPS, SHARE, EPSILON, FLAG = range(10)
 
 
@@ -45,7 +56,7 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
     )
     source, strides = token_input(op.args[0].value, x, arena)
     out = arena.add(token_buffer(n_tokens, features))
-    lanes = MOST_LANES if source.n % MOST_LANES == 0 else 8
+    lanes = LANES if source.n % LANES == 0 else 8
     n_vectors = next(n for n in (4, 2, 1) if source.n // lanes % n == 0)
     epsilon = op.args[4] if len(op.args) > 4 else 1e-5
     n_strips = source.n // (lanes * n_vectors)
@@ -53,16 +64,9 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
         source.data.data_ptr(), out.data_CHWN.data_ptr(), gain.data_ptr(), shift.data_ptr(), features, FLOAT * source.n,
         n_strips, _bits(1 / features), _bits(epsilon), arena.flag.address,
     ]  # fmt: skip
-    code = generate(("norm", lanes, n_vectors), lambda loop: _emit(loop, lanes, n_vectors))
-    job = Job(code, numbers, n_strips, (source, out, gain, shift, arena.flag))
-    result = out.tokens(tuple(x.shape[:-1]), strides)
-
-    def fast(current: Values) -> None:
-        if source.fill is not None:
-            source.fill(current)
-        job()
-        current[op.out] = result
-
+    code = generate(("norm", lanes, n_vectors), lambda b, args: _emit(b, args, lanes, n_vectors))
+    kernel = PreparedKernel(code, numbers, n_strips, (source, out, gain, shift, arena.flag))
+    fast = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     fast(values)
     return Step(op.name, "norm of tokens", fast, op.out)
 
@@ -71,49 +75,43 @@ def _bits(value: float) -> int:
     return int(np.array([value], np.float32).view(np.int32)[0])
 
 
-def _emit(loop: Loop, lanes: int, n_vectors: int) -> None:
-    b, width = loop.b, lanes * n_vectors * FLOAT
-    bad = loop.cells([constant(0.0, lanes)])[0]
-    share, epsilon = (loop.splat(loop.real(n), lanes) for n in (SHARE, EPSILON))
+def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
+    width = lanes * n_vectors * FLOAT
+    bad = variables(b, [constant(0.0, lanes)])[0]
+    share, epsilon = (splat(b, args.real(n), lanes) for n in (SHARE, EPSILON))
     one = constant(1.0, lanes)
-    with loop.each(*loop.share(loop.number(N_STRIPS))) as strip:
-        x, out = (b.add(loop.number(n), b.mul(strip, I64(width))) for n in (X, OUT))
+    with each(b, *args.share(args.number(N_STRIPS))) as strip:
+        x, out = (b.add(args.number(n), b.mul(strip, I64(width))) for n in (X, OUT))
         zeros = [constant(0.0, lanes)] * n_vectors
-        mean = [b.fmul(total, share) for total in _over(loop, lanes, x, zeros, lambda v, value: value)]
-        squares = _over(loop, lanes, x, zeros, lambda v, value: _square(b, b.fsub(value, mean[v])))
+        mean = [b.fmul(total, share) for total in _over(b, args, lanes, x, zeros, lambda v, value: value)]
+        squares = _over(b, args, lanes, x, zeros, lambda v, value: _square(b, b.fsub(value, mean[v])))
         for total, middle in zip(squares, mean):
             for square in (total, _square(b, middle)):  # torch squares means too, of parts
                 near = b.fmul(square, constant(MARGIN, lanes))
                 b.store(fused(b, near, constant(0.0, lanes), b.load(bad)), bad)
-        scale = [b.fdiv(one, _root(loop, lanes, fused(b, total, share, epsilon))) for total in squares]
-        with loop.each(I64(0), loop.number(N_FEATURES)) as feature:
-            at = b.mul(feature, loop.number(PITCH))
-            gain, shift = (loop.splat(loop.load(loop.at(loop.number(n), feature)), lanes) for n in (GAIN, SHIFT))
+        variances = [fused(b, total, share, epsilon) for total in squares]
+        scale = [b.fdiv(one, call(b, f"llvm.sqrt.v{lanes}f32", vector(lanes), [x])) for x in variances]
+        with each(b, 0, args.number(N_FEATURES)) as feature:
+            moved = b.mul(feature, args.number(PITCH))
+            gain, shift = (splat(b, load(b, at(b, args.number(n), feature)), lanes) for n in (GAIN, SHIFT))
             for v in range(n_vectors):
-                value = loop.load(b.add(x, at), vector(lanes), v * lanes * FLOAT)
+                value = load(b, b.add(x, moved), vector(lanes), v * lanes * FLOAT)
                 value = fused(b, b.fmul(b.fsub(value, mean[v]), scale[v]), gain, shift)
-                loop.store(value, b.add(out, at), v * lanes * FLOAT)
+                store(b, value, b.add(out, moved), v * lanes * FLOAT)
                 b.store(fused(b, value, constant(0.0, lanes), b.load(bad)), bad)
-    raise_flag(loop, b.load(bad), lanes, loop.number(FLAG))
+    raise_flag(b, b.load(bad), lanes, args.number(FLAG))
 
 
-def _over(loop: Loop, lanes: int, x: Any, start: list[Any], term: Any) -> list[Any]:
+def _over(b: Any, args: Arguments, lanes: int, x: Any, start: list[Any], term: Any) -> list[Any]:
     """Sums over the features, for each vector of a strip."""
-    b, cells = loop.b, loop.cells(start)
-    with loop.each(I64(0), loop.number(N_FEATURES)) as feature:
-        at = b.add(x, b.mul(feature, loop.number(PITCH)))
+    cells = variables(b, start)
+    with each(b, 0, args.number(N_FEATURES)) as feature:
+        line = b.add(x, b.mul(feature, args.number(PITCH)))
         for v, cell in enumerate(cells):
-            value = loop.load(at, vector(lanes), v * lanes * FLOAT)
+            value = load(b, line, vector(lanes), v * lanes * FLOAT)
             b.store(b.fadd(b.load(cell), term(v, value)), cell)
     return [b.load(cell) for cell in cells]
 
 
 def _square(b: Any, value: Any) -> Any:
     return b.fmul(value, value)
-
-
-def _root(loop: Loop, lanes: int, value: Any) -> Any:
-    kind = vector(lanes)
-    name = f"llvm.sqrt.v{lanes}f32"
-    function = cgutils.get_or_insert_function(loop.b.module, ir.FunctionType(kind, [kind]), name)
-    return loop.b.call(function, [value])

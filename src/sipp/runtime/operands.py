@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-import torch
 from torch import Tensor
 
+from sipp.native import memory
 from sipp.runtime.buffers import Arena, Buffer, image_buffer, plain_strides, rounded, token_buffer, token_strides
 from sipp.runtime.layers import Layer
 from sipp.runtime.steps import Values
-from sipp.runtime.tiles import Plane
+from sipp.runtime.strip_kernel import Plane
 
 Fill = Callable[[Values], None]
 
@@ -35,13 +35,13 @@ def fills_of(*operands: Operand | None) -> list[Fill]:
     return [operand.fill for operand in operands if operand is not None and operand.fill is not None]
 
 
-def filled_run(fills: list[Fill], job: Callable[[], None], out: int, result: Tensor) -> Fill:
-    """The fast way of a step: its operands are brought to their places, the job is run, its result has its number."""
+def filled_run(fills: list[Fill], kernel: Callable[[], None], out: int, result: Tensor) -> Fill:
+    """The fast way of a step: its operands are brought to their places, the kernel runs, its result has its number."""
 
     def fast(current: Values) -> None:
         for fill in fills:
             fill(current)
-        job()
+        kernel()
         current[out] = result
 
     return fast
@@ -117,7 +117,7 @@ def _phases(number: int, x: Tensor, layer: Layer) -> Operand:
     (pad_rows, pad_columns), step = layer.padding, layer.stride[1]
     n_columns = -(-(width + 2 * pad_columns) // step)
     shape = (channels, height + 2 * pad_rows, step, n_columns, n)
-    data = torch.zeros(shape, dtype=torch.float32, device="cpu")
+    data = memory.zeros(*shape)
 
     def fill(values: Values) -> None:
         source_CHWN = values[number].permute(1, 2, 3, 0)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from sipp.native import pytree
 from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
@@ -21,8 +21,8 @@ from sipp.runtime.placing import PLACINGS, placing_step
 from sipp.runtime.pools import POOLS, pool_step
 from sipp.runtime.products import image_step, token_step
 from sipp.runtime.recurrent import LSTM, recurrent_step
-from sipp.runtime.single import MOST_COLUMNS, single_step
 from sipp.runtime.steps import ATTENTION, Step, Values, torch_step
+from sipp.runtime.vector_kernel import MOST_COLUMNS, vector_step
 
 # Give nothing that is not finite where what they read is
 _SAFE = {
@@ -192,7 +192,7 @@ def _product_step(op: Op, graph: Graph, values: Values, arena: Arena, border: tu
     if op.target is CONV:
         step = image_step(layer, weight, values, arena, border)
     elif values[op.args[0].value].numel() == weight.shape[1] <= MOST_COLUMNS:
-        step = single_step(layer, weight, values, arena)
+        step = vector_step(layer, weight, values, arena)
     else:
         step = token_step(layer, weight, values, arena)
     return step if layer.bias is None else replace(step, held=(*step.held, layer.bias))

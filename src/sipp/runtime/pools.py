@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from sipp.native.instructions import F32, FLOAT, I32, I64, at, constant, each, load, splat, store, variables, vector
+from sipp.native.machine_code import Arguments, generate
+from sipp.native.processor import WIDE
 from sipp.runtime.buffers import Arena, Buffer
-from sipp.runtime.code import F32, FLOAT, I32, I64, Code, Loop, constant, generate, vector
 from sipp.runtime.graph import ATEN, Op
-from sipp.runtime.steps import Job, Step, Values
-from sipp.scoring.kernels.cpu.host import WIDE
+from sipp.runtime.steps import PreparedKernel, Step, Values
 
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
 POOLS = (MAX, AVERAGE, ADAPTIVE)
 
-# Numbers of the job, after its head
+# Arguments of the loop
 X, OUT, TABLE, TAPS, N_POSITIONS, N_CHANNELS, X_PITCH, OUT_PITCH, N_POINTS = range(9)
 TABLE_NUMBERS = 4  # where a position is in out (bytes), its first and last tap, the factor of its sum (bits)
 
@@ -32,11 +33,11 @@ def pool_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> 
     if not all(len(taps) for line in windows for taps in line[0]):
         return None
     out = arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), border)
-    job = _job(op.target is MAX, rows, columns, source, out)
+    kernel = _kernel(op.target is MAX, rows, columns, source, out)
     result = out.inner
 
     def fast(current: Values) -> None:
-        job()
+        kernel()
         current[op.out] = result
 
     fast(values)
@@ -82,7 +83,7 @@ def _adaptive(n: int, n_out: int) -> _Windows:
     return taps, [len(line) for line in taps]
 
 
-def _job(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out: Buffer) -> Job:
+def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out: Buffer) -> PreparedKernel:
     places: list[int] = []
     table = []
     _, x_high, x_wide, n = source.data_CHWN.shape
@@ -104,40 +105,32 @@ def _job(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out: B
         source.data_CHWN.data_ptr(), out.data_CHWN.data_ptr(), table_array.ctypes.data, place_array.ctypes.data,
         len(table), channels, FLOAT * x_high * x_wide * n, FLOAT * out_high * out_wide * n, n,
     ]  # fmt: skip
-    return Job(pooling(is_max, _lanes(n)), numbers, channels, (table_array, place_array, source, out))
+    lanes = 16 if n % 16 == 0 and WIDE else 8 if n % 8 == 0 else 1
+    code = generate(("pooling", is_max, lanes), lambda b, args: _emit(b, args, is_max, lanes))
+    return PreparedKernel(code, numbers, channels, (table_array, place_array, source, out))
 
 
-def _lanes(n: int) -> int:
-    return 16 if n % 16 == 0 and WIDE else 8 if n % 8 == 0 else 1
+def _emit(b: Any, args: Arguments, is_max: bool, lanes: int) -> None:
+    first, last = args.share(args.number(N_CHANNELS))
+    with each(b, first, last) as channel:
+        x = b.add(args.number(X), b.mul(channel, args.number(X_PITCH)))
+        out = b.add(args.number(OUT), b.mul(channel, args.number(OUT_PITCH)))
+        with each(b, 0, args.number(N_POSITIONS)) as position:
+            entry = at(b, args.number(TABLE), position, 8 * TABLE_NUMBERS)
+            to = b.add(out, load(b, entry, I64))
+            start, stop = load(b, entry, I64, 8), load(b, entry, I64, 16)
+            factor = splat(b, b.bitcast(b.trunc(load(b, entry, I64, 24), I32), F32), lanes)
+            with each(b, 0, args.number(N_POINTS), lanes) as point:
+                value = _over_taps(b, args, is_max, lanes, at(b, x, point), start, stop)
+                store(b, value if is_max else b.fmul(value, factor), at(b, to, point))
 
 
-def pooling(is_max: bool, lanes: int) -> Code:
-    """The compiled loop over channels, positions and points."""
-    return generate(("pooling", is_max, lanes), lambda loop: _emit(loop, is_max, lanes))
-
-
-def _emit(loop: Loop, is_max: bool, lanes: int) -> None:
-    b = loop.b
-    first, last = loop.share(loop.number(N_CHANNELS))
-    with loop.each(first, last) as channel:
-        x = b.add(loop.number(X), b.mul(channel, loop.number(X_PITCH)))
-        out = b.add(loop.number(OUT), b.mul(channel, loop.number(OUT_PITCH)))
-        with loop.each(I64(0), loop.number(N_POSITIONS)) as position:
-            at = loop.at(loop.number(TABLE), position, 8 * TABLE_NUMBERS)
-            to = b.add(out, loop.load(at, I64))
-            start, stop = loop.load(at, I64, 8), loop.load(at, I64, 16)
-            factor = loop.splat(b.bitcast(b.trunc(loop.load(at, I64, 24), I32), F32), lanes)
-            with loop.each(I64(0), loop.number(N_POINTS), lanes) as point:
-                value = _over_taps(loop, is_max, lanes, loop.at(x, point), start, stop)
-                loop.store(value if is_max else b.fmul(value, factor), loop.at(to, point))
-
-
-def _over_taps(loop: Loop, is_max: bool, lanes: int, x: Any, start: Any, stop: Any) -> Any:
-    b, taps = loop.b, loop.number(TAPS)
-    cell = loop.cells([constant(float("-inf") if is_max else 0.0, lanes)])[0]
-    with loop.each(start, stop) as tap:
-        place = b.sext(loop.load(loop.at(taps, tap, 4), I32), I64)
-        value, have = loop.load(b.add(x, place), vector(lanes)), b.load(cell)
+def _over_taps(b: Any, args: Arguments, is_max: bool, lanes: int, x: Any, start: Any, stop: Any) -> Any:
+    taps = args.number(TAPS)
+    cell = variables(b, [constant(float("-inf") if is_max else 0.0, lanes)])[0]
+    with each(b, start, stop) as tap:
+        place = b.sext(load(b, at(b, taps, tap, 4), I32), I64)
+        value, have = load(b, b.add(x, place), vector(lanes)), b.load(cell)
         if is_max:
             is_new = b.or_(b.fcmp_ordered(">", value, have), b.fcmp_unordered("uno", value, value))  # NaN stays
             b.store(b.select(is_new, value, have), cell)

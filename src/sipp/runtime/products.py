@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.native import memory
+from sipp.native.instructions import FLOAT
 from sipp.runtime.buffers import Arena, Flag, token_buffer
-from sipp.runtime.code import FLOAT
 from sipp.runtime.layers import Layer, dense_step
 from sipp.runtime.operands import (
     Operand,
@@ -23,10 +24,8 @@ from sipp.runtime.operands import (
     token_input,
     token_operand,
 )
-from sipp.runtime.packing import Packed, pack
-from sipp.runtime.product import product
-from sipp.runtime.steps import LEAST_GAIN, SHARES, Job, Step, Values
-from sipp.runtime.tiles import Cut, cuts
+from sipp.runtime.steps import LEAST_GAIN, SHARES, PreparedKernel, Step, Values
+from sipp.runtime.strip_kernel import Cut, Packed, cuts, pack, strip_code
 
 NEAREST_CACHE = 24_000  # bytes of x that stay in the first cache beside weights and sums
 HOPELESS = 2.0  # times as long as the dense layer: not tried again
@@ -70,25 +69,25 @@ def _chosen(
     """The fastest of the ways to cut the output and of torch's dense product."""
     op, places = layer.op, _places(layer, source)
     flat = weight.flatten(1).numpy()
-    bias = torch.zeros(len(weight), dtype=torch.float32, device="cpu") if layer.bias is None else layer.bias
+    bias = memory.zeros(len(weight)) if layer.bias is None else layer.bias
     plane, has_larger = None if beside is None else beside.plane, layer.larger is not None
     rounds = partial(_rounds, layer, source, flat)
     ways = list(cuts(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_larger, rounds))
     packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
-    jobs = [_job(packs[way.n_rounds], layer, bias, way, source, out, beside, arena.flag) for way in ways]
+    kernels = [_kernel(packs[way.n_rounds], layer, bias, way, source, out, beside, arena.flag) for way in ways]
     fills = fills_of(source, beside)
     for fill in fills:
         fill(values)
     dense = dense_step(layer, weight, values)
     assert dense.dense_seconds is not None
-    times = [job.time(HOPELESS * dense.dense_seconds) for job in jobs]
+    times = [kernel.time(HOPELESS * dense.dense_seconds) for kernel in kernels]
     best = times.index(min(times))
-    job, way, packed = jobs[best], ways[best], packs[ways[best].n_rounds]
+    kernel, way, packed = kernels[best], ways[best], packs[ways[best].n_rounds]
 
     chosen = dense
     if times[best] <= LEAST_GAIN * dense.dense_seconds:
         chosen = Step(
-            op.name, _kernel_name(way), filled_run(fills, job, op.out, result), op.out, dense.keep,
+            op.name, _kernel_name(way), filled_run(fills, kernel, op.out, result), op.out, dense.keep,
             packed.n_bytes, weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
         )  # fmt: skip
     chosen.fast(values)
@@ -137,11 +136,11 @@ def _group(layer: Layer, rows: np.ndarray) -> np.ndarray:
     return rows // (layer.shape[0] // layer.groups)
 
 
-def _job(
+def _kernel(
     packed: Packed, layer: Layer, bias: Tensor, way: Cut, source: Operand, out: Operand, beside: Operand | None,
     flag: Flag,
-) -> Job:  # fmt: skip
-    """The numbers of `product.py` for this layer."""
+) -> PreparedKernel:  # fmt: skip
+    """The loop over strips with its arguments for this layer."""
     n_strips = len(way.strips)
     n_threads, n_rows = torch.get_num_threads(), len(bias)
     n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES * n_threads // n_strips)))
@@ -152,4 +151,5 @@ def _job(
         0 if beside is None else beside.channel * FLOAT, flag.address, way.n_rounds,
         0 if layer.larger is None else layer.larger.data_ptr(),
     ]  # fmt: skip
-    return Job(product(way.tile), numbers, n_strips * n_blocks, (packed, layer, bias, way, source, out, beside, flag))
+    held = (packed, layer, bias, way, source, out, beside, flag)
+    return PreparedKernel(strip_code(way.tile), numbers, n_strips * n_blocks, held)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from sipp.errors import ModelError
 from sipp.extras import needed_for
+from sipp.native import pytree
 from sipp.runtime.examples import copies
 
 AGREEMENT = 1e-4  # of the largest number of an output

@@ -12,21 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.runtime import curves, steps
+from sipp.native import memory
+from sipp.native.instructions import FLOAT, I64, at, constant, each, fused, load, store, variables, vector
+from sipp.native.machine_code import Arguments, generate
+from sipp.native.processor import LANES
+from sipp.runtime import steps
+from sipp.runtime.activations import sigmoid, tanh
 from sipp.runtime.buffers import Arena
-from sipp.runtime.code import FLOAT, I64, Loop, constant, generate, vector
 from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.packing import LANES, Windows, pack_windows
-from sipp.runtime.product import raise_flag
-from sipp.runtime.single import MOST_COLUMNS, addresses, group_sums, padded_bias
-from sipp.runtime.steps import Job, Step, Values, best_time, given
-from sipp.runtime.tiles import MOST_LANES
-from sipp.scoring.kernels.cpu.llvm import fused
+from sipp.runtime.steps import PreparedKernel, Step, Values, best_time, given
+from sipp.runtime.strip_kernel import raise_flag
+from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, addresses, group_sums, pack_windows, padded_bias
 
 LSTM = ATEN.lstm.input
 N_GATES = 4
 
-# Numbers of the job, after its head; strides in bytes
+# Arguments of the loop; strides in bytes
 (
     INPUT, INPUT_POINT, INPUT_STEP, N_INPUTS, OUT, OUT_POINT, OUT_STEP, VECTORS, CELL, GATES, BIAS, ENDS, VALUES,
     PLACES, WINDOWS, N_GROUPS, N_POINTS, N_STEPS, N_HIDDEN, VECTOR_POINT, GATES_POINT, FLAG,
@@ -35,9 +36,9 @@ N_GATES = 4
 
 @dataclass(frozen=True)
 class Cell:
-    """One layer in one direction: its job, the state and the cell it works on (points x hidden), its weights."""
+    """One layer in one direction: its kernel, the state and the cell it works on (points x hidden), its weights."""
 
-    job: Job
+    kernel: PreparedKernel
     state: Tensor
     cell: Tensor
     packed: Windows
@@ -52,10 +53,10 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
     n_points, n_times = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
     hidden, per_cell = weights[1].shape[1], len(weights) // (n_layers * directions)
     number, h0, c0 = (ref.value for ref in (op.args[0], *op.args[1]))
-    first = torch.zeros((n_points, n_times, x.shape[2]), dtype=torch.float32, device="cpu")
+    first = memory.zeros(n_points, n_times, x.shape[2])
     cells, source = [], first
     for layer in range(n_layers):
-        out = torch.zeros((n_points, n_times, directions * hidden), dtype=torch.float32, device="cpu")
+        out = memory.zeros(n_points, n_times, directions * hidden)
         for direction in range(directions):
             at = (layer * directions + direction) * per_cell
             cells.append(_cell(weights[at : at + per_cell], source, out, direction, arena))
@@ -67,7 +68,7 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
         for cell, h, c in zip(cells, current[h0], current[c0]):
             cell.state.copy_(h)
             cell.cell.copy_(c)
-            cell.job()
+            cell.kernel()
         states = (torch.stack([cell.state for cell in cells]), torch.stack([cell.cell for cell in cells]))
         current[op.out] = (result.clone(), *states)
 
@@ -102,13 +103,13 @@ def _read(op: Op, values: Values, constants: dict[int, Tensor]) -> Any:
 
 
 def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena: Arena) -> Cell:
-    """One layer in one direction, from weights (input, state) and biases to its job."""
+    """One layer in one direction, from weights (input, state) and biases to its kernel."""
     n_points, n_times, n_inputs = source.shape
     hidden = own[1].shape[1]
     packed = pack_windows(torch.cat(own[:2], 1).numpy())
     bias = padded_bias(own[2] + own[3] if len(own) == 4 else None, len(own[0]))
     shapes = [(n_points, n) for n in (_whole(n_inputs + hidden), hidden, _whole(N_GATES * hidden))]
-    vectors, cell, gates = (torch.zeros(shape, dtype=torch.float32, device="cpu") for shape in shapes)
+    vectors, cell, gates = (memory.zeros(*shape) for shape in shapes)
     step, start = (-1, n_times - 1) if direction else (1, 0)
     n_out = out.shape[2]
     numbers = [
@@ -118,10 +119,11 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
         len(packed.ends) - 1, n_points, n_times, hidden, FLOAT * shapes[0][1], FLOAT * shapes[2][1],
         arena.flag.address,
     ]  # fmt: skip
-    lanes = next(n for n in (MOST_LANES, 8, 1) if hidden % n == 0)
+    lanes = next(n for n in (LANES, 8, 1) if hidden % n == 0)
     keep = (packed, bias, source, out, vectors, cell, gates, arena.flag)
-    job = Job(generate(("recurrent", lanes), lambda loop: _emit(loop, lanes)), numbers, n_points, keep)
-    return Cell(job, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
+    code = generate(("recurrent", lanes), lambda b, args: _emit(b, args, lanes))
+    kernel = PreparedKernel(code, numbers, n_points, keep)
+    return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
 
 
 def _whole(n: int) -> int:
@@ -129,42 +131,40 @@ def _whole(n: int) -> int:
     return -(-n // LANES) * LANES
 
 
-def _emit(loop: Loop, lanes: int) -> None:
-    b = loop.b
-    n_inputs, hidden = loop.number(N_INPUTS), loop.number(N_HIDDEN)
-    bad = loop.cells([constant(0.0, lanes)])[0]
-    with loop.each(*loop.share(loop.number(N_POINTS))) as point:
-        line = b.add(loop.number(VECTORS), b.mul(point, loop.number(VECTOR_POINT)))
-        cell = loop.at(loop.number(CELL), b.mul(point, hidden))
-        gates = b.add(loop.number(GATES), b.mul(point, loop.number(GATES_POINT)))
-        source = b.add(loop.number(INPUT), b.mul(point, loop.number(INPUT_POINT)))
-        out = b.add(loop.number(OUT), b.mul(point, loop.number(OUT_POINT)))
-        with loop.each(I64(0), loop.number(N_STEPS)) as time:
-            x = b.add(source, b.mul(time, loop.number(INPUT_STEP)))
-            with loop.each(I64(0), n_inputs) as i:
-                loop.store(loop.load(loop.at(x, i)), loop.at(line, i))
-            _emit_gates(loop, line, gates)
-            to = b.add(out, b.mul(time, loop.number(OUT_STEP)))
-            with loop.each(I64(0), hidden, lanes) as i:
-                state = _emit_cell(loop, lanes, loop.at(gates, i), hidden, loop.at(cell, i))
-                loop.store(state, loop.at(to, i))
-                loop.store(state, loop.at(line, b.add(n_inputs, i)))
+def _emit(b: Any, args: Arguments, lanes: int) -> None:
+    n_inputs, hidden = args.number(N_INPUTS), args.number(N_HIDDEN)
+    bad = variables(b, [constant(0.0, lanes)])[0]
+    with each(b, *args.share(args.number(N_POINTS))) as point:
+        line = b.add(args.number(VECTORS), b.mul(point, args.number(VECTOR_POINT)))
+        cell = at(b, args.number(CELL), b.mul(point, hidden))
+        gates = b.add(args.number(GATES), b.mul(point, args.number(GATES_POINT)))
+        source = b.add(args.number(INPUT), b.mul(point, args.number(INPUT_POINT)))
+        out = b.add(args.number(OUT), b.mul(point, args.number(OUT_POINT)))
+        with each(b, 0, args.number(N_STEPS)) as time:
+            x = b.add(source, b.mul(time, args.number(INPUT_STEP)))
+            with each(b, 0, n_inputs) as i:
+                store(b, load(b, at(b, x, i)), at(b, line, i))
+            _emit_gates(b, args, line, gates)
+            to = b.add(out, b.mul(time, args.number(OUT_STEP)))
+            with each(b, 0, hidden, lanes) as i:
+                state = _emit_cell(b, lanes, at(b, gates, i), hidden, at(b, cell, i))
+                store(b, state, at(b, to, i))
+                store(b, state, at(b, line, b.add(n_inputs, i)))
                 b.store(fused(b, state, constant(0.0, lanes), b.load(bad)), bad)
-    raise_flag(loop, b.load(bad), lanes, loop.number(FLAG))
+    raise_flag(b, b.load(bad), lanes, args.number(FLAG))
 
 
-def _emit_gates(loop: Loop, line: Any, gates: Any) -> None:
+def _emit_gates(b: Any, args: Arguments, line: Any, gates: Any) -> None:
     """gates = bias + W (x, h)."""
-    with loop.each(I64(0), loop.number(N_GROUPS)) as group:
-        given = [line, *(loop.number(n) for n in (BIAS, ENDS, VALUES, PLACES, WINDOWS))]
-        loop.store(group_sums(loop, group, given), loop.at(gates, loop.b.mul(group, I64(LANES))))
+    with each(b, 0, args.number(N_GROUPS)) as group:
+        given = [line, *(args.number(n) for n in (BIAS, ENDS, VALUES, PLACES, WINDOWS))]
+        store(b, group_sums(b, group, given), at(b, gates, b.mul(group, I64(LANES))))
 
 
-def _emit_cell(loop: Loop, lanes: int, gates: Any, hidden: Any, cell: Any) -> Any:
+def _emit_cell(b: Any, lanes: int, gates: Any, hidden: Any, cell: Any) -> Any:
     """The new state of some units; their cell is updated."""
-    b = loop.b
-    i, f, g, o = (loop.load(loop.at(gates, b.mul(hidden, I64(k))), vector(lanes)) for k in range(N_GATES))
-    old = b.fmul(curves.sigmoid(b, f, lanes), loop.load(cell, vector(lanes)))
-    new = fused(b, curves.sigmoid(b, i, lanes), curves.tanh(b, g, lanes), old)
-    loop.store(new, cell)
-    return b.fmul(curves.sigmoid(b, o, lanes), curves.tanh(b, new, lanes))
+    i, f, g, o = (load(b, at(b, gates, b.mul(hidden, I64(k))), vector(lanes)) for k in range(N_GATES))
+    old = b.fmul(sigmoid(b, f, lanes), load(b, cell, vector(lanes)))
+    new = fused(b, sigmoid(b, i, lanes), tanh(b, g, lanes), old)
+    store(b, new, cell)
+    return b.fmul(sigmoid(b, o, lanes), tanh(b, new, lanes))

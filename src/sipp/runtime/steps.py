@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from collections.abc import Callable
@@ -11,17 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from sipp.runtime.code import HEAD, Code, run
+from sipp.native import pytree
+from sipp.native.machine_code import MachineCode, argument_list, run
+from sipp.runtime.activations import BY_TORCH, NONE
 from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.tails import BY_TORCH, NONE
 
 TRIALS = 3
 MOST_TRIALS, LEAST_SECONDS = 50, 0.003
 TURNS, RACE_SECONDS = 6, 0.2  # of the whole network, sparse against dense
 LEAST_GAIN = 0.95  # of the dense time: what takes more is not worth the change
-SHARED_SECONDS = 5e-5  # a job that takes less is not shared among threads
+SHARED_SECONDS = 5e-5  # a kernel that takes less is not shared among threads
 SHARES = 4  # for each thread: one that is held up keeps the others waiting for less
 
 ATTENTION = ATEN.scaled_dot_product_attention.default
@@ -45,16 +44,15 @@ class Step:
     held: tuple[Tensor, ...] = ()  # weights that it reads as they are, and may share with other steps
 
 
-class Job:
-    """A generated function with the numbers it is called with, which stay the same from call to call."""
+class PreparedKernel:
+    """A generated function with its arguments, which stay the same from call to call."""
 
-    def __init__(self, code: Code, numbers: list[int], n_tasks: int, keep: Any) -> None:
-        self.code, self._keep = code, keep
-        self.numbers = (ctypes.c_int64 * (HEAD + len(numbers)))(0, 0, *numbers)
-        self._n_tasks = n_tasks
+    def __init__(self, code: MachineCode, numbers: list[int], n_tasks: int, held: Any) -> None:
+        self._code, self._arguments, self._n_tasks = code, argument_list(numbers), n_tasks
+        self._held = held  # what lies at its addresses
 
     def time(self, limit: float = math.inf) -> float:
-        """The time on one thread; a short job stays on one, as a second thread may come late."""
+        """The time on one thread; a short kernel stays on one, as a second thread may come late."""
         seconds = best_time(self.alone, limit=limit)
         if seconds < SHARED_SECONDS:
             self._n_tasks = 1
@@ -63,13 +61,13 @@ class Job:
     def __call__(self) -> None:
         n_threads = min(torch.get_num_threads(), self._n_tasks)
         if n_threads > 1:
-            run(self.code, self.numbers, min(self._n_tasks, n_threads * SHARES), n_threads)
+            run(self._code, self._arguments, min(self._n_tasks, n_threads * SHARES), n_threads)
         else:
-            run(self.code, self.numbers, 1, 1)
+            run(self._code, self._arguments, 1, 1)
 
     def alone(self) -> None:
         """Runs on the calling thread only."""
-        run(self.code, self.numbers, 1, 1)
+        run(self._code, self._arguments, 1, 1)
 
 
 def best_time(function: Callable[[], object], trials: int = TRIALS, limit: float = math.inf) -> float:
@@ -117,8 +115,8 @@ def given(values: Values, template: Any) -> Any:
     return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Ref) else leaf, template)
 
 
-def with_tail(values: Values, op: Op, result: Tensor) -> Tensor:
-    """The result of a product after its tail, by torch."""
+def finished(values: Values, op: Op, result: Tensor) -> Tensor:
+    """The result of a product after its sum and activation, by torch."""
     if op.beside is not None:
         result = result + values[op.beside]
     return BY_TORCH[op.act](result)
@@ -140,7 +138,7 @@ def torch_step(op: Op, note: str = "") -> Step:
             result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
         else:
             result = target(*given(values, op.args), **given(values, op.kwargs))
-        values[op.out] = result if op.beside is None and op.act == NONE else with_tail(values, op, result)
+        values[op.out] = result if op.beside is None and op.act == NONE else finished(values, op, result)
 
     return Step(op.name, "torch", fast, op.out, note=note)
 

@@ -23,7 +23,7 @@ TARGETS = {
     "haswell (AVX2)": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+bmi,+bmi2,+popcnt"},
     "skylake-avx512, features of this one": {"NUMBA_CPU_NAME": "skylake-avx512"},
 }
-TESTS = ("test_cpu.py", "test_host.py", "test_memory.py", "test_boundary.py", "test_range.py")
+TESTS = ("test_cpu.py", "test_memory.py", "test_checks.py", "test_range.py")
 
 
 def main() -> int:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sipp
+from sipp.native.compiling import as_numbers, compiled
 from sipp.scoring.kernels import chunk_ratios, reference
-from sipp.scoring.kernels.cpu import block_loops, host
 from sipp.scoring.kernels.cpu import kernel as cpu
-from sipp.scoring.kernels.cpu.layout import numbers
+from sipp.scoring.kernels.cpu import maxima
 
 AGREEMENT = 1e-5
 SHAPES = [
@@ -84,7 +84,7 @@ def test_long_sums_stay_accurate() -> None:
 def test_columns_without_a_weight_cost_nothing() -> None:
     weight = rand(1, 4, 600) - 0.5
     weight[..., ::3] = 0.0
-    ends = cpu._packed(weight).ends_GNCQ
+    ends = cpu.pack_weights(weight).ends_GNCQ
     assert ends[0].max(-1).sum(-1).tolist() == [400, 400]  # two panels of two rows, each over all columns
 
 
@@ -168,10 +168,10 @@ def raise_best(understate: float, skip: bool = True, n_blocks: int = 40) -> tupl
         scratch.a_KP[:] = a[0, :, start : start + 64].numpy()
         for s in (0, 1):
             scratch.d_LP[s::2] = inverse[s, 0, :, start : start + 64].numpy()
-        at, signs = numbers(scratch), cpu._signs(positive)
-        block_loops.turn_lines(at.ctypes.data, signs.shape[-1])
+        at, signs = as_numbers(scratch), cpu._signs(positive)
+        maxima.turn_lines(at.ctypes.data, signs.shape[-1])
         scratch.reach[:] *= understate
-        block_loops.raise_best(at.ctypes.data, signs.ctypes.data, 32, signs.shape[-1], best.data_ptr(), int(skip))
+        maxima.raise_best(at.ctypes.data, signs.ctypes.data, 32, signs.shape[-1], best.data_ptr(), int(skip))
         n_computed += int(scratch.n_computed[0])
     return best, n_computed
 
@@ -378,7 +378,7 @@ def test_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
     monkeypatch.setattr(numba, "njit", no_folder)
     with caplog.at_level(logging.INFO, "sipp"):
-        function = host.compiled(double)
+        function = compiled(double)
     assert function(np.ones(3)) == 6
     # and no more of it; that compiling takes a while may be said too, on a slow machine
     assert [record.getMessage() for record in caplog.records if "could not be written" in record.getMessage()] == [

@@ -1,4 +1,4 @@
-"""Where something of the machine is missing: plain loops for a processor without vector code, another OpenMP."""
+"""A processor without vector code: plain loops run, and give the same but for rounding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.scoring.kernels import in_float64, reference
-from sipp.scoring.kernels.cpu import host, plain_loops
+from sipp.scoring.kernels.cpu import plain_loops
 
 ELSEWHERE = """
 import logging, platform, sys
@@ -23,9 +23,9 @@ sys.path.insert(0, sys.argv[1])
 from scoring.kernels.test_plain import found
 import torch
 torch.save(found(), sys.argv[2])
-from sipp.scoring.kernels.cpu import host
-assert not host.HAS_VECTOR_CODE
-assert "sipp.scoring.kernels.cpu.kernel" not in sys.modules and "sipp.scoring.kernels.cpu.block_code" not in sys.modules
+from sipp.native.processor import HAS_VECTOR_CODE
+assert not HAS_VECTOR_CODE
+assert "sipp.scoring.kernels.cpu.kernel" not in sys.modules and "sipp.scoring.kernels.cpu.maxima" not in sys.modules
 """
 
 
@@ -72,14 +72,3 @@ def test_plain_maxima_are_those_of_the_definition(shape: tuple[int, int, int, in
     positive = torch.rand(groups, rows, fan_in, generator=generator) > 0.5
     assert torch.equal(plain_loops.max_times(a, inverse, positive), reference.max_times(a, inverse, positive))
     assert in_float64(plain_loops) is plain_loops
-
-
-def test_the_openmp_library_is_looked_for_where_wheels_have_it(tmp_path: Path) -> None:
-    """Linux on x86 and ARM, macOS; a library that this process has not loaded is left alone."""
-    torch_folder = tmp_path / "torch"
-    for path in ("torch/lib/libomp.dylib", "torch/lib/libtorch.so", "torch.libs/libgomp-98b21ff3.so.1.0.0"):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(b"")
-    names = [path.name for path in host._openmp_files(torch_folder)]
-    assert names == ["libomp.dylib", "libgomp-98b21ff3.so.1.0.0"]
-    assert host._already_loaded(torch_folder / "lib" / "libomp.dylib") is None

@@ -15,10 +15,10 @@ import torch
 from scoring.kernels.many_ways import scores
 
 from sipp.allocation import curves, row_loops
+from sipp.native.processor import HAS_FUSED
 from sipp.scoring.kernels import chunk_ratios, reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.cpu import plain_loops
-from sipp.scoring.kernels.cpu.host import HAS_FUSED
 
 SCRIPT = Path(__file__).parent / "many_ways.py"
 BETWEEN_TARGETS = 1e-6
@@ -39,7 +39,7 @@ def test_the_same_bits_from_any_cache(tmp_path: Path) -> None:
     (cold,) = found["cold"].values()
     assert len(found["warm"]) == 3
     assert all(one == cold for one in found["warm"].values()), "threads, batches or the cache change bits"
-    assert found["n"] > 30
+    assert found["n"] > 25
     for half in (0, 1):
         assert 0 < found[f"n_left {half}"] < found["n"]
         assert [*found[f"half-warm {half}"].values()] == [cold], f"half-warm cache {half}"

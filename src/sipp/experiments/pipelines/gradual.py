@@ -49,7 +49,7 @@ def _cut_once(
     from sipp.experiments.parallel.processes import share_buffers
     from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, rank_for
     from sipp.experiments.runs.work import Network
-    from sipp.scoring.kernels.cpu.host import compiling_seconds
+    from sipp.native.compiling import compiling_seconds
     from sipp.verbs.gradual import budget_at
 
     share_buffers(work.processes, state.model)  # all score the same network, the leader's

@@ -26,6 +26,7 @@ from sipp.experiments.seeds import prune_seed
 from sipp.experiments.training.feed import plain_batches
 from sipp.experiments.training.loop import evaluate
 from sipp.inputs.scoring_task import task_of
+from sipp.native.compiling import compiling_seconds
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import only_alive, rank
 from sipp.records.certificate import to_json
@@ -33,7 +34,6 @@ from sipp.records.options import NormStats, PruneOptions, Scoring
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
 from sipp.records.weights import to_rows
-from sipp.scoring.kernels.cpu.host import compiling_seconds
 from sipp.storage.files import Values
 from sipp.storage.pruned_record import choice_values
 from sipp.storage.run_schemas import Accuracy

@@ -28,8 +28,8 @@ from sipp.experiments.training.loop import Hyper, MaskChanges, TrainState, new_s
 from sipp.experiments.training.population import Member, Program, check_alone, fits, make_program, train_together
 from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
+from sipp.native.compiling import compiling_seconds
 from sipp.pruning.masking import release
-from sipp.scoring.kernels.cpu.host import compiling_seconds
 from sipp.storage.files import Values
 from sipp.storage.network_schemas import NetworkRecord
 from sipp.storage.pairs import save_pair

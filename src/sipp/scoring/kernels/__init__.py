@@ -67,15 +67,15 @@ def _automatic(device_type: str) -> ModuleType:
 
 def _for_processor() -> ModuleType:
     """The fastest module for this machine's processor."""
-    from sipp.scoring.kernels.cpu import host
+    from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED, PROCESSOR
 
-    if not host.IS_COMPILED:
+    if not IS_COMPILED:
         _log.warning("NUMBA_DISABLE_JIT is set: nothing is compiled, the float64 reference runs, slower")
         return reference
-    if not host.HAS_VECTOR_CODE:
+    if not HAS_VECTOR_CODE:
         from sipp.scoring.kernels.cpu import plain_loops
 
-        _log.warning("no vector code is written for %s processors: plain float64 loops run, slower", host.PROCESSOR)
+        _log.warning("no vector code is written for %s processors: plain float64 loops run, slower", PROCESSOR)
         return plain_loops
     from sipp.scoring.kernels.cpu import kernel
 

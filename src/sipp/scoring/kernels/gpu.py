@@ -1,7 +1,7 @@
 """The kernels on the GPU: float32, ordinary products in torch without TF32, the (max, x) product in Triton.
 
 The (max, x) product looks at few products: those that can raise a maximum, the likeliest first. The test is that of the
-CPU (`skip_code.py`): in column k, patch p can only matter to a band of rows where its activation times its reach is
+CPU (`maxima.py`): in column k, patch p can only matter to a band of rows where its activation times its reach is
 above the column's bar. A program owns a column and a band and goes through the patches in chunks; of each chunk it
 takes the patch with the highest product of both, raises the band's maxima and with them the bar, until no other patch
 of the chunk is above it. Half-precision operands are widened before anything is computed.
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sipp.records.numerics import exact_matmul
-from sipp.scoring.kernels import boundary
+from sipp.scoring.kernels import checks
 from sipp.scoring.kernels.reference import extremes as extremes
 
 FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk through the functions below
@@ -36,7 +36,7 @@ BAR_SLACK: tl.constexpr = tl.constexpr(1.0 - 2.0**-20)  # rounding of the five o
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
-    boundary.check_sums("quadrant_sums", weight_GRK, patches_GKP)
+    checks.check_sums("quadrant_sums", weight_GRK, patches_GKP)
     n_groups, n_rows, _ = weight_GRK.shape
     weight = weight_GRK.to(torch.float32)
     both = torch.cat((weight.clamp(min=0), (-weight).clamp(min=0)), dim=1)
@@ -46,7 +46,7 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
 
 def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
     """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
-    boundary.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK)
+    checks.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK)
     n_groups, n_rows, fan_in = positive_GRK.shape
     n_patches = patches_GKP.shape[-1]
     patches = patches_GKP.to(torch.float32).contiguous()
@@ -86,7 +86,7 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
     """sum over the N patches of each point of the same products: B x G x R x K. An ordinary matrix product (T3)."""
-    boundary.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2)
+    checks.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2)
     with exact_matmul():
         total = torch.einsum("gkbn,sgrbn->sbgrk", patches_GKBN.to(torch.float32), inverse_SGRBN.to(torch.float32))
     return torch.where(positive_GRK, total[0], total[1])

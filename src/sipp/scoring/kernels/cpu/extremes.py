@@ -1,17 +1,18 @@
-"""The range of values of each line in one reading, on threads where there is enough to read."""
+"""The range of values of each line in one reading, on threads where there is enough to read.
+
+It decides on scales, and on which points need float64.
+"""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
+import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.scoring.kernels import boundary, reference
-from sipp.scoring.kernels.cpu import packing
-from sipp.scoring.kernels.cpu.host import run_parallel
-
-SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
+from sipp.native import memory
+from sipp.native.compiling import Native, int_at, put_long
+from sipp.native.threads import cut_evenly, run_parallel, threads_for
+from sipp.scoring.kernels import checks, reference
 
 _SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
 
@@ -21,18 +22,18 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     A NaN makes the highest (or, with its sign bit set, the lowest) NaN. Other dtypes than float32 go the slow way.
     """
-    boundary.check_lines("extremes", values_BN, device="cpu")
+    checks.check_lines("extremes", values_BN, device="cpu")
     if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
         return reference.extremes(values_BN)
-    found = boundary.zeros(len(values_BN), 3, dtype=torch.int64)
+    found = memory.zeros(len(values_BN), 3, dtype=torch.int64)
 
-    stretches = cuts_of(len(values_BN), n_threads(values_BN))
+    stretches = cut_evenly(len(values_BN), threads_for(values_BN))
 
     def work(i: int) -> None:
         first, last = stretches[i]
         lines = values_BN[first:last].detach()
         step, n = lines.stride(0), lines.shape[1]
-        packing.extremes(lines.data_ptr(), last - first, step, n, boundary.address(found[first:last], torch.int64))
+        _find(lines.data_ptr(), last - first, step, n, memory.address(found[first:last], torch.int64))
 
     run_parallel(work, len(stretches))
     signed, unsigned, below = found.unbind(1)
@@ -42,12 +43,22 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return lowest, highest, smallest
 
 
-def n_threads(values: Tensor) -> int:
-    """How many threads read through these values once."""
-    return torch.get_num_threads() if values.numel() >= SHARED_VALUES else 1
+@Native
+def _find(bits_BN: int, n_lines: int, step: int, n: int, found_BX: int) -> None:
+    """Fills found[b] with three numbers of each line of n float32 bit patterns (int32), lines `step` apart.
 
-
-def cuts_of(n: int, n_parts: int) -> list[tuple[int, int]]:
-    """0..n cut into at most n_parts stretches of nearly the same length."""
-    cuts = [n * i // n_parts for i in range(n_parts + 1)]
-    return [(first, last) for first, last in pairwise(cuts) if last > first] or [(0, 0)]
+    They are the largest as int32, the largest as uint32, and the smallest magnitude above 0 less one (uint32), so that
+    0 wraps around to the largest. Integers, because NaN has an order too.
+    """
+    for b in range(n_lines):
+        highest, wrapped, smallest = np.int32(-(2**31)), np.uint32(0), np.uint32(2**32 - 1)
+        for i in range(n):
+            value = int_at(bits_BN, b * step + i)
+            bits = np.uint32(value)
+            below = np.uint32((bits & np.uint32(0x7FFFFFFF)) - np.uint32(1))
+            highest = value if value > highest else highest  # Numba compiles a function for each `max`
+            wrapped = bits if bits > wrapped else wrapped
+            smallest = below if below < smallest else smallest
+        put_long(found_BX, 3 * b, highest)
+        put_long(found_BX, 3 * b + 1, wrapped)
+        put_long(found_BX, 3 * b + 2, smallest)

@@ -3,43 +3,32 @@
 `max_ratios` goes over the windows of a layer block by block: a block of patches is unfolded in the cache, its
 denominators, their reciprocals, the norms and the maxima follow at once, and nothing of the unfolded size ever
 reaches memory. A patch's ratios do not change when the patch is scaled (T2), so each is divided by its sum. Few
-products of an activation and a reciprocal can raise a maximum, and most are never computed (`skip_code.py`).
+products of an activation and a reciprocal can raise a maximum, and most are never computed (`maxima.py`).
 
-Threads are torch's own (`host.py`) over compiled code that holds no lock, each with a fixed stretch of patches and
-maxima of its own, so results are the same bits in every run. Numba's own thread pool, not safe to share, is not
-used.
+Threads are torch's own (`native/threads.py`) over compiled code that holds no lock, each with a fixed stretch of
+patches and maxima of its own, so results are the same bits in every run. Numba's own thread pool, not safe to share, is
+not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.native import memory
+from sipp.native.compiling import Native, as_numbers, byte_at, put_short, short_at
+from sipp.native.instructions import FLOAT
+from sipp.native.processor import LANES
+from sipp.native.threads import cut_evenly, run_parallel, threads_for
 from sipp.records.numerics import integers
-from sipp.scoring.kernels import boundary
-from sipp.scoring.kernels.cpu import block_loops, every_product, layer_loops, packing, plain_loops
-from sipp.scoring.kernels.cpu.extremes import cuts_of, n_threads
+from sipp.scoring.kernels import checks
+from sipp.scoring.kernels.cpu import blocks, denominators, every_product, maxima, means, plain_loops
+from sipp.scoring.kernels.cpu.denominators import pack_weights
 from sipp.scoring.kernels.cpu.extremes import extremes as extremes
-from sipp.scoring.kernels.cpu.host import run_parallel
-from sipp.scoring.kernels.cpu.layout import (
-    BLOCK,
-    FLOAT,
-    LANES,
-    MOST_WEIGHTS,
-    NOTHING,
-    PANEL,
-    RANK,
-    SUM_BLOCK,
-    Calls,
-    Layer,
-    PackedWeights,
-    Scratch,
-    numbers,
-)
+from sipp.scoring.kernels.cpu.layout import BLOCK, MOST_WEIGHTS, NOTHING, RANK, Calls, Layer, Scratch
 
 FUSED = True  # has `max_ratios` and `mean_ratios`
 IN_FLOAT64 = plain_loops
@@ -51,20 +40,19 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
 
     Each is summed in the same order whatever stands beside it: the same bits for any chunk and any batch.
     """
-    boundary.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
+    checks.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_patches = patches_GKP.shape[-1]
-    weights, patches = _packed(weight_GRK), _array(patches_GKP)
-    weights_at, denominators = numbers(weights), block_loops.denominators.address
-    result = boundary.blank(2, n_groups, n_rows, n_patches)
+    weights, patches = pack_weights(weight_GRK), _array(patches_GKP)
+    weights_at, result = as_numbers(weights), memory.blank(2, n_groups, n_rows, n_patches)
 
     stretches = _stretches(n_patches)
-    scratches = [(boundary.zeros(fan_in, BLOCK), boundary.zeros(2 * n_rows, BLOCK)) for _ in stretches]
+    scratches = [(memory.zeros(fan_in, BLOCK), memory.zeros(2 * n_rows, BLOCK)) for _ in stretches]
 
     def work(i: int) -> None:
-        a, d = (boundary.address(x) for x in scratches[i])
-        given = patches.ctypes.data, weights_at.ctypes.data, denominators, n_patches
-        block_loops.sums(*given, *stretches[i], a, d, boundary.address(result))
+        a, d = (memory.address(x) for x in scratches[i])
+        given = patches.ctypes.data, weights_at.ctypes.data, denominators.denominators.address, n_patches
+        denominators.sums(*given, *stretches[i], a, d, memory.address(result))
 
     run_parallel(work, len(stretches))
     return result
@@ -75,22 +63,19 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *
 
     With `skip=False` every product is computed; the result is the same, bit for bit.
     """
-    boundary.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
-    signs, n_rows = _signs(positive_GRK), positive_GRK.shape[1]
-    if _takes_all(positive_GRK):
-        return every_product.max_times(_plain(patches_GKP), _plain(inverse_SGRP), signs, n_rows)
-    patches, inverse = _array(patches_GKP), _array(inverse_SGRP)
-    sizes = np.array([*positive_GRK.shape, signs.shape[-1], patches.shape[-1]], np.int64)
-    none = boundary.zeros().expand_as(positive_GRK)
+    checks.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
+    patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
+    sizes = np.array([*positive_GRK.shape, patches.shape[-1]], np.int64)
+    calls = as_numbers(_raising(positive_GRK, Calls()))
 
     stretches = _stretches(patches.shape[-1])
-    bests = [_maxima(none) for _ in stretches]
+    bests = [_maxima(memory.zeros().expand_as(positive_GRK)) for _ in stretches]
     scratches = [_scratch(positive_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        given = (x.ctypes.data for x in (patches, inverse, signs, sizes))
-        scratch_at, best = numbers(scratches[i]), boundary.address(bests[i])
-        block_loops.product(*given, *stretches[i], scratch_at.ctypes.data, best, int(skip), *_skipping())
+        scratch_at, best = as_numbers(scratches[i]), (memory.address(bests[i]), bests[i][0].numel() * FLOAT)
+        given = (x.ctypes.data for x in (calls, patches, inverse, signs, sizes))
+        maxima.product(*given, *stretches[i], scratch_at.ctypes.data, *best, int(skip))
 
     run_parallel(work, len(stretches))
     return _joined(bests, positive_GRK)
@@ -116,23 +101,22 @@ def max_ratios(
     peak near 1, with the sign of t, or 0 where the point has no activation of that sign; row_factors_GR take the
     scale of the weights out of the norms again; best_GRK holds the maxima so far: the better, the more is skipped.
     """
-    best = boundary.Given("best_GRK", best_GRK, tuple(weight_GRK.shape))
+    best = checks.Given("best_GRK", best_GRK, tuple(weight_GRK.shape))
     layer, squares_QP = _layer("max_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, best)
-    weights, n_patches = _packed(weight_GRK), squares_QP.shape[1]
-    layer_at, weights_at = numbers(layer), numbers(weights)
-    turn_lines, raise_lines = (NOTHING, every_product.raise_by_all.address) if _takes_all(weight_GRK) else _skipping()
-    calls = numbers(_calls(layer)._replace(turn_lines=turn_lines, raise_lines=raise_lines))
+    weights, n_patches = pack_weights(weight_GRK), squares_QP.shape[1]
+    layer_at, weights_at = as_numbers(layer), as_numbers(weights)
+    calls = as_numbers(_raising(weight_GRK, _calls(layer)))
 
     stretches = _stretches(n_patches)
     bests = [_maxima(best_GRK) for _ in stretches]
     scratches = [_scratch(weight_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        scratch_at, best_at = numbers(scratches[i]), boundary.address(bests[i])
+        scratch_at, best_at = as_numbers(scratches[i]), memory.address(bests[i])
         given = (x.ctypes.data for x in (calls, layer_at, weights_at, scratch_at))
-        squares = boundary.address(squares_QP, torch.float64)
+        squares = memory.address(squares_QP, torch.float64)
         best_step = bests[i][0].numel() * FLOAT
-        layer_loops.scan(*given, squares, n_patches, *stretches[i], best_at, best_step)
+        maxima.scan(*given, squares, n_patches, *stretches[i], best_at, best_step)
 
     run_parallel(work, len(stretches))
     return _joined(bests, weight_GRK), _by_point(squares_QP, factors_TB)
@@ -152,30 +136,30 @@ def mean_ratios(
     Point b has counts_B[b] of them; others that its windows show are 0. They are summed in the same order whatever
     stands beside them.
     """
-    counts = boundary.Given("counts_B", counts_B, tuple(windows.shape[:1]), boundary.INTEGERS)
+    counts = checks.Given("counts_B", counts_B, tuple(windows.shape[:1]), checks.INTEGERS)
     layer, squares_QP = _layer("mean_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, counts)
-    weights, n_patches = _packed(weight_GRK), squares_QP.shape[1]
-    layer_at, weights_at = numbers(layer), numbers(weights)
+    weights, n_patches = pack_weights(weight_GRK), squares_QP.shape[1]
+    layer_at, weights_at = as_numbers(layer), as_numbers(weights)
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_points = len(windows)
     n_positions = n_patches // n_points
-    add_means = layer_loops.add_means if n_positions <= BLOCK else layer_loops.add_part
-    calls = numbers(_calls(layer)._replace(add_means=add_means.address))
+    add_means = means.add_means if n_positions <= BLOCK else means.add_part
+    calls = as_numbers(_calls(layer)._replace(add_means=add_means.address))
     shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
 
-    stretches = [_starts(first, last, n_positions) for first, last in cuts_of(n_points, torch.get_num_threads())]
+    stretches = [_starts(first, last, n_positions) for first, last in cut_evenly(n_points, torch.get_num_threads())]
     shape = (n_groups, fan_in, _padded(n_rows))
-    bests = [boundary.zeros(*shape) for _ in stretches]
-    totals = [boundary.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
+    bests = [memory.zeros(*shape) for _ in stretches]
+    totals = [memory.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
     scratches = [_scratch(weight_GRK) for _ in stretches]
 
     def work(i: int) -> None:
-        scratch_at = numbers(scratches[i])
+        scratch_at = as_numbers(scratches[i])
         given = (x.ctypes.data for x in (calls, layer_at, weights_at, scratch_at))
-        squares, starts = boundary.address(squares_QP, torch.float64), boundary.address(stretches[i], torch.int64)
-        blocks = starts, len(stretches[i]) - 1, boundary.address(shares_B)
-        out = boundary.address(totals[i]), boundary.address(bests[i])
-        layer_loops.scan_means(*given, squares, n_patches, *blocks, *out)
+        squares, starts = memory.address(squares_QP, torch.float64), memory.address(stretches[i], torch.int64)
+        blocks = starts, len(stretches[i]) - 1, memory.address(shares_B)
+        out = memory.address(totals[i]), memory.address(bests[i])
+        means.scan_means(*given, squares, n_patches, *blocks, *out)
 
     run_parallel(work, len(stretches))
     mean_GRK = reduce(torch.maximum, bests)[..., :n_rows].transpose(1, 2).contiguous()
@@ -189,11 +173,11 @@ def _layer(
     weight_GRK: Tensor,
     factors_TB: Tensor,
     row_factors_GR: Tensor,
-    beside: boundary.Given,
+    beside: checks.Given,
 ) -> tuple[Layer, Tensor]:
-    """(What `layer_loops` reads, the squares of each patch to add to), once it and `beside` are checked."""
+    """(What compiled loops read of it, the squares of each patch to add to), once it and `beside` are checked."""
     factors = {"factors_TB": factors_TB, "row_factors_GR": row_factors_GR}
-    boundary.check_ratios(where, windows, n_position_dims, weight_GRK, **factors, beside=beside)
+    checks.check_ratios(where, windows, n_position_dims, weight_GRK, **factors, beside=beside)
     occurs = (factors_TB != 0).any(1).tolist()
     positions, signs = _offsets(windows, range(2, 2 + n_position_dims)), _signs(weight_GRK > 0)
     layer = Layer(
@@ -204,23 +188,35 @@ def _layer(
         n_positions=len(positions),
         positions=positions,
         fan=_offsets(windows, range(2 + n_position_dims, windows.ndim)),
+        step=_step(positions, windows.stride(0)),
         factors_TB=_array(factors_TB),
         has_positive=occurs[0],
         has_negative=occurs[1],
         n_ranks=signs.shape[-1],
-        row_factors_GR=boundary.array(row_factors_GR.detach().contiguous(), torch.float64),
+        row_factors_GR=memory.array(row_factors_GR.detach().contiguous(), torch.float64),
         signs_GKR=signs,
     )
-    return layer, boundary.zeros(N_SQUARES, len(windows) * layer.n_positions, dtype=torch.float64)
+    return layer, memory.zeros(N_SQUARES, len(windows) * layer.n_positions, dtype=torch.float64)
+
+
+def _step(positions: np.ndarray, point_stride: int) -> int:
+    """How far most patches lie from the one before."""
+    steps = np.diff(positions) if len(positions) > 1 else np.array([point_stride])
+    values, counts = np.unique(steps, return_counts=True)
+    return int(values[counts.argmax()])
 
 
 def _calls(layer: Layer) -> Calls:
     """What every way through a layer needs; of the ways to gather patches the one for how most of them lie."""
-    steps = np.diff(layer.positions) if layer.n_positions > 1 else np.array([layer.point_stride])
-    values, counts = np.unique(steps, return_counts=True)
-    ways = {1: layer_loops.gather_beside, 2: layer_loops.gather_even}
-    gather = ways.get(int(values[counts.argmax()]), layer_loops.gather_apart)
-    return Calls(gather.address, block_loops.denominators.address, layer_loops.reciprocals.address)
+    gather = blocks.gather_runs if layer.step in (1, 2) else blocks.gather_apart
+    return Calls(gather.address, denominators.denominators.address, blocks.reciprocals.address)
+
+
+def _raising(weight_GRK: Tensor, calls: Calls) -> Calls:
+    """With what raises maxima: by every product, or by those that can."""
+    if _takes_all(weight_GRK):
+        return calls._replace(turn_lines=NOTHING, raise_lines=every_product.raise_by_all.address)
+    return calls._replace(turn_lines=maxima.turn_lines.address, raise_lines=maxima.raise_best.address)
 
 
 def _by_point(squares_QP: Tensor, factors_TB: Tensor) -> Tensor:
@@ -239,14 +235,9 @@ def _starts(first: int, last: int, n_positions: int) -> Tensor:
     return torch.cat((starts, integers(last, last + 1) * n_positions))
 
 
-def _skipping() -> tuple[int, int]:
-    """Where the two functions lie that compute only what can raise a maximum."""
-    return block_loops.turn_lines.address, block_loops.raise_best.address
-
-
 def _stretches(n_patches: int) -> list[tuple[int, int]]:
     """The patches cut into one stretch of whole blocks for each of torch's threads."""
-    cuts = cuts_of(-(-n_patches // BLOCK), torch.get_num_threads())
+    cuts = cut_evenly(-(-n_patches // BLOCK), torch.get_num_threads())
     return [(first * BLOCK, min(last * BLOCK, n_patches)) for first, last in cuts]
 
 
@@ -255,26 +246,19 @@ def _padded(n_rows: int) -> int:
     return -(-n_rows // RANK) * RANK
 
 
-def _by_ranks(work: Callable[[tuple[int, int]], None], weight_GRK: Tensor) -> None:
-    """Calls work(stretch) for stretches of whole ranks of rows, on threads where there is enough to do."""
-    n_rows = weight_GRK.shape[1]
-    cuts = cuts_of(_padded(n_rows) // RANK, n_threads(weight_GRK))
-    run_parallel(lambda i: work((cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows))), len(cuts))
-
-
 def _takes_all(weight_GRK: Tensor) -> bool:
     """Whether all products of a group are computed (`every_product.py`): to look for what can be skipped costs more."""
     return weight_GRK.shape[1] * weight_GRK.shape[2] <= MOST_WEIGHTS
 
 
 def _maxima(best_GRK: Tensor) -> Tensor:
-    """The maxima so far as the loops of `block_loops` keep them: G x K x rows, in whole ranks or LANES of each."""
+    """The maxima so far as the loops keep them: G x K x rows, in whole ranks or LANES of each."""
     n_groups, n_rows, fan_in = best_GRK.shape
     if _takes_all(best_GRK):
-        lanes = boundary.zeros(n_groups, fan_in, n_rows, LANES)
+        lanes = memory.zeros(n_groups, fan_in, n_rows, LANES)
         lanes[..., 0] = best_GRK.transpose(1, 2)
         return lanes.flatten(2)
-    ranks = boundary.zeros(n_groups, fan_in, _padded(n_rows))
+    ranks = memory.zeros(n_groups, fan_in, _padded(n_rows))
     ranks[..., :n_rows] = best_GRK.transpose(1, 2)
     return ranks
 
@@ -293,93 +277,70 @@ def _scratch(weight_GRK: Tensor) -> Scratch:
     """
     _, n_rows, fan_in = weight_GRK.shape
     n_ranks = _padded(n_rows) // RANK
-    d = boundary.blank(2 * RANK * n_ranks, BLOCK)
+    d = memory.blank(2 * RANK * n_ranks, BLOCK)
     d[2 * n_rows :].zero_()
-    outputs, squares = boundary.blank(n_rows + 4, BLOCK, dtype=torch.float64).split((n_rows, 4))
-    scales, floors = boundary.blank(2, n_ranks, 2, RANK).unbind()
+    outputs, squares = memory.blank(n_rows + 4, BLOCK, dtype=torch.float64).split((n_rows, 4))
+    scales, floors = memory.blank(2, n_ranks, 2, RANK).unbind()
     return Scratch(
-        a_KP=boundary.array(boundary.blank(fan_in, BLOCK)),
-        d_LP=boundary.array(d),
-        outputs_RP=boundary.array(outputs, torch.float64),
-        sums_P=boundary.array(boundary.blank(BLOCK)),
-        squares_XP=boundary.array(squares, torch.float64),
-        offsets_P=boundary.array(boundary.blank(BLOCK, dtype=torch.int64), torch.int64),
-        factors_P=boundary.array(boundary.blank(BLOCK)),
-        turned=boundary.array(boundary.blank(n_ranks, BLOCK, 2, RANK)),
-        scales=boundary.array(scales),
-        floors=boundary.array(floors),
-        reach=boundary.array(boundary.blank(n_ranks, BLOCK)),
-        bars_K=boundary.array(boundary.zeros(fan_in)),
-        masks_K=boundary.array(boundary.blank(fan_in, dtype=torch.int64), torch.int64),
-        n_computed=boundary.array(boundary.zeros(1, dtype=torch.int64), torch.int64),
+        a_KP=memory.array(memory.blank(fan_in, BLOCK)),
+        d_LP=memory.array(d),
+        outputs_RP=memory.array(outputs, torch.float64),
+        sums_P=memory.array(memory.blank(BLOCK)),
+        squares_XP=memory.array(squares, torch.float64),
+        offsets_P=memory.array(memory.blank(BLOCK, dtype=torch.int64), torch.int64),
+        factors_P=memory.array(memory.blank(BLOCK)),
+        turned=memory.array(memory.blank(n_ranks, BLOCK, 2, RANK)),
+        scales=memory.array(scales),
+        floors=memory.array(floors),
+        reach=memory.array(memory.blank(n_ranks, BLOCK)),
+        bars_K=memory.array(memory.zeros(fan_in)),
+        masks_K=memory.array(memory.blank(fan_in, dtype=torch.int64), torch.int64),
+        n_computed=memory.array(memory.zeros(1, dtype=torch.int64), torch.int64),
     )
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.float32).contiguous()
-
-
 def _array(tensor: Tensor) -> np.ndarray:
-    return boundary.array(_plain(tensor))
+    return memory.array(tensor.detach().to(torch.float32).contiguous())
 
 
 def _flat(windows: Tensor) -> np.ndarray:
     """The memory that the windows view, as one line."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
-    return boundary.array(windows.detach().as_strided((span,), (1,)))
+    return memory.array(windows.detach().as_strided((span,), (1,)))
 
 
 def _offsets(windows: Tensor, dims: range) -> np.ndarray:
     """Where the elements along these dimensions lie, in memory, after the first; the last dimension runs fastest."""
-    total = boundary.zeros(dtype=torch.int64)
+    total = memory.zeros(dtype=torch.int64)
     for dim in dims:
         total = total[..., None] + integers(0, windows.shape[dim]) * windows.stride(dim)
-    return boundary.array(total.flatten(), torch.int64)
+    return memory.array(total.flatten(), torch.int64)
 
 
 def _signs(positive_GRK: Tensor) -> np.ndarray:
     """RANK bits for every column and rank of rows, set where the weight is positive: G x K x ranks."""
     n_groups, n_rows, fan_in = positive_GRK.shape
-    signs = boundary.array(boundary.blank(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16), torch.int16)
-    positive = boundary.array(positive_GRK.contiguous().view(torch.uint8), torch.uint8)
+    signs = memory.array(memory.blank(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16), torch.int16)
+    positive = memory.array(positive_GRK.contiguous().view(torch.uint8), torch.uint8)
     given = positive.ctypes.data, n_groups, n_rows, fan_in, signs.ctypes.data
-    _by_ranks(lambda ranks: packing.pack_signs(*given, *ranks), positive_GRK)
+    cuts = cut_evenly(_padded(n_rows) // RANK, threads_for(positive_GRK))
+    run_parallel(lambda i: _pack_signs(*given, cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows)), len(cuts))
     return signs
 
 
-def _packed(weight_GRK: Tensor) -> PackedWeights:
-    """The weights as `block_loops.denominators` reads them."""
-    n_groups, n_rows, fan_in = weight_GRK.shape
-    panels = np.array(_panels(n_rows), np.int64)
-    n_panels, n_chunks = len(panels) - 1, -(-fan_in // SUM_BLOCK)
-    places = boundary.blank(n_groups, n_panels, fan_in, dtype=torch.int32)
-    ends = boundary.blank(n_groups, n_panels, n_chunks, 2**PANEL, dtype=torch.int32)
-    packed = PackedWeights(
-        n_groups=n_groups,
-        n_rows=n_rows,
-        fan_in=fan_in,
-        n_panels=n_panels,
-        n_chunks=n_chunks,
-        panels=panels,
-        magnitudes_GX=boundary.array(boundary.blank(n_groups, n_rows * fan_in)),
-        places_GNK=boundary.array(places, torch.int32),
-        ends_GNCQ=boundary.array(ends, torch.int32),
-    )
-    weight, cuts = _array(weight_GRK), cuts_of(n_panels, n_threads(weight_GRK))
-    work = boundary.blank(len(cuts), fan_in + 2**PANEL + 2, dtype=torch.int64)  # each thread's patterns, their counts
-    weights_at = numbers(packed)
-
-    def pack(i: int) -> None:
-        patterns, filled = (boundary.address(x, torch.int64) for x in (work[i], work[i, fan_in:]))
-        packing.pack(weight.ctypes.data, weights_at.ctypes.data, patterns, filled, *cuts[i])
-
-    run_parallel(pack, len(cuts))
-    return packed
-
-
-def _panels(n_rows: int) -> list[int]:
-    """Where panels of PANEL rows start, and the end; two of two rows end better than one of three and one of one."""
-    starts = list(range(0, n_rows, PANEL))
-    if n_rows % PANEL == 1 and n_rows > 1:
-        starts[-1] -= 1
-    return [*starts, n_rows]
+@Native
+def _pack_signs(
+    positive_GRK: int, n_groups: int, n_rows: int, fan_in: int, signs_GKR: int, first: int, last: int
+) -> None:
+    """Sets, for a stretch of whole ranks, bit r % RANK of signs[g, k, r / RANK] where a byte is not 0."""
+    n_ranks = -(-n_rows // RANK)
+    for g in range(n_groups):
+        for start in range(first, last, RANK):
+            at = g * fan_in * n_ranks + start // RANK
+            for k in range(fan_in):
+                put_short(signs_GKR, at + k * n_ranks, 0)
+            for i in range(RANK if n_rows - start > RANK else n_rows - start):
+                row = (g * n_rows + start + i) * fan_in
+                for k in range(fan_in):
+                    bit = np.int16(byte_at(positive_GRK, row + k)) << np.int16(i)
+                    put_short(signs_GKR, at + k * n_ranks, short_at(signs_GKR, at + k * n_ranks) | bit)

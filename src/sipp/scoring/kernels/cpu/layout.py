@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from sipp.scoring.kernels.cpu.host import WIDE
+from sipp.native.compiling import reading
+from sipp.native.instructions import FLOAT
+from sipp.native.processor import LANES, WIDE
 
 # --- Sizes ------------------------------------------------------------------------------------------------------------
 
-LANES = 16 if WIDE else 8  # floats of one vector register
 BLOCK = 64  # patches laid out at once: one bit of an integer each
 RANK = 16  # rows side by side
 MOST_RANKS = 4 if WIDE else 2  # of a band: as many maxima stay in registers
@@ -25,11 +24,9 @@ MEAN_COLUMNS = 8 if WIDE else 2  # of the sums for means: 2 x MEAN_COLUMNS of th
 MOST_WEIGHTS = 512  # of a group where every product is computed, rows times fan-in: their maxima take 32 KiB
 
 # In bytes
-FLOAT = INDEX = 4
-DOUBLE = WHOLE = 8
+INDEX = 4
 VECTOR = LANES * FLOAT
 LINE = BLOCK * FLOAT  # one column of a block
-CACHE_LINE = 64
 RANK_VECTOR = RANK * FLOAT  # one patch, one rank, one sign in `turned`
 PATCH_BYTES = 2 * RANK_VECTOR  # one patch and one rank: both signs
 RANK_BYTES = BLOCK * PATCH_BYTES  # one rank of a block
@@ -37,15 +34,14 @@ SIGN_BYTES = RANK // 8  # one rank in `signs`
 
 # --- Records ----------------------------------------------------------------------------------------------------------
 
-
-# A record holds arrays and whole numbers in Python, and `numbers` of it is what compiled code is handed: addresses in
-# place of the arrays. Who calls compiled code holds the record until it is back.
+# A record holds arrays and whole numbers in Python, and `as_numbers` of it is what compiled code is handed: addresses
+# in place of the arrays. Who calls compiled code holds the record until it is back.
 
 Array = Any  # an array in Python, its address in compiled code
 
 
 class PackedWeights(NamedTuple):
-    """The weights as `block_loops.denominators` reads them; `packing.pack` fills them in.
+    """The weights as `denominators.py` lays them out.
 
     Panel n has the rows from panels[n] to panels[n + 1]. In every SUM_BLOCK c of columns, those of a panel are sorted
     by the signs of its weights: bit i of a pattern q is set where the weight of its row i is negative.
@@ -76,6 +72,7 @@ class Layer(NamedTuple):
     n_positions: int
     positions: Array
     fan: Array
+    step: int  # how far most patches lie from the one before
     factors_TB: Array  # scales the activations of point b that have sign t; 0 where there are none
     has_positive: int  # whether any activation is
     has_negative: int
@@ -88,14 +85,14 @@ NOTHING = 0  # the address of what is not called
 
 
 class Calls(NamedTuple):
-    """Where the functions lie that do the work for a block (`host.Native`): those that this layer needs."""
+    """Where the functions lie that do the work for a block (`Native`): those that this layer needs."""
 
-    gather: int  # of `layer_loops.gather_beside`, `gather_even`, `gather_apart`
-    denominators: int
-    reciprocals: int
-    turn_lines: int = NOTHING  # where every product is computed
-    raise_lines: int = NOTHING  # `block_loops.raise_best` or `every_product.raise_by_all`
-    add_means: int = NOTHING  # `layer_loops.add_means` or `add_part`
+    gather: int = NOTHING  # `blocks.gather_runs` or `gather_apart`
+    denominators: int = NOTHING
+    reciprocals: int = NOTHING
+    turn_lines: int = NOTHING  # not called where every product is computed
+    raise_lines: int = NOTHING  # `maxima.raise_best` or `every_product.raise_by_all`
+    add_means: int = NOTHING  # `means.add_means` or `add_part`
 
 
 class Scratch(NamedTuple):
@@ -117,6 +114,4 @@ class Scratch(NamedTuple):
     n_computed: Array  # one number: the (row, column, patch) triples computed so far
 
 
-def numbers(record: PackedWeights | Layer | Calls | Scratch) -> np.ndarray:
-    """The record as compiled code reads it (`llvm.reading`)."""
-    return np.array([x.ctypes.data if isinstance(x, np.ndarray) else x for x in record], np.int64)
+read_weights, read_layer, read_calls, read_scratch = map(reading, (PackedWeights, Layer, Calls, Scratch))

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.scoring.kernels import boundary
-from sipp.scoring.kernels.cpu.host import compiled, run_parallel
+from sipp.native import memory
+from sipp.native.compiling import compiled
+from sipp.native.threads import run_parallel
+from sipp.scoring.kernels import checks
 from sipp.scoring.kernels.reference import extremes as extremes
 
 FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk through the functions below
@@ -23,22 +25,22 @@ IN_FLOAT64 = sys.modules[__name__]
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
-    boundary.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
+    checks.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
     weight, patches = (_in_line(x, torch.float64) for x in (weight_GRK, patches_GKP))
     n_groups, n_rows, _ = weight_GRK.shape
-    result = boundary.zeros(2, n_groups, n_rows, patches_GKP.shape[-1], dtype=torch.float64)
-    out, cuts = boundary.array(result, torch.float64), _cuts(n_groups * n_rows)
+    result = memory.zeros(2, n_groups, n_rows, patches_GKP.shape[-1], dtype=torch.float64)
+    out, cuts = memory.array(result, torch.float64), _cuts(n_groups * n_rows)
     run_parallel(lambda i: _add_sums(weight, patches, cuts[i], cuts[i + 1], out), len(cuts) - 1)
     return result
 
 
 def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
     """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
-    boundary.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
+    checks.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
     patches = _in_line(patches_GKP.transpose(1, 2), torch.float64)
     inverse, positive = _in_line(inverse_SGRP, torch.float64), _in_line(positive_GRK, torch.bool)
-    result = boundary.zeros(*positive_GRK.shape, dtype=torch.float64)
-    out, cuts = boundary.array(result, torch.float64), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
+    result = memory.zeros(*positive_GRK.shape, dtype=torch.float64)
+    out, cuts = memory.array(result, torch.float64), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
     run_parallel(lambda i: _raise_to_products(patches, inverse, positive, cuts[i], cuts[i + 1], out), len(cuts) - 1)
     return result
 
@@ -50,18 +52,18 @@ def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor)
 
 def sum_in_order(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor, dtype: torch.dtype) -> Tensor:
     """`sum_times` in this dtype, patch after patch."""
-    boundary.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2, device="cpu")
+    checks.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2, device="cpu")
     n_points = patches_GKBN.shape[2]
     patches = _in_line(patches_GKBN.permute(2, 0, 3, 1), dtype)
     inverse, positive = _in_line(inverse_SGRBN, dtype), _in_line(positive_GRK, torch.bool)
-    result = boundary.zeros(n_points, *positive_GRK.shape, dtype=dtype)
-    out, cuts = boundary.array(result, dtype), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
+    result = memory.zeros(n_points, *positive_GRK.shape, dtype=dtype)
+    out, cuts = memory.array(result, dtype), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
     run_parallel(lambda i: _add_products(patches, inverse, positive, cuts[i], cuts[i + 1], out), len(cuts) - 1)
     return result
 
 
 def _in_line(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
-    return boundary.array(tensor.detach().to(dtype).contiguous(), dtype)
+    return memory.array(tensor.detach().to(dtype).contiguous(), dtype)
 
 
 def _cuts(n_rows: int) -> list[int]:

@@ -19,7 +19,7 @@ from sipp.allocation.row_bounds import draws_for, expected_kept
 from sipp.errors import DataError, OptionError
 from sipp.pruning.sampling import draw_until
 from sipp.pruning.sparse_rows import reweighted
-from sipp.scoring.kernels import boundary, reference
+from sipp.scoring.kernels import checks, reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.cpu import plain_loops
 
@@ -127,7 +127,7 @@ def test_operands_that_do_not_fit_are_refused(kernel: ModuleType, entry: str) ->
 
 
 def fits(entry: str, x: Operands) -> bool:
-    """Whether these sizes belong together: a second opinion, in other words than those of `boundary.py`."""
+    """Whether these sizes belong together: a second opinion, in other words than those of `checks.py`."""
     if entry == "extremes":
         return x["values_BN"].ndim == 2 and x["values_BN"].numel() > 0
     if entry == "quadrant_sums":
@@ -160,7 +160,7 @@ def test_both_shapes_are_named() -> None:
     with pytest.raises(DataError, match=r"\(2, 4, 70\).*\(2, 5, 70\)"):
         cpu.quadrant_sums(rand(2, 3, 5), rand(2, 4, 70))
     with pytest.raises(DataError, match="complex64"):
-        boundary.check_lines("here", rand(2, 2).to(torch.complex64))
+        checks.check_lines("here", rand(2, 2).to(torch.complex64))
 
 
 def test_rows_and_numbers_that_do_not_fit_are_refused() -> None:

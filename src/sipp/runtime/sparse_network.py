@@ -13,20 +13,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME
+from sipp.native import pytree
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
-from sipp.runtime.examples import apart, call_of, try_example
-from sipp.runtime.formats import Strides, lay_out, other_strides, strides_of
+from sipp.runtime.examples import call_of, own_tensors, try_example
 from sipp.runtime.graph import reads_memory, trace
-from sipp.runtime.kept import MOST_PLANS, Compiled, Kept
-from sipp.runtime.plain import plain_copy
+from sipp.runtime.model_weights import (
+    PackedParameter,
+    Strides,
+    lay_out,
+    other_strides,
+    pack_parameters,
+    strides_of,
+    unpack_parameters,
+)
+from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.plan import Plan, flat_inputs, make_plan, table_of, whole_plan
-from sipp.runtime.shelf import Shelved, restore, shelve
+from sipp.runtime.plan_cache import MOST_PLANS, Compiled, PlanCache
 from sipp.runtime.steps import Step
 from sipp.runtime.table import sparse_table
 
@@ -54,15 +61,15 @@ class Sparse:
     """A network compiled for the CPU: call it as you call the model. `print` shows what runs where, and how fast.
 
     It is compiled for the shapes of the example; a call with other shapes compiles once more, up to eight of them
-    (`kept.py`). Beyond these torch runs the network, dense. One call runs at a time.
+    (`plan_cache.py`). Beyond these torch runs the network, dense. One call runs at a time.
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
             self._model = plain_copy(model)
         self._given = self._laid_out = strides_of(self._model)
-        self._shelf: dict[str, Shelved] = {}
-        self._compiled = Kept()
+        self._packed: dict[str, PackedParameter] = {}
+        self._compiled = PlanCache()
         self._lock = threading.RLock()
         self._is_beyond = False
         self._was_finite = True  # the call before
@@ -119,8 +126,8 @@ class Sparse:
     @torch.inference_mode(False)
     def _unpack(self, strides: Strides) -> None:
         """Puts the weights of the model back where they were, in this memory format; no walk where they are."""
-        if self._shelf or self._laid_out is not strides:
-            restore(self._model, self._shelf)
+        if self._packed or self._laid_out is not strides:
+            unpack_parameters(self._model, self._packed)
             lay_out(self._model, strides)
             self._laid_out = strides
 
@@ -129,7 +136,7 @@ class Sparse:
         """Empties the weights that no plan holds, unless torch is to run the network."""
         if not self._is_beyond and not any(each.is_dense for each in self._compiled.all()):
             held = {t.untyped_storage().data_ptr() for each in self._compiled.all() for t in each.plan.tensors}
-            self._shelf = shelve(self._model, held)
+            self._packed = pack_parameters(self._model, held)
 
     @torch.inference_mode(False)
     def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
@@ -138,7 +145,7 @@ class Sparse:
             if (known := self._compiled.used(kind)) is not None:  # by now, by another thread
                 return known
             start = time.perf_counter()
-            args, kwargs = apart(args, kwargs)
+            args, kwargs = own_tensors(args, kwargs)
             try:
                 self._unpack(self._given)
                 try_example(self._model, args, kwargs, where="the input" if len(self._compiled) else "the example")
@@ -203,7 +210,7 @@ class Sparse:
             plans = [each.plan for each in self._compiled.all() if not each.is_dense]
             whole = [*self._model.parameters(), *self._model.buffers(), *(t for plan in plans for t in plan.tensors)]
             once = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in whole}
-            packed = sum(plan.n_packed_bytes for plan in plans) + sum(kept.n_bytes for kept in self._shelf.values())
+            packed = sum(plan.n_packed_bytes for plan in plans) + sum(kept.n_bytes for kept in self._packed.values())
             return packed + sum(once.values())
 
     def __repr__(self) -> str:

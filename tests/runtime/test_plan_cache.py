@@ -13,15 +13,15 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.runtime import entry, kept, steps
+from sipp.runtime import plan_cache, sparse_network, steps
 
 
 @pytest.fixture
 def n_compiled(monkeypatch):
     """How many times something was compiled, by the number of traces."""
     calls = []
-    real = entry.trace
-    monkeypatch.setattr(entry, "trace", lambda *given: calls.append(given) or real(*given))
+    real = sparse_network.trace
+    monkeypatch.setattr(sparse_network, "trace", lambda *given: calls.append(given) or real(*given))
     return calls
 
 
@@ -70,22 +70,22 @@ def test_nine_shapes_in_turn_compile_eight_times(never_dense, n_compiled):
     fast = sipp.sparse(model, torch.randn(2, 8))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        for _ in range(kept.PATIENCE + 2):
+        for _ in range(plan_cache.PATIENCE + 2):
             for n in range(2, 11):
                 x = torch.randn(n, 8)
                 assert is_close(fast(x), model(x))
-    assert len(n_compiled) == kept.MOST_PLANS == 8
+    assert len(n_compiled) == plan_cache.MOST_PLANS == 8
     assert len([each for each in said if "more than 8 kinds of input" in str(each.message)]) == 1
 
 
 def test_a_shape_that_comes_often_takes_the_place_of_one_that_does_not(never_dense, n_compiled, monkeypatch):
-    monkeypatch.setattr(kept, "MOST_PLANS", 2)
+    monkeypatch.setattr(plan_cache, "MOST_PLANS", 2)
     model = net()
     fast = sipp.sparse(model, torch.randn(2, 8))
     fast(torch.randn(3, 8))
     with pytest.warns(UserWarning, match="kinds of input"):
         fast(torch.randn(4, 8))
-    for _ in range(kept.PATIENCE - 2):
+    for _ in range(plan_cache.PATIENCE - 2):
         fast(torch.randn(4, 8))
         fast(torch.randn(3, 8))
     assert len(n_compiled) == 2
@@ -98,9 +98,9 @@ def test_a_shape_that_comes_often_takes_the_place_of_one_that_does_not(never_den
 
 
 def test_no_more_than_so_many_kinds_are_counted(monkeypatch):
-    monkeypatch.setattr(kept, "MOST_WAITING", 4)
-    plans = kept.Kept()
-    for kind in range(kept.MOST_PLANS):
+    monkeypatch.setattr(plan_cache, "MOST_WAITING", 4)
+    plans = plan_cache.PlanCache()
+    for kind in range(plan_cache.MOST_PLANS):
         plans.put(kind, None)
     assert not any(plans.has_place(100 + i) for i in range(1000))
     assert len(plans._waiting) <= 4
@@ -124,7 +124,7 @@ def test_numbers_are_kinds_of_input_too(never_dense, n_compiled):
     assert len(n_compiled) == 4
     for i in range(40):
         assert is_close(fast(x, 0.1 * i), model(x, 0.1 * i))
-    assert len(n_compiled) == kept.MOST_PLANS
+    assert len(n_compiled) == plan_cache.MOST_PLANS
     with pytest.raises(DataError, match="holds a ndarray"):
         fast(x, x.numpy())
 
@@ -156,14 +156,14 @@ def test_a_dense_layer_is_held_once_for_all_plans(always_dense, monkeypatch):
 
 
 def test_a_plan_that_lost_keeps_no_weights(always_dense, monkeypatch):
-    arenas, real = [], entry.make_plan
+    arenas, real = [], sparse_network.make_plan
 
     def noted(*given):
         made = real(*given)
         arenas.append(weakref.ref(made.arena))
         return made
 
-    monkeypatch.setattr(entry, "make_plan", noted)
+    monkeypatch.setattr(sparse_network, "make_plan", noted)
     fast = sipp.sparse(thin(nn.Linear(64, 64), 0.3), torch.randn(3, 64))
     fast(torch.randn(5, 64))
     assert fast.latest.is_dense and fast.n_bytes == fast.n_dense_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from sipp.runtime.formats import Strides
+from sipp.runtime.model_weights import Strides
 from sipp.runtime.plan import Plan
 
 MOST_PLANS = 8  # kept at a time
@@ -26,7 +26,7 @@ class Compiled:
     strides: Strides  # of the weights of convolutions, where torch runs it
 
 
-class Kept:
+class PlanCache:
     """The plans of the kinds of input met so far, at most MOST_PLANS, and who waits for a place.
 
     Kinds that come in turn do not push each other out: one more than there are places has none until it has come

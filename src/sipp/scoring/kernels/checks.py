@@ -1,16 +1,13 @@
-"""The boundary to compiled code: every size, dtype, device and stride is checked here, before an address leaves Python.
+"""Every size, dtype, device and stride that a kernel is given is checked here, before an address leaves Python.
 
 Compiled code trusts what it is given: a column too many would be memory that belongs to something else. A check costs
-microseconds and does not depend on how large the tensors are. The memory that compiled code works in is made here as
-well, and everything it is given leaves as an `array` or an `address` of the dtype that it reads: torch's default dtype
-and device, which the caller may have set to anything, decide nothing.
+microseconds and does not depend on how large the tensors are. Memory for it is made by `native/memory.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,39 +94,6 @@ def check_windows(where: str, windows: Tensor, n_position_dims: int, *, n_rows: 
 def check_lines(where: str, values_BN: Tensor, *, device: str | None = None) -> None:
     """Raises DataError unless these are lines of real numbers, at least one of at least one number."""
     _check(where, [Given("values_BN", values_BN, _sizes(where, "values_BN", values_BN, 2))], device)
-
-
-def blank(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory on the CPU for compiled code to write to; what it holds before is anything."""
-    return torch.empty(shape, dtype=dtype, device="cpu")
-
-
-def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory on the CPU for compiled code, set to 0."""
-    return torch.zeros(shape, dtype=dtype, device="cpu")
-
-
-def array(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
-    """The memory of a tensor as compiled code takes it; a DataError unless of this dtype, on the CPU, without gaps."""
-    _check_plain(tensor, dtype)
-    return tensor.numpy()
-
-
-def address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
-    """Where such a tensor begins, for compiled code that is given numbers alone."""
-    _check_plain(tensor, dtype)
-    return tensor.data_ptr()
-
-
-def _check_plain(tensor: Tensor, dtype: torch.dtype) -> None:
-    """Raises DataError unless compiled code for this dtype can go through the memory from its first byte on."""
-    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
-        gaps = "without" if tensor.is_contiguous() else "with"
-        raise DataError(
-            f"compiled code was to be given {tensor.dtype} on {tensor.device} {gaps} gaps; it takes "
-            f"{dtype} on the CPU without gaps: this is a fault of sipp",
-            fix="please report it",
-        )
 
 
 def _sizes(where: str, name: str, tensor: Tensor, n_dims: int | None) -> tuple[int, ...]:

@@ -1,0 +1,299 @@
+"""Functions that Numba compiles: Python loops, vector code that they call, and a cache on disk for both.
+
+    @compiled                          a function of arrays and numbers, compiled when it is first called
+    @Native                            a function of whole numbers (sizes and addresses), compiled by itself, which
+                                       other compiled code calls by its address (`calling`)
+    @inlined                           a part of the functions that call it
+    @primitive(VOID, INT, INT)         a function written in LLVM instructions (`instructions.py`), for all of these
+
+Nothing is compiled with a fast-math flag: a compiler that may reorder or join operations does so differently for a
+function that was inlined fresh and one that came out of the cache, and the same seed would not give the same bits. A
+sum that has to be fast is written with its own order of terms, a product and a sum rounded once by name (`fused`).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import types
+from numba.extending import intrinsic
+
+from sipp.native.instructions import F32, F64, I8, I16, I32, I64, call_at, element, fused, load
+from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED
+
+_log = logging.getLogger("sipp")
+
+VOID, INT, REAL, DOUBLE = types.none, types.int64, types.float32, types.float64  # of primitives
+WHOLE = 8  # bytes of a whole number
+
+# --- Compiled functions -----------------------------------------------------------------------------------------------
+
+
+def stamp_of(folder: Path) -> int:
+    """A number that changes with every Python file of a folder, and of this one.
+
+    Numba sees changes of the file a function is in, but not of those it calls into: a stamp is part of every name.
+    """
+    files = [path for place in (Path(__file__).parent, folder) for path in sorted(place.glob("*.py"))]
+    return zlib.crc32(b"".join(path.read_bytes() for path in files), int(HAS_VECTOR_CODE))
+
+
+_stamp_of = functools.cache(stamp_of)
+
+
+def _stamped(function: Callable[..., Any]) -> Callable[..., Any]:
+    function.__qualname__ += f"_{_stamp_of(Path(function.__code__.co_filename).parent):x}"  # names the cache
+    return function
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled by Numba at its first call, cached on disk where a folder can be written."""
+    if not IS_COMPILED:
+        return _interpreted(function)
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+    try:
+        made = numba.njit(cache=True, **options)(_stamped(function))
+    except RuntimeError:  # neither beside this file nor in the user's cache folder
+        _not_kept("no folder can be written")
+        return numba.njit(**options)(function)
+    _survive_full_disk(made)
+    return made
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a part of those that call it: compiled with them, never by itself."""
+    return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
+
+
+def _survive_full_disk(made: Any) -> None:
+    """Lets a compiled function that cannot be saved be used all the same. Numba has no public way to say so."""
+    cache: Any = getattr(made, "_cache", None)
+    save = getattr(cache, "save_overload", None)
+    if save is None:  # another version of Numba: its own behaviour
+        return
+
+    def save_if_possible(*overload: Any) -> None:
+        try:
+            save(*overload)
+        except OSError as error:
+            _not_kept(str(error))
+
+    cache.save_overload = save_if_possible
+
+
+def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as Python runs it (NUMBA_DISABLE_JIT=1), with compiled code's silence about 1 / 0."""
+
+    @functools.wraps(function)
+    def run(*given: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return function(*given)
+
+    return run
+
+
+class Native:
+    """A function of whole numbers (sizes, addresses) that is compiled by itself when it is first called.
+
+    Called from Python it runs without the Python lock. Compiled code calls it by its `address` (`calling`), so what
+    lies behind that is not compiled again with its callers, and what a call does not need not at all.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = _stamped(function)
+        self._lock = threading.Lock()
+        self._code: Any = None
+
+    def _compiled(self) -> Any:
+        with self._lock:
+            if self._code is None:
+                n_arguments = len(inspect.signature(self._function).parameters)
+                self._code = _cached_cfunc(types.none(*[types.int64] * n_arguments), self._function)
+            return self._code
+
+    @property
+    def address(self) -> int:
+        return int(self._compiled().address)
+
+    def __call__(self, *numbers: int) -> None:
+        self._compiled().ctypes(*numbers)
+
+
+def _cached_cfunc(signature: Any, function: Callable[..., None]) -> Any:
+    """The function compiled at once; from the cache, and into it, where a folder can be written."""
+    _start_clock()
+    try:
+        return numba.cfunc(signature, cache=True, error_model="numpy")(function)
+    except (RuntimeError, OSError) as error:  # no folder for the cache, or a full disk
+        _not_kept(str(error))
+        return numba.cfunc(signature, error_model="numpy")(function)
+    finally:
+        _stop_clock()
+
+
+# --- Functions in LLVM instructions -----------------------------------------------------------------------------------
+
+
+def primitive(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator: `emit(b, *values)`, which writes LLVM instructions, becomes a function for compiled code to call."""
+
+    def wrap(emit: Callable[..., Any]) -> Any:
+        def typed(typingctx: Any, *given: Any) -> Any:
+            def codegen(context: Any, b: Any, signature: Any, values: Any) -> Any:
+                made = emit(b, *values)
+                return context.get_dummy_value() if result is VOID else made
+
+            return result(*arguments), codegen
+
+        # Numba passes arguments by name, so the signature is that of `emit`, one name for each argument
+        names = ("typingctx", *(f"x{i}" for i in range(len(arguments))))
+        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return intrinsic(typed)
+
+    return wrap
+
+
+def calling(n_arguments: int) -> Any:
+    """A function for compiled code: calls what lies at an address (a `Native`) with this many whole numbers."""
+
+    @primitive(VOID, *[INT] * (1 + n_arguments))
+    def call(b: Any, address: Any, *numbers: Any) -> None:
+        call_at(b, address, numbers)
+
+    return call
+
+
+def reading(record: type) -> Any:
+    """A function for compiled code: the record of whole numbers (a NamedTuple class) that lies at an address."""
+    n = len(record._fields)  # type: ignore[attr-defined]
+
+    @primitive(types.NamedUniTuple(INT, n, record), INT)
+    def read(b: Any, address: Any) -> Any:
+        made = ir.Constant(ir.ArrayType(I64, n), ir.Undefined)
+        for i in range(n):
+            made = b.insert_value(made, load(b, address, I64, WHOLE * i), i)
+        return made
+
+    return read
+
+
+def as_numbers(record: tuple[Any, ...]) -> np.ndarray:
+    """A record as compiled code reads it (`reading`): addresses in place of arrays, which its caller keeps alive."""
+    return np.array([x.ctypes.data if isinstance(x, np.ndarray) else x for x in record], np.int64)
+
+
+def _array_of(number: Any, kind: Any) -> tuple[Any, Any]:
+    """Two functions for compiled code, get(address, i) and put(address, i, value), of an array of such numbers."""
+    n_bytes = number.bitwidth // 8
+
+    @primitive(number, INT, INT)
+    def get(b: Any, address: Any, i: Any) -> Any:
+        return b.load(element(b, address, i, kind), align=n_bytes, typ=kind)
+
+    @primitive(VOID, INT, INT, number)
+    def put(b: Any, address: Any, i: Any, value: Any) -> None:
+        b.store(value, element(b, address, i, kind), align=n_bytes)
+
+    return get, put
+
+
+float_at, put_float = _array_of(REAL, F32)
+double_at, put_double = _array_of(DOUBLE, F64)
+byte_at, put_byte = _array_of(types.uint8, I8)
+short_at, put_short = _array_of(types.int16, I16)
+int_at, put_int = _array_of(types.int32, I32)
+long_at, put_long = _array_of(INT, I64)
+
+
+def _product_and_sum(x: float, y: float, z: float) -> float:
+    return x * y + z
+
+
+# x * y + z of float64 for compiled loops to call; plain Python where nothing is compiled
+product_and_sum: Any = primitive(DOUBLE, DOUBLE, DOUBLE, DOUBLE)(fused) if IS_COMPILED else _product_and_sum
+
+# --- How long it takes ------------------------------------------------------------------------------------------------
+
+_TOLD_AFTER = 1.0  # seconds of compiling
+_spent = 0.0
+_is_kept = True  # what is compiled is there for the next process
+_begun: list[float] = []
+_collects = True  # whether Python's collector of cycles did, before
+_clock_lock = threading.Lock()
+
+
+def compiling_seconds() -> float:
+    """How long this process has compiled so far: work of the first use after an install, and of no other."""
+    return _spent
+
+
+def _start_clock() -> None:
+    """Counts from here; functions that another one calls are compiled within its time, and not added.
+
+    Meanwhile Python's collector of cycles rests: the compiler makes many small objects and keeps them, and to look
+    through them again and again, with all that torch has loaded, took up to a fifth of the time.
+    """
+    global _collects
+    with _clock_lock:
+        if not _begun:
+            _collects = gc.isenabled()
+            gc.disable()
+        _begun.append(time.perf_counter())
+
+
+def _stop_clock() -> None:
+    with _clock_lock:
+        begun = _begun.pop()
+        if not _begun:
+            if _collects:
+                gc.enable()
+            _tell(time.perf_counter() - begun)
+
+
+def _tell(seconds: float) -> None:
+    """Counts the seconds of compiling, and says once what takes so long."""
+    global _spent
+    before, _spent = _spent, _spent + seconds
+    if before < _TOLD_AFTER <= _spent:
+        often = "once after an install" if _is_kept else "in each process: set NUMBA_CACHE_DIR to a folder for it"
+        _log.warning("compiling for this processor: a few seconds, %s", often)
+
+
+def _not_kept(why: str) -> None:
+    """Notes that compiled code could not be put into Numba's cache."""
+    global _is_kept
+    _is_kept = False
+    _log.info("Numba's cache could not be written (%s): compiled anew in each process", why)
+
+
+def _listen() -> None:
+    """Lets Numba say when it compiles; where it has no such events, only what is compiled by itself is counted."""
+    try:
+        from numba.core import event
+    except ImportError:
+        return
+
+    class Listener(event.Listener):
+        def on_start(self, event: object) -> None:
+            _start_clock()
+
+        def on_end(self, event: object) -> None:
+            _stop_clock()
+
+    event.register("numba:compile", Listener())
+
+
+_listen()

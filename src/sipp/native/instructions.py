@@ -1,0 +1,182 @@
+"""The pieces that vector code is written of: each appends LLVM instructions to a builder `b`.
+
+Addresses are 64-bit numbers, offsets are in bytes. There is no fast-math flag: whether a product and a sum are rounded
+once is said by name (`fused`). Left to a compiler it would depend on what was inlined where, and so on which functions
+came from Numba's cache: the same seed would not give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+
+from sipp.native.processor import HAS_FUSED
+
+F32, F64 = ir.FloatType(), ir.DoubleType()
+I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+FLOAT = 4  # bytes
+_ALIGN = 4  # bytes: of any number of four bytes or more that is loaded or stored
+
+# --- Kinds and constants ----------------------------------------------------------------------------------------------
+
+
+def vector(lanes: int, kind: Any = F32) -> Any:
+    """LLVM's type of so many numbers; one alone is no vector."""
+    return kind if lanes == 1 else ir.VectorType(kind, lanes)
+
+
+def constant(value: float, lanes: int, kind: Any = F32) -> Any:
+    """This number in all lanes."""
+    return ir.Constant(kind, value) if lanes == 1 else ir.Constant(vector(lanes, kind), [value] * lanes)
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def at(b: Any, base: Any, index: Any, size: int = FLOAT) -> Any:
+    """The address of element `index` of items of `size` bytes."""
+    return b.add(base, b.mul(index, I64(size)))
+
+
+def load(b: Any, address: Any, kind: Any = F32, offset: int = 0) -> Any:
+    return b.load(_pointer(b, address, offset, kind), align=_aligned(kind), typ=kind)
+
+
+def store(b: Any, value: Any, address: Any, offset: int = 0) -> None:
+    b.store(value, _pointer(b, address, offset, value.type), align=_aligned(value.type))
+
+
+def _pointer(b: Any, address: Any, offset: int, kind: Any) -> Any:
+    return b.inttoptr(b.add(address, I64(offset)) if offset else address, kind.as_pointer())
+
+
+def _aligned(kind: Any) -> int:
+    return min(_ALIGN, kind.width // 8) if isinstance(kind, ir.IntType) else _ALIGN
+
+
+def element(b: Any, address: Any, i: Any, kind: Any) -> Any:
+    """A pointer to element i of an array; counted from one address, so that loops over it become vectors."""
+    return b.gep(b.inttoptr(address, kind.as_pointer()), [i], source_etype=kind)
+
+
+def variables(b: Any, values: Sequence[Any]) -> list[Any]:
+    """Variables (LLVM turns them into registers) that start with these values."""
+    made = [on_stack(b, value.type) for value in values]
+    for cell, value in zip(made, values):
+        b.store(value, cell)
+    return made
+
+
+def on_stack(b: Any, kind: Any) -> Any:
+    """Room for such a value, which is the same in every turn of a loop around it."""
+    with b.goto_entry_block():
+        return b.alloca(kind)
+
+
+def floats_on_stack(b: Any, n: int) -> Any:
+    """The address of room for n floats."""
+    return b.ptrtoint(on_stack(b, ir.ArrayType(F32, n)), I64)
+
+
+# --- Loops and calls --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def each(b: Any, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
+    """A loop over start, start + step .. stop (numbers of LLVM's or Python's): gives the index."""
+    start, stop = (I64(x) if isinstance(x, int) else x for x in (start, stop))
+    before, test, body, end = b.block, *(b.append_basic_block(name) for name in ("test", "body", "end"))
+    b.branch(test)
+    b.position_at_end(test)
+    index = b.phi(I64)
+    b.cbranch(b.icmp_signed("<", index, stop), body, end)
+    b.position_at_end(body)
+    yield index
+    following = b.add(index, I64(step), flags=["nsw"])
+    index.add_incoming(start, before)
+    index.add_incoming(following, b.block)
+    b.branch(test)
+    b.position_at_end(end)
+
+
+def call(b: Any, name: str, result: Any, given: Sequence[Any]) -> Any:
+    """The result of LLVM's own function of this name."""
+    kind = ir.FunctionType(result, [value.type for value in given])
+    return b.call(b.module.declare_intrinsic(name, (), kind), given)
+
+
+def call_at(b: Any, address: Any, numbers: Sequence[Any]) -> None:
+    """Calls what lies at an address with whole numbers."""
+    kind = ir.FunctionType(ir.VoidType(), [I64] * len(numbers))
+    b.call(b.inttoptr(address, kind.as_pointer()), numbers)
+
+
+# --- Arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def fused(b: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z, rounded once where the processor has that, else twice."""
+    if not HAS_FUSED:
+        return b.fadd(b.fmul(x, y), z)
+    kind = x.type
+    lanes, scalar = (f"v{kind.count}", kind.element) if isinstance(kind, ir.VectorType) else ("", kind)
+    return call(b, f"llvm.fma.{lanes}{scalar.intrinsic_name}", kind, [x, y, z])
+
+
+def larger(b: Any, left: Any, right: Any) -> Any:
+    """left if left > right else right: what one vmaxps does, bit for bit, with no assumption about NaN."""
+    return b.select(b.fcmp_ordered(">", left, right), left, right)
+
+
+def smaller(b: Any, left: Any, right: Any) -> Any:
+    """left if left < right else right."""
+    return b.select(b.fcmp_ordered("<", left, right), left, right)
+
+
+def tree(b: Any, join: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """All values joined, two by two."""
+    values = list(values)
+    while len(values) > 1:
+        values = [join(b, *values[i : i + 2]) if i + 1 < len(values) else values[i] for i in range(0, len(values), 2)]
+    return values[0]
+
+
+# --- Lanes ------------------------------------------------------------------------------------------------------------
+
+
+def splat(b: Any, scalar: Any, lanes: int) -> Any:
+    """A vector with this number in all lanes."""
+    if lanes == 1:
+        return scalar
+    one = b.insert_element(ir.Constant(vector(lanes, scalar.type), ir.Undefined), scalar, I32(0))
+    return pick(b, one, one, [0] * lanes)
+
+
+def pick(b: Any, left: Any, right: Any, lanes: list[int]) -> Any:
+    """The lanes of these numbers, those of `right` counted on after those of `left`."""
+    return b.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+def across(b: Any, join: Callable[..., Any], values: Any) -> Any:
+    """The lanes of a vector joined into one number."""
+    while values.type.count > 1:
+        half = values.type.count // 2
+        values = join(b, *(pick(b, values, values, list(range(i, i + half))) for i in (0, half)))
+    return b.extract_element(values, I32(0))
+
+
+def transposed(b: Any, vectors: Sequence[Any]) -> list[Any]:
+    """n vectors of n lanes with lanes and vectors exchanged, one bit of their indices after the other."""
+    vectors, n = list(vectors), len(vectors)
+    bit = 1
+    while bit < n:
+        low = [lane if not lane & bit else n + lane - bit for lane in range(n)]
+        high = [lane + bit if not lane & bit else n + lane for lane in range(n)]
+        for i in (i for i in range(n) if not i & bit):
+            x, y = vectors[i], vectors[i + bit]
+            vectors[i], vectors[i + bit] = pick(b, x, y, low), pick(b, x, y, high)
+        bit *= 2
+    return vectors

@@ -1,0 +1,121 @@
+"""Functions that are written at run time, for one shape of tile: LLVM instructions in, machine code out.
+
+A function takes the address of its arguments: 64-bit numbers, most of them addresses. Every thread calls it with the
+same ones and draws shares of its tasks until none is left: fewer threads than asked for may come, and one may be held
+up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+from llvmlite import ir
+
+from sipp.native.instructions import F32, I32, I64
+from sipp.native.processor import FEATURES
+from sipp.native.threads import Body, run_on_threads
+
+_HEAD = 2  # numbers in front of the arguments: the next share to be drawn, how many there are
+_LEVEL = 2  # of LLVM's optimisation
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """A compiled function; `library` is where its machine code lives."""
+
+    function: Any
+    library: Any
+
+
+class Arguments:
+    """What a function that is written can ask for: its arguments, and which part of its tasks a thread is to do."""
+
+    def __init__(self, b: Any, head: Any, share: Any, n_shares: Any) -> None:
+        self._b, self._head, self._share, self._n_shares = b, head, share, n_shares
+
+    def number(self, i: int) -> Any:
+        """The i-th argument."""
+        return self._b.load(self._b.gep(self._head, [I64(_HEAD + i)]), typ=I64)
+
+    def real(self, i: int) -> Any:
+        """The i-th argument as a float32, whose bits it holds."""
+        return self._b.bitcast(self._b.trunc(self.number(i), I32), F32)
+
+    def share(self, n: Any) -> tuple[Any, Any]:
+        """The stretch of the tasks 0 .. n that is to be done now."""
+        b = self._b
+        first = b.sdiv(b.mul(n, self._share), self._n_shares)
+        return first, b.sdiv(b.mul(n, b.add(self._share, I64(1))), self._n_shares)
+
+
+_lock = threading.Lock()
+_made: dict[Any, MachineCode] = {}
+_linker: Any = None
+
+
+def generate(key: tuple[Any, ...], emit: Callable[[Any, Arguments], None]) -> MachineCode:
+    """The function whose body emit(b, args) writes; the same `key`, which names all it is made from, the same one."""
+    with _lock:
+        if key not in _made:
+            _made[key] = _compile(emit)
+        return _made[key]
+
+
+def _compile(emit: Callable[[Any, Arguments], None]) -> MachineCode:
+    global _linker
+    llvm.initialize_native_target()  # numba does it as well, but need not have compiled anything yet
+    llvm.initialize_native_asmprinter()
+    module = ir.Module("sipp")
+    module.triple = llvm.get_process_triple()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64.as_pointer()]), "run")
+    _write_shares(function, emit)
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    machine = _machine()
+    options = llvm.create_pipeline_tuning_options(speed_level=_LEVEL)
+    options.loop_unrolling = False  # what is unrolled is written so
+    options.slp_vectorization = options.loop_vectorization = False
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(parsed, passes)
+    if _linker is None:
+        _linker = llvm.create_lljit_compiler(_machine())  # which becomes its own
+    library = llvm.JITLibraryBuilder().add_object_img(machine.emit_object(parsed)).add_current_process()
+    linked = library.export_symbol("run").link(_linker, f"sipp {len(_made)}")
+    return MachineCode(Body(linked["run"]), linked)
+
+
+def _machine() -> Any:
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=FEATURES, opt=_LEVEL, jit=True
+    )
+
+
+def _write_shares(function: Any, emit: Callable[[Any, Arguments], None]) -> None:
+    b, head = ir.IRBuilder(function.append_basic_block()), function.args[0]
+    n_shares = b.load(b.gep(head, [I64(1)]), typ=I64)
+    draw, work, end = (function.append_basic_block(name) for name in ("draw", "work", "end"))
+    b.branch(draw)
+    b.position_at_end(draw)
+    share = b.atomic_rmw("add", head, I64(1), "seq_cst")
+    b.cbranch(b.icmp_signed("<", share, n_shares), work, end)
+    b.position_at_end(work)
+    emit(b, Arguments(b, head, share, n_shares))
+    b.branch(draw)
+    b.position_at_end(end)
+    b.ret_void()
+
+
+def argument_list(numbers: Sequence[int]) -> Any:
+    """Arguments as `run` takes them."""
+    return (ctypes.c_int64 * (_HEAD + len(numbers)))(0, 0, *numbers)
+
+
+def run(code: MachineCode, arguments: Any, n_shares: int, n_threads: int) -> None:
+    """Runs a function on torch's threads, its tasks cut into shares."""
+    arguments[0], arguments[1] = 0, n_shares
+    run_on_threads(code.function, arguments, n_threads)

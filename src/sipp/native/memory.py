@@ -1,0 +1,45 @@
+"""Tensors as compiled code takes them: memory of a named dtype on the CPU, and its address.
+
+torch's default dtype and device, which the caller may have set to anything, decide nothing here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sipp.errors import DataError
+
+
+def blank(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory on the CPU for compiled code to write to; what it holds before is anything."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory on the CPU for compiled code, set to 0."""
+    return torch.zeros(shape, dtype=dtype, device="cpu")
+
+
+def array(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """The memory of a tensor as compiled code takes it; a DataError unless of this dtype, on the CPU, without gaps."""
+    _check_plain(tensor, dtype)
+    return tensor.numpy()
+
+
+def address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
+    """Where such a tensor begins, for compiled code that is given numbers alone."""
+    _check_plain(tensor, dtype)
+    return tensor.data_ptr()
+
+
+def _check_plain(tensor: Tensor, dtype: torch.dtype) -> None:
+    """Raises DataError unless compiled code for this dtype can go through the memory from its first byte on."""
+    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        gaps = "without" if tensor.is_contiguous() else "with"
+        raise DataError(
+            f"compiled code was to be given {tensor.dtype} on {tensor.device} {gaps} gaps; it takes "
+            f"{dtype} on the CPU without gaps: this is a fault of sipp",
+            fix="please report it",
+        )

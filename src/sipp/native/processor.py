@@ -1,0 +1,35 @@
+"""What this machine's processor has."""
+
+from __future__ import annotations
+
+import platform
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import numba
+
+PROCESSOR = platform.machine()
+
+
+def _features() -> str:
+    """The features that code may use, as LLVM writes them; Numba's settings count here as well."""
+    given: str | None = numba.config.CPU_FEATURES  # type: ignore[attr-defined]
+    if given is not None:
+        return given
+    try:
+        found = llvm.get_host_cpu_features()
+    except RuntimeError:  # LLVM does not know this processor
+        return ""
+    if not numba.config.ENABLE_AVX:  # type: ignore[attr-defined]
+        found.update({name: False for name in found if name.startswith("avx")})
+    return str(found.flatten())
+
+
+FEATURES = _features()
+_FOUND = FEATURES.split(",")
+IS_COMPILED = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
+# The vector code is portable LLVM, but its tiles are cut for these processors and it was run on no other.
+HAS_VECTOR_CODE = IS_COMPILED and PROCESSOR.lower() in ("x86_64", "amd64")
+HAS_AVX2 = "+avx2" in _FOUND
+WIDE = "+avx512f" in _FOUND  # 32 registers of 16 floats; else 16 of 8
+LANES = 16 if WIDE else 8  # floats of one vector register
+HAS_FUSED = "+fma" in _FOUND or PROCESSOR in ("aarch64", "arm64")  # a product and a sum that are rounded once

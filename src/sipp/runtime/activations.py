@@ -1,0 +1,141 @@
+"""The activations that can follow a product before its result is written, in LLVM instructions and by torch.
+
+exp, sigmoid and tanh of vectors are exact to a few 1e-7 of themselves; NaN stays NaN. exp is infinite where float32
+ends, and 0 below LOWEST: sigmoid then reaches 0 where torch's does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sipp.native.instructions import I32, constant, fused, vector
+
+ATEN = torch.ops.aten
+NONE = "none"
+
+BY_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
+    NONE: lambda x: x,
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+_PLAIN = {getattr(ATEN, name).default: name for name in ("relu", "sigmoid", "tanh", "silu")}
+
+HIGHEST, LOWEST = 89.0, -86.0  # exp of more is infinite (float32); of less it is taken as 0
+SATURATED = 40.0  # exp of it plus 2 is itself
+SHIFTER = 1.5 * 2**23  # added to a float32 it leaves the nearest whole number in the last bits
+BIAS, MANTISSA = 127, 23  # of float32
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; small multiples of the first are exact
+TERMS = [1 / math.factorial(k) for k in range(7, -1, -1)]
+
+# erf(z) = 1 - polynomial(1 / (1 + ERF_P z)) exp(-z^2) for z >= 0, to 1.5e-7 (Abramowitz and Stegun 7.1.26)
+ERF_P = 0.3275911
+ERF_TERMS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+
+
+def activation_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The name of an activation that a product can take over, or None."""
+    if target is ATEN.gelu.default:
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(kwargs.get("approximate", "none"))
+    if target is ATEN.hardtanh.default:
+        return "relu6" if list(args[1:]) in ([0, 6], [0.0, 6.0]) else None
+    return _PLAIN.get(target) if not kwargs else None
+
+
+def activate(b: Any, act: str, value: Any, lanes: int) -> Any:
+    """The activation of a vector; NaN stays NaN."""
+    zero = constant(0.0, lanes)
+    if act in ("relu", "relu6"):
+        value = b.select(b.fcmp_ordered("<", value, zero), zero, value)
+        six = constant(6.0, lanes)
+        return value if act == "relu" else b.select(b.fcmp_ordered(">", value, six), six, value)
+    if act == "sigmoid":
+        return sigmoid(b, value, lanes)
+    if act == "tanh":
+        return tanh(b, value, lanes)
+    if act == "silu":
+        return b.fmul(value, sigmoid(b, value, lanes))
+    if act == "gelu":
+        return _gelu(b, value, lanes)
+    if act == "gelu_tanh":
+        cube = b.fmul(b.fmul(value, value), value)
+        inner = b.fmul(fused(b, cube, constant(0.044715, lanes), value), constant(math.sqrt(2 / math.pi), lanes))
+        half = b.fmul(value, constant(0.5, lanes))
+        return fused(b, half, tanh(b, inner, lanes), half)
+    return value
+
+
+def _gelu(b: Any, x: Any, lanes: int) -> Any:
+    """x Phi(x), Phi(x) = 1 - q for x > 0 and q below, where q = polynomial exp(-x^2 / 2) / 2."""
+    zero, one = constant(0.0, lanes), constant(1.0, lanes)
+    is_negative = b.fcmp_ordered("<", x, zero)
+    size = b.select(is_negative, b.fsub(zero, x), x)
+    t = b.fdiv(one, fused(b, size, constant(ERF_P / math.sqrt(2), lanes), one))
+    total = constant(ERF_TERMS[0], lanes)
+    for term in ERF_TERMS[1:]:
+        total = fused(b, total, t, constant(term, lanes))
+    power = exp(b, b.fmul(b.fmul(x, x), constant(-0.5, lanes)), lanes)
+    q = b.fmul(b.fmul(b.fmul(total, t), power), constant(0.5, lanes))
+    return b.fmul(x, b.select(is_negative, q, b.fsub(one, q)))
+
+
+def exp(b: Any, x: Any, lanes: int) -> Any:
+    """e ** x. The power of two is halved, and the result doubled: the largest results need 2 ** 128."""
+    is_low = b.fcmp_ordered("<", x, constant(LOWEST, lanes))
+    rest, shifted = _reduced(b, _cut(b, x, LOWEST, HIGHEST, lanes), lanes)
+    half = b.fmul(_polynomial(b, rest, TERMS, lanes), _power_of_two(b, shifted, BIAS - 1, lanes))
+    return b.select(is_low, constant(0.0, lanes), b.fadd(half, half))
+
+
+def sigmoid(b: Any, x: Any, lanes: int) -> Any:
+    one = constant(1.0, lanes)
+    return b.fdiv(one, b.fadd(one, exp(b, b.fsub(constant(0.0, lanes), x), lanes)))
+
+
+def tanh(b: Any, x: Any, lanes: int) -> Any:
+    """m / (m + 2) of m = e ** 2x - 1 = 2 ** n (e ** r - 1) + (2 ** n - 1): near zero n is 0, and nothing cancels."""
+    rest, shifted = _reduced(b, _cut(b, b.fadd(x, x), -SATURATED, SATURATED, lanes), lanes)
+    power = _power_of_two(b, shifted, BIAS, lanes)
+    part = b.fmul(rest, _polynomial(b, rest, TERMS[:-1], lanes))
+    m = fused(b, power, part, b.fsub(power, constant(1.0, lanes)))
+    return b.fdiv(m, b.fadd(m, constant(2.0, lanes)))
+
+
+def _cut(b: Any, x: Any, low: float, high: float, lanes: int) -> Any:
+    """x within low .. high; NaN stays."""
+    for sign, limit in ((">", constant(high, lanes)), ("<", constant(low, lanes))):
+        x = b.select(b.fcmp_ordered(sign, x, limit), limit, x)
+    return x
+
+
+def _reduced(b: Any, x: Any, lanes: int) -> tuple[Any, Any]:
+    """x = n ln 2 + r: r, and n in the last bits of a shifted number."""
+    shifter = constant(SHIFTER, lanes)
+    shifted = b.fadd(b.fmul(x, constant(1 / math.log(2), lanes)), shifter)
+    whole = b.fsub(shifted, shifter)
+    rest = fused(b, whole, constant(-LN2_HIGH, lanes), x)
+    return fused(b, whole, constant(-LN2_LOW, lanes), rest), shifted
+
+
+def _polynomial(b: Any, x: Any, terms: list[float], lanes: int) -> Any:
+    total = constant(terms[0], lanes)
+    for term in terms[1:]:
+        total = fused(b, total, x, constant(term, lanes))
+    return total
+
+
+def _power_of_two(b: Any, shifted: Any, bias: int, lanes: int) -> Any:
+    """2 ** (n + bias - BIAS) of the whole number n in the last bits."""
+    kind = vector(lanes, I32)
+    exponent = b.shl(b.add(b.bitcast(shifted, kind), constant(bias, lanes, I32)), constant(MANTISSA, lanes, I32))
+    return b.bitcast(exponent, vector(lanes))

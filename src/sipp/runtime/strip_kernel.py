@@ -1,0 +1,262 @@
+"""The sparse product of convolutions and linear layers: kept weights packed, the output cut into strips, one loop.
+
+    out[r, strip] = act(bias[r] + sum over kept weights j of row r:  value[j] * x[place[j] + strip]  + beside[r, strip])
+
+A strip is a tile of `n` vectors of `lanes` positions, at fixed distances from one another, that stay in registers
+while the weights of a row go by: one load and one multiply-add for each vector, and nothing for a zero. All rows
+of a strip follow one another, so what they read of x stays in the nearest caches. Where that is more than the first
+cache holds, the channels are gone through in rounds: a round leaves its sums in `out`, and the next one starts there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sipp.native.instructions import FLOAT, I16, I64, at, constant, each, fused, load, splat, store, variables, vector
+from sipp.native.machine_code import Arguments, MachineCode, generate
+from sipp.native.processor import LANES, WIDE
+from sipp.runtime.activations import activate
+
+LONGEST = 2**16 - 1  # step between two weights
+TARGETS = (16, 8) if WIDE else (10, 5)  # vectors of a tile: sums that stay in registers
+
+# --- Kept weights -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The kept weights of a layer: values, and 16-bit steps from one place in x to the next.
+
+    A row becomes  start, (value, step), (value, step) ..: the place of its first kept weight (64 bits), and after each
+    value how far on the next one looks, in units of `unit` floats. A distance beyond 16 bits is bridged by weights of
+    zero at places in between, which are places of the same input. rows: one number, then (start in bytes, end in
+    values) of every row.
+    """
+
+    rows: np.ndarray  # int64, 1 + 2 R
+    values: np.ndarray  # float32
+    steps: np.ndarray  # uint16
+    n_rows: int
+    unit: int  # floats
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.rows.nbytes + self.values.nbytes + self.steps.nbytes)
+
+
+def pack(rows: np.ndarray, places: np.ndarray, values: np.ndarray, n_rows: int, unit: int) -> Packed:
+    """Packs weights given as row number, place in x (floats, a multiple of `unit`) and value, in any order."""
+    order = np.lexsort((places, rows))
+    rows, places, values = rows[order], places[order] // unit, values[order]
+    is_next = np.zeros(len(rows), np.int64)
+    if len(rows) > 1:
+        is_next[1:] = np.where(rows[1:] == rows[:-1], places[1:] - places[:-1], 0)
+    n_bridges = np.maximum(is_next - 1, 0) // LONGEST
+    at = np.cumsum(n_bridges) + np.arange(len(rows))  # where each weight goes
+    n_all = int(at[-1]) + 1 if len(rows) else 0
+    packed_values = np.zeros(n_all, np.float32)
+    packed_values[at] = values
+    steps = np.full(n_all, LONGEST, np.uint16)  # of bridges
+    last = is_next - n_bridges * LONGEST  # the step that ends at a weight
+    steps[at[1:] - 1] = last[1:]
+    if n_all:
+        steps[-1] = 0
+    table = np.zeros(1 + 2 * n_rows, np.int64)
+    counts = np.bincount(rows, weights=1 + n_bridges, minlength=n_rows).astype(np.int64)
+    table[2::2] = np.cumsum(counts)
+    first = np.searchsorted(rows, np.arange(n_rows))
+    has_any = np.bincount(rows, minlength=n_rows) > 0
+    table[1::2][has_any] = places[first[has_any]] * unit * FLOAT
+    return Packed(table, packed_values, steps, n_rows, unit)
+
+
+# --- Strips -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The shape of a strip: distances (in bytes) of its vectors in x, in out and in what is added."""
+
+    lanes: int
+    in_x: tuple[int, ...]
+    in_out: tuple[int, ...]
+    in_beside: tuple[int, ...] | None
+    unit: int  # bytes of one step between weights
+    act: str  # `activations.py`
+    has_rounds: bool
+    has_larger: bool  # whether sums are watched as they were before a norm went into the weights
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Where the positions of one channel lie: floats from one output row, and one output pixel, to the next."""
+
+    origin: int
+    row: int
+    pixel: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An output of `height` rows of `width` pixels of `n` points, cut into strips (bytes in x, out, beside)."""
+
+    tile: Tile
+    strips: np.ndarray
+    n_rounds: int
+
+
+def cuts(
+    height: int, width: int, n: int, unit: int, x: Plane, out: Plane, beside: Plane | None, act: str,
+    has_larger: bool, rounds: Callable[[int, int], list[int]],
+) -> Iterator[Cut]:  # fmt: skip
+    """The ways to cut that are worth a trial. The pixels of `out` and `beside` lie side by side, those of x may not.
+
+    `rounds` gives the numbers of rounds worth trying for tiles of so many rows and of so many floats in each.
+    """
+    is_line = x.pixel == n
+    lanes = _lanes(n, width * n if is_line else n)
+    per_pixel = n // lanes if not is_line else 1
+    n_vectors = width * n // lanes
+    seen = set()
+    for target in TARGETS:
+        n_wide, n_high = _shape(n_vectors, height, target, per_pixel)
+        if (n_high, n_wide) in seen:
+            continue
+        seen.add((n_high, n_wide))
+        planes = (x, out, beside or out)
+        inside = [_distances(plane, n_high, n_wide, lanes, n) for plane in planes]
+        strips = [
+            [FLOAT * (p.origin + row * p.row + _column(p, start, n)) for p in planes]
+            for row in _starts(height, n_high)
+            for start in _starts(width * n, n_wide * lanes)
+        ]
+        overlaps = height % n_high or (width * n) % (n_wide * lanes)
+        for n_rounds in rounds(n_high, n_wide * lanes):
+            if n_rounds > 1 and overlaps:  # two threads would add to one another's sums
+                continue
+            in_beside = None if beside is None else inside[2]
+            tile = Tile(lanes, inside[0], inside[1], in_beside, unit * FLOAT, act, n_rounds > 1, has_larger)
+            yield Cut(tile, np.array(strips, np.int64), n_rounds)
+
+
+def _lanes(n: int, run: int) -> int:
+    """The widest vector that fits: whole points where they are rounded up, else a part of a row of pixels."""
+    lanes = LANES
+    while lanes > run or (n % 8 == 0 and n % lanes):
+        lanes //= 2
+    return lanes
+
+
+def _shape(n_vectors: int, height: int, target: int, per_pixel: int) -> tuple[int, int]:
+    """(vectors of a row, rows) of a tile of about `target` vectors; strips as equal as they can be."""
+    if n_vectors >= target:
+        n_wide = -(-n_vectors // -(-n_vectors // target))
+        if n_wide > per_pixel:
+            return n_wide // per_pixel * per_pixel, 1
+        while per_pixel % n_wide:
+            n_wide -= 1
+        return n_wide, 1
+    n_high = max(1, min(height, target // n_vectors))
+    return n_vectors, -(-height // -(-height // n_high))
+
+
+def _distances(plane: Plane, n_high: int, n_wide: int, lanes: int, n: int) -> tuple[int, ...]:
+    return tuple(FLOAT * (i * plane.row + _column(plane, j * lanes, n)) for i in range(n_high) for j in range(n_wide))
+
+
+def _column(plane: Plane, position: int, n: int) -> int:
+    """Where position (pixel x n + point) of a row lies."""
+    return position if plane.pixel == n else position // n * plane.pixel + position % n
+
+
+def _starts(length: int, size: int) -> list[int]:
+    """Where stretches of `size` start that cover `length`: the last one ends with it and may overlap the one before."""
+    return [min(start, length - size) for start in range(0, length, size)]
+
+
+# --- The loop ---------------------------------------------------------------------------------------------------------
+
+
+# Its arguments
+(
+    X, OUT, BESIDE, BIAS, ROWS, VALUES, STEPS, STRIPS, N_STRIPS, N_BLOCKS, N_ROWS, OUT_PITCH, BESIDE_PITCH, FLAG,
+    N_ROUNDS, LARGER,
+) = range(16)  # fmt: skip
+STRIP_NUMBERS = 3  # where a strip starts in x, out and beside (bytes)
+ROW_NUMBERS = 2  # where a row's first weight looks in x (bytes), and its end in `values`
+
+
+def strip_code(tile: Tile) -> MachineCode:
+    """The compiled loop for strips of this shape."""
+    return generate(("product", tile), lambda b, args: _emit(b, args, tile))
+
+
+def _emit(b: Any, args: Arguments, tile: Tile) -> None:
+    n_blocks, n_rows = args.number(N_BLOCKS), args.number(N_ROWS)
+    bad = variables(b, [constant(0.0, tile.lanes)])[0]
+    first, last = args.share(b.mul(args.number(N_STRIPS), n_blocks))
+    with each(b, first, last) as task:
+        strip, block = b.sdiv(task, n_blocks), b.srem(task, n_blocks)
+        place = at(b, args.number(STRIPS), strip, 8 * STRIP_NUMBERS)
+        x, out, beside = (b.add(args.number(n), load(b, place, I64, 8 * i)) for i, n in enumerate((X, OUT, BESIDE)))
+        start = b.sdiv(b.mul(n_rows, block), n_blocks)
+        stop = b.sdiv(b.mul(n_rows, b.add(block, I64(1))), n_blocks)
+        n_rounds = args.number(N_ROUNDS) if tile.has_rounds else I64(1)
+        with each(b, 0, n_rounds) as turn, each(b, start, stop) as row:
+            out_row = b.add(out, b.mul(row, args.number(OUT_PITCH)))
+            sums = _sums(b, args, tile, x, row, turn, out_row)
+            beside_row = b.add(beside, b.mul(row, args.number(BESIDE_PITCH)))
+            with b.if_else(b.icmp_signed("==", turn, b.sub(n_rounds, I64(1)))) as (then, otherwise):
+                with then:
+                    larger = load(b, at(b, args.number(LARGER), row)) if tile.has_larger else None
+                    _finish(b, tile, sums, larger, out_row, beside_row, bad)
+                with otherwise:
+                    for value, distance in zip(sums, tile.in_out):
+                        store(b, value, out_row, distance)
+    raise_flag(b, b.load(bad), tile.lanes, args.number(FLAG))
+
+
+def _sums(b: Any, args: Arguments, tile: Tile, x: Any, row: Any, turn: Any, out_row: Any) -> list[Any]:
+    """The sums of a row after this round."""
+    row_at = at(b, args.number(ROWS), b.add(row, b.mul(turn, args.number(N_ROWS))), 8 * ROW_NUMBERS)
+    place = variables(b, [b.add(x, load(b, row_at, I64))])[0]
+    first, last = load(b, row_at, I64, -8), load(b, row_at, I64, 8)
+    cells = variables(b, [splat(b, load(b, at(b, args.number(BIAS), row)), tile.lanes)] * len(tile.in_x))
+    if tile.has_rounds:
+        with b.if_then(b.icmp_signed(">", turn, I64(0))):
+            for cell, distance in zip(cells, tile.in_out):
+                b.store(load(b, out_row, vector(tile.lanes), distance), cell)
+    values, steps = args.number(VALUES), args.number(STEPS)
+    with each(b, first, last) as j:
+        value = splat(b, load(b, at(b, values, j)), tile.lanes)
+        here = b.load(place)
+        for cell, distance in zip(cells, tile.in_x):
+            b.store(fused(b, value, load(b, here, vector(tile.lanes), distance), b.load(cell)), cell)
+        step = b.zext(load(b, at(b, steps, j, 2), I16), I64)
+        b.store(b.add(here, b.mul(step, I64(tile.unit))), place)
+    return [b.load(cell) for cell in cells]
+
+
+def _finish(b: Any, tile: Tile, sums: list[Any], larger: Any, out: Any, beside: Any, bad: Any) -> None:
+    zero = constant(0.0, tile.lanes)
+    factor = None if larger is None else splat(b, larger, tile.lanes)
+    for i, value in enumerate(sums):
+        if factor is not None:
+            b.store(fused(b, b.fmul(value, factor), zero, b.load(bad)), bad)
+        if tile.in_beside is not None:
+            value = b.fadd(value, load(b, beside, vector(tile.lanes), tile.in_beside[i]))
+        b.store(fused(b, value, zero, b.load(bad)), bad)  # NaN from the first value that is not finite
+        store(b, activate(b, tile.act, value, tile.lanes), out, tile.in_out[i])
+
+
+def raise_flag(b: Any, bad: Any, lanes: int, flag: Any) -> None:
+    """Sets the flag where some value was not finite."""
+    total = bad if lanes == 1 else b.extract_element(bad, I64(0))
+    for lane in range(1, lanes):
+        total = b.fadd(total, b.extract_element(bad, I64(lane)))
+    with b.if_then(b.fcmp_unordered("uno", total, total)):
+        store(b, constant(1.0, 1), flag)

@@ -1,0 +1,175 @@
+"""A sparse matrix times one vector: LANES rows side by side, each looking at its own place in a window of the vector.
+
+out[row] = act(bias[row] + sum over kept weights:  value * x[column]  + beside[row])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sipp.native import memory
+from sipp.native.instructions import (
+    FLOAT,
+    I8,
+    I16,
+    I32,
+    I64,
+    at,
+    call,
+    constant,
+    each,
+    fused,
+    load,
+    store,
+    variables,
+    vector,
+)
+from sipp.native.machine_code import Arguments, generate
+from sipp.native.processor import HAS_AVX2, LANES, WIDE
+from sipp.runtime.activations import activate
+from sipp.runtime.buffers import Arena, token_buffer
+from sipp.runtime.layers import Layer, dense_step
+from sipp.runtime.operands import filled_run, fills_of, token_beside, token_input
+from sipp.runtime.steps import LEAST_GAIN, PreparedKernel, Step, Values
+from sipp.runtime.strip_kernel import raise_flag
+
+MOST_COLUMNS = LANES * 2**16
+LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if HAS_AVX2 else None
+
+# Arguments of the loop
+X, OUT, BESIDE, BIAS, ENDS, VALUES, PLACES, WINDOWS, N_GROUPS, FLAG, LARGER = range(11)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Kept weights for the product with one vector: LANES rows side by side, LANES columns (a window) at a time.
+
+    A step has one weight of each row of a group, and where in the window it looks; a row that has no more weights there
+    takes part with a zero. Groups have an even number of steps.
+    """
+
+    ends: np.ndarray  # int64, 1 + groups: where the steps of each group end
+    values: np.ndarray  # float32, steps x LANES
+    places: np.ndarray  # uint8, steps x LANES
+    windows: np.ndarray  # uint16, steps
+
+    @property
+    def n_bytes(self) -> int:
+        return int(sum(part.nbytes for part in (self.ends, self.values, self.places, self.windows)))
+
+
+def pack_windows(weight: np.ndarray) -> Windows:
+    """Packs a matrix of at most LANES x 2**16 columns."""
+    rows, columns = weight.nonzero()
+    n_groups, n_windows = -(-weight.shape[0] // LANES), -(-weight.shape[1] // LANES)
+    cell = rows * n_windows + columns // LANES  # of one row and one window; in order
+    first = np.searchsorted(cell, cell)
+    rank = np.arange(len(cell)) - first
+    block = rows // LANES * n_windows + columns // LANES
+    n_steps = np.zeros(n_groups * n_windows, np.int64)
+    np.maximum.at(n_steps, block, rank + 1)
+    per_group = n_steps.reshape(n_groups, n_windows)
+    per_group[:, -1:] += per_group.sum(1, keepdims=True) % 2
+    starts = np.cumsum(n_steps) - n_steps
+    n_all = int(n_steps.sum())
+    values, places = np.zeros((n_all, LANES), np.float32), np.zeros((n_all, LANES), np.uint8)
+    at = starts[block] + rank
+    values[at, rows % LANES] = weight[rows, columns]
+    places[at, rows % LANES] = columns % LANES
+    windows = np.repeat(np.tile(np.arange(n_windows, dtype=np.uint16), n_groups), n_steps)
+    ends = np.concatenate(([0], np.cumsum(per_group.sum(1)))).astype(np.int64)
+    return Windows(ends, values, places, windows)
+
+
+def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> Step:
+    """The step of a linear layer on one token."""
+    op, x = layer.op, values[layer.op.args[0].value]
+    source, strides = token_input(op.args[0].value, x, arena)
+    out = arena.add(token_buffer(1, len(weight)))
+    beside = None
+    if op.beside is not None:
+        beside = token_beside(op.beside, values[op.beside], strides, len(weight), arena)
+    packed = pack_windows(weight.numpy())
+    bias, larger = (padded_bias(part, len(weight)) for part in (layer.bias, layer.larger))
+    numbers = [
+        source.data.data_ptr(), out.data_CHWN.data_ptr(), 0 if beside is None else beside.data.data_ptr(),
+        bias.data_ptr(), *addresses(packed), len(packed.ends) - 1, arena.flag.address, larger.data_ptr(),
+    ]  # fmt: skip
+    form = (op.act, beside is not None, layer.larger is not None)
+    code = generate(("vector", *form), lambda b, args: _emit(b, args, *form))
+    held = (packed, bias, larger, source, out, beside, arena.flag)
+    kernel = PreparedKernel(code, numbers, len(packed.ends) - 1, held)
+    fills = fills_of(source, beside)
+    fast = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
+    for fill in fills:
+        fill(values)
+    seconds = kernel.time()
+    dense = dense_step(layer, weight, values)
+    assert dense.dense_seconds is not None
+    chosen = dense
+    if seconds <= LEAST_GAIN * dense.dense_seconds:
+        chosen = Step(
+            op.name, f"sparse, one vector x {LANES}", fast, op.out, dense.keep, packed.n_bytes, weight.nbytes,
+            seconds, dense.dense_seconds,
+        )  # fmt: skip
+    chosen.fast(values)
+    return chosen
+
+
+def addresses(packed: Windows) -> list[int]:
+    return [part.ctypes.data for part in (packed.ends, packed.values, packed.places, packed.windows)]
+
+
+def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:
+    """The bias, or zeros, in whole groups of rows."""
+    padded = memory.zeros(-(-n_rows // LANES) * LANES)
+    if bias is not None:
+        padded[:n_rows] = bias
+    return padded
+
+
+def _emit(b: Any, args: Arguments, act: str, has_beside: bool, has_larger: bool) -> None:
+    zero = constant(0.0, LANES)
+    bad = variables(b, [zero])[0]
+    with each(b, *args.share(args.number(N_GROUPS))) as group:
+        value = group_sums(b, group, [args.number(n) for n in (X, BIAS, ENDS, VALUES, PLACES, WINDOWS)])
+        row = b.mul(group, I64(LANES))
+        if has_larger:
+            larger = load(b, at(b, args.number(LARGER), row), vector(LANES))
+            b.store(fused(b, b.fmul(value, larger), zero, b.load(bad)), bad)
+        if has_beside:
+            value = b.fadd(value, load(b, at(b, args.number(BESIDE), row), vector(LANES)))
+        b.store(fused(b, value, zero, b.load(bad)), bad)
+        store(b, activate(b, act, value, LANES), at(b, args.number(OUT), row))
+    raise_flag(b, b.load(bad), LANES, args.number(FLAG))
+
+
+def group_sums(b: Any, group: Any, addresses: list[Any]) -> Any:
+    """bias + W x for the rows of one group, two sums each that take turns."""
+    x, bias, ends, values, places, windows = addresses
+    end_at = at(b, ends, group, 8)
+    sums = variables(b, [load(b, at(b, bias, b.mul(group, I64(LANES))), vector(LANES)), constant(0.0, LANES)])
+    with each(b, load(b, end_at, I64), load(b, end_at, I64, 8), len(sums)) as start:
+        for i, cell in enumerate(sums):
+            step = b.add(start, I64(i))
+            window = b.zext(load(b, at(b, windows, step, 2), I16), I64)
+            place = b.zext(load(b, at(b, places, step, LANES), vector(LANES, I8)), vector(LANES, I32))
+            term = _look_up(b, at(b, x, window, LANES * FLOAT), place)
+            value = load(b, at(b, values, step, LANES * FLOAT), vector(LANES))
+            b.store(fused(b, value, term, b.load(cell)), cell)
+    return b.fadd(*(b.load(cell) for cell in sums))
+
+
+def _look_up(b: Any, window: Any, place: Any) -> Any:
+    """The elements of a window at these places: one instruction where the processor has it."""
+    if LOOKUP is None:
+        found = constant(0.0, LANES)
+        for lane in range(LANES):
+            i = b.zext(b.extract_element(place, I32(lane)), I64)
+            found = b.insert_element(found, load(b, at(b, window, i)), I32(lane))
+        return found
+    return call(b, LOOKUP, vector(LANES), [load(b, window, vector(LANES)), place])

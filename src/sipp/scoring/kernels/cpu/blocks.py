@@ -1,0 +1,312 @@
+"""A block of patches out of the windows of a layer: laid out, its denominators, their squares and reciprocals.
+
+A ratio does not change when its patch is scaled (T2), so each patch is divided by its sum: float32 does not overflow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sipp.native.compiling import (
+    INT,
+    VOID,
+    WHOLE,
+    Native,
+    calling,
+    double_at,
+    float_at,
+    inlined,
+    long_at,
+    primitive,
+    product_and_sum,
+    put_double,
+    put_float,
+    put_long,
+)
+from sipp.native.instructions import (
+    F32,
+    FLOAT,
+    I32,
+    I64,
+    at,
+    constant,
+    each,
+    larger,
+    load,
+    pick,
+    store,
+    transposed,
+    variables,
+    vector,
+)
+from sipp.native.processor import LANES
+from sipp.scoring.kernels.cpu.denominators import fill
+from sipp.scoring.kernels.cpu.layout import (
+    BLOCK,
+    LINE,
+    RANK,
+    VECTOR,
+    Calls,
+    Layer,
+    Scratch,
+    read_calls,
+    read_layer,
+    read_scratch,
+    read_weights,
+)
+
+ONLY_SIGN, FIRST_SIGN, SECOND_SIGN, NO_TURN = 0, 1, 2, 3  # of a block's activations
+DOUBLE = 8  # bytes
+
+_call_4, _call_9 = calling(4), calling(9)
+
+# --- Gathering patches ------------------------------------------------------------------------------------------------
+
+
+def _gather(n: int, step: int = 1) -> Any:
+    """A function: target[k, i] = max(0, source[fan[k] + step i] * factor[i]) for n patches i, and their sums over k.
+
+    Rows of images are short, so there are several widths. Nothing beyond the last value needed is read: with step 2 the
+    second half comes from a vector that ends there.
+    """
+    kind, zero = vector(n), constant(0.0, n)
+
+    @primitive(VOID, *[INT] * 6)
+    def gather(b: Any, source: Any, fan: Any, n_fan: Any, factor: Any, target: Any, sums: Any) -> None:
+        scale, (total,) = load(b, factor, kind), variables(b, [zero])
+        with each(b, 0, n_fan) as k:
+            start = at(b, source, load(b, at(b, fan, k, WHOLE), I64))
+            value = load(b, start, kind)
+            if step == 2:
+                end = load(b, start, kind, (n - 1) * FLOAT)
+                value = pick(b, value, end, [*range(0, n, 2), *range(n + 1, 2 * n, 2)])
+            value = larger(b, b.fmul(value, scale), zero)
+            store(b, value, at(b, target, k, LINE))
+            b.store(b.fadd(b.load(total), value), total)
+        store(b, b.load(total), sums)
+
+    return gather
+
+
+gather_16, gather_8, gather_4, gather_1 = (_gather(n) for n in (16, 8, 4, 1))
+gather_16_even, gather_8_even, gather_4_even = (_gather(n, 2) for n in (16, 8, 4))
+
+
+@primitive(VOID, *[INT] * 6)
+def gather_lines(b: Any, source: Any, offsets: Any, n_fan: Any, factors: Any, target: Any, sums: Any) -> None:
+    """The same for RANK patches i whose columns lie side by side: column k of patch i is source[offsets[i] + k]."""
+    kind, zero = vector(RANK), constant(0.0, RANK)
+    scale, (total,) = load(b, factors, kind), variables(b, [zero])
+    starts = [at(b, source, load(b, offsets, I64, i * WHOLE)) for i in range(RANK)]
+
+    def take(value: Any, to: Any, offset: int) -> None:
+        value = larger(b, b.fmul(value, scale), zero)
+        store(b, value, to, offset)
+        b.store(b.fadd(b.load(total), value), total)
+
+    whole = b.mul(b.udiv(n_fan, I64(RANK)), I64(RANK))
+    with each(b, 0, whole, RANK) as first:
+        for k, value in enumerate(transposed(b, [load(b, at(b, start, first), kind) for start in starts])):
+            take(value, at(b, target, first, LINE), k * LINE)
+    with each(b, whole, n_fan) as k:
+        value = zero
+        for i, start in enumerate(starts):
+            value = b.insert_element(value, load(b, at(b, start, k), F32), I32(i))
+        take(value, at(b, target, k, LINE), 0)
+    store(b, b.load(total), sums)
+
+
+@inlined
+def _gather_piece(n: int, step: int, source: int, fan: int, n_fan: int, factors: int, block: int, sums: int) -> None:
+    if step == 2:
+        if n == 16:
+            gather_16_even(source, fan, n_fan, factors, block, sums)
+        elif n == 8:
+            gather_8_even(source, fan, n_fan, factors, block, sums)
+        else:
+            gather_4_even(source, fan, n_fan, factors, block, sums)
+    elif n == 16:
+        gather_16(source, fan, n_fan, factors, block, sums)
+    elif n == 8:
+        gather_8(source, fan, n_fan, factors, block, sums)
+    else:
+        gather_4(source, fan, n_fan, factors, block, sums)
+
+
+@Native
+def gather_runs(
+    source: int, offsets: int, n_patches: int, fan: int, n_fan: int, factors: int, block: int, sums: int, step: int
+) -> None:
+    """Fills block[k, p] = max(0, source[offsets[p] + fan[k]] * factors[p]) and its sums[p], in runs of patches.
+
+    Those of a run lie `step` (1 or 2) apart in memory. Where pieces overlap, the same values are written again.
+    """
+    first = 0
+    while first < n_patches:
+        last = _end_of_run(offsets, first, n_patches, step)
+        n, done = last - first, 0
+        start, to = source + long_at(offsets, first) * FLOAT, first * FLOAT
+        for width in (16, 8, 4):
+            least = width if width == 16 else 1  # of what is left: narrower pieces may overlap the one before
+            while n >= width and n - done >= least:
+                i = min(done, n - width) * FLOAT
+                moved = to + i
+                _gather_piece(width, step, start + step * i, fan, n_fan, factors + moved, block + moved, sums + moved)
+                done += width
+        _gather_rest(source, offsets, first + done, last, fan, n_fan, factors, block, sums)
+        first = last
+
+
+@Native
+def gather_apart(
+    source: int, offsets: int, n_patches: int, fan: int, n_fan: int, factors: int, block: int, sums: int, step: int
+) -> None:
+    """The same of patches that lie anywhere; RANK at a time where the columns of each lie side by side."""
+    done = 0
+    if _end_of_run(fan, 0, n_fan, 1) == n_fan:
+        while n_patches - done >= RANK:
+            to, first = done * FLOAT, source + long_at(fan, 0) * FLOAT
+            gather_lines(first, offsets + done * WHOLE, n_fan, factors + to, block + to, sums + to)
+            done += RANK
+    _gather_rest(source, offsets, done, n_patches, fan, n_fan, factors, block, sums)
+
+
+@inlined
+def _end_of_run(offsets: int, first: int, n_patches: int, step: int) -> int:
+    """Where the patches end that follow `first` in memory at this step."""
+    last = first + 1
+    while last < n_patches and long_at(offsets, last) - long_at(offsets, last - 1) == step:
+        last += 1
+    return last
+
+
+@inlined
+def _gather_rest(
+    source: int, offsets: int, first: int, last: int, fan: int, n_fan: int, factors: int, block: int, sums: int
+) -> None:
+    """Patch by patch."""
+    for p in range(first, last):
+        start, to = source + long_at(offsets, p) * FLOAT, p * FLOAT
+        gather_1(start, fan, n_fan, factors + to, block + to, sums + to)
+
+
+# --- The block --------------------------------------------------------------------------------------------------------
+
+
+@primitive(VOID, INT, INT)
+def scale_line(b: Any, line: Any, factors: Any) -> None:
+    """line[p] *= factors[p]."""
+    for offset in range(0, LINE, VECTOR):
+        product = b.fmul(load(b, line, vector(LANES), offset), load(b, factors, vector(LANES), offset))
+        store(b, product, line, offset)
+
+
+@primitive(VOID, INT)
+def invert_line(b: Any, line: Any) -> None:
+    """line[p] = 1 / line[p], 0 where line[p] is 0 (T2). Half vectors: dividers are no wider."""
+    zero, one = constant(0.0, 8), constant(1.0, 8)
+    for offset in range(0, LINE, 8 * FLOAT):
+        value = load(b, line, vector(8), offset)
+        store(b, b.select(b.fcmp_ordered(">", value, zero), b.fdiv(one, value), zero), line, offset)
+
+
+@inlined
+def _normalise(block: int, fan_in: int, sums: int, factors: int) -> None:
+    """Divides every patch of the block by its sum (0 stays 0)."""
+    for p in range(BLOCK):
+        total = float_at(sums, p)
+        put_float(factors, p, np.float32(1.0) / total if total > 0.0 else np.float32(0.0))
+    for k in range(fan_in):
+        scale_line(block + k * LINE, factors)
+
+
+@inlined
+def _prepare(calls: Calls, layer: Layer, fan_in: int, start: int, stop: int, g: int, t: int, scratch: Scratch) -> None:
+    """Lays the patches start..stop of group g and sign t out in `a_KP`, scaled to sum 1 each; zeros after them."""
+    a, sums, offsets, factors = scratch.a_KP, scratch.sums_P, scratch.offsets_P, scratch.factors_P
+    n_patches, n_positions = min(BLOCK, stop - start), layer.n_positions
+    point = start // n_positions
+    position = start - point * n_positions
+    for p in range(n_patches):
+        place = g * layer.group_stride + point * layer.point_stride + long_at(layer.positions, position)
+        put_long(offsets, p, place)
+        put_float(factors, p, float_at(layer.factors_TB, t * layer.n_points + point))
+        position += 1
+        if position == n_positions:
+            point, position = point + 1, 0
+    if n_patches < BLOCK:
+        for k in range(fan_in):
+            fill(a + k * LINE + n_patches * FLOAT, BLOCK - n_patches, 0.0)
+        fill(sums + n_patches * FLOAT, BLOCK - n_patches, 0.0)
+    _call_9(calls.gather, layer.source, offsets, n_patches, layer.fan, fan_in, factors, a, sums, layer.step)
+    _normalise(a, fan_in, sums, factors)
+
+
+@inlined
+def _add_squares(row_factors: int, n_rows: int, turn: int, scratch: Scratch) -> None:
+    """Fills `squares_XP` with a block's squared denominators, and squared outputs once they are complete.
+
+    `turn`: ONLY_SIGN of the activations, FIRST_SIGN of two (their outputs wait), or SECOND_SIGN.
+    """
+    d, sums, waiting, squares = scratch.d_LP, scratch.sums_P, scratch.outputs_RP, scratch.squares_XP
+    outputs = squares + 3 * BLOCK * DOUBLE
+    for i in range(3 * BLOCK):
+        put_double(squares, i, 0.0)
+    for r in range(n_rows):
+        positives, negatives, row_factor = d + 2 * r * LINE, d + (2 * r + 1) * LINE, double_at(row_factors, r)
+        for p in range(BLOCK):  # loops without a branch, which a compiler turns into vectors
+            scale = row_factor * float_at(sums, p)
+            positive, negative = float_at(positives, p) * scale, float_at(negatives, p) * scale
+            put_double(squares, p, product_and_sum(positive, positive, double_at(squares, p)))
+            put_double(squares, BLOCK + p, product_and_sum(negative, negative, double_at(squares, BLOCK + p)))
+            put_double(outputs, p, positive - negative)
+        wait = waiting + r * BLOCK * DOUBLE
+        if turn == FIRST_SIGN:
+            for p in range(BLOCK):
+                put_double(wait, p, double_at(outputs, p))
+            continue
+        if turn == SECOND_SIGN:
+            for p in range(BLOCK):
+                put_double(outputs, p, double_at(outputs, p) - double_at(wait, p))
+        for p in range(BLOCK):
+            output = double_at(outputs, p)
+            put_double(squares, 2 * BLOCK + p, product_and_sum(output, output, double_at(squares, 2 * BLOCK + p)))
+
+
+@Native
+def reciprocals(
+    calls_at: int,
+    layer_at: int,
+    weights_at: int,
+    scratch_at: int,
+    squares_QP: int,
+    n_patches: int,
+    start: int,
+    stop: int,
+    g: int,
+    t: int,
+    turn: int,
+) -> None:
+    """Lays one block of patches of group g and sign t out in `a_KP`, 1/D in `d_LP`, and adds their squares."""
+    calls, layer = read_calls(calls_at), read_layer(layer_at)
+    weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
+    n_rows, squares = weights.n_rows, scratch.squares_XP
+    _prepare(calls, layer, weights.fan_in, start, stop, g, t, scratch)
+    _call_4(calls.denominators, scratch.a_KP, weights_at, g, scratch.d_LP)
+    _add_squares(layer.row_factors_GR + g * n_rows * DOUBLE, n_rows, turn, scratch)
+    for x in range(3):  # the two quadrants of the sign t, and the whole output
+        to, found = (2 * t + x if x < 2 else 4) * n_patches + start, squares + x * BLOCK * DOUBLE
+        for p in range(stop - start):
+            put_double(squares_QP, to + p, double_at(squares_QP, to + p) + double_at(found, p))
+    for line in range(2 * n_rows):
+        invert_line(scratch.d_LP + line * LINE)
+
+
+@inlined
+def turn_of(layer: Layer, t: int) -> int:
+    """Which turn sign t of the activations has in a block; NO_TURN where there are none of it."""
+    if not (layer.has_negative if t else layer.has_positive):
+        return NO_TURN
+    return FIRST_SIGN + t if layer.has_positive and layer.has_negative else ONLY_SIGN

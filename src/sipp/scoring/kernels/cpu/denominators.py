@@ -1,0 +1,244 @@
+"""The denominators of T2, an ordinary product in which each weight belongs to one sign.
+
+    d[2 r + s, p] = sum over k of  w_rk^s a_kp
+
+Columns are sorted by the signs of a panel of three rows, so that each product goes to the sum of its own sign and the
+other sum needs none. Terms are added in the same order whatever stands beside them: the same bits for any batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sipp.native import memory
+from sipp.native.compiling import (
+    INT,
+    VOID,
+    Native,
+    as_numbers,
+    calling,
+    float_at,
+    inlined,
+    long_at,
+    primitive,
+    put_float,
+    put_int,
+    put_long,
+)
+from sipp.native.instructions import FLOAT, I32, I64, at, constant, each, fused, load, splat, store, variables, vector
+from sipp.native.processor import LANES
+from sipp.native.threads import cut_evenly, run_parallel, threads_for
+from sipp.scoring.kernels.cpu.layout import (
+    BLOCK,
+    INDEX,
+    LINE,
+    PANEL,
+    STRIP,
+    STRIP_VECTORS,
+    SUM_BLOCK,
+    VECTOR,
+    PackedWeights,
+    read_weights,
+)
+
+N_PATTERNS = 2**PANEL
+_call_4 = calling(4)
+
+
+def _panel(n_rows: int) -> Any:
+    """A function: out[2 i + s, strip] += sum of magnitudes[j, i] * a[places[j], strip] over columns j, for rows i.
+
+    Columns come sorted by the signs of their weights in these rows, bit i of the pattern for row i; those of pattern q
+    end at ends[q].
+    """
+
+    @primitive(VOID, *[INT] * 5)
+    def panel(b: Any, a: Any, magnitudes: Any, places: Any, ends: Any, out: Any) -> None:
+        sums = [variables(b, [constant(0.0, LANES)] * STRIP_VECTORS) for _ in range(2 * n_rows)]
+        start = I64(0)
+        for pattern in range(2**n_rows):
+            stop = b.sext(load(b, ends, I32, pattern * INDEX), I64)
+            with each(b, start, stop) as j:
+                place = b.sext(load(b, at(b, places, j, INDEX), I32), I64)
+                line = at(b, a, place, LINE)
+                terms = [load(b, line, vector(LANES), v * VECTOR) for v in range(STRIP_VECTORS)]
+                for i in range(n_rows):
+                    w = splat(b, load(b, at(b, magnitudes, j, n_rows * FLOAT), offset=i * FLOAT), LANES)
+                    for cell, term in zip(sums[2 * i + (pattern >> i & 1)], terms):
+                        b.store(fused(b, w, term, b.load(cell)), cell)
+            start = stop
+        for i, line_cells in enumerate(sums):
+            for v, cell in enumerate(line_cells):
+                offset = i * LINE + v * VECTOR
+                store(b, b.fadd(load(b, out, vector(LANES), offset), b.load(cell)), out, offset)
+
+    return panel
+
+
+panel_3, panel_2, panel_1 = _panel(3), _panel(2), _panel(1)
+
+
+@primitive(VOID, INT, INT)
+def copy_line(b: Any, source: Any, target: Any) -> None:
+    for offset in range(0, LINE, VECTOR):
+        store(b, load(b, source, vector(LANES), offset), target, offset)
+
+
+@inlined
+def copy_lines(source: int, source_step: int, n_lines: int, n_patches: int, block: int, block_step: int) -> None:
+    """Copies the first patches of lines into lines of a block, zeros after; both so many bytes apart."""
+    for k in range(n_lines):
+        line, to = source + k * source_step, block + k * block_step
+        if n_patches >= BLOCK:
+            copy_line(line, to)
+        else:
+            for p in range(n_patches):
+                put_float(to, p, float_at(line, p))
+            for p in range(n_patches, BLOCK):
+                put_float(to, p, 0.0)
+
+
+@inlined
+def fill(target: int, n: int, value: float) -> None:
+    """Sets n floats to this value."""
+    for i in range(n):
+        put_float(target, i, value)
+
+
+@Native
+def denominators(a: int, weights_at: int, group: int, d: int) -> None:
+    """Fills d[2 r + s, p] for one block of patches."""
+    weights = read_weights(weights_at)
+    fan_in, n_chunks = weights.fan_in, weights.n_chunks
+    all_magnitudes = weights.magnitudes_GX + group * weights.n_rows * fan_in * FLOAT
+    fill(d, 2 * weights.n_rows * BLOCK, 0.0)
+    for chunk in range(n_chunks):
+        start = chunk * SUM_BLOCK
+        for panel in range(weights.n_panels):
+            first = long_at(weights.panels, panel)
+            n_rows, panel_of_all = long_at(weights.panels, panel + 1) - first, group * weights.n_panels + panel
+            magnitudes = all_magnitudes + (first * fan_in + start * n_rows) * FLOAT
+            places = weights.places_GNK + (panel_of_all * fan_in + start) * INDEX
+            ends = weights.ends_GNCQ + (panel_of_all * n_chunks + chunk) * N_PATTERNS * INDEX
+            for strip in range(0, BLOCK, STRIP):
+                source, target = a + strip * FLOAT, d + 2 * first * LINE + strip * FLOAT
+                if n_rows == 3:
+                    panel_3(source, magnitudes, places, ends, target)
+                elif n_rows == 2:
+                    panel_2(source, magnitudes, places, ends, target)
+                else:
+                    panel_1(source, magnitudes, places, ends, target)
+
+
+@Native
+def sums(
+    patches_GKP: int,
+    weights_at: int,
+    denominators: int,
+    n_patches: int,
+    first: int,
+    last: int,
+    a: int,
+    d: int,
+    out: int,
+) -> None:
+    """Fills a stretch of the denominators out[s, g, r, p]."""
+    weights, step = read_weights(weights_at), n_patches * FLOAT
+    n_groups, n_rows = weights.n_groups, weights.n_rows
+    for start in range(first, last, BLOCK):
+        for g in range(n_groups):
+            block = patches_GKP + g * weights.fan_in * step + start * FLOAT
+            copy_lines(block, step, weights.fan_in, last - start, a, LINE)
+            _call_4(denominators, a, weights_at, g, d)
+            for line in range(2 * n_rows):
+                to = (((line & 1) * n_groups + g) * n_rows + (line >> 1)) * n_patches + start
+                if last - start >= BLOCK:
+                    copy_line(d + line * LINE, out + to * FLOAT)
+                else:
+                    for p in range(last - start):
+                        put_float(out, to + p, float_at(d, line * BLOCK + p))
+
+
+def pack_weights(weight_GRK: Tensor) -> PackedWeights:
+    """The weights as `denominators` reads them."""
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    panels = np.array(_panels(n_rows), np.int64)
+    n_panels, n_chunks = len(panels) - 1, -(-fan_in // SUM_BLOCK)
+    places = memory.blank(n_groups, n_panels, fan_in, dtype=torch.int32)
+    ends = memory.blank(n_groups, n_panels, n_chunks, N_PATTERNS, dtype=torch.int32)
+    packed = PackedWeights(
+        n_groups=n_groups,
+        n_rows=n_rows,
+        fan_in=fan_in,
+        n_panels=n_panels,
+        n_chunks=n_chunks,
+        panels=panels,
+        magnitudes_GX=memory.array(memory.blank(n_groups, n_rows * fan_in)),
+        places_GNK=memory.array(places, torch.int32),
+        ends_GNCQ=memory.array(ends, torch.int32),
+    )
+    weight = memory.array(weight_GRK.detach().to(torch.float32).contiguous())
+    cuts = cut_evenly(n_panels, threads_for(weight_GRK))
+    work = memory.blank(len(cuts), fan_in + N_PATTERNS + 2, dtype=torch.int64)  # each thread's patterns, their counts
+    weights_at = as_numbers(packed)
+
+    def pack(i: int) -> None:
+        patterns, filled = (memory.address(x, torch.int64) for x in (work[i], work[i, fan_in:]))
+        _pack(weight.ctypes.data, weights_at.ctypes.data, patterns, filled, *cuts[i])
+
+    run_parallel(pack, len(cuts))
+    return packed
+
+
+def _panels(n_rows: int) -> list[int]:
+    """Where panels of PANEL rows start, and the end; two of two rows end better than one of three and one of one."""
+    starts = list(range(0, n_rows, PANEL))
+    if n_rows % PANEL == 1 and n_rows > 1:
+        starts[-1] -= 1
+    return [*starts, n_rows]
+
+
+@Native
+def _pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel: int, last_panel: int) -> None:
+    """Lays a stretch of panels out as `denominators` reads them (`PackedWeights`).
+
+    It works in pattern_K, the pattern of each column, and filled[N_PATTERNS + 2].
+    """
+    packed = read_weights(weights)
+    fan_in, n_chunks = packed.fan_in, packed.n_chunks
+    for g in range(packed.n_groups):
+        group, magnitudes = g * packed.n_rows, g * packed.n_rows * fan_in
+        for panel in range(first_panel, last_panel):
+            first = long_at(packed.panels, panel)
+            n_rows, panel_of_all = long_at(packed.panels, panel + 1) - first, g * packed.n_panels + panel
+            for k in range(fan_in):
+                pattern, is_empty = 0, True
+                for i in range(n_rows):
+                    w = float_at(weight_GRK, (group + first + i) * fan_in + k)
+                    pattern |= 1 << i if w < 0.0 else 0
+                    is_empty &= w == 0.0
+                put_long(pattern_K, k, N_PATTERNS if is_empty else pattern)
+            for chunk in range(n_chunks):
+                start = chunk * SUM_BLOCK
+                stop = start + SUM_BLOCK if start + SUM_BLOCK < fan_in else fan_in
+                for q in range(N_PATTERNS + 2):
+                    put_long(filled, q, 0)
+                for k in range(start, stop):
+                    q = long_at(pattern_K, k) + 1
+                    put_long(filled, q, long_at(filled, q) + 1)
+                for q in range(N_PATTERNS):
+                    end = long_at(filled, q) + long_at(filled, q + 1)
+                    put_long(filled, q + 1, end)
+                    put_int(packed.ends_GNCQ, (panel_of_all * n_chunks + chunk) * N_PATTERNS + q, end)
+                for k in range(start, stop):
+                    q = long_at(pattern_K, k)
+                    to = start + long_at(filled, q)
+                    put_long(filled, q, to - start + 1)
+                    put_int(packed.places_GNK, panel_of_all * fan_in + to, k)
+                    for i in range(n_rows):
+                        w = abs(float_at(weight_GRK, (group + first + i) * fan_in + k))
+                        put_float(packed.magnitudes_GX, magnitudes + first * fan_in + to * n_rows + i, w)

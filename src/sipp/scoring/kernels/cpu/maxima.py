@@ -1,0 +1,387 @@
+"""The maxima over patches of T2: which patches can raise a maximum of a column, and raising it by those.
+
+A band is a run of ranks of RANK rows. For a column k and a band, patch p can only matter where its activation times its
+reach (the largest of the band's reciprocals at p, each divided by its own line's mean) is above the column's bar (the
+smallest of the band's maxima of that column, divided the same way). One number per patch and one per column replace
+the band's rows in that test; how the lines are scaled changes how much is skipped, never what is found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sipp.native.compiling import (
+    INT,
+    REAL,
+    VOID,
+    Native,
+    calling,
+    float_at,
+    inlined,
+    long_at,
+    primitive,
+    put_float,
+    put_long,
+)
+from sipp.native.instructions import (
+    FLOAT,
+    I1,
+    I16,
+    I64,
+    across,
+    at,
+    constant,
+    each,
+    larger,
+    load,
+    smaller,
+    splat,
+    store,
+    transposed,
+    tree,
+    variables,
+    vector,
+)
+from sipp.scoring.kernels.cpu.blocks import NO_TURN, turn_of
+from sipp.scoring.kernels.cpu.denominators import copy_lines, fill
+from sipp.scoring.kernels.cpu.layout import (
+    BLOCK,
+    LINE,
+    MOST_RANKS,
+    NOTHING,
+    PATCH_BYTES,
+    RANK,
+    RANK_BYTES,
+    RANK_VECTOR,
+    SIGN_BYTES,
+    Calls,
+    Scratch,
+    read_calls,
+    read_layer,
+    read_scratch,
+    read_weights,
+)
+
+# A test whose numbers are not normal proves nothing: it is made between these bounds only.
+LEAST_BAR, LARGEST_BAR = 2.0**-100, 2.0**126
+LEAST_REACH = 2.0**-60
+# Rounding of the five operations of a test, 2^-24 each, with room: a patch that only ties is not left out by it.
+BAR_SLACK = 1.0 - 2.0**-20
+
+NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
+LARGEST_SCALE = 2.0**100  # of a line: any number serves, if its products stay finite
+
+_call_2, _call_6, _call_11 = calling(2), calling(6), calling(11)
+_rank = vector(RANK)
+
+# --- Vector code ------------------------------------------------------------------------------------------------------
+
+
+@primitive(VOID, *[INT] * 4)
+def turn(b: Any, lines: Any, step: Any, turned: Any, sums: Any) -> None:
+    """turned[p, 0, r] = lines[r, p] for RANK lines `step` bytes apart; adds each line's values to sums[r]."""
+    with each(b, 0, BLOCK, RANK) as first:
+        line, target = at(b, lines, first), at(b, turned, first, PATCH_BYTES)
+        vectors = transposed(b, [load(b, b.add(line, b.mul(step, I64(r))), _rank) for r in range(RANK)])
+        for p, values in enumerate(vectors):
+            store(b, values, target, p * PATCH_BYTES)
+        total = tree(b, lambda b, x, y: b.fadd(x, y), vectors)
+        store(b, b.fadd(load(b, sums, _rank), total), sums)
+
+
+@primitive(VOID, *[INT] * 4)
+def reaches(b: Any, turned: Any, scales: Any, n_ranks: Any, reach: Any) -> None:
+    """reach[p] = the largest of turned[rank, p, s, r] * scales[rank, s, r] over n_ranks ranks, at least LEAST_REACH."""
+    with each(b, 0, BLOCK, RANK) as first:
+        cells = variables(b, [constant(LEAST_REACH, RANK)] * RANK)
+        with each(b, 0, n_ranks) as rank:
+            scale = at(b, scales, rank, PATCH_BYTES)
+            rows = at(b, at(b, turned, rank, RANK_BYTES), first, PATCH_BYTES)
+            for sign in (0, RANK_VECTOR):
+                factor = load(b, scale, _rank, sign)
+                for p, cell in enumerate(cells):
+                    value = b.fmul(load(b, rows, _rank, p * PATCH_BYTES + sign), factor)
+                    b.store(larger(b, value, b.load(cell)), cell)
+        found = tree(b, larger, transposed(b, [b.load(cell) for cell in cells]))
+        store(b, found, at(b, reach, first))
+
+
+def sign_flags(b: Any, signs: Any) -> Any:
+    """The RANK bits at an address as flags: where weights are positive."""
+    return b.bitcast(load(b, signs, I16), vector(RANK, I1))
+
+
+def _signs(b: Any, signs: Any, n_ranks: int) -> list[Any]:
+    return [sign_flags(b, b.add(signs, I64(i * SIGN_BYTES))) for i in range(n_ranks)]
+
+
+def _of_sign(b: Any, positive: Any, address: Any, offset: int) -> Any:
+    """For each row the value of its weight's own sign: the first of two vectors where it is positive."""
+    return b.select(positive, load(b, address, _rank, offset), load(b, address, _rank, offset + RANK_VECTOR))
+
+
+def _bar_code(n_ranks: int) -> Any:
+    """A function: the bar of a column: the least of best[r] * scales[r], at least floors[r], over the band's rows."""
+
+    @primitive(REAL, *[INT] * 4)
+    def bar(b: Any, best: Any, scales: Any, floors: Any, signs: Any) -> Any:
+        least = constant(LARGEST_BAR, RANK)
+        for rank, positive in enumerate(_signs(b, signs, n_ranks)):
+            scale, floor = (_of_sign(b, positive, address, rank * PATCH_BYTES) for address in (scales, floors))
+            least = smaller(b, larger(b, b.fmul(load(b, best, _rank, rank * RANK_VECTOR), scale), floor), least)
+        return b.fmul(across(b, smaller, least), constant(BAR_SLACK, 1))
+
+    return bar
+
+
+def _mask(b: Any, flags: list[Any]) -> Any:
+    """The flags of BLOCK patches, RANK in a vector, as the bits of one integer."""
+    return tree(
+        b,
+        lambda b, x, y: b.or_(x, y),
+        [b.shl(b.zext(b.bitcast(flag, I16), I64), I64(i * RANK)) for i, flag in enumerate(flags)],
+    )
+
+
+@primitive(INT, INT, INT, REAL)
+def above(b: Any, line: Any, reach: Any, bar: Any) -> Any:
+    """Bit p: line[p] * reach[p] is above the bar."""
+    limit = splat(b, bar, RANK)
+    pieces = range(0, LINE, RANK_VECTOR)
+    products = [b.fmul(load(b, line, _rank, offset), load(b, reach, _rank, offset)) for offset in pieces]
+    return _mask(b, [b.fcmp_ordered(">", product, limit) for product in products])
+
+
+@primitive(REAL, INT, INT)
+def highest(b: Any, line: Any, reach: Any) -> Any:
+    """The largest of line[p] * reach[p]."""
+    pieces = range(0, LINE, RANK_VECTOR)
+    products = [b.fmul(load(b, line, _rank, offset), load(b, reach, _rank, offset)) for offset in pieces]
+    return across(b, larger, tree(b, larger, products))
+
+
+@primitive(INT, INT)
+def above_zero(b: Any, line: Any) -> Any:
+    """Bit p: line[p] is above 0."""
+    pieces = range(0, LINE, RANK_VECTOR)
+    return _mask(b, [b.fcmp_ordered(">", load(b, line, _rank, offset), constant(0.0, RANK)) for offset in pieces])
+
+
+def _raise_code(n_ranks: int, n_at_once: int) -> Any:
+    """A function: best[r] = the largest of best[r] and of line[p] * turned[r, p] over the patches p in `mask`, not 0.
+
+    Patches go `n_at_once` together; where fewer are left, the last one counts again, which changes no maximum and
+    spares a branch that nothing could predict.
+    """
+
+    @primitive(VOID, *[INT] * 5)
+    def raise_column(b: Any, mask: Any, line: Any, turned: Any, best: Any, signs: Any) -> None:
+        positive = _signs(b, signs, n_ranks)
+        cells = variables(b, [load(b, best, _rank, rank * RANK_VECTOR) for rank in range(n_ranks)])
+        left = variables(b, [mask])[0]
+        again, done = b.append_basic_block("again"), b.append_basic_block("done")
+        b.branch(again)
+        b.position_at_end(again)
+        rest, patches = b.load(left), list[Any]()
+        for _ in range(n_at_once):
+            patch = b.cttz(rest, I1(0))
+            patches.append(b.select(b.icmp_unsigned("==", rest, I64(0)), patches[-1], patch) if patches else patch)
+            rest = b.and_(rest, b.sub(rest, I64(1)))
+        b.store(rest, left)
+        values = [splat(b, load(b, at(b, line, patch)), RANK) for patch in patches]
+        rows = [at(b, turned, patch, PATCH_BYTES) for patch in patches]
+        for rank, cell in enumerate(cells):
+            inverse = [_of_sign(b, positive[rank], row, rank * RANK_BYTES) for row in rows]
+            found = tree(b, larger, [b.fmul(x, y) for x, y in zip(values, inverse)])
+            b.store(larger(b, found, b.load(cell)), cell)
+        b.cbranch(b.icmp_unsigned("!=", rest, I64(0)), again, done)
+        b.position_at_end(done)
+        for rank, cell in enumerate(cells):
+            store(b, b.load(cell), best, rank * RANK_VECTOR)
+
+    return raise_column
+
+
+bar_1, bar_2, bar_4 = (_bar_code(n) for n in (1, 2, 4))
+raise_1, raise_2, raise_4 = _raise_code(1, 8), _raise_code(2, 4), _raise_code(4, 4)
+
+
+@primitive(INT, INT)
+def bit_count(b: Any, bits: Any) -> Any:
+    return b.ctpop(bits)
+
+
+# --- Loops ------------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def band_ranks(first: int, n_ranks: int) -> int:
+    """How many ranks the band has that starts at this one: 4, 2 or 1."""
+    left = min(n_ranks - first, MOST_RANKS)
+    return 4 if left >= 4 else (2 if left >= 2 else 1)
+
+
+@inlined
+def turn_rows(scratch: Scratch, n_ranks: int) -> None:
+    """Lays the reciprocals of a block out rows side by side, and fills scales[rank, s, r] with their sums."""
+    fill(scratch.scales, n_ranks * 2 * RANK, 0.0)
+    for rank in range(n_ranks):
+        for s in range(2):
+            line, turned = scratch.d_LP + (2 * RANK * rank + s) * LINE, scratch.turned + rank * RANK_BYTES
+            turn(line, 2 * LINE, turned + s * RANK_VECTOR, scratch.scales + rank * PATCH_BYTES + s * RANK_VECTOR)
+
+
+@Native
+def turn_lines(scratch_at: int, n_ranks: int) -> None:
+    """Lays the reciprocals of a block out rows side by side, scales their lines, notes the patches' reach.
+
+    A line is divided by its mean. One that is 0 in the whole block can raise nothing: its floor keeps it out of bars.
+    """
+    scratch = read_scratch(scratch_at)
+    turn_rows(scratch, n_ranks)
+    for i in range(n_ranks * 2 * RANK):
+        total = float_at(scratch.scales, i)
+        is_zero = not total > 0.0
+        put_float(scratch.floors, i, np.float32(LARGEST_BAR) if is_zero else np.float32(0.0))
+        scale = np.float32(0.0) if is_zero else min(np.float32(BLOCK) / total, np.float32(LARGEST_SCALE))
+        put_float(scratch.scales, i, scale)
+    rank, band = 0, 0
+    while rank < n_ranks:
+        n = band_ranks(rank, n_ranks)
+        turned, scales = scratch.turned + rank * RANK_BYTES, scratch.scales + rank * PATCH_BYTES
+        reaches(turned, scales, n, scratch.reach + band * LINE)
+        rank, band = rank + n, band + 1
+
+
+@Native
+def raise_best(scratch_at: int, signs: int, fan_in: int, n_ranks: int, best: int, skip: int) -> None:
+    """Raises best[k, r] to the largest product of the block; counts the (row, column, patch) triples computed.
+
+    Skipping is exact: line k, patch p is left out of a band where
+    a_kp * max_r (u_rp * scale_r) <= min_r (best_kr * scale_r) less the rounding of these products (BAR_SLACK); then
+    a_kp * u_rp <= best_kr for every row r of the band. (Inputs are finite; bars that are not normal are not trusted.)
+    """
+    scratch = read_scratch(scratch_at)
+    a, bars, masks = scratch.a_KP, scratch.bars_K, scratch.masks_K
+    best_step, signs_step = n_ranks * RANK_VECTOR, n_ranks * SIGN_BYTES
+    n_computed = 0
+    rank, band = 0, 0
+    while rank < n_ranks:
+        n = band_ranks(rank, n_ranks)
+        rows, reach = scratch.turned + rank * RANK_BYTES, scratch.reach + band * LINE
+        scale, floor = scratch.scales + rank * PATCH_BYTES, scratch.floors + rank * PATCH_BYTES
+        best_at, signs_at = best + rank * RANK_VECTOR, signs + rank * SIGN_BYTES
+        # three loops: what the first two find is there before the third has to branch on it
+        for k in range(fan_in if skip else 0):
+            put_float(bars, k, _bar(n, best_at + k * best_step, scale, floor, signs_at + k * signs_step))
+        for k in range(fan_in):
+            put_long(masks, k, above(a + k * LINE, reach, float_at(bars, k)) if skip else -1)
+        for k in range(fan_in):
+            line, column, column_signs = a + k * LINE, best_at + k * best_step, signs_at + k * signs_step
+            mask = long_at(masks, k)
+            if skip and float_at(bars, k) < LEAST_BAR:  # a maximum is 0 yet: the likeliest patches first set a bar
+                bar, peak = float_at(bars, k), highest(line, reach)
+                if peak >= LEAST_BAR:
+                    mask = above(line, reach, peak * np.float32(NEAR_PEAK))
+                    n_computed += bit_count(mask) * n * RANK
+                    _raise(n, mask, line, rows, column, column_signs)
+                    bar = _bar(n, column, scale, floor, column_signs)
+                mask = above(line, reach, bar) if bar >= LEAST_BAR else above_zero(line)
+            if mask != 0:
+                n_computed += bit_count(mask) * n * RANK
+                _raise(n, mask, line, rows, column, column_signs)
+        rank, band = rank + n, band + 1
+    put_long(scratch.n_computed, 0, long_at(scratch.n_computed, 0) + n_computed)
+
+
+@inlined
+def _bar(n_ranks: int, best: int, scales: int, floors: int, signs: int) -> np.float32:
+    if n_ranks == 4:
+        return bar_4(best, scales, floors, signs)
+    if n_ranks == 2:
+        return bar_2(best, scales, floors, signs)
+    return bar_1(best, scales, floors, signs)
+
+
+@inlined
+def _raise(n_ranks: int, mask: int, line: int, turned: int, best: int, signs: int) -> None:
+    if n_ranks == 4:
+        raise_4(mask, line, turned, best, signs)
+    elif n_ranks == 2:
+        raise_2(mask, line, turned, best, signs)
+    else:
+        raise_1(mask, line, turned, best, signs)
+
+
+@inlined
+def _raise_block(
+    calls: Calls, scratch_at: int, scratch: Scratch, n_rows: int, fan_in: int, signs: int, best: int, skip: int
+) -> None:
+    """Takes the products of a block, whose patches and reciprocals are laid out, into the maxima of its group."""
+    if calls.turn_lines == NOTHING:
+        _call_6(calls.raise_lines, scratch.a_KP, scratch.d_LP, n_rows, fan_in, signs, best)
+    else:
+        n_ranks = -(-n_rows // RANK)
+        _call_2(calls.turn_lines, scratch_at, n_ranks)
+        _call_6(calls.raise_lines, scratch_at, signs, fan_in, n_ranks, best, skip)
+
+
+@Native
+def product(
+    calls_at: int,
+    patches_GKP: int,
+    inverse_SGRP: int,
+    signs_GKR: int,
+    sizes: int,
+    first: int,
+    last: int,
+    scratch_at: int,
+    best_GKX: int,
+    best_step: int,
+    skip: int,
+) -> None:
+    """Takes a stretch of patches into the maxima of their products. `sizes`: groups, rows, fan-in, patches."""
+    calls, scratch = read_calls(calls_at), read_scratch(scratch_at)
+    n_groups, n_rows, fan_in = long_at(sizes, 0), long_at(sizes, 1), long_at(sizes, 2)
+    n_ranks, step = -(-n_rows // RANK), long_at(sizes, 3) * FLOAT
+    for g in range(n_groups):
+        signs, best = signs_GKR + g * fan_in * n_ranks * SIGN_BYTES, best_GKX + g * best_step
+        for start in range(first, last, BLOCK):
+            left, offset = last - start, start * FLOAT
+            copy_lines(patches_GKP + g * fan_in * step + offset, step, fan_in, left, scratch.a_KP, LINE)
+            for s in range(2):
+                inverse = inverse_SGRP + (s * n_groups + g) * n_rows * step + offset
+                copy_lines(inverse, step, n_rows, left, scratch.d_LP + s * LINE, 2 * LINE)
+            _raise_block(calls, scratch_at, scratch, n_rows, fan_in, signs, best, skip)
+
+
+@Native
+def scan(
+    calls_at: int,
+    layer_at: int,
+    weights_at: int,
+    scratch_at: int,
+    squares_QP: int,
+    n_patches: int,
+    first: int,
+    last: int,
+    best_GKX: int,
+    best_step: int,
+) -> None:
+    """Takes a stretch of patches into the maxima of each group, `best_step` bytes apart, and the squares."""
+    calls, layer = read_calls(calls_at), read_layer(layer_at)
+    weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
+    n_rows, fan_in = weights.n_rows, weights.fan_in
+    for start in range(first, last, BLOCK):
+        stop = min(start + BLOCK, last)
+        for g in range(weights.n_groups):
+            signs, best = layer.signs_GKR + g * fan_in * layer.n_ranks * SIGN_BYTES, best_GKX + g * best_step
+            for t in range(2):
+                turn = turn_of(layer, t)
+                if turn == NO_TURN:
+                    continue
+                block = start, stop, g, t, turn
+                _call_11(calls.reciprocals, calls_at, layer_at, weights_at, scratch_at, squares_QP, n_patches, *block)
+                _raise_block(calls, scratch_at, scratch, n_rows, fan_in, signs, best, 1)

@@ -1,0 +1,183 @@
+"""The means over a point's patches (T3): sums of products for a few columns at once, rows side by side.
+
+Both signs of the reciprocals are summed, and each weight takes the sum of its own: to choose among them patch by patch
+would cost as much.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sipp.native.compiling import (
+    INT,
+    REAL,
+    VOID,
+    Native,
+    calling,
+    float_at,
+    inlined,
+    long_at,
+    primitive,
+    put_float,
+)
+from sipp.native.instructions import (
+    FLOAT,
+    I64,
+    at,
+    constant,
+    each,
+    fused,
+    larger,
+    load,
+    splat,
+    store,
+    variables,
+    vector,
+)
+from sipp.scoring.kernels.cpu.blocks import NO_TURN, turn_of
+from sipp.scoring.kernels.cpu.layout import (
+    BLOCK,
+    LINE,
+    MEAN_COLUMNS,
+    PATCH_BYTES,
+    RANK,
+    RANK_BYTES,
+    RANK_VECTOR,
+    SIGN_BYTES,
+    read_calls,
+    read_layer,
+    read_scratch,
+    read_weights,
+)
+from sipp.scoring.kernels.cpu.maxima import sign_flags, turn_rows
+
+_call_8, _call_11 = calling(8), calling(11)
+
+
+def _mean(n_columns: int, is_whole: bool) -> Any:
+    """A function: takes the sums over n patches p of line[k, p] * rows[p, s] into out[k], s the sign of the weight.
+
+    Of a whole point: out[k] = max(out[k], sum * share). Of a part: out[k] += sum, and `share` is not used.
+    """
+    kind = vector(RANK)
+
+    @primitive(VOID, *[INT] * 7, REAL)
+    def mean(
+        b: Any, n: Any, line: Any, rows: Any, signs: Any, signs_step: Any, out: Any, out_step: Any, share: Any
+    ) -> None:
+        sums = [variables(b, [constant(0.0, RANK)] * 2) for _ in range(n_columns)]
+        with each(b, 0, n) as p:
+            row, value_at = at(b, rows, p, PATCH_BYTES), at(b, line, p)
+            inverse = [load(b, row, kind, s * RANK_VECTOR) for s in range(2)]
+            for k, pair in enumerate(sums):
+                value = splat(b, load(b, value_at, offset=k * LINE), RANK)
+                for cell, reciprocal in zip(pair, inverse):
+                    b.store(fused(b, value, reciprocal, b.load(cell)), cell)
+        for k, (positive, negative) in enumerate(sums):
+            is_positive = sign_flags(b, b.add(signs, b.mul(signs_step, I64(k))))
+            total = b.select(is_positive, b.load(positive), b.load(negative))
+            to = b.add(out, b.mul(out_step, I64(k)))
+            if is_whole:
+                store(b, larger(b, b.fmul(total, splat(b, share, RANK)), load(b, to, kind)), to)
+            else:
+                store(b, b.fadd(total, load(b, to, kind)), to)
+
+    return mean
+
+
+mean_columns, mean_column = _mean(MEAN_COLUMNS, True), _mean(1, True)
+sum_columns, sum_column = _mean(MEAN_COLUMNS, False), _mean(1, False)
+
+
+@Native
+def scan_means(
+    calls_at: int,
+    layer_at: int,
+    weights_at: int,
+    scratch_at: int,
+    squares_QP: int,
+    n_patches: int,
+    starts: int,
+    n_blocks: int,
+    shares_B: int,
+    totals_TGKR: int,
+    best_GKR: int,
+) -> None:
+    """Takes the blocks from starts[i] to starts[i + 1] into the largest means of a point, and the squares.
+
+    shares_B[b] is what a patch of point b counts. A block holds whole points, or a part of one: then its sums wait in
+    `totals`, which are 0 before and after.
+    """
+    calls, layer = read_calls(calls_at), read_layer(layer_at)
+    weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
+    n_each, n_groups, n_ranks = layer.n_positions, weights.n_groups, layer.n_ranks
+    is_whole, n_sums = n_each <= BLOCK, weights.fan_in * n_ranks * RANK
+    for i in range(n_blocks):
+        start, stop = long_at(starts, i), long_at(starts, i + 1)
+        n_here, shares = stop - start, shares_B + start // n_each * FLOAT
+        for g in range(n_groups):
+            signs, best = layer.signs_GKR + g * weights.fan_in * n_ranks * SIGN_BYTES, best_GKR + g * n_sums * FLOAT
+            for t in range(2):
+                turn = turn_of(layer, t)
+                if turn == NO_TURN:
+                    continue
+                block = start, stop, g, t, turn
+                _call_11(calls.reciprocals, calls_at, layer_at, weights_at, scratch_at, squares_QP, n_patches, *block)
+                turn_rows(scratch, n_ranks)
+                totals = totals_TGKR + (t * n_groups + g) * n_sums * FLOAT
+                out, n_summed = (best, n_each) if is_whole else (totals, n_here)
+                _call_8(calls.add_means, scratch_at, n_here, n_summed, signs, weights.fan_in, n_ranks, shares, out)
+                if not is_whole and stop % n_each == 0:
+                    _settle(totals, n_sums, float_at(shares, 0), best)
+
+
+@Native
+def add_means(
+    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_ranks: int, shares: int, out: int
+) -> None:
+    """Takes the means over the patches of whole points, n_each of n_patches at a time, into the largest, out[k, r]."""
+    scratch = read_scratch(scratch_at)
+    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
+    for rank in range(n_ranks):
+        k = 0
+        while k < fan_in:
+            is_wide = fan_in - k >= MEAN_COLUMNS
+            sign, to = signs + k * signs_step + rank * SIGN_BYTES, out + k * out_step + rank * RANK_VECTOR
+            for p in range(0, n_patches, n_each):  # here, so that what is raised stays in the cache
+                share = float_at(shares, p // n_each)
+                line, rows = scratch.a_KP + k * LINE + p * FLOAT, scratch.turned + rank * RANK_BYTES + p * PATCH_BYTES
+                if is_wide:
+                    mean_columns(n_each, line, rows, sign, signs_step, to, out_step, share)
+                else:
+                    mean_column(n_each, line, rows, sign, signs_step, to, out_step, share)
+            k += MEAN_COLUMNS if is_wide else 1
+
+
+@Native
+def add_part(
+    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_ranks: int, shares: int, out: int
+) -> None:
+    """Adds the patches of a part of one point to its sums, out[k, r]; n_each and `shares` are not used."""
+    scratch = read_scratch(scratch_at)
+    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
+    for rank in range(n_ranks):
+        k, rows = 0, scratch.turned + rank * RANK_BYTES
+        while k < fan_in:
+            sign, to = signs + k * signs_step + rank * SIGN_BYTES, out + k * out_step + rank * RANK_VECTOR
+            line = scratch.a_KP + k * LINE
+            if fan_in - k >= MEAN_COLUMNS:
+                sum_columns(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
+                k += MEAN_COLUMNS
+            else:
+                sum_column(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
+                k += 1
+
+
+@inlined
+def _settle(totals: int, n: int, share: np.float32, best: int) -> None:
+    """Takes the means of a point into the largest ones, and sets its sums to 0."""
+    for i in range(n):
+        put_float(best, i, max(float_at(best, i), float_at(totals, i) * share))
+        put_float(totals, i, 0.0)

@@ -1,0 +1,92 @@
+"""Work on torch's own threads: every part done once, exceptions brought back, the same without torch's OpenMP."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sipp.native import threads
+from sipp.scoring.kernels.cpu import kernel as cpu
+
+
+@pytest.fixture(params=["torch's threads", "plain threads"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "plain threads":
+        monkeypatch.setattr(threads, "torch_openmp", lambda: None)
+    elif threads.torch_openmp() is None:
+        pytest.skip("no OpenMP library of torch takes our work here")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+def test_every_part_is_done_once(way: str, n: int) -> None:
+    lock, seen = threading.Lock(), []
+
+    def work(i: int) -> None:
+        with lock:
+            seen.append(i)
+
+    threads.run_parallel(work, n)
+    assert sorted(seen) == list(range(n))
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_a_thread_raises_reaches_the_caller(way: str, at: int) -> None:
+    def work(i: int) -> None:
+        if i == at:
+            raise MemoryError(f"part {i}")
+
+    with pytest.raises(MemoryError, match=f"part {at}"):
+        threads.run_parallel(work, 2)
+
+
+class Alone:
+    """An OpenMP that gives one thread, whatever was asked for."""
+
+    def omp_get_thread_num(self) -> int:
+        return 0
+
+    def omp_get_num_threads(self) -> int:
+        return 1
+
+    def GOMP_parallel(self, body: Any, data: Any, n: int, flags: int) -> None:
+        body(data)
+
+
+def test_parts_are_done_when_fewer_threads_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "torch_openmp", Alone)
+    seen: list[int] = []
+    threads.run_parallel(seen.append, 3)
+    assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("rows", "openmp"), [(9, None), (9, Alone()), (60, None)])  # few weights, or many
+def test_results_are_the_same_bits_on_any_threads(
+    rows: int, openmp: Alone | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    patches, inverse = torch.rand(1, 20, 300, generator=generator), torch.rand(2, 1, rows, 300, generator=generator)
+    positive = torch.rand(1, rows, 20, generator=generator) > 0.5
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ours = cpu.max_times(patches, inverse, positive)
+        monkeypatch.setattr(threads, "torch_openmp", lambda: openmp)
+        assert torch.equal(cpu.max_times(patches, inverse, positive), ours)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_openmp_library_is_looked_for_where_wheels_have_it(tmp_path: Path) -> None:
+    """Linux on x86 and ARM, macOS; a library that this process has not loaded is left alone."""
+    torch_folder = tmp_path / "torch"
+    for path in ("torch/lib/libomp.dylib", "torch/lib/libtorch.so", "torch.libs/libgomp-98b21ff3.so.1.0.0"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"")
+    names = [path.name for path in threads._openmp_files(torch_folder)]
+    assert names == ["libomp.dylib", "libgomp-98b21ff3.so.1.0.0"]
+    assert threads._already_loaded(torch_folder / "lib" / "libomp.dylib") is None

@@ -1,0 +1,241 @@
+"""The generated loops by themselves, without tracing a network: any size, zeros, one sign, huge and tiny values."""
+
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracles import runtime as oracle
+
+from sipp.native.instructions import at, each, load, store, vector
+from sipp.native.machine_code import argument_list, generate, run
+from sipp.native.processor import LANES
+from sipp.runtime.activations import BY_TORCH, activate
+from sipp.runtime.attention import attention_step
+from sipp.runtime.buffers import Arena, token_buffer
+from sipp.runtime.graph import CONV, LINEAR, Op, Ref
+from sipp.runtime.layers import read_layer
+from sipp.runtime.norms import NORM, norm_step
+from sipp.runtime.pools import AVERAGE, MAX, pool_step
+from sipp.runtime.products import image_step, token_step
+from sipp.runtime.recurrent import LSTM, recurrent_step
+from sipp.runtime.steps import ATTENTION, PreparedKernel
+from sipp.runtime.vector_kernel import vector_step
+
+EACH = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+KINDS = st.sampled_from(["both signs", "zeros", "negative", "huge", "tiny", "mostly zero"])
+KEEPS = st.sampled_from([0.0, 0.05, 0.3, 1.0])
+X, WEIGHT, BIAS, BESIDE, OUT = range(5)  # numbers of values
+
+
+def draw(kind, *shape, seed):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    scale = {"zeros": 0.0, "huge": 1e15, "tiny": 1e-15}.get(kind, 1.0)
+    if kind == "negative":
+        return -values.abs()
+    return (values if kind != "mostly zero" else values * (values > 1)) * scale
+
+
+def thinned(weight, keep, seed):
+    return weight * (torch.rand(weight.shape, generator=torch.Generator().manual_seed(seed)) < keep)
+
+
+def any_way(seed):
+    """Every way to cut an output is run; which one is taken follows from the seed, and not from a clock."""
+    order = np.random.default_rng(seed)
+
+    def time(self, limit=math.inf):
+        self.alone()
+        return float(order.random())
+
+    return mock.patch.object(PreparedKernel, "time", time)
+
+
+def agrees(found, wanted, size):
+    """To float32's rounding of sums whose terms have this size together; infinite values are none here."""
+    found, room = found.detach().double().numpy(), 1e-5 * np.asarray(size) + 1e-37
+    return found.shape == np.shape(wanted) and bool((np.abs(found - wanted) <= room).all())
+
+
+@EACH
+@given(
+    st.integers(1, 20), st.sampled_from([1, 2, 3]), st.integers(1, 5), st.integers(1, 3), st.integers(1, 4),
+    st.tuples(st.integers(1, 4), st.integers(1, 4)), st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)), st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    st.tuples(st.integers(4, 9), st.integers(4, 11)), st.booleans(), KEEPS, KINDS, st.integers(0, 99),
+)  # fmt: skip
+def test_convolutions(
+    never_dense,
+    n,
+    groups,
+    channels,
+    rows,
+    border,
+    kernel,
+    stride,
+    padding,
+    dilation,
+    size,
+    has_sum,
+    keep,
+    kind,
+    seed,
+):
+    if any((k - 1) * d >= side for k, d, side in zip(kernel, dilation, size)):
+        return
+    x = draw(kind, n, groups * channels, *size, seed=seed)
+    weight = thinned(draw(kind, groups * rows, channels, *kernel, seed=seed + 1), keep, seed)
+    bias = draw(kind, groups * rows, seed=seed + 2)
+    given = stride, padding, dilation, groups
+    wanted = oracle.convolution(x.numpy(), weight.numpy(), bias.numpy(), *given)
+    most = oracle.convolution(x.abs().numpy(), weight.abs().numpy(), bias.abs().numpy(), *given)
+    values = {X: x, BESIDE: draw(kind, *wanted.shape, seed=seed + 3)}
+    if has_sum:
+        wanted, most = wanted + values[BESIDE].numpy(), most + values[BESIDE].abs().numpy()
+    args = (Ref(X), Ref(WEIGHT), Ref(BIAS), list(stride), list(padding), list(dilation), groups)
+    op = Op("conv", CONV, args, {}, OUT, 4, beside=BESIDE if has_sum else None)
+    arena = Arena()
+    with any_way(seed):
+        layer, weight = read_layer(op, {WEIGHT: weight, BIAS: bias})
+        step = image_step(layer, weight, values, arena, (border, border))
+    assert step.kernel.startswith("sparse") and not arena.flag.is_raised
+    assert agrees(values[OUT], wanted, most)
+    assert float(arena.of(values[OUT]).data_CHWN[:, :border].abs().max()) == 0  # the next layer relies on it
+
+
+@EACH
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=3), st.integers(1, 70), st.integers(1, 40), st.booleans(), KEEPS,
+    KINDS, st.integers(0, 99),
+)  # fmt: skip
+def test_linear_layers_on_any_number_of_tokens(never_dense, lead, columns, rows, has_beside, keep, kind, seed):
+    x = draw(kind, *lead, columns, seed=seed)
+    weight, bias = thinned(draw(kind, rows, columns, seed=seed + 1), keep, seed), draw(kind, rows, seed=seed + 2)
+    wanted = oracle.linear(x.numpy(), weight.numpy(), bias.numpy())
+    most = oracle.linear(x.abs().numpy(), weight.abs().numpy(), bias.abs().numpy())
+    values = {X: x, BESIDE: draw(kind, *lead, rows, seed=seed + 3)}
+    if has_beside:
+        wanted, most = wanted + values[BESIDE].numpy(), most + values[BESIDE].abs().numpy()
+    op = Op("linear", LINEAR, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT, 2, beside=BESIDE if has_beside else None)
+    step_of = vector_step if math.prod(lead) == 1 else token_step
+    with any_way(seed):
+        layer, weight = read_layer(op, {WEIGHT: weight, BIAS: bias})
+        step = step_of(layer, weight, values, Arena())
+    assert step.kernel.startswith("sparse")
+    assert agrees(values[OUT], wanted, most)
+
+
+@EACH
+@given(
+    st.integers(1, 20), st.integers(1, 5), st.tuples(st.integers(3, 9), st.integers(3, 9)), st.integers(1, 3),
+    st.integers(1, 3), st.integers(0, 1), st.booleans(), KINDS, st.integers(0, 99),
+)  # fmt: skip
+def test_pooling(n, channels, size, kernel, stride, padding, is_max, kind, seed):
+    padding = min(padding, kernel // 2)
+    arena = Arena()
+    buffer = arena.image(n, channels, *size, (1, 2))
+    x = draw(kind, n, channels, *size, seed=seed)
+    buffer.inner.copy_(x)
+    values = {X: buffer.inner}
+    op = Op("pool", MAX if is_max else AVERAGE, (Ref(X), [kernel] * 2, [stride] * 2, [padding] * 2), {}, OUT, 4)
+    assert pool_step(op, values, arena, (0, 0)) is not None
+    wanted = oracle.pooling(x.numpy(), kernel, stride, padding, is_max)
+    assert agrees(values[OUT], wanted, oracle.pooling(x.abs().numpy(), kernel, stride, padding, False) * (not is_max))
+
+
+@EACH
+@given(st.integers(2, 40), st.integers(1, 30), KINDS.filter(lambda kind: kind != "huge"), st.integers(0, 99))
+def test_layer_norms(n_tokens, features, kind, seed):
+    x, gain, shift = (draw(kind, *shape, seed=seed) for shape in ((n_tokens, features), (features,), (features,)))
+    values, arena = {X: x}, Arena()
+    op = Op("norm", NORM, (Ref(X), [features], Ref(WEIGHT), Ref(BIAS), 1e-3), {}, OUT, 2)
+    assert norm_step(op, values, arena, {WEIGHT: gain, BIAS: shift}) is not None and not arena.flag.is_raised
+    wanted = oracle.layer_norm(x.numpy(), gain.numpy(), shift.numpy(), 1e-3)
+    assert agrees(values[OUT], wanted, 20 * (1 + np.abs(wanted)))
+
+
+@EACH
+@given(
+    st.integers(1, 3), st.integers(1, 2), st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.booleans(),
+    st.sampled_from(["both signs", "zeros", "negative", "tiny", "mostly zero"]), st.integers(0, 99),
+)  # fmt: skip
+def test_attention(n, heads, eighths, fours, sizes, has_mask, kind, seed):
+    n_queries, n_keys, size = 8 * eighths, 4 * fours, 4 * sizes
+    arena, values = Arena(), {}
+    for number, n_tokens in ((X, n_queries), (WEIGHT, n_keys), (BIAS, n_keys)):
+        data = arena.add(token_buffer(n * n_tokens, heads * size)).data_CHWN
+        columns = data.shape[3]
+        values[number] = data.as_strided((n, heads, n_tokens, size), (n_tokens, size * columns, 1, columns))
+        values[number].copy_(2 * draw(kind, n, heads, n_tokens, size, seed=seed + number))
+    mask = torch.zeros(n_queries, n_keys)
+    if has_mask:
+        mask[torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.3] = -math.inf
+        mask[:, 0] = 0.5
+    values[BESIDE] = mask
+    args = (Ref(X), Ref(WEIGHT), Ref(BIAS), *([Ref(BESIDE)] if has_mask else []))
+    assert attention_step(Op("attend", ATTENTION, args, {}, OUT, 4), values, arena, {}) is not None
+    q, k, v = (values[number].numpy() for number in (X, WEIGHT, BIAS))
+    wanted = oracle.attention(q, k, v, 1 / math.sqrt(size), mask.numpy())
+    assert not arena.flag.is_raised and agrees(values[OUT], wanted, np.abs(v).max() + 0 * wanted)
+
+
+@EACH
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 20), st.integers(1, 20), KEEPS, KINDS, st.integers(0, 99))
+def test_lstms(never_dense, n, n_times, n_inputs, hidden, keep, kind, seed):
+    x = draw(kind if kind != "huge" else "both signs", n, n_times, n_inputs, seed=seed)
+    shapes = [(4 * hidden, n_inputs), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)]
+    weights = [draw("both signs", *shape, seed=seed + i) * 0.5 for i, shape in enumerate(shapes)]
+    weights[:2] = [thinned(weight, keep, seed) for weight in weights[:2]]
+    state, cell = 100, 101
+    values = {X: x, state: torch.zeros(1, n, hidden), cell: torch.zeros(1, n, hidden)}
+    constants = {10 + i: weight for i, weight in enumerate(weights)}
+    refs = [Ref(number) for number in constants]
+    op = Op("lstm", LSTM, (Ref(X), [Ref(state), Ref(cell)], refs, True, 1, 0.0, False, False, True), {}, OUT, 3)
+    values |= constants
+    assert recurrent_step(op, values, Arena(), constants) is not None
+    bias = (weights[2] + weights[3]).numpy()
+    wanted = [oracle.lstm(line, weights[0].numpy(), weights[1].numpy(), bias) for line in x.numpy()]
+    assert agrees(values[OUT][0], np.array(wanted), np.full(np.shape(wanted), 5.0))
+
+
+def by_code(name, lanes, values):
+    """The activation of each number, by generated code."""
+
+    def emit(b, args):
+        with each(b, *args.share(args.number(2))) as i:
+            place = b.mul(i, i.type(lanes))
+            value = load(b, at(b, args.number(0), place), vector(lanes))
+            store(b, activate(b, name, value, lanes), at(b, args.number(1), place))
+
+    x = np.array(values, np.float32)
+    out = np.empty_like(x)
+    run(generate(("test", name, lanes), emit), argument_list([x.ctypes.data, out.ctypes.data, len(x) // lanes]), 2, 2)
+    return out
+
+
+@pytest.mark.parametrize("lanes", sorted({1, 8, LANES}))
+@pytest.mark.parametrize("name", list(oracle.ACTIVATIONS))
+def test_activations_at_their_ends(name, lanes):
+    ends = [0.0, -0.0, 1e-38, -1e-38, 1e-45, 5.99, 6.01, 88.0, -88.0, 89.5, -89.5, 1e4, -1e4, 3e38, -3e38]
+    ends += list(np.linspace(-9, 9, 17))
+    found = by_code(name, lanes, ends)
+    wanted = BY_TORCH[name](torch.tensor(ends, dtype=torch.float64)).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=3e-6, atol=2e-6)
+    odd = [math.nan, math.inf] * 8
+    assert np.isnan(by_code(name, lanes, odd)[::2]).all()  # what is not finite is seen by whoever reads it
+
+
+@pytest.mark.parametrize("n_tasks", [0, 1, 7])
+@pytest.mark.parametrize(("n_shares", "n_threads"), [(1, 1), (3, 2), (8, 2)])
+def test_every_task_is_done_once(n_tasks, n_shares, n_threads):
+    def emit(b, args):
+        with each(b, *args.share(args.number(1))) as task:
+            place = at(b, args.number(0), task)
+            store(b, b.fadd(load(b, place), load(b, place).type(1.0)), place)
+
+    counts = np.zeros(8, np.float32)
+    run(generate(("test of tasks",), emit), argument_list([counts.ctypes.data, n_tasks]), n_shares, n_threads)
+    assert counts.tolist() == [1.0] * n_tasks + [0.0] * (8 - n_tasks)
