@@ -11,7 +11,7 @@ from sipp.errors import ModelError
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
 from sipp.runtime.exporting import export
-from sipp.storage.marks import Precision
+from sipp.storage.outputs import Precision
 from sipp.verbs.certify import certify_accuracy
 
 

@@ -31,8 +31,7 @@ from sipp.records.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Method, Mod
 from sipp.records.pattern import pattern_of
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
-from sipp.storage.marks import FILE_SUFFIX, Precision
-from sipp.storage.outputs import NETWORK, check_file, check_folder, check_ledger
+from sipp.storage.outputs import FILE_SUFFIX, NETWORK, Precision, check_file, check_folder, check_ledger
 
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sipp.records.schemas import ChoiceRecord
 from sipp.report.plots import Plot
 from sipp.report.read import PrunedModel
 from sipp.report.words import Finding, number
-from sipp.storage.network_schemas import ChoiceRecord
 
 BLEND = "blend"  # its plot
 

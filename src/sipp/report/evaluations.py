@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sipp.records.schemas import EvalRecord
 from sipp.report.plots import Plot
 from sipp.report.read import PrunedModel
 from sipp.report.words import Finding, number
-from sipp.storage.eval_schemas import EvalRecord
 
 EVALUATIONS = "evaluations"  # its plot
 NO_CLAIM = "no claim about other points; sipp certify makes one"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sipp.experiments.runs.store import without_clock
+from sipp.records.schemas import given_values
 from sipp.report.read import Run
-from sipp.storage.run_schemas import plain
 
 # Differences that a title does not name: of the schedule's details, or of how networks are trained and not to what.
 QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
@@ -60,7 +60,7 @@ def _by_place(run: Run) -> dict[tuple[int, str | None, int], Any]:
 
 
 def _content(record: Any) -> dict[str, Any]:
-    return {key: value for key, value in without_clock(plain(record)).items() if key != TAKEN}
+    return {key: value for key, value in without_clock(given_values(record)).items() if key != TAKEN}
 
 
 def _joined(group: Sequence[Run]) -> Run:

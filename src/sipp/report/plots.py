@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from sipp.records.display import percent_up
+from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, given_values
 from sipp.report import series
 from sipp.report.read import PrunedModel, Run
 from sipp.report.series import METRICS, Curve, Histogram
 from sipp.report.words import USELESS, is_useless, number, up
-from sipp.storage.network_schemas import BoundRecord, CertificateRecord, NetworkRecord
-from sipp.storage.run_schemas import plain
 
 MAX_HISTOGRAMS = 15_000  # beyond: only the histogram of all layers together, or the page grows too large
 DIGITS = 10  # significant, of a number in the page: more than any of them was measured with
@@ -193,7 +192,7 @@ def statement_cards(
 
 def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, Any]:
     """A certificate in its own words and numbers, marked where it says nothing."""
-    values = plain(certificate)
+    values = given_values(certificate)
     known = {name: values[name] for name in CERTIFICATE_ROWS if values.get(name) is not None}
     rows = [
         [CERTIFICATE_ROWS[name], percent_up(value) if _is_limit(name, value) else _fact(value)]

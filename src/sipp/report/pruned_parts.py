@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sipp.records.display import percent_up
+from sipp.records.schemas import CertificateRecord, EvalRecord, PrunedRecord, given_values
 from sipp.report.blends import BLEND, blend_finding
 from sipp.report.evaluations import EVALUATIONS, evaluation_finding, evaluation_of
 from sipp.report.parts import Part, Section, flat
@@ -11,9 +12,6 @@ from sipp.report.read import PrunedModel
 from sipp.report.repairs import REPAIR, repair_finding, repair_note
 from sipp.report.size_and_speed import BENCH, bench_finding
 from sipp.report.words import Finding, is_useless, number
-from sipp.storage.eval_schemas import EvalRecord
-from sipp.storage.network_schemas import CertificateRecord, PrunedRecord
-from sipp.storage.run_schemas import plain
 
 # Of its record, elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice"}
@@ -61,7 +59,7 @@ def pruned_part(pruned: PrunedModel, ident: str, plots: dict[str, Plot]) -> Part
         tables=[
             (
                 "Everything else in its report",
-                list(flat({key: value for key, value in plain(record).items() if key not in SHOWN})),
+                list(flat({key: value for key, value in given_values(record).items() if key not in SHOWN})),
             )
         ],
     )

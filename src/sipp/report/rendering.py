@@ -22,7 +22,7 @@ from sipp.report.repairs import repair_plots
 from sipp.report.run_parts import panels_part, run_part, run_titles
 from sipp.report.size_and_speed import bench_plots
 from sipp.scoring.methods import Style
-from sipp.storage.marks import PAGE_MARK
+from sipp.storage.outputs import PAGE_MARK
 
 TEMPLATE = "template.html.j2"
 LEDE = "Point at a plot, or focus it and use the arrow keys, for exact values; every plot has its table."

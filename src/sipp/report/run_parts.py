@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sipp.records.schemas import given_values
 from sipp.report import series, words
 from sipp.report.panels import Panel, panels_of
 from sipp.report.parts import About, Part, Section, as_text, flat
@@ -11,7 +12,6 @@ from sipp.report.plots import Plot, run_plots
 from sipp.report.read import Run
 from sipp.report.tables import choice_of, method_table
 from sipp.report.words import Finding, number
-from sipp.storage.run_schemas import plain
 
 FOLDED_THEORY = "The theory's epsilon, which no network meets: a number, not a promise"
 
@@ -158,9 +158,9 @@ def _origin_rows(run: Run) -> list[tuple[str, str]]:
     rows = [("run folder", run.name)]
     for index, origin in enumerate(run.origins):
         prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
-        rows += [(prefix + str(key), as_text(value)) for key, value in plain(origin).items()]
+        rows += [(prefix + str(key), as_text(value)) for key, value in given_values(origin).items()]
     hashes = {}
     for record in run.records:
         if record.certificate is not None and not record.certificate.is_refusal:
-            hashes["holdout points (SHA-256)"] = str(plain(record.certificate)["data_hash"])
+            hashes["holdout points (SHA-256)"] = str(given_values(record.certificate)["data_hash"])
     return rows + list(hashes.items())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Literal
 
+from sipp.records.schemas import NetworkRecord
 from sipp.report.read import Run
-from sipp.storage.network_schemas import NetworkRecord
 
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sipp.records.schemas import BenchRecord, BenchStep
 from sipp.report.plots import Plot
 from sipp.report.read import PrunedModel
 from sipp.report.words import Finding, is_useless, number
-from sipp.storage.bench_schemas import BenchRecord, BenchStep
 
 BENCH = ("size", "speed")  # its plots, in order
 # What a step is shown by: its label, its unit, and the value of a step

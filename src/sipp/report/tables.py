@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sipp.records.display import percent_up
+from sipp.records.schemas import CertificateRecord, EvalRecord
 from sipp.report import series
 from sipp.report.evaluations import accuracies_on, common_points
 from sipp.report.read import PrunedModel, Run
 from sipp.report.words import TOLERANCE, Finding, is_useless, number, reach
-from sipp.storage.eval_schemas import EvalRecord
-from sipp.storage.network_schemas import CertificateRecord
 
 # Percentage points lost against the dense network, as shares: up to each, a tone from best to worst
 TONES = ((TOLERANCE, "t0"), (0.01, "t1"), (0.03, "t2"), (0.1, "t3"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,16 +15,18 @@ from rich.table import Table
 from torch import Tensor
 
 from sipp.allocation.patterns import breaking
-from sipp.records.certificate import AnyCertificate
-from sipp.records.display import LABEL, WIDTH, number, percent_up, text_of
+from sipp.errors import DataError
+from sipp.records.certificate import AnyCertificate, from_json
+from sipp.records.display import WIDTH, labelled, number, percent_up, text_of
+from sipp.records.identity import with_buffers
+from sipp.records.network_hash import state_hash
 from sipp.records.pattern import pattern_of
-from sipp.storage.artifact_index import Entry, Index, Statements
-from sipp.storage.marks import Precision
-from sipp.storage.planes import DTYPES
+from sipp.storage.coding import DTYPES
+from sipp.storage.network_file import Entry, Index, Statements, read_index, unpack
+from sipp.storage.outputs import Precision
 from sipp.storage.rounding import FORMATS
+from sipp.storage.tensor_entries import decode_network
 
-CHANGES = ("largest change", "norm change")  # columns, where values were rounded
-BYTES = ("bytes", "bytes\nby entropy", "bytes\ndense")  # columns; the second says nothing of errors
 About = Literal["stored values", "values before rounding"]
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
 
@@ -75,6 +77,7 @@ class Contents:
     statements_about: About
     certificate: AnyCertificate | None
     certificate_about: About | None
+    buffers_hash: str | None  # of buffers that no state_dict holds; None: there are none
 
     def __repr__(self) -> str:
         held = f"{self.model}, {self.n_bytes:,} bytes, {self.precision}"
@@ -123,9 +126,13 @@ def contents_of(
     n_bytes: int,
     masks: dict[str, Tensor],
     certificate: AnyCertificate | None,
-    certificate_about: About | None,
+    state: Mapping[str, Tensor],
 ) -> Contents:
-    """The record of a file with this index."""
+    """The record of a file with this index and these stored values; a certificate is about them by their hash alone."""
+    about: About | None = None
+    if certificate is not None:
+        stored = with_buffers(state_hash(state), index.buffers_hash)
+        about = "stored values" if certificate.pruned_hash == stored else "values before rounding"
     return Contents(
         path=path,
         sha256=sha256,
@@ -138,8 +145,27 @@ def contents_of(
         statements=index.statements,
         statements_about="values before rounding" if index.is_moved else "stored values",
         certificate=certificate,
-        certificate_about=certificate_about,
+        certificate_about=about,
+        buffers_hash=index.buffers_hash,
     )
+
+
+def read_network(path: Path) -> tuple[dict[str, Tensor], Contents]:
+    """The state_dict in a file of `save`, and what else is inside, after every check."""
+    code, data, digest = unpack(path)
+    index = read_index(code, len(data), path)
+    state, masks = decode_network(index, data, path)
+    try:
+        certificate = None if index.certificate is None else from_json(index.certificate)
+    except DataError as error:
+        raise DataError(f"{error}", where=path) from error
+    n_bytes = path.stat().st_size
+    found = contents_of(
+        index, path=path, sha256=digest, n_bytes=n_bytes, masks=masks, certificate=certificate, state=state
+    )
+    if found.certificate_about == "values before rounding" and not index.is_moved:
+        raise DataError("its certificate is about another network; do not rely on it, certify this one", where=path)
+    return state, found
 
 
 def _stored(entry: Entry) -> StoredTensor:
@@ -159,96 +185,88 @@ def _stored(entry: Entry) -> StoredTensor:
     )
 
 
-COLUMN_WORDS = {  # of columns that do not speak for themselves
+# --- as a table -----------------------------------------------------------------------------------------------------
+
+COLUMNS = {  # and their words, where they do not speak for themselves
+    "weights": "",
+    "kept": "",
     "positions": "how the places of kept values are stored",
     "values": "the format they are stored in",
     "largest change": "of a weight by rounding, in parts of itself",
     "norm change": "of all weights of a tensor together, in parts of their length",
+    "bytes": "",
     "bytes by entropy": "of the values, and of their places at least, on average",
     "bytes dense": "of all values, zeros too",
 }
-
-
-def _columns(moved: bool) -> tuple[str, ...]:
-    """The columns after the name of a tensor; `moved`: some were rounded."""
-    return ("weights", "kept", "positions", "values", *(CHANGES if moved else ()), *BYTES)
-
-
-def _column_words(moved: bool) -> str:
-    shown = [column.replace("\n", " ") for column in _columns(moved)]
-    text = "; ".join(f"{column}: {COLUMN_WORDS[column]}" for column in shown if column in COLUMN_WORDS)
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def contents_text(contents: Contents) -> str:
     """The table of tensors; those that are stored whole and exact share a line."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("tensor", overflow="fold")
-    moved = any(one.largest_change for one in contents.tensors)
-    for column in _columns(moved):
-        table.add_column(column, justify="right")
-    plain = [one for one in contents.tensors if not _is_shown(one)]
+    columns = [one for one in COLUMNS if contents.moved or not one.endswith("change")]
+    for column in columns:
+        table.add_column(column.replace("bytes ", "bytes\n"), justify="right")
+
+    def add(name: str, group: Sequence[StoredTensor], positions: str, values: str) -> None:
+        cells = _cells(group) | {"positions": positions, "values": values}
+        table.add_row(name, *(cells[column] for column in columns))
+
+    whole = []
     for one in contents.tensors:
-        if _is_shown(one):
-            table.add_row(*_cells(escape(" = ".join(one.names)), [one], one.positions, _format(one), moved))
-    if plain:
-        table.add_row(*_cells(f"{len(plain)} whole tensors", plain, "all", "exact", moved))
+        if one.has_mask or one.positions != "all" or one.values != "exact" or len(one.names) > 1:
+            add(escape(" = ".join(one.names)), [one], one.positions, one.dtype if one.values == "exact" else one.values)
+        else:
+            whole.append(one)
+    if whole:
+        add(f"{len(whole)} whole tensors", whole, "all", "exact")
     table.add_section()
-    table.add_row(*_cells("all tensors", contents.tensors, "", contents.precision, moved))
+    add("all tensors", contents.tensors, "", contents.precision)
     ratio = contents.dense_bytes / contents.n_bytes
+    words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
     lines = [
         f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes, {ratio:.2f} x smaller than dense "
         f"({contents.dense_bytes:,}); values and entropy of positions: {contents.bound_bytes:,.0f}",
         text_of(table),
-        _column_words(moved),
+        textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="  "),
         *_words(contents),
-        _line("SHA-256", contents.sha256),
-        _line("written by", ", ".join(f"{name} {version}" for name, version in contents.versions.items())),
+        labelled("SHA-256", contents.sha256),
+        labelled("written by", ", ".join(f"{name} {version}" for name, version in contents.versions.items())),
     ]
     return "\n".join(lines)
 
 
-def _is_shown(one: StoredTensor) -> bool:
-    return one.has_mask or one.positions != "all" or one.values != "exact" or len(one.names) > 1
-
-
-def _format(one: StoredTensor) -> str:
-    return one.dtype if one.values == "exact" else one.values
-
-
-def _cells(name: str, group: Sequence[StoredTensor], positions: str, values: str, moved: bool) -> tuple[str, ...]:
+def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
     kept, n_weights = sum(one.kept for one in group), sum(one.n_weights for one in group)
     largest = max((one.largest_change for one in group), default=0.0)
     norm = max((one.norm_change for one in group), default=0.0)
-    return (
-        name,
-        f"{n_weights:,}",
-        f"{kept / max(n_weights, 1):.2%}",
-        positions,
-        values,
-        *((number(largest) if largest else "", number(norm) if norm else "") if moved else ()),
-        f"{sum(one.n_bytes for one in group):,}",
-        f"{sum(one.bound_bytes for one in group):,.0f}",
-        f"{sum(one.dense_bytes for one in group):,}",
-    )
+    return {
+        "weights": f"{n_weights:,}",
+        "kept": f"{kept / max(n_weights, 1):.2%}",
+        "largest change": number(largest) if largest else "",
+        "norm change": number(norm) if norm else "",
+        "bytes": f"{sum(one.n_bytes for one in group):,}",
+        "bytes by entropy": f"{sum(one.bound_bytes for one in group):,.0f}",
+        "bytes dense": f"{sum(one.dense_bytes for one in group):,}",
+    }
 
 
 def _words(contents: Contents) -> list[str]:
     """How it was pruned and what was said of it, marked where it is about other values than the stored ones."""
-    lines = [_line("rounding", contents.moved)] if contents.moved else []
+    lines = [labelled("rounding", contents.moved)] if contents.moved else []
     said = contents.statements
     if said is not None:
-        lines.append(_line("pruned", f"{said.method}, {said.kept:,} of {said.n_weights:,} weights kept"))
+        lines.append(labelled("pruned", f"{said.method}, {said.kept:,} of {said.n_weights:,} weights kept"))
         if said.pattern is not None:
-            lines.append(_line("pattern", _pattern_words(contents, said.pattern)))
+            lines.append(labelled("pattern", _pattern_words(contents, said.pattern)))
         if contents.statements_about != "stored values":
-            lines.append(_line("statements", ROUNDED_NOTE))
+            lines.append(labelled("statements", ROUNDED_NOTE))
         for label, text in (("measured", said.measured), ("network", said.network), ("rows", said.rows_and_layers)):
             if text:
-                lines.append(_line(label, text))
+                lines.append(labelled(label, text))
     if contents.certificate is not None:
         note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
-        lines.append(_line("certificate", note + contents.certificate.sentence))
+        lines.append(labelled("certificate", note + contents.certificate.sentence))
     return lines
 
 
@@ -258,7 +276,3 @@ def _pattern_words(contents: Contents, text: str) -> str:
     if not wrong:
         return f"{text} along every row, checked"
     return f"{text} is what the file says, and {', '.join(wrong[:3])} ({len(wrong)} of {len(contents.masks)}) break it"
-
-
-def _line(label: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{label + ':':<{LABEL}}", subsequent_indent=" " * LABEL)

@@ -10,13 +10,11 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
 import stat
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -251,17 +249,6 @@ def _parsed(data: bytes, path: Path) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not whole JSON ({error}); it was changed or cut", where=path) from error
-
-
-def plain(value: Any) -> Any:
-    """The value in JSON's types; a float that is not finite, for which JSON has no word, is null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
 
 
 def _check_of(body: Values) -> str:

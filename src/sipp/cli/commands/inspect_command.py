@@ -36,8 +36,8 @@ def _record(contents: Contents, name: str | None) -> dict[str, Any]:
     from dataclasses import asdict
 
     from sipp.allocation.patterns import breaking
+    from sipp.records.certificate import certificate_values
     from sipp.records.pattern import pattern_of
-    from sipp.storage.pruned_record import certificate_record
 
     said = contents.statements
     pattern = None if said is None else said.pattern
@@ -51,6 +51,6 @@ def _record(contents: Contents, name: str | None) -> dict[str, Any]:
         "statements": None if said is None else said.model_dump(),
         "statements_about": contents.statements_about,
         "breaking_pattern": None if pattern is None else breaking(contents.masks, pattern_of(pattern)),
-        "certificate": certificate_record(contents.certificate),
+        "certificate": certificate_values(contents.certificate),
         "certificate_about": contents.certificate_about,
     }

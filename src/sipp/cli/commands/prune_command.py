@@ -32,7 +32,7 @@ from sipp.cli.options import (
 from sipp.cli.output import Json, only_json, print_json
 from sipp.records.options import CONFIDENCE, DEFAULT_METHOD, DELTA, HOLDOUT_DELTA, Draws, Method, Mode, Reduce
 from sipp.scoring.methods import NAMES
-from sipp.storage.marks import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME, Precision
+from sipp.storage.outputs import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME, Precision
 
 if TYPE_CHECKING:
     from sipp.cli.prune_request import PruneRequest
