@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sipp.errors import DataError
+from sipp.records.contents import entropy_bytes
 from sipp.storage.coding import MOST_WEIGHTS_PER_BYTE, decode_positions, encode_positions
-from sipp.storage.contents import entropy_bytes
 
 
 def draw(n_weights: int, keep: float, seed: int) -> NDArray[np.bool_]:

@@ -19,16 +19,16 @@ from sipp.cli.prune_request import PruneRequest, check_enough, points_for
 from sipp.cli.pruned_table import layer_table, path_record, statements
 from sipp.records.binomial import points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
+from sipp.records.contents import Contents
 from sipp.records.network_hash import model_hash
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
 from sipp.records.serialising import pruned_values
 from sipp.scoring.methods import method_of
-from sipp.storage.contents import Contents
 from sipp.storage.files import file_hash
+from sipp.storage.network_tensors import as_stored
 from sipp.storage.outputs import NETWORK, check_file
 from sipp.storage.pruned_folder import write_pruned
-from sipp.storage.tensor_entries import as_stored
 
 IN_WALK = "what the certificate below says."
 LOOKED = "; the holdout was looked at: a claim on the same points is no longer a first look"

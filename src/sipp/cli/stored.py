@@ -19,9 +19,9 @@ from sipp.cli.points import Points, check_fits, draw, open_source
 from sipp.experiments.nets import NETS, build
 from sipp.inputs.batches import batches_of
 from sipp.records.certificate import AnyCertificate, from_json
+from sipp.records.contents import Contents
 from sipp.records.network_hash import class_name
 from sipp.records.schemas import PrunedRecord, given_values
-from sipp.storage.contents import Contents
 from sipp.storage.files import read_file
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned

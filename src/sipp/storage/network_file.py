@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from sipp.errors import DataError
-from sipp.records.pattern import pattern_of
+from sipp.records.contents import MOST_WEIGHTS, Count, Line, Statements, StrictRecord
+from sipp.records.options import Precision
 from sipp.storage.coding import DTYPES, FLOATS, MOST_SYMBOLS_PER_BYTE, PositionKind, bitmask_bytes, least_gap_bytes
 from sipp.storage.files import read_file, sha256_of
-from sipp.storage.outputs import Precision
 from sipp.storage.rounding import FORMATS, Rounding
 
 MARK = "sipp-file/1"
@@ -33,7 +33,6 @@ ALIGNMENT = 8  # safetensors pads its header with spaces
 LENGTH = struct.Struct("<Q")  # the header's length, in front of it
 MOST_HEADER_BYTES = 1024
 MOST_INDEX_BYTES = 16 * 2**20  # enough for 50,000 tensors
-MOST_WEIGHTS = 2**47
 MOST_AXES = 64
 SCALE_BYTES = 4
 FOREIGN = (
@@ -95,23 +94,7 @@ def _header(digest: str, n_index: int, n_data: int) -> bytes:
 # --- index ----------------------------------------------------------------------------------------------------------
 
 
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("holds characters that cannot be printed")
-    return text
-
-
-Count = Annotated[int, Field(ge=0, le=MOST_WEIGHTS)]
-Line = Annotated[str, AfterValidator(_printable)]  # what is shown: no line breaks, nothing that steers a terminal
-
-
-class IndexRecord(BaseModel):
-    """A frozen record without conversions and without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class Positions(IndexRecord):
+class Positions(StrictRecord):
     """How it is said which weights are meant, and how many they are."""
 
     kind: PositionKind
@@ -119,7 +102,7 @@ class Positions(IndexRecord):
     n_bytes: Count
 
 
-class StoredValues(IndexRecord):
+class StoredValues(StrictRecord):
     """How the stored weights are written, and how far that moved them."""
 
     rounding: Rounding
@@ -129,7 +112,7 @@ class StoredValues(IndexRecord):
     norm_change: Annotated[float, Field(ge=0)]
 
 
-class Entry(IndexRecord):
+class Entry(StrictRecord):
     """One tensor: positions, values and mask lie one after the other in the data."""
 
     names: Annotated[tuple[Line, ...], Field(min_length=1)]  # more than one: tied
@@ -162,23 +145,7 @@ class Entry(IndexRecord):
         return sum(self.lengths)
 
 
-class Statements(IndexRecord):
-    """How the network was pruned, and what was said about it then, in words."""
-
-    method: Line
-    draws: Line
-    budget: Count
-    kept: Count
-    n_weights: Count
-    seed: int
-    network: Line
-    rows_and_layers: Line | None
-    measured: Line | None
-    # n:m; whether the masks obey it is seen when it is shown
-    pattern: Annotated[str, AfterValidator(lambda text: str(pattern_of(text)))] | None = None
-
-
-class Index(IndexRecord):
+class Index(StrictRecord):
     """Everything in the file but the numbers."""
 
     model: Line  # name of its class

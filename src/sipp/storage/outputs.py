@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sipp.errors import DataError, OptionError
 from sipp.records.certificate import SCHEMA, WITH_COPIES
@@ -26,7 +26,6 @@ WEIGHTS_NAME = "model.safetensors"  # and the network
 RECORD_KEY = "sipp record"  # in the header of the network, which holds its record too
 BENCH_NAME = "bench.json"  # what `sipp bench` found out about a network, beside it
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
-Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values in such a file
 FILE_MARK = b'{"__metadata__":{"format":"sipp-file/'  # at its beginning, after the length of its header
 SCORES_MARK = {"sipp": "scores"}  # in the header of a file of scores
 PAGE_MARK = '<meta name="generator" content="sipp report">'  # in the head of a page

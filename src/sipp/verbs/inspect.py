@@ -7,7 +7,8 @@ from os import PathLike
 import torch
 
 from sipp.records.checking import check_path
-from sipp.storage.contents import Contents, read_network
+from sipp.records.contents import Contents
+from sipp.storage.network_tensors import read_network
 
 
 @torch.inference_mode(False)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import check_can_be_written
 from sipp.records.checking import check_path
+from sipp.records.contents import Contents
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash
-from sipp.storage.contents import Contents, read_network
-from sipp.storage.tensor_entries import bits_differ, cannot_share, named_tensors
+from sipp.storage.network_tensors import bits_differ, cannot_share, named_tensors, read_network
 
 OTHER_BUFFERS = (
     "what was saved, and its certificate if it has one, is a network with other values in buffers that no state_dict "

@@ -13,16 +13,23 @@ from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.records.certificate import AnyCertificate, check_certificate, to_json
 from sipp.records.checking import check_choice, check_path
+from sipp.records.contents import Contents, Statements
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
+from sipp.records.options import Precision
 from sipp.records.pruned import Pruned, as_it_is
 from sipp.records.pruned_to import Given, without_walk
 from sipp.records.serialising import pruning_values
-from sipp.storage.contents import Contents, contents_of
 from sipp.storage.files import write_atomic
-from sipp.storage.network_file import Index, Statements, pack, write_index
-from sipp.storage.outputs import Precision
-from sipp.storage.tensor_entries import Groups, cannot_share, decode_network, encode_network, named_tensors
+from sipp.storage.network_file import Index, pack, write_index
+from sipp.storage.network_tensors import (
+    Groups,
+    cannot_share,
+    contents_of,
+    decode_network,
+    encode_network,
+    named_tensors,
+)
 
 
 @torch.inference_mode(False)

@@ -4,31 +4,56 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from sipp.allocation.patterns import breaking
-from sipp.errors import DataError
-from sipp.records.certificate import AnyCertificate, from_json
+from sipp.records.certificate import AnyCertificate
 from sipp.records.display import WIDTH, labelled, number, percent_up, text_of
-from sipp.records.identity import with_buffers
-from sipp.records.network_hash import state_hash
+from sipp.records.options import Precision
 from sipp.records.pattern import pattern_of
-from sipp.storage.coding import DTYPES
-from sipp.storage.network_file import Entry, Index, Statements, read_index, unpack
-from sipp.storage.outputs import Precision
-from sipp.storage.rounding import FORMATS
-from sipp.storage.tensor_entries import decode_network
 
 About = Literal["stored values", "values before rounding"]
+MOST_WEIGHTS = 2**47
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("holds characters that cannot be printed")
+    return text
+
+
+Count = Annotated[int, Field(ge=0, le=MOST_WEIGHTS)]
+Line = Annotated[str, AfterValidator(_printable)]  # what is shown: no line breaks, nothing that steers a terminal
+
+
+class StrictRecord(BaseModel):
+    """A frozen record without conversions and without unknown keys, of a file that nobody trusts."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Statements(StrictRecord):
+    """How the network was pruned, and what was said about it then, in words."""
+
+    method: Line
+    draws: Line
+    budget: Count
+    kept: Count
+    n_weights: Count
+    seed: int
+    network: Line
+    rows_and_layers: Line | None
+    measured: Line | None
+    pattern: Annotated[str, AfterValidator(lambda text: str(pattern_of(text)))] | None = None  # n:m
 
 
 @dataclass(frozen=True)
@@ -44,16 +69,10 @@ class StoredTensor:
     values: str  # "exact", "fp16", "bf16" or "int8"
     has_mask: bool
     n_bytes: int  # in the file
+    value_bytes: int  # of the stored values in their format, before any coding; int8 with its scales
     dense_bytes: int
     largest_change: float  # of a weight by rounding, in parts of itself
     norm_change: float  # of all its weights together
-
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of the stored values in their format, before any coding; int8 with its scales."""
-        if self.values == "int8":
-            return self.kept + 4 * (self.shape[0] if self.shape else 1)
-        return self.kept * (FORMATS.get(self.values) or DTYPES[self.dtype]).itemsize
 
     @property
     def bound_bytes(self) -> float:
@@ -77,6 +96,7 @@ class Contents:
     statements_about: About
     certificate: AnyCertificate | None
     certificate_about: About | None
+    breaking_pattern: list[str] | None  # weights whose masks break the pattern that the file names; None: it names none
     buffers_hash: str | None  # of buffers that no state_dict holds; None: there are none
 
     def __repr__(self) -> str:
@@ -116,73 +136,6 @@ def entropy_bytes(n_weights: int, kept: int) -> float:
     """n H(kept / n) / 8: what the positions of independently kept weights cost at least, on average."""
     shares = [count / n_weights for count in (kept, n_weights - kept) if 0 < count < n_weights]
     return -n_weights * sum(share * math.log2(share) for share in shares) / 8
-
-
-def contents_of(
-    index: Index,
-    *,
-    path: Path,
-    sha256: str,
-    n_bytes: int,
-    masks: dict[str, Tensor],
-    certificate: AnyCertificate | None,
-    state: Mapping[str, Tensor],
-) -> Contents:
-    """The record of a file with this index and these stored values; a certificate is about them by their hash alone."""
-    about: About | None = None
-    if certificate is not None:
-        stored = with_buffers(state_hash(state), index.buffers_hash)
-        about = "stored values" if certificate.pruned_hash == stored else "values before rounding"
-    return Contents(
-        path=path,
-        sha256=sha256,
-        n_bytes=n_bytes,
-        model=index.model,
-        versions={"sipp": index.sipp, "torch": index.torch},
-        precision=index.precision,
-        tensors=tuple(_stored(entry) for entry in index.tensors),
-        masks=masks,
-        statements=index.statements,
-        statements_about="values before rounding" if index.is_moved else "stored values",
-        certificate=certificate,
-        certificate_about=about,
-        buffers_hash=index.buffers_hash,
-    )
-
-
-def read_network(path: Path) -> tuple[dict[str, Tensor], Contents]:
-    """The state_dict in a file of `save`, and what else is inside, after every check."""
-    code, data, digest = unpack(path)
-    index = read_index(code, len(data), path)
-    state, masks = decode_network(index, data, path)
-    try:
-        certificate = None if index.certificate is None else from_json(index.certificate)
-    except DataError as error:
-        raise DataError(f"{error}", where=path) from error
-    n_bytes = path.stat().st_size
-    found = contents_of(
-        index, path=path, sha256=digest, n_bytes=n_bytes, masks=masks, certificate=certificate, state=state
-    )
-    if found.certificate_about == "values before rounding" and not index.is_moved:
-        raise DataError("its certificate is about another network; do not rely on it, certify this one", where=path)
-    return state, found
-
-
-def _stored(entry: Entry) -> StoredTensor:
-    return StoredTensor(
-        names=entry.names,
-        shape=entry.shape,
-        dtype=entry.dtype,
-        kept=entry.positions.kept,
-        n_weights=entry.n_weights,
-        positions=entry.positions.kind,
-        values=entry.values.rounding,
-        has_mask=entry.mask is not None,
-        n_bytes=entry.n_bytes,
-        dense_bytes=entry.n_weights * DTYPES[entry.dtype].itemsize,
-        largest_change=entry.values.largest_change,
-        norm_change=entry.values.norm_change,
-    )
 
 
 # --- as a table -----------------------------------------------------------------------------------------------------
@@ -253,26 +206,18 @@ def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
 
 def _words(contents: Contents) -> list[str]:
     """How it was pruned and what was said of it, marked where it is about other values than the stored ones."""
-    lines = [labelled("rounding", contents.moved)] if contents.moved else []
     said = contents.statements
+    lines: list[tuple[str, str | None]] = [("rounding", contents.moved)]
     if said is not None:
-        lines.append(labelled("pruned", f"{said.method}, {said.kept:,} of {said.n_weights:,} weights kept"))
-        if said.pattern is not None:
-            lines.append(labelled("pattern", _pattern_words(contents, said.pattern)))
-        if contents.statements_about != "stored values":
-            lines.append(labelled("statements", ROUNDED_NOTE))
-        for label, text in (("measured", said.measured), ("network", said.network), ("rows", said.rows_and_layers)):
-            if text:
-                lines.append(labelled(label, text))
+        lines.append(("pruned", f"{said.method}, {said.kept:,} of {said.n_weights:,} weights kept"))
+        wrong = contents.breaking_pattern
+        if wrong is not None:
+            broken = f"{', '.join(wrong[:3])} ({len(wrong)} of {len(contents.masks)}) break it"
+            checked = f"is what the file says, and {broken}" if wrong else "along every row, checked"
+            lines.append(("pattern", f"{said.pattern} {checked}"))
+        lines.append(("statements", "" if contents.statements_about == "stored values" else ROUNDED_NOTE))
+        lines += [("measured", said.measured), ("network", said.network), ("rows", said.rows_and_layers)]
     if contents.certificate is not None:
         note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
-        lines.append(labelled("certificate", note + contents.certificate.sentence))
-    return lines
-
-
-def _pattern_words(contents: Contents, text: str) -> str:
-    """The pattern that the file names, and whether its masks obey it: what it says is not believed."""
-    wrong = breaking(contents.masks, pattern_of(text))
-    if not wrong:
-        return f"{text} along every row, checked"
-    return f"{text} is what the file says, and {', '.join(wrong[:3])} ({len(wrong)} of {len(contents.masks)}) break it"
+        lines.append(("certificate", note + contents.certificate.sentence))
+    return [labelled(label, text) for label, text in lines if text]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -14,7 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sipp.allocation.patterns import breaking
 from sipp.errors import DataError, ModelError
+from sipp.records.certificate import AnyCertificate, from_json
+from sipp.records.contents import About, Contents, StoredTensor
+from sipp.records.identity import with_buffers
+from sipp.records.network_hash import state_hash
+from sipp.records.options import Precision
+from sipp.records.pattern import pattern_of
 from sipp.storage.coding import (
     DTYPES,
     FLOATS,
@@ -28,8 +36,7 @@ from sipp.storage.coding import (
     pieces_of,
     raw_bits,
 )
-from sipp.storage.network_file import Entry, Index, Positions, StoredValues
-from sipp.storage.outputs import Precision
+from sipp.storage.network_file import SCALE_BYTES, Entry, Index, Positions, StoredValues, read_index, unpack
 from sipp.storage.rounding import FORMATS, Rounding, restore_values, round_values
 
 Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
@@ -197,6 +204,83 @@ def _rows(is_stored_K: Flags, n_rows: int) -> Tensor:
     """The row of each stored weight."""
     fan_in = is_stored_K.size // max(n_rows, 1)
     return torch.from_numpy(np.flatnonzero(is_stored_K) // max(fan_in, 1))
+
+
+# --- what is inside a file --------------------------------------------------------------------------------------------
+
+
+def contents_of(
+    index: Index,
+    *,
+    path: Path,
+    sha256: str,
+    n_bytes: int,
+    masks: dict[str, Tensor],
+    certificate: AnyCertificate | None,
+    state: Mapping[str, Tensor],
+) -> Contents:
+    """The record of a file with this index and these stored values; a certificate is about them by their hash alone."""
+    about: About | None = None
+    if certificate is not None:
+        stored = with_buffers(state_hash(state), index.buffers_hash)
+        about = "stored values" if certificate.pruned_hash == stored else "values before rounding"
+    pattern = None if index.statements is None else index.statements.pattern
+    return Contents(
+        path=path,
+        sha256=sha256,
+        n_bytes=n_bytes,
+        model=index.model,
+        versions={"sipp": index.sipp, "torch": index.torch},
+        precision=index.precision,
+        tensors=tuple(_stored(entry) for entry in index.tensors),
+        masks=masks,
+        statements=index.statements,
+        statements_about="values before rounding" if index.is_moved else "stored values",
+        certificate=certificate,
+        certificate_about=about,
+        breaking_pattern=None if pattern is None else breaking(masks, pattern_of(pattern)),
+        buffers_hash=index.buffers_hash,
+    )
+
+
+def read_network(path: Path) -> tuple[dict[str, Tensor], Contents]:
+    """The state_dict in a file of `save`, and what else is inside, after every check."""
+    code, data, digest = unpack(path)
+    index = read_index(code, len(data), path)
+    state, masks = decode_network(index, data, path)
+    try:
+        certificate = None if index.certificate is None else from_json(index.certificate)
+    except DataError as error:
+        raise DataError(f"{error}", where=path) from error
+    n_bytes = path.stat().st_size
+    found = contents_of(
+        index, path=path, sha256=digest, n_bytes=n_bytes, masks=masks, certificate=certificate, state=state
+    )
+    if found.certificate_about == "values before rounding" and not index.is_moved:
+        raise DataError("its certificate is about another network; do not rely on it, certify this one", where=path)
+    return state, found
+
+
+def _stored(entry: Entry) -> StoredTensor:
+    kept, width = entry.positions.kept, DTYPES[entry.dtype].itemsize
+    value_bytes = kept * (FORMATS[entry.values.rounding].itemsize if entry.values.rounding in FORMATS else width)
+    if entry.values.rounding == "int8":
+        value_bytes = kept + SCALE_BYTES * entry.n_rows
+    return StoredTensor(
+        names=entry.names,
+        shape=entry.shape,
+        dtype=entry.dtype,
+        kept=kept,
+        n_weights=entry.n_weights,
+        positions=entry.positions.kind,
+        values=entry.values.rounding,
+        has_mask=entry.mask is not None,
+        n_bytes=entry.n_bytes,
+        value_bytes=value_bytes,
+        dense_bytes=entry.n_weights * width,
+        largest_change=entry.values.largest_change,
+        norm_change=entry.values.norm_change,
+    )
 
 
 # --- tensors that share memory ----------------------------------------------------------------------------------------
