@@ -1,12 +1,17 @@
 """The schemas of records: what training writes comes back as it was, and what is wrong is said in plain words."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from report.synthetic import big_run, certificate
+from torch import nn
 
+import sipp
 from sipp.errors import DataError
 from sipp.experiments.runs.reading import read_run
 from sipp.records.schemas import (
@@ -20,6 +25,7 @@ from sipp.records.schemas import (
     checked,
     given_values,
 )
+from sipp.records.serialising import pruned_values, pruning_values
 from sipp.storage.files import read_json
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*/*/manifest.json"))
@@ -132,3 +138,21 @@ def test_the_record_of_a_network_of_prune_needs_its_layers() -> None:
     values = {"method": "wt", "keep": 1.0, "kept": 0, "n_weights": 0, "dead_rows": 0, "layers": []}
     with pytest.raises(DataError, match="'layers' must hold at least 1"):
         checked(PrunedRecord, {**values, "dense_hash": "", "pruned_hash": ""}, "here")
+
+
+def test_a_pruned_network_is_written_as_the_schema_reads_it() -> None:
+    net = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+    points = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))
+    pruned = sipp.prune(net, points, keep=0.5, repair=True)
+    values = pruned_values(pruned)
+    assert given_values(checked(PrunedRecord, values, "here")) == values == json.loads(json.dumps(values))
+    assert set(values).issuperset(PrunedRecord.model_fields) and set(values["layers"][0]) >= {"n_rows", "dead_rows"}
+    assert values["bound"]["words"] == str(pruned.bound) and values["repaired"]["words"] == pruned.repair.sentence
+    assert pruning_values(pruned).items() <= values.items()
+
+
+def test_an_infinite_bound_is_no_promise_in_a_record() -> None:
+    pruned = sipp.prune(nn.Linear(8, 4), torch.rand(50, 8), keep=0.5, method="sipp-det")
+    endless = replace(pruned, bound=replace(pruned.bound, epsilon=math.inf, reason=""))
+    said = pruning_values(endless)["bound"]
+    assert endless.bound.met and (said["epsilon"], said["met"], said["reason"]) == (None, False, "epsilon is infinite")

@@ -26,8 +26,8 @@ from sipp.storage.files import (
     CHANGED,
     make_folder,
     read_file,
+    read_sealed,
     seal,
-    sealed_values,
     staged,
     staged_for,
     sync_folder,
@@ -122,13 +122,13 @@ def _read(folder: Path, report: bytes | None) -> tuple[PrunedRecord, tuple[str, 
     path, weights = folder / RECORD_NAME, folder / WEIGHTS_NAME
     data = _bytes_of(weights)
     if data is None:
-        return _record(read_file(path) if report is None else report, path), (NO_NETWORK,)
+        return _record(path, report), (NO_NETWORK,)
     own = _record_in(metadata_in(io.BytesIO(data)))
     marks: tuple[str, ...] = ()
     if own is not None and any(staged_for(one) == RECORD_NAME for one in folder.iterdir()):
         marks = () if own == report else (CUT_SHORT,)
         path, report = weights, own
-    record = _record(read_file(path) if report is None else report, path)
+    record = _record(path, report)
     tensors = raw_tensors(data, weights)
     stored = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
     if with_buffers(stored, record.buffers_hash) != record.pruned_hash:
@@ -140,25 +140,14 @@ def _read(folder: Path, report: bytes | None) -> tuple[PrunedRecord, tuple[str, 
     return record, marks
 
 
-def _record(data: bytes, path: Path) -> PrunedRecord:
-    """The record in these bytes, if it has its checksum and its numbers fit each other."""
-    values = sealed_values(data, path) if _has_check(data) else {}
+def _record(path: Path, data: bytes | None) -> PrunedRecord:
+    """The record in the file or in its bytes, if it has its checksum and its numbers fit each other."""
+    values = read_sealed(path, data)
     if values.get("kind") != PRUNED_KIND or values.get("format") != PRUNED_FORMAT:
-        raise DataError(
-            f"is no record of `sipp prune` with a checksum (format {PRUNED_FORMAT}); {CHANGED}, or is older", where=path
-        )
+        raise DataError(f"is no record of `sipp prune` in format {PRUNED_FORMAT}; {CHANGED}, or is older", where=path)
     record = checked(PrunedRecord, values, path)
     _check_sums(record, path)
     return record
-
-
-def _has_check(data: bytes) -> bool:
-    """Whether it is an object with a checksum; what cannot be parsed is for `sealed_values` to refuse."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return True
-    return isinstance(found, dict) and "check" in found
 
 
 def _check_sums(record: PrunedRecord, path: Path) -> None:
