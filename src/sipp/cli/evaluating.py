@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.evidence import look
+from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.running import Output
 from sipp.cli.errors import Trouble, at
 from sipp.cli.models import load_model, weights_read
@@ -112,7 +112,7 @@ class Evaluation:
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, progress: bool = True) -> Evaluation:
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
     why: set[str] = set()
-    found_nk = look(
+    found_nk = measure_outputs(
         dense,
         pruned,
         data,

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from sipp.records.pruned import Moved, Pruned, PrunedLayer
+    from sipp.records.pruned import OutputChange, Pruned, PrunedLayer
 
 WIDTH = 118
 SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
@@ -314,7 +314,7 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
     return f"try {repair}, another method ({compare} says which), or a larger {keep}; or train it"
 
 
-def _points_of(moved: Moved) -> str:
+def _points_of(moved: OutputChange) -> str:
     points = "1 calibration point" if moved.n_points == 1 else f"{moved.n_points:,} calibration points"
     return points + (" kept aside" if moved.aside else "")
 
