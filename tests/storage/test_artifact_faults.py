@@ -78,8 +78,13 @@ def planes(*lengths: int, rounding: str = "exact") -> dict[str, object]:
     }  # fmt: skip
 
 
+GAPS_OF_ONE = {"kind": "kept gaps", "kept": 1, "n_bytes": 100}  # of so many weights that more bytes are due
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "huge sparse": (set_in("0.weight", shape=[MANY]), "0.weight.*impossible"),
+    "huge gaps": (
+        set_in("0.weight", shape=[MANY], positions=GAPS_OF_ONE, values=planes(1, 1, 1, 1), mask=None),
+        "0.weight.*impossible",
+    ),
     "huge dense": (set_in("0.bias", shape=[MANY], positions=all_of(MANY)), "0.bias.*impossible"),
     "huge empty": (set_in("none", shape=[0, 2**40, 2**40]), "larger than any tensor"),
     "negative": (set_in("0.weight", shape=[-40, 30]), "greater than or equal to 0"),
