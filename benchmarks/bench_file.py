@@ -27,8 +27,8 @@ import sipp
 from sipp.experiments.data import load_cifar10, normalise
 from sipp.experiments.nets import build
 from sipp.experiments.nets.registry import NETS
-from sipp.storage.artifact_index import Precision
-from sipp.storage.contents import Contents, entropy_bytes
+from sipp.records.contents import Contents, entropy_bytes
+from sipp.records.options import Precision
 
 KEEPS = (0.5, 0.3, 0.1, 0.05, 0.02)
 VALUES: tuple[Precision, ...] = ("fp32", "lossless", "fp16", "bf16", "int8")

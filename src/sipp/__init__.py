@@ -30,17 +30,17 @@ if TYPE_CHECKING:  # what a type checker reads; a test compares it with the tabl
     from sipp.runtime.sparse_network import sparse as sparse
     from sipp.scoring.sensitivities import sensitivity as sensitivity
     from sipp.scoring.theory_points import sample_size as sample_size
-    from sipp.storage.artifact import inspect as inspect
-    from sipp.storage.artifact import load as load
-    from sipp.storage.artifact import save as save
     from sipp.verbs.assess import assess as assess
     from sipp.verbs.certify import certify as certify
     from sipp.verbs.certify import certify_accuracy as certify_accuracy
     from sipp.verbs.compare import compare as compare
     from sipp.verbs.gradual import gradual as gradual
+    from sipp.verbs.inspect import inspect as inspect
+    from sipp.verbs.load import load as load
     from sipp.verbs.prune import prune as prune
     from sipp.verbs.prune_to import prune_to as prune_to
     from sipp.verbs.repair import repair as repair
+    from sipp.verbs.save import save as save
     from sipp.verbs.save_folder import save_folder as save_folder
 
 __version__ = "0.1.0"
@@ -56,15 +56,15 @@ _MODULES = {
     "compare": "sipp.verbs.compare",
     "gradual": "sipp.verbs.gradual",
     "hold": "sipp.pruning.masking",
-    "inspect": "sipp.storage.artifact",
-    "load": "sipp.storage.artifact",
+    "inspect": "sipp.verbs.inspect",
+    "load": "sipp.verbs.load",
     "page": "sipp.report.page",
     "prune": "sipp.verbs.prune",
     "prune_to": "sipp.verbs.prune_to",
     "release": "sipp.pruning.masking",
     "repair": "sipp.verbs.repair",
     "sample_size": "sipp.scoring.theory_points",
-    "save": "sipp.storage.artifact",
+    "save": "sipp.verbs.save",
     "save_folder": "sipp.verbs.save_folder",
     "sensitivity": "sipp.scoring.sensitivities",
     "sound_bound": "sipp.bounds.sound.graph_bound",

@@ -348,7 +348,7 @@ def test_where_nothing_is_measured_the_reason_is_said() -> None:
 
 def test_words_of_both_constants_in_print_and_record() -> None:
     from sipp.cli.pruned_table import statements
-    from sipp.storage.pruned_record import pruned_record
+    from sipp.records.serialising import pruned_values
 
     pruned = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.5, method="sipp-det")
     text = pruned.details
@@ -356,7 +356,7 @@ def test_words_of_both_constants_in_print_and_record() -> None:
     assert "all but 4.58 % keep every row within its measured eps, 95 % sure" in " ".join(text.split())
     assert "1e-16" not in str(pruned.measured) and "with probability" not in text
     assert pruned.bound.coverage == coverage(300, 2, 0.95)
-    record = pruned_record(pruned)
+    record = pruned_values(pruned)
     assert record["conditions"]["verdict"] == "contradicted by the data"
     assert record["measured"]["c_constant"] == pruned.measured.c_constant
     assert record["bound"]["coverage"]["q"] == 2 and record["bound"]["met"] is False

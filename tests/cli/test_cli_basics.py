@@ -17,7 +17,7 @@ from sipp.cli import benching, demo, errors
 from sipp.cli.main import COMMANDS
 from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.runs import run_recipe as train_run
-from sipp.storage.files import plain
+from sipp.records.json_values import json_value
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_json_is_alone_on_stdout_whatever_a_network_prints(points: Path) -> None
 
 def test_what_is_not_finite_is_null() -> None:
     values = {"a": [math.inf, 1.0, (math.nan,)], "b": {"c": -math.inf}, "d": Path("x")}
-    assert plain(values) == {"a": [None, 1.0, [None]], "b": {"c": None}, "d": "x"}
+    assert json_value(values) == {"a": [None, 1.0, [None]], "b": {"c": None}, "d": "x"}
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import sipp
 from sipp.cli.stored import built_in, stored_network
 from sipp.experiments.nets import build
 from sipp.records.network_hash import model_hash
+from sipp.records.schemas import BenchRecord, checked
 from sipp.report import read_results, render
-from sipp.storage.bench_schemas import read_bench
-from sipp.storage.files import seal
+from sipp.storage.files import read_sealed, seal
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     record = tmp_path / "bench.json"
     done = run(*words, "--batch", 20, "--threads", 1, "--repeats", 1, "--out", record)
     assert done.returncode == 0, done.stderr
-    found = read_bench(record)
+    found = checked(BenchRecord, read_sealed(record), record)
     assert done.stdout.splitlines()[-1] == found.line
     contents = sipp.inspect(folder / "net.sipp.safetensors")
     assert contents.certificate is not None
@@ -237,7 +237,7 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     done = run(*words, "--out", net / "bench.json")
     assert done.returncode == 0, done.stderr
     page = render(read_results([net]), version="")
-    found = read_bench(net / "bench.json")
+    found = checked(BenchRecord, read_sealed(net / "bench.json"), net / "bench.json")
     assert "Size and speed" in page and f"{found.smaller:.2f} times smaller as a file of sipp.save" in page
     assert f"{found.bytes.file:,} bytes" in page and "4 points a call" in page and found.certified is not None
     assert prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100).returncode == 0  # another network now

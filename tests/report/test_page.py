@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from sipp.cli.commands import report_command
 from sipp.errors import SippError
+from sipp.records.schemas import BoundRecord
 from sipp.report.plots import statement_cards
 from sipp.report.rendering import embedded, render
 from sipp.report.results import read_results, read_run_result
 from sipp.storage.files import read_json, write_json
-from sipp.storage.network_schemas import BoundRecord
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 MAX_BYTES = 3_000_000

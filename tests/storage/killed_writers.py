@@ -20,7 +20,7 @@ from torch import nn
 
 import sipp
 from sipp.records.network_hash import model_hash, state_hash
-from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.outputs import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

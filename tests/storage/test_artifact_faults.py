@@ -16,7 +16,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.storage import container
+from sipp.storage import network_file
 
 MANY = 10**12
 
@@ -78,8 +78,13 @@ def planes(*lengths: int, rounding: str = "exact") -> dict[str, object]:
     }  # fmt: skip
 
 
+GAPS_OF_ONE = {"kind": "kept gaps", "kept": 1, "n_bytes": 100}  # of so many weights that more bytes are due
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "huge sparse": (set_in("0.weight", shape=[MANY]), "0.weight.*impossible"),
+    "huge gaps": (
+        set_in("0.weight", shape=[MANY], positions=GAPS_OF_ONE, values=planes(1, 1, 1, 1), mask=None),
+        "0.weight.*impossible",
+    ),
     "huge dense": (set_in("0.bias", shape=[MANY], positions=all_of(MANY)), "0.bias.*impossible"),
     "huge empty": (set_in("none", shape=[0, 2**40, 2**40]), "larger than any tensor"),
     "negative": (set_in("0.weight", shape=[-40, 30]), "greater than or equal to 0"),
@@ -131,7 +136,7 @@ def test_a_bool_that_is_no_bool_and_a_weight_outside_of_its_mask(tmp_path: Path)
     code, data = parts(content)
     flags = bytes([1, 0, 1])
     assert data.count(flags) >= 1
-    path.write_bytes(container.pack(code, data.replace(flags, bytes([2, 0, 1])))[0])
+    path.write_bytes(network_file.pack(code, data.replace(flags, bytes([2, 0, 1])))[0])
     with pytest.raises(DataError, match="neither true nor false"):
         sipp.load(path)
 

@@ -12,7 +12,7 @@ import sipp
 from sipp.errors import DataError, OptionError
 from sipp.records.network_hash import model_hash, state_hash
 from sipp.storage.files import seal
-from sipp.storage.marks import RECORD_NAME
+from sipp.storage.outputs import RECORD_NAME
 from sipp.storage.pruned_folder import read_pruned
 from sipp.verbs.verify import verify
 

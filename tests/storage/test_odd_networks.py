@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import ModelError
+from sipp.records.options import Precision
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
 from sipp.runtime.exporting import export
-from sipp.storage.marks import Precision
 from sipp.verbs.certify import certify_accuracy
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sipp.errors import DataError
-from sipp.storage.contents import entropy_bytes
-from sipp.storage.positions import MOST_WEIGHTS_PER_BYTE, decode_positions, encode_positions
+from sipp.records.contents import entropy_bytes
+from sipp.storage.coding import MOST_WEIGHTS_PER_BYTE, decode_positions, encode_positions
 
 
 def draw(n_weights: int, keep: float, seed: int) -> NDArray[np.bool_]:
@@ -21,7 +21,7 @@ def draw(n_weights: int, keep: float, seed: int) -> NDArray[np.bool_]:
 
 
 def slowly(kind: str, code: bytes, n_weights: int) -> list[bool]:
-    """The flags, weight by weight, as the docstring of positions.py says them."""
+    """The flags, weight by weight, as the docstring of coding.py says them."""
     if kind == "all":
         return [True] * n_weights
     if kind == "bitmask":

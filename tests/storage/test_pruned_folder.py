@@ -13,7 +13,7 @@ from torch import nn
 import sipp
 from sipp.errors import DataError, OptionError
 from sipp.records.network_hash import model_hash
-from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.outputs import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
 
 

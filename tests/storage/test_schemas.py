@@ -1,17 +1,32 @@
 """The schemas of records: what training writes comes back as it was, and what is wrong is said in plain words."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from report.synthetic import big_run, certificate
+from torch import nn
 
+import sipp
 from sipp.errors import DataError
 from sipp.experiments.runs.reading import read_run
+from sipp.records.schemas import (
+    Accuracy,
+    BoundRecord,
+    CertificateRecord,
+    EpochRow,
+    Manifest,
+    NetworkRecord,
+    PrunedRecord,
+    checked,
+    given_values,
+)
+from sipp.records.serialising import pruned_values, pruning_values
 from sipp.storage.files import read_json
-from sipp.storage.network_schemas import BoundRecord, CertificateRecord, NetworkRecord, PrunedRecord
-from sipp.storage.run_schemas import Accuracy, EpochRow, Manifest, checked, plain
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*/*/manifest.json"))
 
@@ -23,10 +38,12 @@ def records_in(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("manifest", RESULTS, ids=lambda path: path.parent.name)
 def test_what_was_run_for_real_is_read_and_written_as_it_is(manifest: Path) -> None:
     values = read_json(manifest)
-    assert json.dumps(plain(checked(Manifest, values, manifest)), sort_keys=True) == json.dumps(values, sort_keys=True)
+    assert json.dumps(given_values(checked(Manifest, values, manifest)), sort_keys=True) == json.dumps(
+        values, sort_keys=True
+    )
     records = records_in(manifest.parent)
     for record in records:
-        again = plain(checked(NetworkRecord, record, "here"))
+        again = given_values(checked(NetworkRecord, record, "here"))
         assert json.dumps(again, sort_keys=True) == json.dumps(record, sort_keys=True)
     assert len(read_run(manifest.parent).records) == len(records) >= 3
 
@@ -43,7 +60,7 @@ def record(tmp_path: Path) -> dict[str, Any]:
 
 def test_unknown_keys_are_kept(record: dict[str, Any]) -> None:
     record["layers"][0]["later"] = {"a": [1, 2.5, None]}
-    assert plain(checked(NetworkRecord, {**record, "of_a_later_version": "x"}, "here")) == {
+    assert given_values(checked(NetworkRecord, {**record, "of_a_later_version": "x"}, "here")) == {
         **record,
         "of_a_later_version": "x",
     }
@@ -101,7 +118,7 @@ def test_certificates_of_a_run_and_refusals() -> None:
     assert (
         refusal.is_refusal
         and refusal.sentence == "refused: copies"
-        and plain(refusal) == {"verdict": "refused: copies"}
+        and given_values(refusal) == {"verdict": "refused: copies"}
     )
     with pytest.raises(DataError, match="schema must be"):
         checked(CertificateRecord, {"verdict": "certified"}, "here")
@@ -110,14 +127,32 @@ def test_certificates_of_a_run_and_refusals() -> None:
 def test_rows_of_epochs_come_back() -> None:
     test = Accuracy(n=10, n_top1=7, n_top5=9, loss=0.25)
     row = EpochRow(epoch=1, rate=0.1, train_loss=2.0, train_top1=0.5, test=test)
-    assert checked(EpochRow, json.loads(json.dumps(plain(row))), "here") == row and test.top1 == 0.7
+    assert checked(EpochRow, json.loads(json.dumps(given_values(row))), "here") == row and test.top1 == 0.7
     with pytest.raises(DataError, match="'epoch' must be a whole number"):
-        checked(EpochRow, {**plain(row), "epoch": "1"}, "here")
+        checked(EpochRow, {**given_values(row), "epoch": "1"}, "here")
     with pytest.raises(DataError, match="'more' is not known here"):
-        checked(EpochRow, {**plain(row), "more": 1}, "here")
+        checked(EpochRow, {**given_values(row), "more": 1}, "here")
 
 
 def test_the_record_of_a_network_of_prune_needs_its_layers() -> None:
     values = {"method": "wt", "keep": 1.0, "kept": 0, "n_weights": 0, "dead_rows": 0, "layers": []}
     with pytest.raises(DataError, match="'layers' must hold at least 1"):
         checked(PrunedRecord, {**values, "dense_hash": "", "pruned_hash": ""}, "here")
+
+
+def test_a_pruned_network_is_written_as_the_schema_reads_it() -> None:
+    net = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+    points = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))
+    pruned = sipp.prune(net, points, keep=0.5, repair=True)
+    values = pruned_values(pruned)
+    assert given_values(checked(PrunedRecord, values, "here")) == values == json.loads(json.dumps(values))
+    assert set(values).issuperset(PrunedRecord.model_fields) and set(values["layers"][0]) >= {"n_rows", "dead_rows"}
+    assert values["bound"]["words"] == str(pruned.bound) and values["repaired"]["words"] == pruned.repair.sentence
+    assert pruning_values(pruned).items() <= values.items()
+
+
+def test_an_infinite_bound_is_no_promise_in_a_record() -> None:
+    pruned = sipp.prune(nn.Linear(8, 4), torch.rand(50, 8), keep=0.5, method="sipp-det")
+    endless = replace(pruned, bound=replace(pruned.bound, epsilon=math.inf, reason=""))
+    said = pruning_values(endless)["bound"]
+    assert endless.bound.met and (said["epsilon"], said["met"], said["reason"]) == (None, False, "epsilon is infinite")

@@ -23,10 +23,9 @@ from sipp.extras import needed_for
 from sipp.progress import progress_bar
 from sipp.report import read_results, render
 from sipp.report.palette import MARKERS, STYLES
-from sipp.storage.marks import FIGURE_MARK
 from sipp.storage.outputs import FIGURE as FIGURE_KIND
+from sipp.storage.outputs import FIGURE_MARK, check_file, write_file
 from sipp.storage.outputs import PAGE as PAGE_KIND
-from sipp.storage.outputs import check_file, write_file
 
 RECIPE = "digits-iterative"
 METHODS = ("sipp-blend", "sipp-hybrid", "sipp-det", "sipp-rand", "wt", "snip", "random", "lamp")  # not all: it is short

@@ -31,10 +31,11 @@ from sipp.cli.points import (
 )
 from sipp.inputs.labels import Truth, truth_of, why_not_measured
 from sipp.records.batches import Batch
+from sipp.records.json_values import json_value
 from sipp.records.network_hash import model_hash
 from sipp.records.numerics import BOUND_DTYPE
-from sipp.storage.files import plain, seal
-from sipp.storage.marks import EVAL_FORMAT, EVAL_KIND
+from sipp.records.schemas import EVAL_FORMAT, EVAL_KIND
+from sipp.storage.files import seal
 from sipp.storage.outputs import EVALUATION, check_file, write_file
 
 
@@ -237,5 +238,5 @@ def _record(request: EvalRequest, drawn: Points, found: Evaluation, hashes: dict
     """What --json prints and --out writes; the hashes tie it to the two networks, as those of a certificate do."""
     about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
     places = {"dense": request.dense, "pruned": request.pruned, "output": output_of(request.output)}
-    values: dict[str, Any] = plain(about | {"data": summary(drawn)} | places | asdict(found))
+    values: dict[str, Any] = json_value(about | {"data": summary(drawn)} | places | asdict(found))
     return values

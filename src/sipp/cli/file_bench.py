@@ -24,13 +24,12 @@ from sipp.cli.errors import UNEXPECTED, Trouble, at
 from sipp.cli.points import images_lines
 from sipp.cli.stored import StoredNetwork, example_for, stored_network
 from sipp.records.certificate import Certificate
+from sipp.records.contents import Contents
 from sipp.records.display import percent, percent_up, sure
 from sipp.records.network_hash import model_hash
+from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.runtime.examples import call_of
 from sipp.runtime.sparse_network import Sparse
-from sipp.storage.bench_schemas import BenchBytes, BenchRecord, BenchRun, BenchStep
-from sipp.storage.contents import Contents
-from sipp.storage.marks import BENCH_FORMAT, BENCH_KIND
 
 AGREEMENT = 1e-4  # of the largest output
 LEAST_SECONDS = 0.01  # of what is timed at once: shorter calls are made several times in a row

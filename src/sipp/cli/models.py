@@ -17,8 +17,8 @@ from sipp.cli.hugging_face import PREFIX, hf_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.nets import NETS, build
 from sipp.experiments.own_code import named
-from sipp.storage.artifact import load
-from sipp.storage.marks import WEIGHTS_NAME
+from sipp.storage.outputs import WEIGHTS_NAME
+from sipp.verbs.load import load
 
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints keep it
 PREFIXES = ("model.", "module.", "_orig_mod.")  # of a run's networks, DistributedDataParallel and torch.compile

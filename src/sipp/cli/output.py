@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sipp.cli.options import OUTPUT_PANEL
-from sipp.storage.files import plain
+from sipp.records.json_values import json_value
 
 Json = Annotated[
     bool,
@@ -38,7 +38,7 @@ def only_json(wanted: bool) -> Iterator[None]:
 
 def print_json(values: Any) -> None:
     """Prints the document. Call it outside of `only_json`."""
-    typer.echo(json.dumps(plain(values), indent=2, allow_nan=False))
+    typer.echo(json.dumps(json_value(values), indent=2, allow_nan=False))
 
 
 def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = False) -> Table:

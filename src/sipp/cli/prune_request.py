@@ -27,12 +27,11 @@ from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed
 from sipp.records.checking import check_share
-from sipp.records.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Method, Mode, Reduce
+from sipp.records.options import DELTA, HOLDOUT_DELTA, Draws, Floor, Method, Mode, Precision, Reduce
 from sipp.records.pattern import pattern_of
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
-from sipp.storage.marks import FILE_SUFFIX, Precision
-from sipp.storage.outputs import NETWORK, check_file, check_folder, check_ledger
+from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger
 
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 

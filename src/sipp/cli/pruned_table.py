@@ -21,7 +21,7 @@ from sipp.records.display import (
 )
 from sipp.records.pruned import Pruned, PrunedLayer
 from sipp.records.pruned_to import Level
-from sipp.storage.marks import RECORD_NAME
+from sipp.storage.outputs import RECORD_NAME
 
 
 def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:

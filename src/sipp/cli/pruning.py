@@ -18,17 +18,17 @@ from sipp.cli.points import Points, check_fits, images_lines, summary
 from sipp.cli.prune_request import PruneRequest, check_enough, points_for
 from sipp.cli.pruned_table import layer_table, path_record, statements
 from sipp.records.binomial import points_to_prove
-from sipp.records.certificate import AnyCertificate, Certificate
+from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
+from sipp.records.contents import Contents
 from sipp.records.network_hash import model_hash
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
+from sipp.records.serialising import pruned_values
 from sipp.scoring.methods import method_of
-from sipp.storage.artifact import as_stored
-from sipp.storage.contents import Contents
 from sipp.storage.files import file_hash
+from sipp.storage.network_tensors import as_stored
 from sipp.storage.outputs import NETWORK, check_file
 from sipp.storage.pruned_folder import write_pruned
-from sipp.storage.pruned_record import certificate_record, pruned_record
 
 IN_WALK = "what the certificate below says."
 LOOKED = "; the holdout was looked at: a claim on the same points is no longer a first look"
@@ -161,7 +161,7 @@ def _prune_to(
 def record_of(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
     """What report.json and --json hold."""
     if outcome.pruned is not None:
-        record = pruned_record(outcome.pruned)
+        record = pruned_values(outcome.pruned)
     else:
         record = {
             "kind": "not certified",
@@ -193,7 +193,7 @@ def record_of(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
         "repair": request.repair,
         "verdict": None if outcome.walk is None else outcome.walk.verdict,
         "path": [] if outcome.walk is None else path_record(outcome.walk.path),
-        "certificate": certificate_record(outcome.certificate),
+        "certificate": certificate_values(outcome.certificate),
         "dry_run": request.dry_run,
         "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
     }

@@ -19,13 +19,12 @@ from sipp.cli.points import Points, check_fits, draw, open_source
 from sipp.experiments.nets import NETS, build
 from sipp.inputs.data import data_of
 from sipp.records.certificate import AnyCertificate, from_json
-from sipp.storage.artifact_index import class_name
-from sipp.storage.contents import Contents
+from sipp.records.contents import Contents
+from sipp.records.network_hash import class_name
+from sipp.records.schemas import PrunedRecord, given_values
 from sipp.storage.files import read_file
-from sipp.storage.marks import WEIGHTS_NAME
-from sipp.storage.network_schemas import PrunedRecord
+from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
-from sipp.storage.run_schemas import plain
 from sipp.storage.tensors import raw_tensors
 
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
@@ -125,7 +124,7 @@ def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
 def _certificate(record: PrunedRecord) -> AnyCertificate | None:
     if record.certificate is None or record.certificate.is_refusal:
         return None
-    return from_json(json.dumps(plain(record.certificate)))
+    return from_json(json.dumps(given_values(record.certificate)))
 
 
 def _unknown(path: Path, what: str) -> Trouble:

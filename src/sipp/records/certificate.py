@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 from sipp.records.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.records.checking import first_problem, refuse_constant
 from sipp.records.display import WIDTH, percent, percent_up
@@ -258,14 +258,27 @@ def is_hash(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(HASH_PATTERN, value) is not None
 
 
-def to_json(cert: AnyCertificate) -> str:
-    """The certificate as JSON: its fields, what follows from them, its sentence. An infinite epsilon reads "inf"."""
+def check_certificate(certificate: object) -> None:
+    """Refuses what is neither a certificate nor None."""
+    if certificate is not None and not isinstance(certificate, (Certificate, AccuracyCertificate)):
+        raise OptionError(f"certificate is a {type(certificate).__name__}", fix="give what sipp.certify gave")
+
+
+def certificate_values(cert: AnyCertificate | None) -> dict[str, Any] | None:
+    """Its fields, what follows from them and its sentence in JSON's types; an infinite epsilon reads "inf"."""
+    if cert is None:
+        return None
     kind = next(name for name, record in KINDS.items() if isinstance(cert, record))
     content: dict[str, Any] = {"schema": _schema_of(cert), "kind": kind, "sentence": cert.sentence}
     for name in (*(field.name for field in fields(cert)), *DERIVED[kind]):
         value = getattr(cert, name)
         content[name] = repr(value) if isinstance(value, float) and not math.isfinite(value) else value
-    return json.dumps(content, indent=2, allow_nan=False)
+    return content
+
+
+def to_json(cert: AnyCertificate) -> str:
+    """The certificate as JSON text."""
+    return json.dumps(certificate_values(cert), indent=2, allow_nan=False)
 
 
 def _schema_of(cert: AnyCertificate) -> str:

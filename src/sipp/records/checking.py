@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sipp.errors import OptionError
@@ -68,6 +70,13 @@ def check_record(name: str, value: Any, kind: type) -> None:
         raise OptionError(
             f"{name}={value!r:.60} is not a sipp.{kind.__name__}", fix=f"give sipp.{kind.__name__}(...)", option=name
         )
+
+
+def check_path(name: str, value: Any, example: str) -> Path:
+    """The path, if it can be one."""
+    if not isinstance(value, (str, PathLike)) or not str(value) or "\0" in str(value):
+        raise OptionError(f"{name}={value!r:.80} is no path", fix=f"give one such as {example!r}")
+    return Path(value)
 
 
 def refuse_constant(name: str) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 118
 SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
 PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
+N_LISTED = 5  # names in an error
 LABEL = 17  # columns before the text of a statement
 NAME_LENGTH = 28  # of a weight in a table: a longer name is shortened
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
@@ -330,6 +331,12 @@ def cost_of(pruned: Pruned) -> str:
         f"the output moves by at most {percent_up(epsilon)} of its size (norm), for all but {percent_up(share)} of new "
         f"inputs, {sure(confidence)}."
     )
+
+
+def listed(names: Sequence[str], separator: str = ", ") -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - N_LISTED} more" if len(names) > N_LISTED else ""
+    return separator.join(f"{name:.200}" for name in names[:N_LISTED]) + more
 
 
 def text_of(table: Table) -> str:

@@ -67,3 +67,8 @@ def raw_bytes(tensor: Tensor) -> Tensor:
     """The tensor's values as one flat row of bytes on the CPU (every dtype, bfloat16 included)."""
     flat = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
     return flat.resolve_neg().resolve_conj().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def class_name(model: object) -> str:
+    """The class of a network as files name it."""
+    return f"{type(model).__module__}.{type(model).__qualname__}"

@@ -25,6 +25,7 @@ Reduce = Literal["max", "mean"]  # of a point's patches (T3)
 NormStats = Literal["running", "batch"]
 Method = str  # its name in `scoring/methods.py`
 Kernel = Literal["auto", "reference", "cpu", "gpu"]
+Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values in a file of `save`
 Draws = Literal["until", "fixed"]  # of a sampled row (T8)
 Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
 Floor = float | Literal["method", "off"]  # under rows and layers: a share of an even cut

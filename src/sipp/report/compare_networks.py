@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from math import fsum
 
 from sipp.records.display import percent_up
+from sipp.records.schemas import EvalRecord
 from sipp.report.contents import Article, Cell, Finding, Section, Table
 from sipp.report.numbers import is_useless, number
 from sipp.report.plots import curve_view, lines
 from sipp.report.results import PrunedModel
 from sipp.report.run_article import WORST, tone_of
 from sipp.report.series import Curve, Point
-from sipp.storage.eval_schemas import EvalRecord
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sipp.experiments.runs.store import without_clock
+from sipp.records.schemas import given_values
 from sipp.report import series
 from sipp.report.contents import About, Article, Finding, Section, flat
 from sipp.report.numbers import counted
 from sipp.report.plots import accuracy_plot
 from sipp.report.results import Run
 from sipp.report.run_article import best_choice, method_table
-from sipp.storage.run_schemas import plain as written
 
 # Differences that a title does not name: of the schedule's details, or of how networks are trained and not to what.
 QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
@@ -86,7 +86,7 @@ def _by_place(run: Run) -> dict[tuple[int, str | None, int], Any]:
 
 
 def _content(record: Any) -> dict[str, Any]:
-    return {key: value for key, value in without_clock(written(record)).items() if key != TAKEN}
+    return {key: value for key, value in without_clock(given_values(record)).items() if key != TAKEN}
 
 
 def _joined(group: Sequence[Run]) -> Run:

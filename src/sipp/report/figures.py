@@ -21,7 +21,7 @@ from sipp.report.palette import MARKERS, Style
 from sipp.report.results import PrunedModel, Result, Run
 from sipp.report.series import METRICS, Curve
 from sipp.storage.files import make_folder, write_atomic
-from sipp.storage.marks import FIGURE_MARK
+from sipp.storage.outputs import FIGURE_MARK
 
 FORMATS = ("pdf", "png")
 DPI = 300  # of the PNG

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from sipp import __version__
 from sipp.errors import OptionError
-from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
+from sipp.records.certificate import AnyCertificate, certificate_values, check_certificate
+from sipp.records.checking import check_path
 from sipp.records.pruned import Pruned
+from sipp.records.schemas import CertificateRecord, PrunedRecord, checked
+from sipp.records.serialising import pruned_values
 from sipp.report.rendering import render
 from sipp.report.results import PrunedModel
-from sipp.storage.files import plain
-from sipp.storage.network_schemas import CertificateRecord, PrunedRecord
 from sipp.storage.outputs import PAGE, check_file, write_file
-from sipp.storage.pruned_record import certificate_record, record_of
-from sipp.storage.run_schemas import checked
 
 Networks = Pruned | Sequence[Pruned] | Mapping[str, Pruned]
 
@@ -40,7 +39,7 @@ def page(
         >>> sipp.page(pruned, certificate, path=tempfile.mkdtemp() + "/page.html").name
         'page.html'
     """
-    target = _path(path)
+    target = check_path("path", path, "page.html")
     check_file(target, PAGE, force=True)
     networks = _named(pruned)
     claims = _claims(certificate)
@@ -50,12 +49,6 @@ def page(
         raise OptionError("a certificate is about none of these networks", fix="give the network it was made of")
     write_file(target, render(results, version=f"sipp {__version__}").encode(errors="replace"), PAGE, force=True)
     return target
-
-
-def _path(path: str | PathLike[str]) -> Path:
-    if not isinstance(path, (str, PathLike)) or not str(path) or "\0" in str(path):
-        raise OptionError(f"path={path!r:.80} is no path of a page", fix="give one such as 'page.html'")
-    return Path(path)
 
 
 def _named(pruned: Networks) -> dict[str, Pruned]:
@@ -78,19 +71,18 @@ def _named(pruned: Networks) -> dict[str, Pruned]:
 def _claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> list[AnyCertificate]:
     claims = certificate if isinstance(certificate, (list, tuple)) else [] if certificate is None else [certificate]
     for claim in claims:
-        if not isinstance(claim, (Certificate, AccuracyCertificate)):
-            raise OptionError(f"certificate is a {type(claim).__name__}", fix="give what sipp.certify gave")
+        check_certificate(claim)
     return list(claims)
 
 
 def _shown(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
     """A network as the page knows it: the first certificate about it in its record, the others beside it."""
-    record = checked(PrunedRecord, plain(record_of(pruned)), name)
+    record = checked(PrunedRecord, pruned_values(pruned), name)
     ours = [claim for claim in claims if claim.pruned_hash == record.pruned_hash]
     if ours:
-        record = checked(PrunedRecord, plain(record_of(pruned, ours[0])), name)
+        record = checked(PrunedRecord, pruned_values(pruned, ours[0]), name)
     others = {
-        f"certificate {number}": checked(CertificateRecord, plain(certificate_record(one)), name)
+        f"certificate {number}": checked(CertificateRecord, certificate_values(one), name)
         for number, one in enumerate(ours[1:], start=2)
     }
     return PrunedModel(name, record, (), None, others)

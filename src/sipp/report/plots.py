@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sipp.records.display import percent_up
+from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, ScoreCounts, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
 from sipp.report.numbers import USELESS, Unit, is_useless, number, up
 from sipp.report.results import Run
 from sipp.report.series import METRICS, Curve
-from sipp.storage.network_schemas import BoundRecord, CertificateRecord, NetworkRecord, ScoreCounts
-from sipp.storage.run_schemas import plain as written
 
 MAX_HISTOGRAMS = 15_000  # beyond: only the histogram of all layers together, or the page grows too large
 DIGITS = 10  # significant, of a number in the page: more than any of them was measured with
@@ -213,7 +212,7 @@ def statement_cards(
 
 def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, Any]:
     """A certificate in its own words and numbers, marked where it says nothing."""
-    values = written(certificate)
+    values = given_values(certificate)
     rows = []
     for key, name in CERTIFICATE_ROWS.items():
         value = values.get(key)

@@ -6,15 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from sipp.records.display import percent_up
+from sipp.records.schemas import (
+    BenchRecord,
+    BenchStep,
+    CertificateRecord,
+    ChoiceRecord,
+    EvalRecord,
+    PrunedRecord,
+    RepairedRecord,
+    given_values,
+)
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, rows_of
 from sipp.report.numbers import Unit, counted, is_useless, number
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
 from sipp.report.results import PrunedModel
-from sipp.storage.bench_schemas import BenchRecord, BenchStep
-from sipp.storage.eval_schemas import EvalRecord
-from sipp.storage.network_schemas import CertificateRecord, ChoiceRecord, PrunedRecord, RepairedRecord
-from sipp.storage.run_schemas import plain as written
 
 # Of its record, elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice"}
@@ -42,7 +48,7 @@ def pruned_article(pruned: PrunedModel, ident: str) -> Article:
     ]
     if measured is not None and measured.accuracies is not None:
         tiles.append(("accuracy", number(measured.accuracies[1], "share")))
-    rest = {key: value for key, value in written(record).items() if key not in SHOWN}
+    rest = {key: value for key, value in given_values(record).items() if key not in SHOWN}
     return Article(
         ident=ident,
         kicker="pruned model",

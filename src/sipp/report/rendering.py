@@ -18,7 +18,7 @@ from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
 from sipp.report.results import Broken, PrunedModel, Result, Run
 from sipp.report.run_article import run_article, run_titles
-from sipp.storage.marks import PAGE_MARK
+from sipp.storage.outputs import PAGE_MARK
 
 TEMPLATE = "template.html.j2"
 LEDE = "Point at a plot, or focus it and use the arrow keys, for exact values; every plot has its table."

@@ -18,13 +18,20 @@ from sipp.experiments.arms import BETWEEN
 from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
 from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
+from sipp.records.schemas import (
+    EVAL_KIND,
+    BenchRecord,
+    CertificateRecord,
+    EvalRecord,
+    NetworkRecord,
+    OriginRecord,
+    PrunedRecord,
+    ScoreBins,
+    checked,
+)
 from sipp.storage import pruned_folder
-from sipp.storage.bench_schemas import BenchRecord, read_bench
-from sipp.storage.eval_schemas import EvalRecord
 from sipp.storage.files import read_file, read_sealed
-from sipp.storage.marks import BENCH_NAME, EVAL_KIND, RECORD_NAME, WEIGHTS_NAME
-from sipp.storage.network_schemas import CertificateRecord, NetworkRecord, PrunedRecord, ScoreBins
-from sipp.storage.run_schemas import OriginRecord, checked
+from sipp.storage.outputs import BENCH_NAME, RECORD_NAME, WEIGHTS_NAME
 
 MOST_CERTIFICATE = 1 << 20  # bytes
 Beside = CertificateRecord | EvalRecord  # what may lie beside a network and speak of it
@@ -165,7 +172,8 @@ def read_run_result(folder: Path) -> Run:
 def read_pruned_result(folder: Path) -> PrunedModel:
     """The pruned model in this folder, as its report describes it."""
     record, marks = pruned_folder.read_pruned(folder)
-    bench = read_bench(folder / BENCH_NAME) if (folder / BENCH_NAME).exists() else None
+    path = folder / BENCH_NAME
+    bench = checked(BenchRecord, read_sealed(path), path) if path.exists() else None
     if bench is not None and bench.pruned_hash != record.pruned_hash:
         bench = None
         marks += (f"{BENCH_NAME} speaks of another network, and is not shown: run sipp bench again.",)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from sipp.records.display import percent_up
+from sipp.records.schemas import given_values
 from sipp.report import series
 from sipp.report.contents import Article, Cell, Finding, Plot, Section, Table, rows_of
 from sipp.report.numbers import TOLERANCE, is_useless, number, seconds
 from sipp.report.plots import run_plots
 from sipp.report.results import Run
 from sipp.report.series import Curve
-from sipp.storage.run_schemas import plain as written
 
 FOLDED_THEORY = "The theory's epsilon, which no network meets: a number, not a promise"
 # Percentage points lost against the dense network, as shares: up to each, a tone from best to worst
@@ -116,9 +116,9 @@ def _origin_rows(run: Run) -> list[tuple[str, str]]:
     rows = [("run folder", run.name)]
     for index, origin in enumerate(run.origins):
         prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
-        rows += [(prefix + key, value) for key, value in rows_of(written(origin))]
+        rows += [(prefix + key, value) for key, value in rows_of(given_values(origin))]
     certified = [one.certificate for one in run.records if one.certificate is not None]
-    hashes = [str(written(one)["data_hash"]) for one in certified if not one.is_refusal]
+    hashes = [str(given_values(one)["data_hash"]) for one in certified if not one.is_refusal]
     return rows + [("holdout points (SHA-256)", digest) for digest in hashes[-1:]]
 
 

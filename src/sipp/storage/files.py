@@ -1,7 +1,7 @@
-"""Files that are whole or not there: the one atomic write, the one checksum, values as sealed JSON.
+"""Files that are whole or not there: the one atomic write, the one checksum, values as sealed JSON. Needs no torch.
 
-Nothing here imports torch: whoever only reads records need not wait for it. Tensors are in `tensors.py`, and saved
-with their values in `pairs.py`.
+On Windows a folder cannot be opened to be synced, and files have neither owner nor mode: both are left out there. It
+was never run on Windows or macOS.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
 import stat
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError, OptionError
 
 TEMPORARY = ".tmp-"  # start of the name of a file that is being written
-DAY_S = 86_400  # after which a temporary file that nobody wrote to is what a killed process left
+DAY_S = 86_400  # seconds after which a temporary file that nobody wrote to is what a killed process left
 FORMAT = 1
 MAX_NAME = 160
 CHUNK = 1 << 20  # bytes of a file that are read at once
@@ -37,12 +35,12 @@ Values = dict[str, Any]
 
 
 def is_name(name: str) -> bool:
-    """Whether this can be the name of a run, a stage or a file."""
+    """Whether this can be the name of a run, a stage or a file: letters, digits, single dots or dashes between them."""
     return _NAME.fullmatch(name) is not None and len(name) <= MAX_NAME
 
 
 def check_name(name: str) -> str:
-    """The name, if it can be a file's: letters, digits, and single dots or dashes between them."""
+    """The name, if it can be one."""
     if not is_name(name):
         raise OptionError(
             f"{name!r} cannot name a run, a stage or a file", fix="use letters, digits, and . or - between them"
@@ -95,18 +93,14 @@ def write_through(path: Path, data: bytes | memoryview, like: os.stat_result | N
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
         file.flush()
-        if like is not None:
-            _make_like(path, os.fstat(file.fileno()), like)
+        made = os.fstat(file.fileno())
+        if like is not None and os.name == "posix":
+            if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+                with contextlib.suppress(OSError):  # only some may give files away
+                    os.chown(path, like.st_uid, like.st_gid)
+            if made.st_mode & 0o777 != mode:  # the umask took some away
+                os.chmod(path, mode)
         os.fsync(file.fileno())
-
-
-def _make_like(path: Path, made: os.stat_result, like: os.stat_result) -> None:
-    """Gives a file the owner (where that is allowed) and the permissions of another."""
-    if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid) and hasattr(os, "chown"):
-        with contextlib.suppress(OSError):
-            os.chown(path, like.st_uid, like.st_gid)
-    if made.st_mode & 0o777 != like.st_mode & 0o777:  # the umask took some away
-        os.chmod(path, like.st_mode & 0o777)
 
 
 def publish(made: Path, path: Path) -> None:
@@ -222,14 +216,12 @@ def seal(values: Values) -> Values:
     return {**values, "check": _check_of(values)}
 
 
-def read_sealed(path: Path) -> Values:
-    """The values that `seal` was given, from a JSON file; DataError where they were changed since."""
-    return sealed_values(read_file(path), path)
-
-
-def sealed_values(data: bytes, path: Path) -> Values:
-    """The same from the bytes of such a file, which `path` names in errors."""
-    found = _parsed(data, path)
+def read_sealed(path: Path, data: bytes | None = None) -> Values:
+    """The values that `seal` was given, from a JSON file or its bytes; DataError where they were changed since."""
+    try:
+        found = json.loads(read_file(path) if data is None else data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not whole JSON ({error}); it was changed or cut", where=path) from error
     check = found.pop("check", None) if isinstance(found, dict) else None
     if not isinstance(found, dict) or check != _check_of(found):
         raise DataError(
@@ -244,24 +236,6 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror or error})", where=path) from error
-
-
-def _parsed(data: bytes, path: Path) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"is not whole JSON ({error}); it was changed or cut", where=path) from error
-
-
-def plain(value: Any) -> Any:
-    """The value in JSON's types; a float that is not finite, for which JSON has no word, is null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
 
 
 def _check_of(body: Values) -> str:

@@ -1,8 +1,8 @@
-"""What is written for a user: where it may lie, and single files in one step; folders are in `pruned_folder.py`.
+"""What is written for a user: the marks by which it is known again, where it may lie, and single files in one step.
 
-Every output of every command, of `pruned.save` and of `sipp.page` is checked here, by one rule: it is never what the
+Every output of every command, of `save_folder` and of `sipp.page` is checked here, by one rule: it is never what the
 command reads, also with --force; what is there already is replaced with --force only (a program always may), and only
-by what the same command writes; a foreign file stays.
+by what the same command writes; a foreign file stays. Folders are written in `pruned_folder.py`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,24 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sipp.errors import DataError, OptionError
+from sipp.records.certificate import SCHEMA, WITH_COPIES
+from sipp.records.schemas import BENCH_KIND, EVAL_KIND
 from sipp.storage.files import staged, staged_for, write_atomic
-from sipp.storage.marks import BENCH_KIND, EVAL_KIND, FIGURE_MARK, PAGE_MARK, SCORES_MARK, WEIGHTS_NAME
 from sipp.storage.tensors import metadata_in
 
-HEAD = 1 << 14  # bytes in which a page, a picture or a file of tensors says who made it
-HEAD_OF_NETWORK = 64
+RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
+WEIGHTS_NAME = "model.safetensors"  # and the network
+RECORD_KEY = "sipp record"  # in the header of the network, which holds its record too
+BENCH_NAME = "bench.json"  # what `sipp bench` found out about a network, beside it
+FILE_SUFFIX = ".safetensors"  # of a network that is one file
+FILE_MARK = b'{"__metadata__":{"format":"sipp-file/'  # at its beginning, after the length of its header
+SCORES_MARK = {"sipp": "scores"}  # in the header of a file of scores
+PAGE_MARK = '<meta name="generator" content="sipp report">'  # in the head of a page
+FIGURE_MARK = "sipp report"  # who made it, in a figure's own words
+HEAD = 1 << 14  # bytes in which a page or a picture says who made it
 MOST_RECORD = 1 << 28  # bytes of a record that is looked into
 
 Inputs = Sequence[tuple[str, Path]]  # the option or argument, and what it reads
@@ -34,9 +44,9 @@ class Kind:
     is_ours: Callable[[Path], bool]
 
 
-def _head(path: Path, n: int = HEAD) -> bytes:
+def _head(path: Path) -> bytes:
     with open(path, "rb") as file:
-        return file.read(n)
+        return file.read(HEAD)
 
 
 def _is_scores(path: Path) -> bool:
@@ -50,12 +60,6 @@ def _is_figure(path: Path) -> bool:
     return (data.startswith(b"\x89PNG") and png in data[:HEAD]) or (data.startswith(b"%PDF") and pdf in data)
 
 
-def _is_certificate(path: Path) -> bool:
-    from sipp.records.certificate import SCHEMA  # its statistics need scipy
-
-    return _json_of(path).get("schema") == SCHEMA
-
-
 def _is_pruned(folder: Path) -> bool:
     """Whether a record and the network it speaks of lie there: weights put in their place by others are foreign."""
     from sipp.storage.pruned_folder import read_pruned
@@ -67,34 +71,22 @@ def _is_pruned(folder: Path) -> bool:
     return (folder / WEIGHTS_NAME).exists()
 
 
-def _is_bench(path: Path) -> bool:
-    return _json_of(path).get("kind") == BENCH_KIND
-
-
-def _is_evaluation(path: Path) -> bool:
-    return _json_of(path).get("kind") == EVAL_KIND
-
-
-def _json_of(path: Path) -> dict[str, object]:
-    """The object in a JSON file; an empty one where there is none."""
+def _says(path: Path, key: str) -> Any:
+    """What a JSON file says under this key; None where it is no such file."""
     try:
         found = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
     except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _is_network(path: Path) -> bool:
-    return b'{"__metadata__":{"format":"sipp-file/' in _head(path, HEAD_OF_NETWORK)
+        return None
+    return found.get(key) if isinstance(found, dict) else None
 
 
 PAGE = Kind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
 FIGURE = Kind("figure of sipp", _is_figure)
 SCORES = Kind("file of scores of `sipp score`", _is_scores)
-BENCH = Kind("record of `sipp bench`", _is_bench)
-EVALUATION = Kind("record of `sipp eval`", _is_evaluation)
-NETWORK = Kind("file of `sipp.save`", _is_network)
-CERTIFICATE = Kind("certificate", _is_certificate)
+BENCH = Kind("record of `sipp bench`", lambda path: _says(path, "kind") == BENCH_KIND)
+EVALUATION = Kind("record of `sipp eval`", lambda path: _says(path, "kind") == EVAL_KIND)
+NETWORK = Kind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))
+CERTIFICATE = Kind("certificate", lambda path: _says(path, "schema") in (SCHEMA, WITH_COPIES))
 PRUNED_FOLDER = Kind("whole folder of `sipp prune`", _is_pruned)
 
 

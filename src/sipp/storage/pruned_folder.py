@@ -20,24 +20,21 @@ from typing import Any
 
 from sipp.errors import DataError
 from sipp.records.identity import entries_hash, with_buffers
+from sipp.records.json_values import json_value
+from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked, given_values
 from sipp.storage.files import (
     CHANGED,
     make_folder,
-    plain,
     read_file,
+    read_sealed,
     seal,
-    sealed_values,
     staged,
     staged_for,
     sync_folder,
     write_atomic,
     write_through,
 )
-from sipp.storage.marks import RECORD_FORMAT, RECORD_KEY, RECORD_KIND, RECORD_NAME, WEIGHTS_NAME
-from sipp.storage.network_schemas import PrunedRecord
-from sipp.storage.outputs import check_folder
-from sipp.storage.run_schemas import checked
-from sipp.storage.run_schemas import plain as given
+from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME, check_folder
 from sipp.storage.tensors import metadata_in, raw_tensors, tensors_to_bytes
 
 NO_NETWORK = "Its network is not here, so that its record was not checked against it."
@@ -46,7 +43,7 @@ CUT_SHORT = f"{RECORD_NAME} is not up to date, as a save was cut short: shown is
 
 def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], *, force: bool) -> dict[Path, int]:
     """Writes the network and its record into the folder, both or neither, and gives {file: bytes}."""
-    report = json.dumps(seal(plain(record)), indent=1, allow_nan=False).encode()
+    report = json.dumps(seal(json_value(record)), indent=1, allow_nan=False).encode()
     weights = tensors_to_bytes(tensors, {"format": "pt", RECORD_KEY: report.decode()})
     check_folder(folder, force=force)
     is_new = not folder.exists()
@@ -125,13 +122,13 @@ def _read(folder: Path, report: bytes | None) -> tuple[PrunedRecord, tuple[str, 
     path, weights = folder / RECORD_NAME, folder / WEIGHTS_NAME
     data = _bytes_of(weights)
     if data is None:
-        return _record(read_file(path) if report is None else report, path), (NO_NETWORK,)
+        return _record(path, report), (NO_NETWORK,)
     own = _record_in(metadata_in(io.BytesIO(data)))
     marks: tuple[str, ...] = ()
     if own is not None and any(staged_for(one) == RECORD_NAME for one in folder.iterdir()):
         marks = () if own == report else (CUT_SHORT,)
         path, report = weights, own
-    record = _record(read_file(path) if report is None else report, path)
+    record = _record(path, report)
     tensors = raw_tensors(data, weights)
     stored = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
     if with_buffers(stored, record.buffers_hash) != record.pruned_hash:
@@ -143,25 +140,14 @@ def _read(folder: Path, report: bytes | None) -> tuple[PrunedRecord, tuple[str, 
     return record, marks
 
 
-def _record(data: bytes, path: Path) -> PrunedRecord:
-    """The record in these bytes, if it has its checksum and its numbers fit each other."""
-    values = sealed_values(data, path) if _has_check(data) else {}
-    if values.get("kind") != RECORD_KIND or values.get("format") != RECORD_FORMAT:
-        raise DataError(
-            f"is no record of `sipp prune` with a checksum (format {RECORD_FORMAT}); {CHANGED}, or is older", where=path
-        )
+def _record(path: Path, data: bytes | None) -> PrunedRecord:
+    """The record in the file or in its bytes, if it has its checksum and its numbers fit each other."""
+    values = read_sealed(path, data)
+    if values.get("kind") != PRUNED_KIND or values.get("format") != PRUNED_FORMAT:
+        raise DataError(f"is no record of `sipp prune` in format {PRUNED_FORMAT}; {CHANGED}, or is older", where=path)
     record = checked(PrunedRecord, values, path)
     _check_sums(record, path)
     return record
-
-
-def _has_check(data: bytes) -> bool:
-    """Whether it is an object with a checksum; what cannot be parsed is for `sealed_values` to refuse."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return True
-    return isinstance(found, dict) and "check" in found
 
 
 def _check_sums(record: PrunedRecord, path: Path) -> None:
@@ -174,7 +160,7 @@ def _check_sums(record: PrunedRecord, path: Path) -> None:
     shares = all(layer.keep == layer.kept / max(1, layer.n_weights) for layer in layers)
     if wrong or not shapes or not shares:
         raise DataError(f"{', '.join(wrong) or 'a layer'} does not fit the counts of its layers; {CHANGED}", where=path)
-    certified = {} if record.certificate is None else given(record.certificate)
+    certified = {} if record.certificate is None else given_values(record.certificate)
     hashes = [key for key in ("dense_hash", "pruned_hash") if certified and certified.get(key) != getattr(record, key)]
     if hashes:
         raise DataError(f"the certificate's {hashes[0]} is not the record's; {CHANGED}", where=path)

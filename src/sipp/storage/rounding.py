@@ -37,15 +37,16 @@ def round_values(value_K: Tensor, row_K: Tensor | None, n_rows: int, rounding: R
     """The values in the asked format; row_K is each value's row, for int8. ModelError where one does not fit."""
     if rounding == "exact":
         return Rounded(value_K, None, 0.0, 0.0)
-    _refuse_unless(bool(value_K.isfinite().all()), name, "a kept weight is infinite or NaN", "'fp32' or 'lossless'")
+    if not bool(value_K.isfinite().all()):
+        raise ModelError("a kept weight is infinite or NaN; save with values='fp32' or 'lossless'", where=name)
     if rounding == "int8" and row_K is not None:
         scale_F = _scales(value_K, row_K, n_rows)
         stored_K = _levels(value_K, row_K, scale_F)
     else:
         scale_F, stored_K = None, value_K.to(FORMATS[rounding])
     back_K = restore_values(stored_K, scale_F, row_K, value_K.dtype)
-    instead = "'fp32' or 'lossless'" if rounding == "int8" else "'fp32', 'lossless' or 'int8'"
-    _refuse_unless(bool(back_K.isfinite().all()), name, f"a weight is too large for {rounding}", instead)
+    if not bool(back_K.isfinite().all()):
+        raise ModelError(f"a weight is too large for {rounding}; save with values='fp32' or 'lossless'", where=name)
     return Rounded(stored_K, scale_F, *_changes(value_K, back_K))
 
 
@@ -88,9 +89,3 @@ def _changes(given_K: Tensor, back_K: Tensor) -> tuple[float, float]:
     largest = float((moved_K[is_moved_K] / given_K[is_moved_K].abs()).max())
     scale = given_K.abs().max()  # so that squares neither overflow nor vanish
     return largest, float((moved_K / scale).norm() / (given_K / scale).norm())
-
-
-def _refuse_unless(fits: bool, name: str, reason: str, instead: str) -> None:
-    """Raises ModelError where a format has no place for the values."""
-    if not fits:
-        raise ModelError(f"{reason}; save with values={instead}", where=name)

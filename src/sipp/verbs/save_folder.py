@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from sipp.errors import OptionError
 from sipp.records.certificate import AnyCertificate
+from sipp.records.checking import check_path
 from sipp.records.pruned import Pruned
+from sipp.records.serialising import pruned_values
 from sipp.storage.pruned_folder import write_pruned
-from sipp.storage.pruned_record import record_of
 
 
 @torch.inference_mode(False)
@@ -29,8 +29,6 @@ def save_folder(pruned: Pruned, folder: str | PathLike[str], *, certificate: Any
         >>> sorted(path.name for path in folder.iterdir())
         ['model.safetensors', 'report.json']
     """
-    if not isinstance(folder, (str, PathLike)) or not str(folder) or "\0" in str(folder):
-        raise OptionError(f"folder={folder!r:.80} is no path", fix="give one such as 'pruned'")
-    target, record = Path(folder), record_of(pruned, certificate)
+    target, record = check_path("folder", folder, "pruned"), pruned_values(pruned, certificate)
     write_pruned(target, pruned.model.state_dict(), record, force=True)
     return target

@@ -12,10 +12,10 @@ import sipp
 from sipp.cli.errors import Trouble, at
 from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Device, Force, Normalise, Weights
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
-from sipp.storage.marks import BENCH_NAME
+from sipp.storage.outputs import BENCH_NAME
 
 if TYPE_CHECKING:
-    from sipp.storage.bench_schemas import BenchRecord
+    from sipp.records.schemas import BenchRecord
 
 REPEATS, MOST_REPEATS = 5, 1000
 SCORED, N_POINTS, MOST_POINTS, MOST_THREADS = "resnet20", 64, 4096, 1024
@@ -89,7 +89,8 @@ def bench(
         option = "--weights" if weights is not None else "--device cuda"
         raise Trouble("FILE holds the weights, and is run on the CPU", where=option, fix="leave it out")
     from sipp.cli.points import points_read
-    from sipp.storage.files import plain, seal
+    from sipp.records.json_values import json_value
+    from sipp.storage.files import seal
     from sipp.storage.outputs import BENCH, check_file, write_file
 
     with only_json(as_json):
@@ -107,7 +108,7 @@ def bench(
             n_threads=threads,
             repeats=repeats,
         )
-        values = plain(record.model_dump(mode="json"))
+        values = json_value(record.model_dump(mode="json"))
         if out is not None:
             with at(f"--out {out}", "give another place"):
                 write_file(out, json.dumps(seal(values), indent=1, allow_nan=False).encode(), BENCH, force=force)

@@ -11,7 +11,7 @@ import sipp
 from sipp.cli.output import Json, only_json, print_json, show
 
 if TYPE_CHECKING:
-    from sipp.storage.contents import Contents
+    from sipp.records.contents import Contents
 
 
 def inspect(
@@ -35,12 +35,9 @@ def _record(contents: Contents, name: str | None) -> dict[str, Any]:
     """The contents in JSON's types."""
     from dataclasses import asdict
 
-    from sipp.allocation.patterns import breaking
-    from sipp.records.pattern import pattern_of
-    from sipp.storage.pruned_record import certificate_record
+    from sipp.records.certificate import certificate_values
 
     said = contents.statements
-    pattern = None if said is None else said.pattern
     keys = ("path", "sha256", "n_bytes", "dense_bytes", "bound_bytes", "model", "versions", "precision")
     return {
         "kind": "network file",
@@ -50,7 +47,7 @@ def _record(contents: Contents, name: str | None) -> dict[str, Any]:
         "tensors": [asdict(one) | {"bound_bytes": one.bound_bytes} for one in contents.tensors],
         "statements": None if said is None else said.model_dump(),
         "statements_about": contents.statements_about,
-        "breaking_pattern": None if pattern is None else breaking(contents.masks, pattern_of(pattern)),
-        "certificate": certificate_record(contents.certificate),
+        "breaking_pattern": contents.breaking_pattern,
+        "certificate": certificate_values(contents.certificate),
         "certificate_about": contents.certificate_about,
     }

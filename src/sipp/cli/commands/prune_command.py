@@ -30,9 +30,19 @@ from sipp.cli.options import (
     floor_of,
 )
 from sipp.cli.output import Json, only_json, print_json
-from sipp.records.options import CONFIDENCE, DEFAULT_METHOD, DELTA, HOLDOUT_DELTA, Draws, Method, Mode, Reduce
+from sipp.records.options import (
+    CONFIDENCE,
+    DEFAULT_METHOD,
+    DELTA,
+    HOLDOUT_DELTA,
+    Draws,
+    Method,
+    Mode,
+    Precision,
+    Reduce,
+)
 from sipp.scoring.methods import NAMES
-from sipp.storage.marks import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME, Precision
+from sipp.storage.outputs import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
 
 if TYPE_CHECKING:
     from sipp.cli.prune_request import PruneRequest

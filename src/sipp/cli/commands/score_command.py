@@ -29,8 +29,7 @@ from sipp.cli.options import (
 )
 from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
 from sipp.records.display import number
-from sipp.storage.marks import SCORES_MARK
-from sipp.storage.outputs import SCORES, Inputs, check_file, write_file
+from sipp.storage.outputs import SCORES, SCORES_MARK, Inputs, check_file, write_file
 from sipp.storage.tensors import tensors_to_bytes
 
 if TYPE_CHECKING:

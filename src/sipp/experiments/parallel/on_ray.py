@@ -38,8 +38,8 @@ from sipp.experiments.runs.work import Work
 from sipp.experiments.training.setup import code_of, device_named, feed_of, threads
 from sipp.experiments.training.signals import Interrupted, Wish
 from sipp.extras import needed_for
+from sipp.records.schemas import EpochRow
 from sipp.storage.files import read_json, remove_leftovers
-from sipp.storage.run_schemas import EpochRow
 
 LOCAL = "local"  # Ray's own word for: start it here, whatever else may run
 POLL_SECONDS = 0.25

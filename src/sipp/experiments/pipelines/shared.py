@@ -6,8 +6,6 @@ pruned, since retraining starts after it and is covered by no statement.
 
 from __future__ import annotations
 
-import json
-import math
 import time
 import warnings
 from collections.abc import Mapping
@@ -29,14 +27,15 @@ from sipp.inputs.scoring_task import task_of
 from sipp.native.compiling import compiling_seconds
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import only_alive, rank
-from sipp.records.certificate import to_json
+from sipp.records.certificate import certificate_values
+from sipp.records.json_values import json_value
 from sipp.records.options import NormStats, PruneOptions, Scoring
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
+from sipp.records.schemas import Accuracy
+from sipp.records.serialising import pruning_values
 from sipp.records.weights import to_rows
 from sipp.storage.files import Values
-from sipp.storage.pruned_record import choice_values
-from sipp.storage.run_schemas import Accuracy
 from sipp.verbs.certify import certify
 from sipp.verbs.recording import pruned_of
 
@@ -155,42 +154,27 @@ def _certificate(work: Work, ranking: Ranking, pruned: Pruned) -> Values | None:
         )
     except (DataError, ModelError) as error:  # such as copies of one image in both parts: no claim, but no stop either
         return {"verdict": f"refused: {error}"}
-    values: Values = json.loads(to_json(found))
-    return values
+    return certificate_values(found)
 
 
 def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before: Accuracy) -> Values:
     """All that is known of a pruned network before it is retrained."""
-    layers: list[dict[str, Any]] = []
-    for weight, layer in zip(ranking.weights, pruned.layers):
+    said = pruning_values(pruned)
+    layers = [{key: layer[key] for key in ("name", "n_weights", "strategies", "eps")} for layer in said["layers"]]
+    for weight, layer in zip(ranking.weights, layers):
         mask_FK = to_rows(weight, masks[weight.name])
-        layers.append(
-            {
-                "name": weight.name,
-                "n_weights": weight.n_weights,
-                "kept": int(mask_FK.sum()),
-                "dead_rows": int((~mask_FK.any(1)).sum()),
-                "strategies": layer.strategies,
-                "eps": _finite(layer.eps),
-            }
-        )
+        layer |= {"kept": int(mask_FK.sum()), "dead_rows": int((~mask_FK.any(1)).sum())}
     kept = sum(layer["kept"] for layer in layers)
     return {
-        "n_weights": ranking.n_weights,
-        "budget": pruned.budget,
+        **{key: said[key] for key in ("n_weights", "budget", "guarantee", "choice")},
         "kept": kept,
         "keep": kept / ranking.n_weights,
         "before": accuracy_values(before),
-        "bound": {
-            "epsilon": _finite(pruned.bound.epsilon),
-            "delta": pruned.bound.delta,
-            "met": pruned.bound.met,
+        "bound": said["bound"]
+        | {
             "contradicted": pruned.guarantee is not None and pruned.guarantee.contradicted,
-            "reason": pruned.bound.reason or ("epsilon is infinite" if _finite(pruned.bound.epsilon) is None else ""),
             "speaks_of": "the network before retraining, against the network it was pruned from",
         },
-        "guarantee": None if pruned.guarantee is None else str(pruned.guarantee),
-        "choice": choice_values(pruned.choice),
         "dead_rows": sum(layer["dead_rows"] for layer in layers),
         "score_bins": dict(SCORE_BINS),
         "layers": layers,
@@ -199,14 +183,5 @@ def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before
 
 def accuracy_values(accuracy: Accuracy) -> Values:
     """The accuracy as it stands in a record."""
-    return {
-        "n": accuracy.n,
-        "top1": accuracy.top1,
-        "top5": accuracy.top5,
-        "loss": _finite(accuracy.loss),
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    """The number, or None where JSON has no word for it."""
-    return value if value is not None and math.isfinite(value) else None
+    loss = json_value(accuracy.loss)
+    return {"n": accuracy.n, "top1": accuracy.top1, "top5": accuracy.top5, "loss": loss}

@@ -9,8 +9,8 @@ from typing import Literal
 from sipp.errors import SippError
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, stages_of
+from sipp.records.schemas import Manifest, PlanConfig, checked
 from sipp.storage import files
-from sipp.storage.run_schemas import Manifest, PlanConfig, checked
 
 RunState = Literal["running", "finished", "stopped"]
 

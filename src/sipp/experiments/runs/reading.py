@@ -14,9 +14,8 @@ from sipp.errors import DataError
 from sipp.experiments.runs import store
 from sipp.experiments.runs.listing import planned
 from sipp.experiments.runs.plan import Stage
+from sipp.records.schemas import Manifest, NetworkRecord, OriginRecord, checked
 from sipp.storage.files import CHANGED, Values
-from sipp.storage.network_schemas import NetworkRecord
-from sipp.storage.run_schemas import Manifest, OriginRecord, checked
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from sipp.experiments.runs.work import Work
 from sipp.experiments.training.setup import Device, code_of, device_named, feed_of, threads
 from sipp.experiments.training.signals import stop_on_signals
 from sipp.records.checking import check_choice
+from sipp.records.schemas import EpochRow
 from sipp.storage.files import Values
-from sipp.storage.run_schemas import EpochRow
 
 Engine = Literal["process", "ray"]
 

@@ -15,10 +15,10 @@ from sipp.experiments.arms import arm_of
 from sipp.experiments.recipes import Recipe, check_recipe, config_of
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
+from sipp.records.schemas import Manifest
 from sipp.scoring.methods import method_of
 from sipp.storage import pairs
 from sipp.storage.files import Values
-from sipp.storage.run_schemas import Manifest
 
 TAKEN = "taken_from"  # in the record of a network that another run made: that run's folder
 DENSE_KEYS = ("net", "init", "data", "train", "n_threads", "code")  # of a configuration: what decides the dense network

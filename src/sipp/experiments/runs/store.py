@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import sipp
 from sipp.errors import DataError, OptionError
 from sipp.records.checking import refuse_constant
+from sipp.records.schemas import Manifest, checked, given_values
 from sipp.storage import files, pairs
 from sipp.storage.files import Values
-from sipp.storage.run_schemas import Manifest, checked, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -166,7 +166,7 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, acc
     known = read_manifest(folder)
     if known.config != config:
         raise OptionError("this folder was made with another configuration", where=path, fix="choose another --out")
-    origins = [plain(one) for one in known.origins]
+    origins = [given_values(one) for one in known.origins]
     last = origins[-1]
     changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
     if not changed:
@@ -183,8 +183,8 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, acc
 def add_origins(store: Store, other: Manifest) -> None:
     """Adds to the manifest the origins of another run whose networks become part of this one; the newest stays last."""
     known = read_manifest(store.folder)
-    origins = [plain(one) for one in known.origins]
-    new = [one for one in map(plain, other.origins) if one not in origins]
+    origins = [given_values(one) for one in known.origins]
+    new = [one for one in map(given_values, other.origins) if one not in origins]
     if new:
         values = {"config": known.config, "origins": [*new, *origins]}
         files.write_json(files.inside(store.folder, MANIFEST), values)

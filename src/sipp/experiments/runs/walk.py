@@ -30,10 +30,9 @@ from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.native.compiling import compiling_seconds
 from sipp.pruning.masking import release
+from sipp.records.schemas import EpochRow, NetworkRecord, checked, given_values
 from sipp.storage.files import Values
-from sipp.storage.network_schemas import NetworkRecord
 from sipp.storage.pairs import save_pair
-from sipp.storage.run_schemas import EpochRow, checked, plain
 
 OPTIMIZER = "optimizer."
 SUMS = "sums"
@@ -148,8 +147,8 @@ def _record(work: Work, stage: Stage, begun: _Begun, seconds: float) -> None:
     }
     for layer in values.get("layers", []):
         layer["nnz"] = int(torch.count_nonzero(tensors[layer["name"]]))
-    record = plain(checked(NetworkRecord, values, f"the record of {stage.name}"))
-    saved = {"record": record, "epochs": [plain(row) for row in state.rows]}
+    record = given_values(checked(NetworkRecord, values, f"the record of {stage.name}"))
+    saved = {"record": record, "epochs": [given_values(row) for row in state.rows]}
     check_same(work.processes, result.tensors(), what="trained weights")
     folder = work.store.stage(stage.name)
     from_leader(work.processes, lambda: runs.finish_stage(folder, result.tensors(), saved))
@@ -311,7 +310,7 @@ def _captured(processes: Processes, state: TrainState) -> tuple[dict[str, Tensor
                 tensors[f"{OPTIMIZER}{index}.{key}"] = value
             elif value is not None:
                 raise DataError(f"the optimizer's {key!r} is a {type(value).__name__}: only tensors can be saved")
-    values = {"epoch": state.epoch, "step": state.step, "rows": [plain(row) for row in state.rows]}
+    values = {"epoch": state.epoch, "step": state.step, "rows": [given_values(row) for row in state.rows]}
     return tensors, {**values, "facts": state.facts}
 
 

@@ -19,8 +19,8 @@ from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import Hyper
 from sipp.experiments.training.setup import hyper_of
 from sipp.experiments.training.signals import Wish
+from sipp.records.schemas import EpochRow
 from sipp.storage.files import Values
-from sipp.storage.run_schemas import EpochRow
 
 MODEL = "model."
 MASK = "mask."

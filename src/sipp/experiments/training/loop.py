@@ -25,7 +25,7 @@ from sipp.experiments.training.schedule import Schedule, rate
 from sipp.experiments.training.step import Precision, Step, StepKind, Trained, logits_of, make_step, resolve_step
 from sipp.pruning.masking import hold
 from sipp.records.checking import check_choice
-from sipp.storage.run_schemas import Accuracy, EpochRow
+from sipp.records.schemas import Accuracy, EpochRow
 
 OptimizerName = Literal["sgd", "adam"]
 

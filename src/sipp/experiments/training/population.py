@@ -32,7 +32,7 @@ from sipp.experiments.training.step import (
     resolve_step,
     set_rate,
 )
-from sipp.storage.run_schemas import Accuracy, EpochRow
+from sipp.records.schemas import Accuracy, EpochRow
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,223 @@
+"""What is inside a file of `sipp.save`: bytes by tensor against the dense network and the entropy bound, as a table."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+
+from sipp.records.certificate import AnyCertificate
+from sipp.records.display import WIDTH, labelled, number, percent_up, text_of
+from sipp.records.options import Precision
+from sipp.records.pattern import pattern_of
+
+About = Literal["stored values", "values before rounding"]
+MOST_WEIGHTS = 2**47
+ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("holds characters that cannot be printed")
+    return text
+
+
+Count = Annotated[int, Field(ge=0, le=MOST_WEIGHTS)]
+Line = Annotated[str, AfterValidator(_printable)]  # what is shown: no line breaks, nothing that steers a terminal
+
+
+class StrictRecord(BaseModel):
+    """A frozen record without conversions and without unknown keys, of a file that nobody trusts."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Statements(StrictRecord):
+    """How the network was pruned, and what was said about it then, in words."""
+
+    method: Line
+    draws: Line
+    budget: Count
+    kept: Count
+    n_weights: Count
+    seed: int
+    network: Line
+    rows_and_layers: Line | None
+    measured: Line | None
+    pattern: Annotated[str, AfterValidator(lambda text: str(pattern_of(text)))] | None = None  # n:m
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of the file."""
+
+    names: tuple[str, ...]  # more than one: tied, stored once
+    shape: tuple[int, ...]
+    dtype: str
+    kept: int  # values stored
+    n_weights: int
+    positions: str  # "all", "bitmask", "kept gaps" or "zero gaps"
+    values: str  # "exact", "fp16", "bf16" or "int8"
+    has_mask: bool
+    n_bytes: int  # in the file
+    value_bytes: int  # of the stored values in their format, before any coding; int8 with its scales
+    dense_bytes: int
+    largest_change: float  # of a weight by rounding, in parts of itself
+    norm_change: float  # of all its weights together
+
+    @property
+    def bound_bytes(self) -> float:
+        """Bytes of the stored values and n H(kept / n) / 8 for their positions."""
+        return self.value_bytes + entropy_bytes(self.n_weights, self.kept)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds. `print` it."""
+
+    path: Path
+    sha256: str  # of index and data
+    n_bytes: int
+    model: str  # name of its class
+    versions: dict[str, str]
+    precision: Precision  # `values` as asked for
+    tensors: tuple[StoredTensor, ...]
+    masks: dict[str, Tensor]  # {parameter name: bool tensor}, True = kept
+    statements: Statements | None
+    statements_about: About
+    certificate: AnyCertificate | None
+    certificate_about: About | None
+    breaking_pattern: list[str] | None  # weights whose masks break the pattern that the file names; None: it names none
+    buffers_hash: str | None  # of buffers that no state_dict holds; None: there are none
+
+    def __repr__(self) -> str:
+        held = f"{self.model}, {self.n_bytes:,} bytes, {self.precision}"
+        return f"<Contents of {self.path.name}: {held}; print() shows them>"
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of all numbers, each tensor in its own dtype."""
+        return sum(one.dense_bytes for one in self.tensors)
+
+    @property
+    def bound_bytes(self) -> float:
+        """Bytes of the stored values and n H(keep) / 8 for their positions, over all tensors that are not whole."""
+        sparse = [one for one in self.tensors if one.has_mask or one.kept < one.n_weights]
+        n_weights, kept = sum(one.n_weights for one in sparse), sum(one.kept for one in sparse)
+        return sum(one.value_bytes for one in self.tensors) + entropy_bytes(n_weights, kept)
+
+    @property
+    def moved(self) -> str:
+        """How far rounding moved the values, in words; empty where every bit is stored."""
+        rounded = [one for one in self.tensors if one.largest_change]
+        if not rounded:
+            return ""
+        largest = percent_up(max(one.largest_change for one in rounded))
+        together = percent_up(max(one.norm_change for one in rounded))
+        return (
+            f"{self.precision} moved weights in {len(rounded)} of {len(self.tensors)} tensors: one by at most "
+            f"{largest} of itself, those of a tensor together by at most {together} of their length"
+        )
+
+    def __str__(self) -> str:
+        return contents_text(self)
+
+
+def entropy_bytes(n_weights: int, kept: int) -> float:
+    """n H(kept / n) / 8: what the positions of independently kept weights cost at least, on average."""
+    shares = [count / n_weights for count in (kept, n_weights - kept) if 0 < count < n_weights]
+    return -n_weights * sum(share * math.log2(share) for share in shares) / 8
+
+
+# --- as a table -----------------------------------------------------------------------------------------------------
+
+COLUMNS = {  # and their words, where they do not speak for themselves
+    "weights": "",
+    "kept": "",
+    "positions": "how the places of kept values are stored",
+    "values": "the format they are stored in",
+    "largest change": "of a weight by rounding, in parts of itself",
+    "norm change": "of all weights of a tensor together, in parts of their length",
+    "bytes": "",
+    "bytes by entropy": "of the values, and of their places at least, on average",
+    "bytes dense": "of all values, zeros too",
+}
+
+
+def contents_text(contents: Contents) -> str:
+    """The table of tensors; those that are stored whole and exact share a line."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("tensor", overflow="fold")
+    columns = [one for one in COLUMNS if contents.moved or not one.endswith("change")]
+    for column in columns:
+        table.add_column(column.replace("bytes ", "bytes\n"), justify="right")
+
+    def add(name: str, group: Sequence[StoredTensor], positions: str, values: str) -> None:
+        cells = _cells(group) | {"positions": positions, "values": values}
+        table.add_row(name, *(cells[column] for column in columns))
+
+    whole = []
+    for one in contents.tensors:
+        if one.has_mask or one.positions != "all" or one.values != "exact" or len(one.names) > 1:
+            add(escape(" = ".join(one.names)), [one], one.positions, one.dtype if one.values == "exact" else one.values)
+        else:
+            whole.append(one)
+    if whole:
+        add(f"{len(whole)} whole tensors", whole, "all", "exact")
+    table.add_section()
+    add("all tensors", contents.tensors, "", contents.precision)
+    ratio = contents.dense_bytes / contents.n_bytes
+    words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
+    lines = [
+        f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes, {ratio:.2f} x smaller than dense "
+        f"({contents.dense_bytes:,}); values and entropy of positions: {contents.bound_bytes:,.0f}",
+        text_of(table),
+        textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="  "),
+        *_words(contents),
+        labelled("SHA-256", contents.sha256),
+        labelled("written by", ", ".join(f"{name} {version}" for name, version in contents.versions.items())),
+    ]
+    return "\n".join(lines)
+
+
+def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
+    kept, n_weights = sum(one.kept for one in group), sum(one.n_weights for one in group)
+    largest = max((one.largest_change for one in group), default=0.0)
+    norm = max((one.norm_change for one in group), default=0.0)
+    return {
+        "weights": f"{n_weights:,}",
+        "kept": f"{kept / max(n_weights, 1):.2%}",
+        "largest change": number(largest) if largest else "",
+        "norm change": number(norm) if norm else "",
+        "bytes": f"{sum(one.n_bytes for one in group):,}",
+        "bytes by entropy": f"{sum(one.bound_bytes for one in group):,.0f}",
+        "bytes dense": f"{sum(one.dense_bytes for one in group):,}",
+    }
+
+
+def _words(contents: Contents) -> list[str]:
+    """How it was pruned and what was said of it, marked where it is about other values than the stored ones."""
+    said = contents.statements
+    lines: list[tuple[str, str | None]] = [("rounding", contents.moved)]
+    if said is not None:
+        lines.append(("pruned", f"{said.method}, {said.kept:,} of {said.n_weights:,} weights kept"))
+        wrong = contents.breaking_pattern
+        if wrong is not None:
+            broken = f"{', '.join(wrong[:3])} ({len(wrong)} of {len(contents.masks)}) break it"
+            checked = f"is what the file says, and {broken}" if wrong else "along every row, checked"
+            lines.append(("pattern", f"{said.pattern} {checked}"))
+        lines.append(("statements", "" if contents.statements_about == "stored values" else ROUNDED_NOTE))
+        lines += [("measured", said.measured), ("network", said.network), ("rows", said.rows_and_layers)]
+    if contents.certificate is not None:
+        note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
+        lines.append(("certificate", note + contents.certificate.sentence))
+    return [labelled(label, text) for label, text in lines if text]

@@ -1,0 +1,476 @@
+"""The one schema of all records in files: of networks in runs, of `sipp prune`, `eval` and `bench`, of runs themselves.
+
+`serialising.py` writes them, certificates are in `certificate.py`. Each field has its type and range here and nowhere
+else. Keys that are not listed are kept as they are: a record of a later version is read as far as it is known.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from sipp.errors import DataError
+from sipp.records.certificate import from_values
+from sipp.records.checking import first_problem
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Size = Annotated[float, Field(ge=0)]
+Milliseconds = Annotated[float, Field(gt=0)]
+Numbers = Annotated[tuple[Count, ...], Field(strict=False)]  # a JSON list
+# Of what may be infinite or unknown: JSON has no word for the former, and neither is a promise.
+MaybeNumber = Annotated[float | None, BeforeValidator(lambda value: None if value == "inf" else value)]
+MaybeText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
+OnlyTrue = Annotated[bool, BeforeValidator(lambda value: value is True)]  # where the record says so in so many words
+
+
+class Record(BaseModel):
+    """The rules of all records: whole or refused, and not changed once they are made."""
+
+    # strict: "1" is text, not a number, and true is not 1
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+
+Model = TypeVar("Model", bound=Record)
+
+
+def checked(model: type[Model], values: Any, where: object) -> Model:
+    """The values as a record of this kind; DataError says `where` they stand and which key is wrong."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise DataError(f"{first_problem(error)}", where=where) from error
+
+
+def given_values(record: BaseModel) -> dict[str, Any]:
+    """The values that a record was read from, with their keys and no others."""
+    return record.model_dump(mode="json", exclude_unset=True)
+
+
+# --- every pruned network -------------------------------------------------------------------------------------------
+
+
+class ScoreCounts(Record):
+    """How many of a layer's scores, and of those it keeps, lie in each bin; `zero` counts scores that are 0."""
+
+    zero: Count
+    counts: Numbers
+    kept: Numbers
+
+    @model_validator(mode="after")
+    def _equally_long(self) -> ScoreCounts:
+        if len(self.counts) != len(self.kept):
+            raise ValueError("'counts' and 'kept' must be equally long")
+        return self
+
+
+class LayerRecord(Record):
+    """One prunable weight after pruning."""
+
+    name: str
+    n_weights: Count
+    kept: Count
+    dead_rows: Count = 0
+    eps: MaybeNumber = None  # None: no bound, or an infinite one
+    scores: ScoreCounts | None = None
+
+
+class BoundRecord(Record):
+    """The theory's statement about the network, before retraining."""
+
+    epsilon: MaybeNumber = None
+    delta: MaybeNumber = None
+    met: OnlyTrue = False
+    contradicted: bool = False  # the calibration data refute the assumption; records of older runs do not say
+    reason: MaybeText = ""
+    words: MaybeText = ""  # the statement as a sentence, with the share of inputs it speaks of (T18)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is met and gives a number: the only case in which it is a promise."""
+        return self.met and self.epsilon is not None
+
+
+class CertificateRecord(Record):
+    """What the holdout says of the network before retraining; its numbers are computed again from its counts."""
+
+    verdict: str | None = None  # of T14
+    mode: str | None = None  # of T16
+    epsilon: float | Literal["inf"] | None = None
+    drop_upper: float | None = None  # of T16
+
+    @model_validator(mode="after")
+    def _follows_from_its_counts(self) -> CertificateRecord:
+        if not self.is_refusal:
+            from_values(given_values(self))
+        return self
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it only says why there is no certificate, as that of a run which could not certify."""
+        return self.model_fields_set == {"verdict"} and not (self.verdict or "").startswith("certified")
+
+    @property
+    def limit(self) -> float | None:
+        """The certified epsilon, None where no finite one was proved."""
+        return None if self.epsilon == "inf" else self.epsilon
+
+    @cached_property
+    def sentence(self) -> str:
+        """The certificate in words, which are those of its counts, whatever the file says."""
+        return self.verdict or "" if self.is_refusal else from_values(given_values(self)).sentence
+
+
+class TriedRecord(Record):
+    """One blend that was tried, and how far it moves the output, over its length; None where that is not finite."""
+
+    name: str
+    error: MaybeNumber = None
+    is_taken: bool
+
+
+class ChoiceRecord(Record):
+    """Which blend was taken on how many points, and all that were tried (T20)."""
+
+    words: str
+    n_points: Count
+    is_aside: bool  # the points were not scored
+    tried: Annotated[tuple[TriedRecord, ...], Field(strict=False, min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_was_taken(self) -> ChoiceRecord:
+        if sum(one.is_taken for one in self.tried) != 1:
+            raise ValueError("'is_taken' must hold for one of 'tried'")
+        return self
+
+    @property
+    def taken(self) -> TriedRecord:
+        """The blend that ranked the weights."""
+        return next(one for one in self.tried if one.is_taken)
+
+
+# --- a network of `sipp prune` --------------------------------------------------------------------------------------
+
+PRUNED_KIND, PRUNED_FORMAT = "pruned", 2  # in its record
+
+
+class PrunedLayerRecord(LayerRecord):
+    """One prunable weight of a network of `sipp prune`."""
+
+    n_rows: Count
+    fan_in: Count
+    keep: float
+
+
+class MeasuredRecord(Record):
+    """The statement with the measured constant (T19), or why there is none."""
+
+    words: str | None = None
+    c_constant: float | None = None
+
+
+class ConditionsRecord(Record):
+    """How the conditions of the theory stand; `contradicted`: the calibration data refute the assumption."""
+
+    contradicted: bool = False
+
+
+class MovedRecord(Record):
+    """How far the output moved on a few calibration points, over its length; None where it is not finite."""
+
+    error: MaybeNumber = None
+
+
+class RepairedLayerRecord(Record):
+    """What a repair did to one weight: the error of its layer's output before and after, on points that chose."""
+
+    name: str
+    error_before: MaybeNumber = None
+    error_after: MaybeNumber = None
+    left_alone: str = ""  # why it was not refitted; empty where it was
+
+
+class RepairedRecord(Record):
+    """What `--repair` did to the kept weights; errors are shares of the output's length.
+
+    Those of the output are on points that chose nothing; in records of older versions, without `n_judged`, on others.
+    """
+
+    layers: Annotated[tuple[RepairedLayerRecord, ...], Field(strict=False)] = ()
+    n_points: Count = 0
+    n_aside: Count = 0
+    n_judged: Count = 0
+    output_before: MaybeNumber = None
+    output_after: MaybeNumber = None
+    undone: str = ""  # why all weights are as they were; empty where they are not
+    words: str = ""
+
+
+class PrunedRecord(Record):
+    """What `sipp prune` says of the network beside it; everything else in it (versions, seeds) is kept as it is."""
+
+    method: str
+    keep: float
+    kept: Count
+    n_weights: Count
+    dead_rows: Count
+    dense_hash: str | None = None  # None: what it was pruned from is not known
+    pruned_hash: str
+    buffers_hash: str | None = None  # of buffers that its state_dict leaves out; None: it has none
+    layers: Annotated[tuple[PrunedLayerRecord, ...], Field(strict=False, min_length=1)]
+    bound: BoundRecord | None = None
+    guarantee: str | None = None
+    conditions: ConditionsRecord | None = None
+    measured: MeasuredRecord | None = None
+    moved: MovedRecord | None = None
+    choice: ChoiceRecord | None = None  # of a blend; older records do not say
+    repair: OnlyTrue = False  # whether it was asked for
+    repaired: RepairedRecord | None = None  # None: not repaired, or by a version that did not say how
+    certificate: CertificateRecord | None = None
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+class Accuracy(Record):
+    """How a network does on a split: exact counts, and the mean cross-entropy."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=True)
+
+    n: Count
+    n_top1: Count
+    n_top5: Count
+    loss: float
+
+    @property
+    def top1(self) -> float:
+        return self.n_top1 / self.n
+
+    @property
+    def top5(self) -> float:
+        return self.n_top5 / self.n
+
+
+class AccuracyShares(Record):
+    """Shares of n test points, in [0, 1]; the loss is null where it is not finite."""
+
+    n: Count
+    top1: float
+    top5: float
+    loss: float | None = None
+
+
+class EpochRow(Record):
+    """One epoch of training: its number from 1, the rate it ended with, loss and top-1 in training, test accuracy."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    epoch: Count
+    rate: float
+    train_loss: float
+    train_top1: float
+    test: Accuracy | None  # None in epochs without an evaluation
+
+
+class ScoreBins(Record):
+    """Where the bins of the scores lie: log10 of the first edge, their width and number."""
+
+    low: float
+    width: float
+    n: Count
+
+
+class NetworkRecord(Record):
+    """One network of a run; level 0 is the dense one, which has no method."""
+
+    seed: Count
+    method: str | None
+    level: Count
+    after: AccuracyShares
+    seconds: float
+    keep: float = 1.0
+    n_weights: Count | None = None
+    before: AccuracyShares | None = None
+    dead_rows: Count = 0
+    layers: Annotated[tuple[LayerRecord, ...], Field(strict=False)] = ()
+    bound: BoundRecord | None = None
+    guarantee: str | None = None
+    certificate: CertificateRecord | None = None
+    choice: ChoiceRecord | None = None  # of a blend; older runs do not say
+    part_seconds: dict[str, float] = Field(default_factory=dict)  # by part of the stage; empty in older runs
+    score_bins: ScoreBins | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> NetworkRecord:
+        if self.method is not None and "keep" not in self.model_fields_set:
+            raise ValueError("'keep' is missing")
+        n_bins = 0 if self.score_bins is None else self.score_bins.n
+        for layer in self.layers:
+            if layer.scores is not None and len(layer.scores.counts) != n_bins:
+                raise ValueError(f"the scores of {layer.name!r} do not have the bins that 'score_bins' says")
+        return self
+
+
+class OriginRecord(Record):
+    """What, beside the configuration, decides a run's numbers."""
+
+    code: str  # version of this package and of torch, and a digest of the package's source
+    data: str  # digest of the splits, which includes the content of the data
+    device: str
+
+
+class Manifest(Record):
+    """What a run's manifest holds, checked as far as it can be without the run's data."""
+
+    config: dict[str, Any]
+    # More than one: it was resumed with other data, code or device.
+    origins: Annotated[tuple[OriginRecord, ...], Field(strict=False, min_length=1)]
+
+
+class _PlanPruning(Record):
+    levels: int | None = None
+    keeps: Annotated[tuple[float, ...], Field(strict=False)] | None = None  # runs of older versions have levels only
+    methods: Annotated[tuple[str, ...], Field(strict=False)]
+
+    @property
+    def n_levels(self) -> int:
+        return len(self.keeps) if self.keeps is not None else self.levels or 0
+
+    @model_validator(mode="after")
+    def _has_levels(self) -> _PlanPruning:
+        if self.levels is None and self.keeps is None:
+            raise ValueError("'levels' is missing")
+        return self
+
+
+class _PlanData(Record):
+    name: str
+
+
+class PlanConfig(Record):
+    """Of a run's configuration, what its plan can be made of: what a reader needs who has no recipe."""
+
+    name: str
+    pipeline: str
+    net: str
+    repetitions: int
+    seed: int
+    prune: _PlanPruning
+    data: _PlanData
+
+
+# --- `sipp eval --out` ----------------------------------------------------------------------------------------------
+
+EVAL_KIND, EVAL_FORMAT = "evaluation", 1
+
+
+class EvalData(Record):
+    """The points it was measured on."""
+
+    what: str  # in words
+    hash: str  # of the set of points, as in certificates
+
+
+class EvalRecord(Record):
+    """What `sipp eval` measured on points, and of which two networks. None: no classes, no labels, or not finite."""
+
+    kind: Literal["evaluation"]
+    format: Literal[1]
+    sipp: str
+    dense_hash: str
+    pruned_hash: str
+    data: EvalData
+    n_points: Positive
+    dense_accuracy: Share | None
+    pruned_accuracy: Share | None
+    dense_loss: Size | None
+    pruned_loss: Size | None
+    same_class: Share | None
+    error_mean: Size | None
+    error_median: Size | None
+    error_max: Size | None
+    n_not_finite: Count
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> EvalRecord:
+        if (self.dense_accuracy is None) != (self.pruned_accuracy is None):
+            raise ValueError("'dense_accuracy' and 'pruned_accuracy' belong together")
+        return self
+
+    @property
+    def accuracies(self) -> tuple[float, float] | None:
+        """Of the dense and of the pruned network; None where the points have no labels, or the outputs no classes."""
+        if self.dense_accuracy is None or self.pruned_accuracy is None:
+            return None
+        return self.dense_accuracy, self.pruned_accuracy
+
+
+# --- `sipp bench FILE` ----------------------------------------------------------------------------------------------
+
+BENCH_KIND: Literal["file bench"] = "file bench"
+BENCH_FORMAT: Literal[1] = 1
+
+
+class BenchBytes(Record):
+    """What the network takes: in its file, dense, by the entropy bound, and in memory while it runs."""
+
+    file: Positive
+    dense: Count
+    bound: float
+    memory: Count
+    memory_dense: Count
+
+
+class BenchRun(Record):
+    """A call with so many points, dense and sparse, the best of several in turns."""
+
+    n_points: Positive
+    dense_ms: Milliseconds
+    sparse_ms: Milliseconds
+    off_by: float  # of the outputs, relative to the largest
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster."""
+        return self.dense_ms / self.sparse_ms
+
+
+class BenchStep(Record):
+    """One step of the network with its weights, on one thread."""
+
+    name: str
+    kernel: str
+    keep: float | None = None
+    n_bytes: Count = 0
+    n_dense_bytes: Count = 0
+    dense_ms: float | None = None
+    sparse_ms: float | None = None
+
+
+class BenchRecord(Record):
+    """What `sipp bench` says of one network."""
+
+    kind: Literal["file bench"]
+    format: Literal[1]
+    sipp: str
+    machine: str
+    n_threads: Positive
+    network: str
+    pruned_hash: str
+    bytes: BenchBytes
+    runs: Annotated[tuple[BenchRun, ...], Field(strict=False, min_length=1)]  # the fewest points first
+    steps: Annotated[tuple[BenchStep, ...], Field(strict=False)]  # of the last of the runs,
+    step_points: Positive  # which takes so many points at a time
+    images: str | None = None  # how images became numbers, in words; None where there were none
+    certified: str | None = None  # what is certified of the stored values, in a few words
+    line: str  # smaller, faster, certified
+
+    @property
+    def smaller(self) -> float:
+        """How many times smaller the file is than the dense numbers."""
+        return self.bytes.dense / self.bytes.file

@@ -1,0 +1,115 @@
+"""A pruned network and its certificate in JSON's types: what files, runs, --json and the page are made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from sipp import __version__
+from sipp.errors import ModelError, OptionError
+from sipp.records.bounds import NetworkBound
+from sipp.records.certificate import AnyCertificate, certificate_values, check_certificate
+from sipp.records.choice import Choice
+from sipp.records.json_values import json_value
+from sipp.records.network_hash import buffers_hash, class_name, model_hash
+from sipp.records.pruned import Pruned, PrunedLayer, as_it_is, not_zero
+from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND
+
+Values = dict[str, Any]
+
+LAYER_KEYS = (
+    "name", "layer_type", "n_rows", "fan_in", "n_weights", "kept", "keep", "strategies", "eps", "sign_complexity",
+    "bound", "kappa", "eps_measured", "bound_measured",
+)  # fmt: skip
+GUARANTEE_KEYS = (
+    "met", "verdict", "contradicted", "delta", "n", "n_needed", "unit", "c_constant", "k_constant", "reason",
+    "n_weights", "n_refuting",
+)  # fmt: skip
+
+
+def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> Values:
+    """The whole record of a pruned network, and of a certificate that is about it.
+
+    It is the network as it is now; what it was pruned from is known by the certificate alone.
+    """
+    if not isinstance(pruned, Pruned):
+        raise OptionError(f"a {type(pruned).__name__} is no pruned network", fix="give what sipp.prune gave")
+    check_certificate(certificate)
+    if name := not_zero(pruned.model, pruned.masks):
+        raise ModelError(
+            "a weight outside of its mask is not zero: the record would count weights of another network",
+            where=name,
+            fix="hold the masks while you train (sipp.hold), or set what they leave out to zero",
+        )
+    pruned_hash = model_hash(pruned.model)
+    if certificate is not None and certificate.pruned_hash != pruned_hash:
+        raise OptionError("certificate is about another network than this one", fix="certify pruned.model")
+    return {
+        "kind": PRUNED_KIND,
+        "format": PRUNED_FORMAT,
+        "sipp": __version__,
+        "torch": str(torch.__version__),
+        "model": class_name(pruned.model),
+        "pruned_hash": pruned_hash,
+        "buffers_hash": buffers_hash(pruned.model),
+        "dense_hash": None if certificate is None else certificate.dense_hash,
+        "certificate": certificate_values(certificate),
+        **pruning_values(as_it_is(pruned)),
+    }
+
+
+def pruning_values(pruned: Pruned) -> Values:
+    """How a network was pruned and what was said of it then, whatever became of its weights."""
+    guarantee, measured, repair = pruned.guarantee, pruned.measured, pruned.repair
+    found = {
+        "method": pruned.method,
+        "keep": pruned.keep,
+        "budget": pruned.budget,
+        "kept": pruned.kept,
+        "n_weights": pruned.n_weights,
+        "seed": pruned.seed,
+        "draws": pruned.draws,
+        "pattern": pruned.pattern,
+        "repair": repair is not None,
+        "layers": [_layer_values(layer) for layer in pruned.layers],
+        "bound": _bound_values(pruned.bound),
+        "guarantee": None if guarantee is None else str(guarantee),
+        "conditions": guarantee and {**_named(guarantee, GUARANTEE_KEYS), "layers": asdict(guarantee.layers)},
+        "measured": measured
+        and {**asdict(measured), "joint_confidence": measured.joint_confidence, "words": str(measured)},
+        "moved": pruned.moved and asdict(pruned.moved),
+        "choice": pruned.choice and _choice_values(pruned.choice),
+        "repaired": repair and {**asdict(repair), "words": repair.sentence},
+        "dead_rows": sum(len(layer.dead_rows) for layer in pruned.layers),
+    }
+    return {key: json_value(value) for key, value in found.items()}
+
+
+def _layer_values(layer: PrunedLayer) -> Values:
+    return {**_named(layer, LAYER_KEYS), "dead_rows": len(layer.dead_rows)}
+
+
+def _choice_values(choice: Choice) -> Values:
+    """Which blend was taken, and how far each that was tried moves the output (T20)."""
+    tried = [{**asdict(one), "name": one.name, "is_taken": one == choice.taken} for one in choice.tried]
+    return {"words": str(choice), "n_points": choice.n_points, "is_aside": choice.is_aside, "tried": tried}
+
+
+def _bound_values(bound: NetworkBound) -> Values:
+    is_finite = bound.epsilon is not None and math.isfinite(bound.epsilon)
+    return {
+        "mode": bound.mode,
+        "epsilon": bound.epsilon,
+        "delta": bound.delta,
+        "met": bound.met and is_finite,  # an infinite epsilon reads null: it must not look like a promise kept
+        "reason": bound.reason or ("" if is_finite else "epsilon is infinite"),
+        "words": str(bound),
+        "coverage": bound.coverage and asdict(bound.coverage),
+    }
+
+
+def _named(record: object, names: tuple[str, ...]) -> Values:
+    return {name: getattr(record, name) for name in names}

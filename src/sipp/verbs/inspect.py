@@ -1,0 +1,25 @@
+"""`inspect`: what is inside a file of `save`."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+import torch
+
+from sipp.records.checking import check_path
+from sipp.records.contents import Contents
+from sipp.storage.network_tensors import read_network
+
+
+@torch.inference_mode(False)
+def inspect(path: str | PathLike[str]) -> Contents:
+    """What is inside a file of `save`, after the same checks as `load`: `print` it.
+
+    Example:
+        >>> import sipp, tempfile, torch
+        >>> path = tempfile.mkdtemp() + "/net.sipp.safetensors"
+        >>> _ = sipp.save(torch.nn.Linear(4, 2), path)
+        >>> [(one.names, one.positions, one.n_bytes) for one in sipp.inspect(path).tensors]
+        [(('weight',), 'all', 32), (('bias',), 'all', 8)]
+    """
+    return read_network(check_path("path", path, "net.sipp.safetensors"))[1]

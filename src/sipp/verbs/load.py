@@ -1,0 +1,82 @@
+"""`load`: the network of a file of `save`."""
+
+from __future__ import annotations
+
+import warnings
+from os import PathLike
+from typing import overload
+
+import torch
+from torch import Tensor, nn
+
+from sipp.errors import ModelError, OptionError
+from sipp.inputs.restore import check_can_be_written
+from sipp.records.checking import check_path
+from sipp.records.contents import Contents
+from sipp.records.display import listed
+from sipp.records.network_hash import buffers_hash
+from sipp.storage.network_tensors import bits_differ, cannot_share, named_tensors, read_network
+
+OTHER_BUFFERS = (
+    "what was saved, and its certificate if it has one, is a network with other values in buffers that no state_dict "
+    "holds (persistent=False) than `into` has; set them, or certify this network"
+)
+
+
+@overload
+def load(path: str | PathLike[str], *, into: None = None) -> dict[str, Tensor]: ...
+@overload
+def load(path: str | PathLike[str], *, into: nn.Module) -> nn.Module: ...
+@torch.inference_mode(False)
+def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Module | dict[str, Tensor]:
+    """The network of a file of `save`: in `into`, which is given back, or as a plain state_dict on the CPU.
+
+    Names, shapes and dtypes must be those of `into`; it is left as it was where anything is wrong. The file's
+    masks are in `sipp.inspect(path).masks`.
+
+    Example:
+        >>> import sipp, tempfile, torch
+        >>> net = torch.nn.Linear(4, 2)
+        >>> path = tempfile.mkdtemp() + "/net.sipp.safetensors"
+        >>> _ = sipp.save(net, path)
+        >>> sorted(sipp.load(path))
+        ['bias', 'weight']
+    """
+    if into is not None and not isinstance(into, nn.Module):
+        raise OptionError(f"into is a {type(into).__name__}", fix="give an nn.Module, or leave it out for a state_dict")
+    file = check_path("path", path, "net.sipp.safetensors")
+    state, contents = read_network(file)
+    if into is None:
+        return state
+    check_can_be_written(into)
+    _check_fits(contents, into)
+    groups = named_tensors(into)
+    tied = next((n for n, _ in groups if any(bits_differ(state[n[0]], state[other]) for other in n[1:])), ())
+    if names := tied or cannot_share(groups, state):
+        raise ModelError(f"{', '.join(names)}: one tensor in the model, different ones in {file}; untie them")
+    into.load_state_dict(state, strict=True)
+    is_known = contents.certificate is not None or contents.buffers_hash is not None
+    if is_known and buffers_hash(into) != contents.buffers_hash:
+        warnings.warn(f"{file}: {OTHER_BUFFERS}", stacklevel=2)
+    return into
+
+
+def _check_fits(contents: Contents, model: nn.Module) -> None:
+    """Raises ModelError with the names where the model has other names, shapes or dtypes than the file."""
+    own, path = model.state_dict(), contents.path
+    stored = {name: (one.dtype, one.shape) for one in contents.tensors for name in one.names}
+    if missing := [name for name in own if name not in stored]:
+        raise ModelError(
+            f"{path} does not hold {listed(missing)}, which the model has; build the saved {contents.model}"
+        )
+    if unknown := [name for name in stored if name not in own]:
+        raise ModelError(f"{path} holds {listed(unknown)}, which the model has not; build the saved {contents.model}")
+    named_tensors(model)  # lazy, meta and other tensors that cannot take values
+    found = {name: (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in own.items()}
+    wrong = [
+        f"{name} is {dtype} {list(shape)} in the file, {found[name][0]} {list(found[name][1])} in the model"
+        for name, (dtype, shape) in stored.items()
+        if (dtype, shape) != found[name]
+    ]
+    if wrong:
+        raise ModelError(f"{listed(wrong, '; ')}; build the model as it was saved, or load without `into`", where=path)

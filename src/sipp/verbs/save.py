@@ -1,0 +1,139 @@
+"""`save`: a pruned network as one small file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+from sipp import __version__
+from sipp.errors import ModelError, OptionError
+from sipp.records.certificate import AnyCertificate, check_certificate, to_json
+from sipp.records.checking import check_choice, check_path
+from sipp.records.contents import Contents, Statements
+from sipp.records.display import listed
+from sipp.records.network_hash import buffers_hash, class_name, model_hash
+from sipp.records.options import Precision
+from sipp.records.pruned import Pruned, as_it_is
+from sipp.records.pruned_to import Given, without_walk
+from sipp.records.serialising import pruning_values
+from sipp.storage.files import write_atomic
+from sipp.storage.network_file import Index, pack, write_index
+from sipp.storage.network_tensors import (
+    Groups,
+    cannot_share,
+    contents_of,
+    decode_network,
+    encode_network,
+    named_tensors,
+)
+
+
+@torch.inference_mode(False)
+def save(
+    pruned: Given,
+    path: str | PathLike[str],
+    *,
+    values: Precision = "fp32",
+    masks: Mapping[str, Tensor] | None = None,
+    certificate: AnyCertificate | None = None,
+) -> Contents:
+    """Writes a network to one small file, and gives what is in it: bytes, encodings, how far values moved. `print` it.
+
+    `values`: "fp32" and "lossless" keep every bit ("lossless" codes the bytes of all numbers, which takes longer);
+    "fp16", "bf16" and "int8" (one scale a row) round the parameters of two axes or more, nothing else. A plain module
+    may come with `masks`; without, its zeros are what is not kept. A `certificate` must be about this network, or
+    about what the file will give back.
+
+    Example:
+        >>> import sipp, tempfile, torch
+        >>> net = torch.nn.Linear(100, 100)
+        >>> pruned = sipp.prune(net, None, keep=0.1, method="wt")
+        >>> path = tempfile.mkdtemp() + "/net.sipp.safetensors"
+        >>> sipp.save(pruned, path).n_bytes < 0.18 * 4 * 100 * 100
+        True
+        >>> same = sipp.load(path, into=torch.nn.Linear(100, 100))
+        >>> torch.equal(same.weight, pruned.model.weight)
+        True
+    """
+    pruned = without_walk(pruned)
+    model, masks = _network(pruned, masks)
+    target = check_path("path", path, "net.sipp.safetensors")
+    check_choice("values", values, get_args(Precision))
+    check_certificate(certificate)
+    groups = named_tensors(model, first=masks)
+    mask_of = _masks_by_first_name(groups, masks)
+    entries, data = encode_network(model, groups, mask_of, values)
+    index = Index(
+        model=class_name(model),
+        sipp=__version__,
+        torch=str(torch.__version__),
+        precision=values,
+        statements=_statements(pruned) if isinstance(pruned, Pruned) else None,
+        certificate=None if certificate is None else to_json(certificate),
+        buffers_hash=buffers_hash(model),
+        tensors=entries,
+    )
+    stored, _ = decode_network(index, memoryview(data), "the network")
+    if index.is_moved and (apart := cannot_share(groups, stored)):
+        raise ModelError(
+            f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} rounds them apart",
+            fix="save with values='fp32' or 'lossless', or untie them",
+        )
+    content, digest = pack(write_index(index), data)
+    cpu_masks = {name: mask.detach().to("cpu", copy=True) for name, mask in mask_of.items()}
+    found = contents_of(
+        index, path=target, sha256=digest, n_bytes=len(content), masks=cpu_masks, certificate=certificate, state=stored
+    )
+    is_about_stored = found.certificate_about == "stored values"
+    if certificate is not None and not is_about_stored and certificate.pruned_hash != model_hash(model):
+        raise OptionError("certificate is about another network than the one to save; certify this one")
+    write_atomic(target, content)
+    return found
+
+
+def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> tuple[nn.Module, Mapping[str, Tensor]]:
+    if isinstance(pruned, Pruned):
+        if masks is not None:
+            raise OptionError("masks: a pruned record has its own", fix="give pruned.model to save it with others")
+        return pruned.model, pruned.masks
+    if not isinstance(pruned, nn.Module):
+        raise OptionError(
+            f"a {type(pruned).__name__} cannot be saved",
+            fix="give what sipp.prune or sipp.prune_to gave, or an nn.Module",
+        )
+    if masks is not None and not isinstance(masks, Mapping):
+        raise OptionError(f"masks is a {type(masks).__name__}", fix="give {parameter name: bool tensor}")
+    return pruned, masks or {}
+
+
+def _masks_by_first_name(groups: Groups, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The masks under the first name of their tensor."""
+    first = {name: (names[0], tensor) for names, tensor in groups for name in names}
+    if unknown := [str(name) for name in masks if name not in first]:
+        raise OptionError(f"masks name no tensor of the model: {listed(unknown)}; it has {listed([*first])}")
+    found: dict[str, Tensor] = {}
+    for name, mask in masks.items():
+        root, tensor = first[name]
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != tensor.shape:
+            raise OptionError(f"masks[{name!r}] must be a bool tensor of shape {tuple(tensor.shape)}, True = kept")
+        if root in found and not torch.equal(found[root].cpu(), mask.cpu()):
+            raise OptionError(
+                f"masks[{name!r}] differs from that of {root}, which is the same tensor", fix="give one of them"
+            )
+        found[root] = mask
+    return found
+
+
+def _statements(pruned: Pruned) -> Statements:
+    said = pruning_values(as_it_is(pruned))
+    keys = ("method", "draws", "budget", "kept", "n_weights", "seed", "pattern")
+    return Statements(
+        **{key: said[key] for key in keys},
+        network=said["bound"]["words"],
+        rows_and_layers=said["guarantee"],
+        measured=said["measured"] and said["measured"]["words"],
+    )
