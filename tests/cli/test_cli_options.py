@@ -24,7 +24,6 @@ import sipp
 from sipp.certificates.claims import certify, to_json
 from sipp.cli import benching
 from sipp.experiments.data import fetch_cifar10
-from sipp.experiments.data.fetch import Cifar10Sources
 
 HUGE = 1 << 40  # bytes of a file of holes
 SUFFIXES = (".safetensors", ".pt", ".npy", ".npz", ".yaml", ".json", "")
@@ -158,8 +157,9 @@ def no_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
     monkeypatch.setattr("sipp.report.figures.DPI", 20)
     monkeypatch.setattr(benching, "SHAPES", ())
-    nowhere = Cifar10Sources(url="http://127.0.0.1:9/x", npm="no-such-command")
-    monkeypatch.setattr("sipp.experiments.data.fetch_cifar10", functools.partial(fetch_cifar10, sources=nowhere))
+    monkeypatch.setattr(
+        "sipp.experiments.data.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
+    )
     monkeypatch.chdir(tmp_path)
     before = signal.signal(signal.SIGALRM, hangs)
     yield

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sipp.errors import DataError, OptionError
-from sipp.experiments.data import ImageSet, Splits, check_content, content_hash, digits_splits, epoch_order, load_digits
+from sipp.experiments.data import ImageSet, Splits, content_hash, digits_splits, epoch_order, load_digits
 from sipp.experiments.data.splits import PARTS, make_splits, split_images
 
 
@@ -62,12 +62,10 @@ def test_holdout_is_a_uniform_choice() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"holdout": torch.tensor([5, 5])}, "item 5 is held more than once"),
-        ({"calibration": torch.tensor([110])}, "item 110 is held more than once .calibration, test"),
-        ({"holdout": torch.tensor([130])}, "'holdout' holds item 130, which belongs to the test set"),
-        ({"calibration": torch.tensor([-1])}, "negative"),
-        ({"calibration": torch.tensor([0.0])}, "int64"),
-        ({"n_train_part": 101}, "'test' holds item 100 of the training part"),
+        ({"holdout": torch.tensor([5, 5])}, "held more than once"),
+        ({"calibration": torch.tensor([110])}, "held more than once"),
+        ({"holdout": torch.tensor([130])}, "the test set must be"),
+        ({"n_train_part": 101}, "the test set must be the items from 101 on"),
     ],
 )
 def test_records_that_break_the_rules_cannot_be_made(change: dict, message: str) -> None:
@@ -83,12 +81,6 @@ def test_options_out_of_range() -> None:
         make_splits(n_train_part=10, n_calibration=5, n_holdout=5, **common)
     with pytest.raises(OptionError, match="n_holdout must not be negative"):
         make_splits(n_train_part=10, n_calibration=5, n_holdout=-1, **common)
-
-
-def test_other_data_is_refused() -> None:
-    check_content(made(content="a"), "a")
-    with pytest.raises(DataError, match="other data"):
-        check_content(made(content="a"), "b")
 
 
 def test_epoch_order_is_a_function_of_seed_and_epoch() -> None:
@@ -167,4 +159,4 @@ def test_digits_test_set_does_not_move_with_the_seed() -> None:
     assert [len(getattr(first, part)) for part in PARTS] == [837, 200, 400, 360]
     assert not torch.equal(first.calibration, second.calibration)
     assert first.digest == split_images(data, n_calibration=200, n_holdout=400, seed=0).digest
-    check_content(first, content_hash(data))
+    assert first.content == content_hash(data)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import (
-    FolderBatches,
     FolderIndex,
     ImageSet,
     Splits,
     draw_shifts,
     epoch_order,
+    folder_batches,
     join_shifts,
     normalise,
     shift,
@@ -121,7 +121,15 @@ def _folder_batches(
     parts = [chunk[index::count] if index < len(chunk) else chunk[:1] for chunk in order.split(batch_size)]
     # Cropping and flipping happen while decoding; without augmentation the centre is taken, as for the test set.
     mode: Literal["train", "val"] = "train" if augmented else "val"
-    loaded = FolderBatches(source, torch.cat(parts), mode, batch_size // count, feed.n_workers, seed, epoch)
+    loaded = folder_batches(
+        source,
+        torch.cat(parts),
+        mode=mode,
+        batch_size=batch_size // count,
+        n_workers=feed.n_workers,
+        seed=seed,
+        epoch=epoch,
+    )
     for offset, (images, labels) in enumerate(loaded):
         is_padding = index >= len(order) - offset * batch_size
         yield start + offset, _ready(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
@@ -131,7 +139,7 @@ def plain_batches(feed: Feed, items: Tensor, *, batch_size: int | None = None) -
     """The given items in their order, without augmentation: for evaluation and calibration."""
     if isinstance(feed.data, FolderIndex):
         size = batch_size or FOLDER_EVAL_BATCH
-        for images, labels in FolderBatches(feed.data, items, "val", size, feed.n_workers, 0, 0):
+        for images, labels in folder_batches(feed.data, items, mode="val", batch_size=size, n_workers=feed.n_workers):
             yield _ready(feed, images, labels)
         return
     for chosen in items.to(feed.data.images.device).split(batch_size or EVAL_BATCH):
