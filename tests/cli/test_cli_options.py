@@ -152,7 +152,7 @@ def no_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     def hangs(*args: object) -> None:
         raise AssertionError("it hangs")
 
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.make_networks", begun)
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.train_networks", begun)
     monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_on_ray", begun)
     monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
     monkeypatch.setattr("sipp.report.figures.DPI", 20)

@@ -286,7 +286,7 @@ def test_figures_replace_figures_only(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_run_in_a_folder_that_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.make_networks", _must_not_be_called)
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.train_networks", _must_not_be_called)
     place = tmp_path / run_name(config_of(load_recipe("digits-iterative")))
     place.mkdir()
     for name in ("records.jsonl", ".tmp-mine"):

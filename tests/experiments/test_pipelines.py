@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from sipp.errors import DataError
 from sipp.experiments.pipelines.shared import next_budget
 from sipp.experiments.recipes import Recipe, load_recipe
-from sipp.experiments.runs.listing import list_runs
 from sipp.experiments.runs.plan import plan
-from sipp.experiments.runs.reading import read_run
+from sipp.experiments.runs.reading import list_runs, read_run
 from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records, step_name, without_clock
 from sipp.experiments.training import loop

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from sipp.errors import DataError
-from sipp.experiments.data import FolderIndex, folder_batches, index_folders, make_splits
+from sipp.experiments.data import FolderIndex, folder_batches, index_folders, split_images
 from sipp.experiments.data import imagefolder as module
 from sipp.experiments.data.imagefolder import Crop, centre_crop, draw_crop, resized_crop
 
@@ -49,9 +49,7 @@ def test_index(tmp_path: Path) -> None:
     assert index.paths[:3] == ("train/ant/0.png", "train/ant/1.JPEG", "train/ant/2.JPEG")
     assert index.paths[-1] == "val/cat/1.JPEG"
     assert index.labels.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
-    splits = make_splits(
-        n_train_part=index.n_train, n_test=4, n_calibration=1, n_holdout=2, seed=0, content=index.content
-    )
+    splits = split_images(index, n_calibration=1, n_holdout=2, seed=0)
     assert all(index.paths[i].startswith("val/") for i in splits.test)
     before = index.content
     (tmp_path / "train" / "cat" / "0.png").write_bytes(b"other size")

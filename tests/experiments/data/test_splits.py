@@ -1,6 +1,7 @@
 """Splits are disjoint, seeded, tied to their data, and never take calibration or holdout items from the test set."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,12 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sipp.errors import DataError, OptionError
-from sipp.experiments.data import ImageSet, Splits, content_hash, digits_splits, epoch_order, load_digits
-from sipp.experiments.data.splits import PARTS, make_splits, split_images
+from sipp.experiments.data import FolderIndex, ImageSet, Splits, content_hash, digits_splits, epoch_order, load_digits
+from sipp.experiments.data.splits import PARTS, split_images
 
 
 def made(seed: int = 0, content: str = "a") -> Splits:
-    return make_splits(n_train_part=100, n_test=20, n_calibration=10, n_holdout=30, seed=seed, content=content)
+    return split_images(numbered(100, 20, content), n_calibration=10, n_holdout=30, seed=seed)
+
+
+def numbered(n_train: int, n_test: int, content: str = "") -> FolderIndex:
+    """Data of so many items, of which nothing else is known."""
+    n_items = n_train + n_test
+    return FolderIndex(Path(), (), ("",) * n_items, torch.zeros(n_items, dtype=torch.int64), n_train, content)
 
 
 @settings(max_examples=40, deadline=None)
@@ -25,9 +32,7 @@ def made(seed: int = 0, content: str = "a") -> Splits:
 )
 def test_parts_cover_everything_once(n_train: int, n_test: int, shares: tuple[float, float], seed: int) -> None:
     n_calibration, n_holdout = int(shares[0] * n_train), int(shares[1] * n_train)
-    splits = make_splits(
-        n_train_part=n_train, n_test=n_test, n_calibration=n_calibration, n_holdout=n_holdout, seed=seed, content=""
-    )
+    splits = split_images(numbered(n_train, n_test), n_calibration=n_calibration, n_holdout=n_holdout, seed=seed)
     assert len(splits.calibration) == n_calibration and len(splits.holdout) == n_holdout
     together = torch.cat([getattr(splits, part) for part in PARTS]).sort().values
     assert torch.equal(together, torch.arange(n_train + n_test))
@@ -76,11 +81,10 @@ def test_records_that_break_the_rules_cannot_be_made(change: dict, message: str)
 
 
 def test_options_out_of_range() -> None:
-    common = {"n_test": 5, "seed": 0, "content": ""}
     with pytest.raises(OptionError, match="leaves nothing to train on"):
-        make_splits(n_train_part=10, n_calibration=5, n_holdout=5, **common)
-    with pytest.raises(OptionError, match="n_holdout must not be negative"):
-        make_splits(n_train_part=10, n_calibration=5, n_holdout=-1, **common)
+        split_images(numbered(10, 5), n_calibration=5, n_holdout=5)
+    with pytest.raises(OptionError, match="must not be negative"):
+        split_images(numbered(10, 5), n_calibration=5, n_holdout=-1)
 
 
 def test_epoch_order_is_a_function_of_seed_and_epoch() -> None:

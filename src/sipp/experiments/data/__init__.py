@@ -5,7 +5,7 @@ from sipp.experiments.data.digits import digits_splits, load_digits
 from sipp.experiments.data.imagefolder import FolderIndex, folder_batches, index_folders
 from sipp.experiments.data.imageset import ImageSet, content_hash
 from sipp.experiments.data.mnist import load_mnist
-from sipp.experiments.data.splits import Splits, epoch_order, make_splits, split_images
+from sipp.experiments.data.splits import Splits, epoch_order, split_images
 from sipp.experiments.data.transforms import draw_shifts, join_shifts, normalise, shift
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "load_cifar10",
     "load_digits",
     "load_mnist",
-    "make_splits",
     "normalise",
     "shift",
     "split_images",

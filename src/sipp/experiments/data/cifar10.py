@@ -188,7 +188,7 @@ def fetch_cifar10(folder: Path | str, *, progress: Progress | None = None, url: 
     return target
 
 
-def _download(url: str, progress: Progress | None) -> dict[str, bytearray]:
+def _download(url: str, progress: Progress | None) -> dict[str, bytes]:
     """The six files of the archive at `url`, unpacked while they come in; no other member of it is looked at."""
     n_bytes, n_done = N_PER_FILE * RECORD_BYTES, 0
     found: dict[str, bytearray] = {}
@@ -209,4 +209,4 @@ def _download(url: str, progress: Progress | None) -> dict[str, bytearray]:
                     progress("CIFAR-10", n_done, n_bytes * len(FILES))
     if missing := [name for name in FILES if name not in found]:
         raise DataError(f"the archive does not hold {', '.join(missing)}")
-    return {name: found[name] for name in FILES}
+    return {name: bytes(found[name]) for name in FILES}

@@ -51,6 +51,10 @@ class FolderIndex:
     n_train: int
     content: str
 
+    @property
+    def n_test(self) -> int:
+        return len(self.paths) - self.n_train
+
 
 def index_folders(root: Path | str) -> FolderIndex:
     """The index of a folder that holds `train/` and `val/`, each with one folder per class, in sorted order."""

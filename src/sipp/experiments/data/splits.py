@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
+from sipp.experiments.data.imagefolder import FolderIndex
 from sipp.experiments.data.imageset import ImageSet, content_hash
 from sipp.storage.files import sha256_of
 
@@ -47,42 +48,27 @@ class Splits:
         return sha256_of(*parts)
 
 
-def make_splits(
-    *, n_train_part: int, n_test: int, n_calibration: int, n_holdout: int, seed: int, content: str
-) -> Splits:
-    """Seeded splits of items 0 .. n_train_part - 1 (training part) and the n_test items behind them (test set)."""
-    for option, value in (("n_calibration", n_calibration), ("n_holdout", n_holdout), ("n_test", n_test)):
-        if value < 0:
-            raise OptionError(f"{option} must not be negative, got {value}")
+def split_images(data: ImageSet | FolderIndex, *, n_calibration: int, n_holdout: int, seed: int = 0) -> Splits:
+    """Seeded splits of the data's training part, tied to its content; its test part is the test set."""
+    if n_calibration < 0 or n_holdout < 0:
+        raise OptionError(f"n_calibration={n_calibration} and n_holdout={n_holdout} must not be negative")
     n_taken = n_calibration + n_holdout
-    if n_taken >= n_train_part:
+    if n_taken >= data.n_train:
         raise OptionError(
             f"n_calibration + n_holdout = {n_taken} leaves nothing to train on: the training part has "
-            f"{n_train_part} items"
+            f"{data.n_train} items"
         )
     # A local generator, so that the record's seed alone says what was drawn.
-    order = torch.randperm(n_train_part, generator=torch.Generator().manual_seed(seed))
-    calibration, holdout, train = order.split([n_calibration, n_holdout, n_train_part - n_taken])
+    order = torch.randperm(data.n_train, generator=torch.Generator().manual_seed(seed))
+    calibration, holdout, train = order.split([n_calibration, n_holdout, data.n_train - n_taken])
     return Splits(
         train=train.sort().values,
         calibration=calibration.sort().values,
         holdout=holdout.sort().values,
-        test=torch.arange(n_train_part, n_train_part + n_test),
-        n_train_part=n_train_part,
-        seed=seed,
-        content=content,
-    )
-
-
-def split_images(data: ImageSet, *, n_calibration: int, n_holdout: int, seed: int) -> Splits:
-    """Seeded splits of an image set, tied to its content."""
-    return make_splits(
+        test=torch.arange(data.n_train, data.n_train + data.n_test),
         n_train_part=data.n_train,
-        n_test=data.n_test,
-        n_calibration=n_calibration,
-        n_holdout=n_holdout,
         seed=seed,
-        content=content_hash(data),
+        content=data.content if isinstance(data, FolderIndex) else content_hash(data),
     )
 
 

@@ -8,8 +8,8 @@ import torch
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.runs.reuse import TAKEN, stage_key
 from sipp.experiments.runs.run_recipe import Finished, run
-from sipp.experiments.runs.sharing import TAKEN, stage_key
 from sipp.report.read import read_run
 from sipp.storage.pairs import load_pair
 
