@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.experiments.data import ImageSet, split_images
-from sipp.experiments.nets.cifar_resnet import cifar_resnet
+from sipp.experiments.nets.cifar_resnet import CifarResNet
+from sipp.experiments.nets.init import he_init_
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.run_recipe import run
@@ -43,7 +44,8 @@ def networks(n: int = 3) -> list[nn.Module]:
     made = []
     for seed in range(n):
         torch.manual_seed(seed)
-        made.append(cifar_resnet(8, 10))
+        made.append(CifarResNet(1, 10))
+        he_init_(made[-1])
     return made
 
 
