@@ -20,7 +20,7 @@ from common import alternate, clock_for, peak_extra_bytes, smooth_images, table
 from torch import Tensor, nn
 
 import sipp
-from sipp.experiments.nets.registry import NETS
+from sipp.experiments.nets import build
 
 # network, images, of these in a batch, side, repeats, wanted
 NETWORKS = (
@@ -79,7 +79,7 @@ def with_statistics(model: nn.Module, images: Tensor) -> nn.Module:
 
 def network(name: str, images: Tensor) -> nn.Module:
     torch.manual_seed(0)
-    return with_statistics(NETS[name].builder(NETS[name].n_classes), images)
+    return with_statistics(build(name), images)
 
 
 def check(model: nn.Module, points: Tensor) -> None:

@@ -15,13 +15,12 @@ from collections.abc import Callable
 import torch
 
 from sipp.experiments.nets import build
-from sipp.experiments.parallel.processes import ALONE
-from sipp.experiments.training.loop import Hyper, new_state
+from sipp.experiments.recipes.schema import Decay, Training
+from sipp.experiments.training.loop import make_train_step, new_state
 from sipp.experiments.training.population import Member, make_program
-from sipp.experiments.training.schedule import Schedule
 from sipp.experiments.training.setup import device_named
 from sipp.experiments.training.stacking import WELL_GROUPED
-from sipp.experiments.training.step import Trained, make_step, training_stream
+from sipp.experiments.training.step import training_stream
 
 N_STEPS, N_TIMES, WARM = 100, 5, 8
 
@@ -33,13 +32,24 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     args = parser.parse_args()
     device = device_named("cuda")
-    hyper = Hyper(1, args.batch, Schedule(0.1), weight_decay=1e-4, precision="bfloat16", step="compiled")
+    hyper = Training(
+        optimizer="sgd",
+        momentum=0.9,
+        epochs=1,
+        warmup_epochs=0.0,
+        batch_size=args.batch,
+        rate=0.1,
+        decay=Decay(factor=1.0, every=1),
+        weight_decay=1e-4,
+        augment=False,
+        precision="bfloat16",
+        step="compiled",
+    )
     with training_stream(device):
         images = torch.randn(args.batch, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
         labels = torch.randint(0, 10, (args.batch,), device=device)
         state = new_state(build(args.net, n_classes=10).to(device, memory_format=torch.channels_last), hyper)
-        trained = Trained(state.model, state.optimizer, state.sums)
-        alone = make_step(trained, "compiled", batch_size=args.batch, precision="bfloat16", processes=ALONE)
+        alone = make_train_step(state, hyper, "compiled")
         one = milliseconds(lambda: alone(images, labels, 0.1, args.batch))
         print(f"{args.net}, batch {args.batch}, {torch.cuda.get_device_name()}: one network {one:.3f} ms a step")
         for n_nets in args.together:
@@ -47,7 +57,7 @@ def main() -> None:
             print(f"{n_nets} together: {together(args.net, n_nets, hyper, device) / one:.2f} x one", flush=True)
 
 
-def together(net: str, n_nets: int, hyper: Hyper, device: torch.device) -> float:
+def together(net: str, n_nets: int, hyper: Training, device: torch.device) -> float:
     """Milliseconds of a step of so many networks."""
     members = [Member(new_state(build(net, n_classes=10).to(device), hyper), 0) for _ in range(n_nets)]
     program = make_program(members, _feed(device), hyper)
@@ -55,7 +65,7 @@ def together(net: str, n_nets: int, hyper: Hyper, device: torch.device) -> float
     images = torch.randn(size, dtype=torch.bfloat16, device=device).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, 10, (hyper.batch_size, n_nets), device=device)
     program.stacked.train()
-    return milliseconds(lambda: program.step(images, labels, 0.1))
+    return milliseconds(lambda: program.step(images, labels, 0.1, hyper.batch_size))
 
 
 def _feed(device: torch.device):  # type: ignore[no-untyped-def]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 import sipp
-from sipp.experiments.nets.registry import NETS
+from sipp.experiments.nets import build
 from sipp.records.numerics import inverse_or_zero
 from sipp.scoring.kernels import gpu, reference
 
@@ -105,7 +105,7 @@ def kernel_table() -> None:
 def layer_table() -> None:
     """The rate at the layers of a network, with its own activations: how much is skipped depends on them."""
     torch.manual_seed(0)
-    model = NETS["resnet18"].builder(NETS["resnet18"].n_classes).cuda().eval()
+    model = build("resnet18").cuda().eval()
     inputs: dict[str, torch.Tensor] = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Conv2d):
@@ -128,7 +128,7 @@ def layer_table() -> None:
 def network_line(name: str) -> None:
     """Sensitivities of a network over all images, against its forward pass, after a warm-up on one batch."""
     torch.manual_seed(0)
-    model = NETS[name].builder(NETS[name].n_classes).cuda().eval()
+    model = build(name).cuda().eval()
     images = torch.rand(N_IMAGES, 3, SIDE, SIDE, device="cuda") * 2 - 1
     batches = list(images.split(BATCH))
     start = time.perf_counter()
@@ -158,7 +158,7 @@ def network_line(name: str) -> None:
 def network_agreement() -> None:
     """The scores of a small network on the GPU against the reference kernel on the same GPU."""
     torch.manual_seed(0)
-    model = NETS["resnet20"].builder(10).cuda().eval()
+    model = build("resnet20").cuda().eval()
     images = torch.rand(8, 3, 32, 32, device="cuda") * 2 - 1
     fast = sipp.sensitivity(model, [images])
     slow = sipp.sensitivity(model, [images], scoring=sipp.Scoring(kernel="reference"))

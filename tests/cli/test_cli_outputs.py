@@ -286,7 +286,7 @@ def test_figures_replace_figures_only(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_run_in_a_folder_that_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.make_networks", _must_not_be_called)
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.train_networks", _must_not_be_called)
     place = tmp_path / run_name(config_of(load_recipe("digits-iterative")))
     place.mkdir()
     for name in ("records.jsonl", ".tmp-mine"):
@@ -337,7 +337,7 @@ def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_set_that_is_there_is_never_fetched_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.experiments.data.fetch._fetch_into", _must_not_be_called)
+    monkeypatch.setattr("sipp.experiments.data.cifar10._download", _must_not_be_called)
     (tmp_path / "cifar-10-batches-bin").mkdir()
     (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(b"mine")
     before = files_in(tmp_path)

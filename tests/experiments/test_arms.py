@@ -11,7 +11,7 @@ from sipp.errors import OptionError
 from sipp.experiments.arms import Arm, arm_of
 from sipp.experiments.nets import NETS, build
 from sipp.experiments.recipes import Recipe, load_recipe
-from sipp.experiments.runs import walk
+from sipp.experiments.runs import train_networks
 from sipp.experiments.runs.run_recipe import run
 from sipp.report.palette import style_of
 from sipp.report.rendering import render
@@ -71,7 +71,7 @@ def test_retraining_of_its_own_length_and_a_teacher(tmp_path: Path, monkeypatch:
     epochs = [len(load_values(plain.folder / stage, "final")["epochs"]) for stage in ("seed0.dense", "seed0.wt.02")]
     assert epochs == [2, 3]
     taught: list[dict[str, Tensor]] = []
-    train = walk.train
+    train = train_networks.train
 
     def watched(*arguments: Any, **options: Any) -> Any:
         if options["teacher"] is not None:
@@ -79,7 +79,7 @@ def test_retraining_of_its_own_length_and_a_teacher(tmp_path: Path, monkeypatch:
             assert not options["teacher"].model.training
         return train(*arguments, **options)
 
-    monkeypatch.setattr(walk, "train", watched)
+    monkeypatch.setattr(train_networks, "train", watched)
     done = run(
         small("digits-iterative", *settings, "retrain.distill={weight: 0.5, temperature: 4.0}"),
         out=tmp_path,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.hyperparameters import hyperparameters
 from experiments.more_pipelines.halving import halved
 from experiments.training.test_loop import bits, equal, make_feed, make_net
 
@@ -15,8 +16,7 @@ from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.runs.store import without_clock
-from sipp.experiments.training.loop import Hyper, MaskChanges, TrainState, new_state, train
-from sipp.experiments.training.schedule import Schedule
+from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, train
 from sipp.report.rendering import render
 from sipp.report.results import read_run_result
 from sipp.storage.pairs import load_pair
@@ -103,7 +103,7 @@ def changes(*after: int) -> MaskChanges:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_optimizer_forgets_what_is_gone(optimizer: Any) -> None:
-    hyper = Hyper(epochs=2, batch_size=8, schedule=Schedule(0.05), optimizer=optimizer, weight_decay=1e-3)
+    hyper = hyperparameters(2, 8, 0.05, optimizer=optimizer, weight_decay=1e-3)
     seen: list[dict[str, int]] = []
 
     def check(state: TrainState) -> None:
@@ -121,7 +121,7 @@ def test_the_optimizer_forgets_what_is_gone(optimizer: Any) -> None:
 
 
 def test_an_epoch_is_evaluated_with_the_masks_of_its_last_step() -> None:
-    hyper = Hyper(epochs=1, batch_size=8, schedule=Schedule(0.05))
+    hyper = hyperparameters(1, 8, 0.05)
     plain, cut = (
         train(new_state(make_net(), hyper), make_feed(), hyper, seed=0, changes=one) for one in (None, changes(4))
     )
@@ -129,7 +129,7 @@ def test_an_epoch_is_evaluated_with_the_masks_of_its_last_step() -> None:
 
 
 def test_a_state_copied_after_any_step_goes_on_to_the_same_bits() -> None:
-    hyper = Hyper(epochs=2, batch_size=8, schedule=Schedule(0.05), weight_decay=1e-3)
+    hyper = hyperparameters(2, 8, 0.05, weight_decay=1e-3)
     whole = train(new_state(make_net(), hyper), make_feed(), hyper, seed=0, changes=changes(3, 4))
     kept: list[TrainState] = []
     train(
@@ -146,7 +146,7 @@ def test_a_state_copied_after_any_step_goes_on_to_the_same_bits() -> None:
 
 
 def test_a_weight_is_not_brought_back() -> None:
-    hyper = Hyper(epochs=1, batch_size=8, schedule=Schedule(0.05))
+    hyper = hyperparameters(1, 8, 0.05)
     masks = {"5.weight": torch.rand(4, 216, generator=torch.Generator().manual_seed(0)) < 0.3}
     revive = MaskChanges(frozenset({2}), lambda step, state: ({"5.weight": ~state.masks["5.weight"]}, {}))
     with pytest.raises(OptionError, match="revives"):

@@ -10,8 +10,8 @@ from sipp.errors import OptionError
 from sipp.experiments.own_code import named, own_images, own_network
 from sipp.experiments.recipes import Code, load_recipe
 from sipp.experiments.runs.plan import Stage
+from sipp.experiments.runs.reuse import stage_key
 from sipp.experiments.runs.run_recipe import run
-from sipp.experiments.runs.sharing import stage_key
 from sipp.storage.pairs import load_pair
 
 MINE = """

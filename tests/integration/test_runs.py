@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sipp.cli.commands import run_command, runs_command
 from sipp.errors import OptionError
 from sipp.experiments.recipes import load_recipe
-from sipp.experiments.runs.listing import list_runs
+from sipp.experiments.runs.reading import list_runs
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.runs.store import checkpoints
 

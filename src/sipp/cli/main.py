@@ -34,7 +34,7 @@ COMMANDS = {
     "recipes": "List the recipes, or show one with the meaning of every key.",
     "runs": "List the runs in a folder, and how far each is.",
     "report": "Show runs, finished or not, on one page that needs no network, and as figures for print.",
-    "data": "List the data sets and whether they are here; fetch CIFAR-10, checked, resumed where it was stopped.",
+    "data": "List the data sets and whether they are here; download CIFAR-10, checked.",
     "bench": "Time a stored network against the dense one; or kernels and scoring, after checking that they are right.",
 }
 

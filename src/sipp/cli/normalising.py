@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sipp.cli.errors import Trouble
 from sipp.experiments.data import normalise
-from sipp.experiments.data.cifar10 import MEAN, STD
+from sipp.experiments.data.transforms import MEAN, STD
 
 FIX = "give imagenet, cifar10, none, or MEAN/STD for bytes x as (x / 255 - MEAN) / STD: 0.5,0.5,0.5/0.25,0.25,0.25"
 

@@ -23,9 +23,9 @@ from sipp.cli.normalising import USUAL, Normalisation, checked_images, normalisa
 from sipp.cli.options import DEFAULT_ROOT, KINDS
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import (
-    FolderBatches,
     FolderIndex,
     ImageSet,
+    folder_batches,
     index_folders,
     load_cifar10,
     load_digits,
@@ -340,7 +340,7 @@ def _folder(spec: str, path: Path, role: Role, chosen: Normalisation) -> Source:
     part = {"calibration": "training images", "holdout": "validation images"}[role] if has_parts else "images"
 
     def take(items: Tensor) -> dict[str, Tensor]:
-        batches = list(FolderBatches(index, first + items, "val", max(1, len(items)), 0, 0, 0))
+        batches = list(folder_batches(index, first + items, mode="val", batch_size=max(1, len(items))))
         images, labels = (torch.cat(parts) for parts in zip(*batches))
         inputs = checked_images(chosen, images, str(path)).apply(images)
         return {INPUTS: inputs, LABELS: labels} if has_parts else {INPUTS: inputs}

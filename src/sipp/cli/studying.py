@@ -10,9 +10,9 @@ import sipp
 from sipp.experiments.recipes import Recipe, config_of
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.runs.reuse import find_reusable, stage_key
 from sipp.experiments.runs.run_recipe import Finished, Progress
 from sipp.experiments.runs.run_recipe import run as run_recipe
-from sipp.experiments.runs.sharing import find_made, stage_key
 from sipp.experiments.studies import Study
 from sipp.experiments.training.setup import Device
 from sipp.report import read_results, render
@@ -41,7 +41,7 @@ def planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> li
         name, stages = runs.run_name(config_of(recipe)), plan(recipe)
         there = [stage for stage in stages if pairs.has_pair(out / name / stage.name, runs.FINAL)]
         todo = [stage for stage in stages if stage not in there]
-        made = find_made(
+        made = find_reusable(
             out, recipe, todo, lambda one: accept_changes or all(origin.code == code for origin in one.origins)
         )
         new = [stage for stage in todo if stage not in made and stage_key(recipe, stage) not in before]

@@ -21,6 +21,7 @@ from sipp.experiments.data import ImageSet
 from sipp.storage.files import sha256_of
 
 DIGEST_LENGTH = 12
+CALLABLE = "give package.module:callable, which is called without arguments"
 SETS = "(training images, training labels, test images, test labels)"
 
 
@@ -59,24 +60,16 @@ def own_images(spec: str) -> ImageSet:
 
 def source_digest(spec: str) -> str:
     """A digest of the file in which the named code stands: a run that is resumed with other code is refused."""
-
-    def digest() -> str:
-        path = inspect.getsourcefile(named(spec))
-        if path is None:
-            raise TypeError("its source is not known")
-        return sha256_of(Path(path).read_bytes())
-
-    return f"{spec} source {_tried(spec, 'source', digest)[:DIGEST_LENGTH]}"
+    path = _tried(spec, "source", lambda: inspect.getsourcefile(named(spec)) or "")
+    return f"{spec} source {sha256_of(_tried(spec, 'source', Path(path).read_bytes))[:DIGEST_LENGTH]}"
 
 
 def _called(spec: str, what: str) -> Any:
-    def call() -> Any:
-        made = named(spec)
-        if isinstance(made, nn.Module) or not callable(made):
-            raise TypeError(f"{type(made).__name__} is no function or class")
-        return made()
-
-    return _tried(spec, what, call)
+    """What the callable of this name gives; a network in its place is one object, which runs would share."""
+    made = _tried(spec, what, lambda: named(spec))
+    if isinstance(made, nn.Module) or not callable(made):
+        raise OptionError(f"{spec!r} is a {type(made).__name__}, no function or class", fix=CALLABLE)
+    return _tried(spec, what, made)
 
 
 def _tried(spec: str, what: str, work: Callable[[], Any]) -> Any:
@@ -86,7 +79,4 @@ def _tried(spec: str, what: str, work: Callable[[], Any]) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and type(error) is not SystemExit:  # a signal on its way out
             raise
-        raise OptionError(
-            f"{spec!r} gives no {what} ({type(error).__name__}: {error})",
-            fix="give package.module:callable, which is called without arguments",
-        ) from error
+        raise OptionError(f"{spec!r} gives no {what} ({type(error).__name__}: {error})", fix=CALLABLE) from error

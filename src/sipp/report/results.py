@@ -160,7 +160,7 @@ def _result_folders(path: Path) -> list[Path]:
 
 def read_run_result(folder: Path) -> Run:
     """The run in this folder, with the records of the networks that are done."""
-    found = reading.read_run(folder)
+    found = reading.read_run_files(folder)
     bins = next((record.score_bins for _, record in found.records if record.score_bins is not None), None)
     for where, record in found.records:
         if record.score_bins not in (None, bins):

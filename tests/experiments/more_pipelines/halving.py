@@ -10,17 +10,17 @@ from sipp.experiments.runs.plan import Stage
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sipp.experiments.runs.work import Network, Prepared, Work
+    from sipp.experiments.runs.context import Network, Prepared, RunContext
     from sipp.experiments.training.loop import MaskChanges, TrainState
 
 
-def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
-    from sipp.experiments.runs.work import Prepared, initial_network
+def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
+    from sipp.experiments.runs.context import Prepared, initial_network
 
-    return Prepared(initial_network(work, stage.seed), {})
+    return Prepared(initial_network(context, stage.seed), {})
 
 
-def mask_changes(work: Work, stage: Stage, n_steps: int) -> MaskChanges:
+def mask_changes(context: RunContext, stage: Stage, n_steps: int) -> MaskChanges:
     """Half of what is left goes after each half of what is left of the steps, as many times as the level says."""
     from sipp.experiments.training.loop import MaskChanges
 

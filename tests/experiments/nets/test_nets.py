@@ -8,10 +8,7 @@ from torch import fx, nn
 from sipp.errors import OptionError
 from sipp.experiments.data import digits_splits, epoch_order, load_digits
 from sipp.experiments.nets import NETS, build, net_spec
-from sipp.experiments.nets.cifar_resnet import SubsampleAndPad, cifar_resnet
-from sipp.experiments.nets.densenet import densenet
-from sipp.experiments.nets.imagenet_resnet import imagenet_resnet
-from sipp.experiments.nets.wide_resnet import wide_resnet
+from sipp.experiments.nets.cifar_resnet import SubsampleAndPad
 
 N_PARAMETERS = {
     "resnet20": 269_722,
@@ -165,15 +162,6 @@ def test_unknown_name_gets_the_nearest_and_the_list() -> None:
         build("ResNet-20")
     with pytest.raises(OptionError, match="unknown network 'xyz'; known"):
         net_spec("xyz")
-
-
-def test_depths_that_do_not_exist() -> None:
-    for make in (lambda: cifar_resnet(21, 10), lambda: cifar_resnet(2, 10), lambda: imagenet_resnet(19, 10)):
-        with pytest.raises(OptionError, match="depth"):
-            make()
-    for make in (lambda: wide_resnet(17, 8, 10), lambda: densenet(4, 12, 10)):
-        with pytest.raises(OptionError, match="depth 6n"):
-            make()
 
 
 def test_digits_cnn_learns_digits() -> None:

@@ -17,19 +17,15 @@ import accelerate  # noqa: F401  imported here once, for all children
 import torch
 from torch import nn
 
+from sipp.errors import DataError
 from sipp.experiments.data import digits_splits, load_digits
 from sipp.experiments.nets import digits_cnn
-from sipp.experiments.parallel.processes import ALONE, Processes, join_processes, rank_together
+from sipp.experiments.parallel.processes import ALONE, Processes, agreed, join_processes
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records
 from sipp.experiments.training.feed import Feed
-from sipp.experiments.training.loop import Hyper, MaskChanges, TrainState, new_state, train
-from sipp.experiments.training.schedule import Schedule
-from sipp.inputs.scoring_task import task_of
-from sipp.pruning.ranking import rank
-from sipp.records.options import PruneOptions
-from sipp.records.ranking import Ranking
+from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, train
 from sipp.storage.pairs import load_pair
 from sipp.verbs.prune import prune
 
@@ -72,30 +68,15 @@ def spawn(count: int, act: Callable[[Processes], object], folder: Path) -> list[
     ]
 
 
-def score(processes: Processes, *, n_batches: int, bad: int | None = None) -> list[Any]:
-    """All numbers of a ranking on seeded data; batch `bad` holds a NaN."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 4)).eval()
-    batches = list(torch.randn(n_batches, 7, 1, 6, 6))
-    if bad is not None:
-        batches[bad][3, 0, 2, 2] = torch.nan
+def failing(processes: Processes) -> int:
+    """Nothing: the second process finds NaN in its data, and all are told."""
 
-    def rank_batches(own: list[Any]) -> Ranking:
-        return rank(task_of(net, own), PruneOptions(method="sipp-det"))
+    def look() -> int:
+        if processes.index == 1:
+            raise DataError("it is NaN", where="batch 3")
+        return processes.index
 
-    ranking = rank_together(processes, rank_batches, batches)
-    assert ranking.scores is not None
-    layers = [[one.sensitivity_FK, one.sign_complexity, one.output_ratio] for one in ranking.scores.layers]
-    scores = ranking.scores
-    return [list(ranking.ranks), layers, scores.n_points, scores.n_batches, scores.largest_batch, scores.n_outputs]
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
-    return bool(a == b)
+    return agreed(processes, look)
 
 
 def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tensor]:
@@ -105,7 +86,10 @@ def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tenso
     """
     data = load_digits()
     feed = Feed(data, digits_splits(data), 10, torch.device("cpu"))
-    hyper = Hyper(epochs=1, batch_size=209, schedule=Schedule(0.1), augment=True)
+    recipe = load_recipe(
+        "digits-at-init", settings=("train.epochs=1", "train.warmup_epochs=0.0", "train.decay.every=1")
+    )
+    hyper = recipe.train.model_copy(update={"batch_size": 209, "rate": 0.1, "weight_decay": 0.0, "augment": True})
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
@@ -164,14 +148,7 @@ def main(folder: Path) -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what every optimizer does, once for all
     prune(nn.Linear(40, 30), torch.rand(9, 40), keep=0.5, method="sipp-hybrid")  # loads what is compiled, once for all
     found: dict[str, Any] = {}
-    for n_batches, counts in ((5, (2, 3)), (2, (3,))):
-        alone = {"value": score(ALONE, n_batches=n_batches)}
-        for count in counts:
-            processes = spawn(
-                count, lambda t, n=n_batches: score(t, n_batches=n), folder / f"processes{n_batches}-{count}"
-            )
-            found[f"same scores {n_batches} {count}"] = all(same(one["value"], alone["value"]) for one in processes)
-    found["nan"] = spawn(2, lambda processes: score(processes, n_batches=4, bad=1), folder / "nan")
+    found["nan"] = spawn(2, failing, folder / "nan")
     (alone,), pair = spawn(1, trained, folder / "t1"), spawn(2, trained, folder / "t2")
     found["same training"] = all(
         torch.allclose(a, b, rtol=1e-5, atol=1e-7) for one in pair for a, b in zip(one["value"], alone["value"])

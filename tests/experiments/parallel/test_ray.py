@@ -6,10 +6,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,16 +22,25 @@ from sipp.cli import run_display
 from sipp.cli.commands import run_command
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.parallel import on_ray
-from sipp.experiments.parallel.on_ray import Job, Outcome, RayOptions, Worker, next_stage, run_on_ray
+from sipp.experiments.parallel.on_ray import (
+    Messages,
+    Outcome,
+    RayOptions,
+    RunOnRay,
+    next_stage,
+    run_on_ray,
+    train_stage,
+)
 from sipp.experiments.parallel.processes import Processes
 from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of, load_recipe
-from sipp.experiments.runs.listing import list_runs
 from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.runs.reading import list_runs
 from sipp.experiments.runs.run_recipe import Finished, Progress, run
-from sipp.experiments.runs.store import Origin, Store, code_version, open_run, without_clock
-from sipp.experiments.training.setup import feed_of
+from sipp.experiments.runs.store import code_version, open_run, without_clock
+from sipp.experiments.training.setup import load_feed
 from sipp.experiments.training.signals import Interrupted
+from sipp.records.schemas import OriginRecord
 from sipp.storage.files import staged
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
@@ -115,8 +126,8 @@ def state_of(pid: int) -> str:
 
 
 def workers() -> list[int]:
-    """The process ids of the sweep's workers."""
-    return [pid for pid, name in processes(os.getpid()).items() if name.startswith("ray::Worker")]
+    """The process ids of the tasks under way."""
+    return [pid for pid, name in processes(os.getpid()).items() if name.startswith("ray::train_stage")]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -222,7 +233,8 @@ def test_what_is_begun_when() -> None:
 def test_shares_of_the_machines() -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}, {"Alive": True, "Resources": {"CPU": 3.0}}]
     nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
-    job = Job(ITERATIVE, Path(), Path(), "cpu", 0, 2, 60.0, Origin("", "", "cpu"))
+    origin = OriginRecord(data="", code="", device="cpu")
+    job = RunOnRay(ITERATIVE, Path(), Path(), "cpu", 0, 2, 60.0, origin)
     assert on_ray._shares(nodes, job, None) == (5, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
     assert on_ray._shares(nodes, replace(job, n_threads=64), None) == (1, {"num_cpus": 8})
     assert on_ray._shares(nodes, job, 3) == (3, {"num_cpus": 2})
@@ -234,112 +246,161 @@ def test_shares_of_the_machines() -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    """A job whose run folder is open; what a worker does with it happens in this process."""
-    feed = feed_of(ITERATIVE, data_root=tmp_path, device=torch.device("cpu"))
-    origin = Origin(feed.splits.digest, code_version(), "cpu")
-    with open_run(tmp_path, config_of(ITERATIVE), origin) as store:
-        yield Job(ITERATIVE, store.folder, tmp_path, "cpu", 0, 1, 60.0, origin)
+def job(tmp_path: Path) -> Iterator[RunOnRay]:
+    """A run whose folder is open; what a task does with it happens in this process."""
+    feed = load_feed(ITERATIVE, data_root=tmp_path, device=torch.device("cpu"))
+    origin = OriginRecord(data=feed.splits.digest, code=code_version(), device="cpu")
+    with open_run(tmp_path, config_of(ITERATIVE), origin) as folder:
+        yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 0, 1, 60.0, origin)
 
 
-def test_a_worker_refuses_another_folder_other_data_and_other_code(job: Job, tmp_path: Path) -> None:
+def made(job: RunOnRay, stage: Stage, *, asked: int | None = None) -> tuple[Outcome, list[int]]:
+    """How a task ended, and the epochs that it told of."""
+    epochs: list[int] = []
+    outcome = on_ray._train_stage(job, stage, lambda: asked, lambda name, row: epochs.append(row.epoch))
+    return outcome, epochs
+
+
+def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, tmp_path: Path) -> None:
     dense = plan(ITERATIVE)[0]
-    elsewhere = Worker(replace(job, folder=tmp_path / "elsewhere")).make(dense)
+    elsewhere, _ = made(replace(job, folder=tmp_path / "elsewhere"), dense)
     assert elsewhere.end == "error" and isinstance(elsewhere.error, DataError) and "share" in str(elsewhere.error)
-    other_run = Worker(replace(job, recipe=AT_INIT)).make(dense)
+    other_run, _ = made(replace(job, recipe=AT_INIT), dense)
     assert other_run.end == "error" and isinstance(other_run.error, DataError)
     for changed in ("data", "code"):
-        found = Worker(replace(job, origin=replace(job.origin, **{changed: "other"}))).make(dense)
+        found, _ = made(replace(job, origin=job.origin.model_copy(update={changed: "other"})), dense)
         assert found.end == "error" and isinstance(found.error, OptionError) and "same version" in str(found.error)
     assert not list(job.folder.glob("seed*"))
 
 
-def test_a_worker_stops_at_the_next_step_and_says_what_it_warned_of(job: Job) -> None:
-    worker, dense = Worker(job), plan(ITERATIVE)[0]
-    worker.stop(signal.SIGINT)
-    assert worker.make(dense).end == "stopped" and worker.newest() is None
+def test_a_task_stops_at_the_next_step_and_says_what_it_warned_of(job: RunOnRay) -> None:
+    dense = plan(ITERATIVE)[0]
+    stopped, epochs = made(job, dense, asked=signal.SIGINT)
+    assert stopped.end == "stopped" and epochs == []
     assert [path.name for path in job.folder.glob("*/start.json")] == ["start.json"]
     (job.folder / dense.name / "start.safetensors").write_bytes(b"damaged")
-    again = Worker(job)
-    done = again.make(dense)
-    newest = again.newest()
-    assert done.end == "done" and newest is not None and newest[1].epoch == 2
+    done, epochs = made(job, dense)
+    assert done.end == "done" and epochs == [1, 2]
     assert len(done.warned) == 1 and "SHA-256" in done.warned[0]
 
 
-class FakeCrew:
-    """Workers that end as the script says, {stage: outcomes one after the other}; without a word they are done."""
+class FakeRef(NamedTuple):
+    stage: Stage
+    number: int  # of the try
 
-    def __init__(self, job: Job, script: dict[str, list[Outcome | None]]) -> None:
-        self.job, self.script, self.n_at_once, self.resources = job, script, 2, {"num_cpus": 1}
-        self.idle: list[int] = []
-        self.events: list[str] = []
-        self.queue: list[Stage | None] = []
 
-    def hire(self) -> None:
-        self.events.append("hire")
-        self.queue.append(None)
+class FakeRay:
+    """Ray whose tasks end, one at a look, as the script says: {stage: outcome}; without a word they are done."""
 
-    def begin(self, stage: Stage) -> None:
-        self.idle.pop()
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+        class RayTaskError(RayError):
+            pass
+
+    def __init__(self, script: dict[str, Outcome | None]) -> None:
+        self.script, self.events, self.left_running = script, list[str](), 0
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}]
+
+    def remote(self, made: Any) -> Any:
+        return SimpleNamespace(options=lambda **options: self._handle(made, options))
+
+    def _handle(self, made: Any, options: dict[str, Any]) -> Any:
+        if made is Messages:
+            assert options == {"num_cpus": 0}
+            messages = Messages()
+            calls = SimpleNamespace(
+                stop=SimpleNamespace(remote=lambda number: self.events.append(f"stop {int(number)}")),
+                take_epochs=SimpleNamespace(remote=messages.take_epochs),
+            )
+            return SimpleNamespace(remote=lambda: calls)
+        assert made is train_stage and options == {"max_retries": 2, "num_cpus": 1}
+        return SimpleNamespace(remote=self._begin)
+
+    def _begin(self, run: RunOnRay, stage: Stage, messages: Any) -> FakeRef:
         self.events.append(stage.name)
-        self.queue.append(stage)
+        self.left_running += 1
+        return FakeRef(stage, len(self.events))
 
-    def ended(self) -> Iterator[tuple[Stage | None, Outcome | None]]:
-        stage = self.queue.pop(0)
-        left = self.script.get("start" if stage is None else stage.name, [])
-        outcome = left.pop(0) if left else Outcome("done")
-        self.idle += [] if outcome is None else [0]
-        yield stage, outcome
+    def wait(self, refs: list[FakeRef], *, num_returns: int, timeout: float) -> tuple[list[FakeRef], list[FakeRef]]:
+        self.left_running -= 1
+        return refs[:1], refs[1:]
 
-    def show(self) -> None:
-        pass
+    def get(self, ref: Any) -> Any:
+        if not isinstance(ref, FakeRef):
+            return ref
+        outcome = self.script.get(ref.stage.name, Outcome("done"))
+        if outcome is None:
+            raise self.exceptions.RayError
+        return outcome
 
-    def stop(self, number: int) -> Iterator[Stage]:
-        self.events.append(f"stop {number}")
-        yield from [stage for stage in self.queue if stage is not None]
+    def cancel(self, ref: FakeRef, *, force: bool) -> None:
+        self.events.append(f"cancel {ref.stage.name}")
+
+    def kill(self, messages: Any) -> None:
+        self.events.append("end")
 
 
-def swept(job: Job, script: dict[str, list[Outcome | None]], wish: Any = lambda: None) -> tuple[list[str], list[str]]:
-    """(stages that were done, events) of a sweep of these workers; an error is the last event."""
-    crew, made = FakeCrew(job, script), []
+def swept(
+    job: RunOnRay, script: dict[str, Outcome | None], monkeypatch: pytest.MonkeyPatch, stop_signal: Any = lambda: None
+) -> tuple[list[str], list[str]]:
+    """(stages that were done, events) of a sweep of such tasks; an error is the last event."""
+    fake, made = FakeRay(script), []
+    monkeypatch.setattr(on_ray, "_cluster", lambda address: nullcontext(fake))
     try:
-        store = Store(job.folder, {}, resumed=True)
-        for stage in on_ray._sweep(crew, store, plan(ITERATIVE), wish):  # type: ignore[arg-type]
+        for stage in run_on_ray(job, RayOptions(), stop_signal, lambda name, row: None):
             made.append(stage.name)
     except (DataError, ModelError, OptionError, Interrupted) as error:
-        crew.events.append(f"{type(error).__name__}: {error}")
-    return made, crew.events
+        fake.events.append(f"{type(error).__name__}: {error}")
+    assert fake.left_running == 0 and "end" in fake.events
+    return made, fake.events
 
 
-def test_deaths_are_forgiven_twice(job: Job) -> None:
-    all_stages = sorted(stage.name for stage in plan(ITERATIVE))
-    made, events = swept(job, {"seed0.wt.01": [None, None]})
-    assert sorted(made) == all_stages and events.count("hire") == 4 and events.count("seed0.wt.01") == 3
-    made, events = swept(job, {"seed0.wt.01": [None, None, None]})
-    assert events[-1].startswith("DataError: seed0.wt.01: the worker process died 3 times") and events[-2] == "stop 15"
+def test_a_sweep_in_the_order_of_the_chains(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, events = swept(job, {}, monkeypatch)
+    assert made == [stage for stage in events if stage != "end"] and sorted(made) == sorted(
+        s.name for s in plan(ITERATIVE)
+    )
+
+
+def test_a_process_that_dies_again_and_again(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, events = swept(job, {"seed0.wt.01": None}, monkeypatch)
+    assert events[-1].startswith("DataError: seed0.wt.01: the process died 3 times") and "stop 15" in events
     assert "seed0.wt.01" not in made and "seed0.wt.02" not in events
-    assert swept(job, {"start": [None, None, None]})[1][-1].startswith("DataError: starting: the worker")
-    # a signal that reaches every process kills the workers too, and is a stop all the same
-    polls = iter([None, None, signal.SIGINT, signal.SIGINT])
-    assert swept(job, {"start": [None, None, None]}, lambda: next(polls))[1][-1].startswith("Interrupted")
 
 
-def test_an_error_in_one_unit_stops_the_others_and_keeps_its_kind(job: Job) -> None:
-    made, events = swept(job, {"seed0.wt.01": [Outcome("error", ModelError("training diverged"))]})
-    assert events[-2:] == ["stop 15", "ModelError: seed0.wt.01: training diverged"]
+def test_an_error_in_one_stage_stops_the_others_and_keeps_its_kind(
+    job: RunOnRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, events = swept(job, {"seed0.wt.01": Outcome("error", ModelError("training diverged"))}, monkeypatch)
+    assert "stop 15" in events and events[-1] == "ModelError: seed0.wt.01: training diverged"
     assert "seed0.wt.01" not in made and len(set(made)) == len(made)
 
 
-def test_what_ends_while_all_stop_is_not_lost(job: Job) -> None:
-    polls = iter([None, None, None, signal.SIGTERM])
-    made, events = swept(job, {}, lambda: next(polls))
-    assert events[-1].startswith("Interrupted") and events[-2] == f"stop {int(signal.SIGTERM)}"
-    assert set(made) == set(events) - {"hire", events[-1], events[-2]}
+def test_what_ends_while_all_stop_is_not_lost(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    polls = iter([None, signal.SIGTERM])
+    made, events = swept(job, {}, monkeypatch, lambda: next(polls))
+    assert events[-1].startswith("Interrupted") and f"stop {int(signal.SIGTERM)}" in events
+    begun = [one for one in events if one.startswith("seed0")]
+    assert made == begun == ["seed0.dense", "seed0.sipp-hybrid.01", "seed0.wt.01"]
+    # a signal counts more than the error of a process that it killed
+    script: dict[str, Outcome | None] = {"seed0.dense": None}
+    assert swept(job, script, monkeypatch, lambda: signal.SIGINT)[1][-1].startswith("Interrupted")
 
 
-def test_nothing_to_do_needs_no_ray(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_is_closed_cancels_what_is_under_way(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay({})
+    monkeypatch.setattr(on_ray, "_cluster", lambda address: nullcontext(fake))
+    sweep = run_on_ray(replace(job, recipe=AT_INIT), RayOptions(), lambda: None, lambda name, row: None)
+    assert next(sweep).name == "seed0.dense"
+    sweep.close()
+    assert fake.events[-2:] == ["cancel seed0.sipp-hybrid.01", "end"]
+
+
+def test_nothing_to_do_needs_no_ray(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray, "plan", lambda recipe: [])
     monkeypatch.setitem(sys.modules, "ray", None)
-    store = Store(job.folder, {}, resumed=True)
-    assert list(run_on_ray(job, store, RayOptions(), lambda: None, lambda stage, row: None)) == []
+    assert list(run_on_ray(job, RayOptions(), lambda: None, lambda stage, row: None)) == []

@@ -17,8 +17,7 @@ from sipp.experiments.nets import build
 from sipp.experiments.recipes import check_recipe, config_of, load_recipe, recipe_descriptions, recipe_names
 from sipp.experiments.recipes.yamlfile import read_yaml
 from sipp.experiments.runs.store import config_hash
-from sipp.experiments.training.schedule import rate
-from sipp.experiments.training.setup import hyper_of
+from sipp.experiments.training.schedule import learning_rate
 
 # The two tables of the paper, written down apart from the recipes: epochs, warm-up, batch, rate, decay factor and
 # epochs, momentum, Nesterov, weight decay, delta, alpha.
@@ -42,7 +41,7 @@ PIPELINES = ("iterative", "at-init")
 def test_every_number_of_the_tables(column: str, pipeline: str) -> None:
     recipe = load_recipe(f"{column}-{pipeline}")
     epochs, warmup, batch, peak, factor, decays, momentum, nesterov, weight_decay, delta, alpha = TABLE[column]
-    hyper = hyper_of(recipe)
+    hyper = recipe.train
     assert (hyper.epochs, hyper.batch_size, hyper.momentum, hyper.nesterov) == (epochs, batch, momentum, nesterov)
     assert (hyper.weight_decay, hyper.optimizer) == (weight_decay, "sgd")
     assert (recipe.prune.delta, recipe.prune.alpha, recipe.repetitions) == (delta, alpha, 3)
@@ -50,7 +49,7 @@ def test_every_number_of_the_tables(column: str, pipeline: str) -> None:
     for epoch in (0, 1, 2.5, 5, 29, 30, 59, 60, 80, 90, 91, 120, 135, 136, 149, 150, 181, 199, 225, 299):
         if epoch < epochs:
             expected = peak * min(1, epoch / warmup) * factor ** sum(epoch >= d for d in decays)
-            assert math.isclose(rate(hyper.schedule, epoch), expected, rel_tol=1e-12), epoch
+            assert math.isclose(learning_rate(hyper, epoch), expected, rel_tol=1e-12), epoch
 
 
 @functools.cache
@@ -61,8 +60,8 @@ def n_parameters(net: str) -> int:
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_builds(name: str) -> None:
     recipe = load_recipe(name)
-    hyper = hyper_of(recipe)
-    assert rate(hyper.schedule, hyper.epochs - 1e-9) > 0
+    hyper = recipe.train
+    assert learning_rate(hyper, hyper.epochs - 1e-9) > 0
     assert n_parameters(recipe.net) > 1000
     assert recipe.name == name and recipe.description
 
@@ -86,8 +85,8 @@ def test_as_the_authors_ran_it() -> None:
         retrained = {"vgg16-cifar10-iterative": 150, "vgg16-cifar10-iterative-short": 15}.get(name)
         assert recipe.retraining.epochs == (retrained or recipe.train.epochs)
     for pipeline in PIPELINES:
-        other = hyper_of(load_recipe(f"wrn16-8-cifar10-{pipeline}-decay160"))
-        assert [round(rate(other.schedule, e), 8) for e in (59, 60, 120, 159, 160)] == [0.1, 0.02, 0.004, 0.004, 0.0008]
+        other = load_recipe(f"wrn16-8-cifar10-{pipeline}-decay160").train
+        assert [round(learning_rate(other, e), 8) for e in (59, 60, 120, 159, 160)] == [0.1, 0.02, 0.004, 0.004, 0.0008]
 
 
 def test_one_way_to_say_it_ends_the_other() -> None:
@@ -103,9 +102,9 @@ def test_retraining_is_training_but_for_what_it_says() -> None:
     recipe = load_recipe(
         "digits-iterative", settings=("retrain.epochs=3", "retrain.decay={factor: 0.5, every: 1}", "retrain.rate=0.01")
     )
-    first, again = hyper_of(recipe), hyper_of(recipe, again=True)
+    first, again = recipe.train, recipe.retraining
     assert (first.epochs, again.epochs, first.batch_size) == (8, 3, again.batch_size)
-    assert [rate(again.schedule, epoch) for epoch in (1, 2)] == [0.005, 0.0025] and rate(first.schedule, 1) == 0.1
+    assert [learning_rate(again, epoch) for epoch in (1, 2)] == [0.005, 0.0025] and learning_rate(first, 1) == 0.1
 
 
 def refused(text: str, *, settings: tuple[str, ...] = (), folder: Path) -> str:
@@ -158,7 +157,7 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "seed: 2020-01-01", ("not a number",)),
         (GOOD + "<<: {seed: 1}", ("not plain text",)),
         (GOOD + "1: 2", ("not plain text",)),
-        ("[" * 3000, ("nested too deeply",)),
+        ("[" * 3000 + "]" * 3000, ("nested too deeply",)),
         ("a: " + "x" * 70_000, ("too many",)),
         ("- 1", ("mapping",)),
         ("{", ("not valid YAML",)),

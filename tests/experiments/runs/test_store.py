@@ -15,14 +15,15 @@ import torch
 
 from sipp.errors import DataError, OptionError
 from sipp.experiments.runs import store
-from sipp.experiments.runs.store import Origin, load_if_sound, newest_checkpoint, open_run, run_name, save_checkpoint
+from sipp.experiments.runs.store import load_if_sound, newest_checkpoint, open_run, run_name, save_checkpoint
 from sipp.experiments.training.signals import Interrupted, stop_on_signals
+from sipp.records.schemas import OriginRecord
 from sipp.storage import files
 from sipp.storage.files import read_json, write_atomic, write_json
 from sipp.storage.pairs import load_pair, save_pair
 
 CONFIG: dict[str, Any] = {"name": "toy", "seed": 1}
-ORIGIN = Origin("d", "c", "cpu")
+ORIGIN = OriginRecord(data="d", code="c", device="cpu")
 TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.tensor([True, False])}
 
 
@@ -142,22 +143,21 @@ def test_links_are_refused(tmp_path: Path) -> None:
 
 def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
     with open_run(tmp_path, CONFIG, ORIGIN) as first:
-        (first.folder / "stage").mkdir()
-        files.staged(first.folder / "stage" / "x").write_text("half")
-        (first.folder / "stage" / ".tmp-mine").write_text("a user's own")
+        (first / "stage").mkdir()
+        files.staged(first / "stage" / "x").write_text("half")
+        (first / "stage" / ".tmp-mine").write_text("a user's own")
     with open_run(tmp_path, CONFIG, ORIGIN) as second:
-        assert second.resumed and not first.resumed
-        assert [path.name for path in (second.folder / "stage").iterdir()] == [".tmp-mine"]
+        assert [path.name for path in (second / "stage").iterdir()] == [".tmp-mine"]
 
 
 def test_a_second_process_is_refused_at_once(tmp_path: Path) -> None:
     with open_run(tmp_path, CONFIG, ORIGIN) as held:
-        code = f"import fcntl; f = open({str(held.folder / 'lock')!r}); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        code = f"import fcntl; f = open({str(held / 'lock')!r}); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
         assert b"BlockingIOError" in subprocess.run([sys.executable, "-c", code], capture_output=True).stderr
         with pytest.raises(OptionError, match=f"process {os.getpid()}"), open_run(tmp_path, CONFIG, ORIGIN):
             pass
-        assert store.is_locked(held.folder)
-    assert not store.is_locked(held.folder)
+        assert store.is_locked(held)
+    assert not store.is_locked(held)
     with open_run(tmp_path, CONFIG, ORIGIN):
         pass
 
@@ -166,23 +166,23 @@ def test_a_second_process_is_refused_at_once(tmp_path: Path) -> None:
 def test_another_origin_is_refused_without_the_flag(tmp_path: Path, changed: str) -> None:
     with open_run(tmp_path, CONFIG, ORIGIN) as first:
         pass
-    other = Origin(**{**ORIGIN.__dict__, changed: "other"})
+    other = ORIGIN.model_copy(update={changed: "other"})
     with pytest.raises(OptionError, match=f"other {changed}.*--accept-changes"), open_run(tmp_path, CONFIG, other):
         pass
     with open_run(tmp_path, CONFIG, other, accept_changes=True):
         pass
-    assert len(read_json(first.folder / "manifest.json")["origins"]) == 2
+    assert len(read_json(first / "manifest.json")["origins"]) == 2
 
 
 def test_another_configuration_has_another_folder_and_is_refused_in_this_one(tmp_path: Path) -> None:
     assert run_name(CONFIG) != run_name({**CONFIG, "seed": 2})
     with open_run(tmp_path, CONFIG, ORIGIN) as first:
         pass
-    write_json(first.folder / "manifest.json", {"config": {**CONFIG, "seed": 2}, "origins": [ORIGIN.__dict__]})
+    write_json(first / "manifest.json", {"config": {**CONFIG, "seed": 2}, "origins": [ORIGIN.model_dump()]})
     with pytest.raises(OptionError, match="another configuration"), open_run(tmp_path, CONFIG, ORIGIN):
         pass
-    text = (first.folder / "manifest.json").read_text()
-    (first.folder / "manifest.json").write_text(json.dumps(json.loads(text) | {"format": 2}))
+    text = (first / "manifest.json").read_text()
+    (first / "manifest.json").write_text(json.dumps(json.loads(text) | {"format": 2}))
     with pytest.raises(DataError, match="checksum"), open_run(tmp_path, CONFIG, ORIGIN):
         pass
 

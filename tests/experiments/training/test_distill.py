@@ -3,12 +3,12 @@
 import math
 
 import torch
+from experiments.hyperparameters import hyperparameters
 from torch import nn
 
-from sipp.experiments.parallel.processes import ALONE
 from sipp.experiments.training.distill import Teacher, distilled_losses
 from sipp.experiments.training.feed import NO_LABEL
-from sipp.experiments.training.step import Trained, make_step
+from sipp.experiments.training.loop import TrainState, make_train_step
 
 WEIGHT, T = 0.3, 2.5
 
@@ -47,8 +47,8 @@ def test_a_step_follows_the_teacher_and_leaves_it_alone() -> None:
     before, untaught = {k: v.clone() for k, v in parent.state_dict().items()}, net.weight.detach().clone()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     sums = torch.zeros(3, dtype=torch.float64)
-    trained = Trained(net, optimizer, sums, Teacher(parent, 1.0, 1.0))  # the labels, all 0, count nothing
-    step = make_step(trained, "eager", batch_size=16, precision="float32", processes=ALONE)
+    state, teacher = TrainState(net, optimizer, sums), Teacher(parent, 1.0, 1.0)  # the labels, all 0, count nothing
+    step = make_train_step(state, hyperparameters(1, 16, 1.0), "eager", teacher=teacher)
     step(images, labels, 0.0, 16)
     first = sums[0].item() / 16
     for _ in range(400):

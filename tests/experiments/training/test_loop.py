@@ -6,15 +6,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from experiments.hyperparameters import hyperparameters
+from pydantic import ValidationError
 from torch import nn
 
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, ModelError
 from sipp.experiments.data import ImageSet, epoch_order, split_images
-from sipp.experiments.training.feed import Feed, n_steps, plain_batches, train_batches
-from sipp.experiments.training.loop import Hyper, TrainState, evaluate, new_state, train
-from sipp.experiments.training.schedule import Schedule, rate
+from sipp.experiments.training.feed import Feed, eval_batches, n_steps, train_batches
+from sipp.experiments.training.loop import TrainState, evaluate, new_state, train
+from sipp.experiments.training.schedule import learning_rate
 
-HYPER = Hyper(epochs=2, batch_size=8, schedule=Schedule(0.05, 1.0, 0.1, (1,)), weight_decay=1e-3)
+SCHEDULE: dict[str, Any] = {"rate": 0.05, "warmup_epochs": 1.0, "factor": 0.1, "milestones": (1,)}
+HYPER = hyperparameters(2, 8, **SCHEDULE, weight_decay=1e-3)
 
 
 def make_feed(*, n_train: int = 30, device: str = "cpu", uint8: bool = False) -> Feed:
@@ -54,7 +57,7 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_the_update_is_the_textbook_one(nesterov: bool) -> None:
     feed, net = make_feed(), make_net()
-    hyper = Hyper(epochs=2, batch_size=8, schedule=HYPER.schedule, momentum=0.9, nesterov=nesterov, weight_decay=1e-3)
+    hyper = hyperparameters(2, 8, **SCHEDULE, nesterov=nesterov, weight_decay=1e-3)
     mine = copy.deepcopy(net)
     state = train(new_state(net, hyper), feed, hyper, seed=7)
     assert isinstance(feed.data, ImageSet)
@@ -65,7 +68,7 @@ def test_the_update_is_the_textbook_one(nesterov: bool) -> None:
             items = order[8 * step : 8 * step + 8]
             mine.zero_grad()
             F.cross_entropy(mine(feed.data.images[items]), feed.data.labels[items]).backward()
-            lr = rate(hyper.schedule, epoch + step / 4)
+            lr = learning_rate(hyper, epoch + step / 4)
             with torch.no_grad():
                 for p, v in zip(mine.parameters(), velocity):
                     gradient = p.grad + 1e-3 * p
@@ -82,7 +85,7 @@ class Halt(Exception):
 
 def test_continues_to_the_same_bits_after_any_step() -> None:
     feed = make_feed(uint8=True)
-    hyper = Hyper(epochs=2, batch_size=8, schedule=HYPER.schedule, augment=True)
+    hyper = hyperparameters(2, 8, **SCHEDULE, augment=True)
     whole = train(new_state(make_net(channels=3, dropout=0.3), hyper), feed, hyper, seed=3)
     n_all = 2 * n_steps(feed, 8)
     for stop in range(1, n_all):
@@ -121,7 +124,7 @@ def test_leaves_the_global_generator_alone() -> None:
 def test_pruned_weights_stay_zero(options: dict[str, Any]) -> None:
     feed, net = make_feed(), make_net()
     masks = {"5.weight": torch.rand(4, 216, generator=torch.Generator().manual_seed(0)) < 0.3}
-    hyper = Hyper(epochs=2, batch_size=8, schedule=HYPER.schedule, weight_decay=1e-3, **options)
+    hyper = hyperparameters(2, 8, **SCHEDULE, weight_decay=1e-3, **options)
     before = net[5].weight.detach().clone()
     state = new_state(net, hyper, masks=masks)
 
@@ -152,7 +155,7 @@ def test_evaluates_in_eval_mode_and_gives_the_mode_back() -> None:
     found = evaluate(net, feed, feed.splits.test)
     assert net.training and not net[1].training
     net.eval()
-    images, labels = next(plain_batches(feed, feed.splits.test))
+    images, labels = next(eval_batches(feed, feed.splits.test))
     with torch.no_grad():
         logits = net(images)
     assert (found.n, found.n_top1, found.n_top5) == (20, int((logits.argmax(1) == labels).sum()), 20)
@@ -169,7 +172,7 @@ def test_nan_logits_are_never_right() -> None:
 
 def test_divergence_is_an_error() -> None:
     feed, net = make_feed(), make_net()
-    hyper = Hyper(epochs=3, batch_size=8, schedule=Schedule(1e30))
+    hyper = hyperparameters(3, 8, 1e30)
     with pytest.raises(ModelError, match="diverged: the loss of epoch"):
         train(new_state(net, hyper), feed, hyper, seed=0)
 
@@ -186,9 +189,9 @@ def test_out_of_memory_names_the_size_to_set(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_refuses() -> None:
-    with pytest.raises(OptionError):
-        Hyper(epochs=0, batch_size=8, schedule=Schedule(0.1))
-    with pytest.raises(OptionError):
-        Hyper(epochs=1, batch_size=8, schedule=Schedule(0.1), optimizer="adam", nesterov=True)
+    with pytest.raises(ValidationError):
+        hyperparameters(0, 8, 0.1)
+    with pytest.raises(ValidationError, match="nesterov"):
+        hyperparameters(1, 8, 0.1, optimizer="adam", nesterov=True)
     with pytest.raises(DataError):
         evaluate(make_net(), make_feed(), torch.empty(0, dtype=torch.int64))

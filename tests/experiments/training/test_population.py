@@ -7,28 +7,30 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from experiments.hyperparameters import hyperparameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.experiments.data import ImageSet, split_images
-from sipp.experiments.nets.cifar_resnet import cifar_resnet
+from sipp.experiments.nets.cifar_resnet import CifarResNet
+from sipp.experiments.nets.init import he_init_
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import Feed
-from sipp.experiments.training.loop import Hyper, TrainState, new_state, train
+from sipp.experiments.training.loop import TrainState, new_state, train
 from sipp.experiments.training.population import Member, fits, make_program, train_together
-from sipp.experiments.training.schedule import Schedule
 from sipp.experiments.training.stacking import StackedConv, stack
 from sipp.storage.pairs import load_pair
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
 SEEDS = (0, 1, 1)
-HYPER = Hyper(2, 32, Schedule(0.02), weight_decay=1e-2, augment=True)  # 90 images: three steps, the last one short
+# 90 images: three steps, the last one short
+HYPER = hyperparameters(2, 32, 0.02, weight_decay=1e-2, augment=True)
 
 
 def feed() -> Feed:
@@ -42,7 +44,8 @@ def networks(n: int = 3) -> list[nn.Module]:
     made = []
     for seed in range(n):
         torch.manual_seed(seed)
-        made.append(cifar_resnet(8, 10))
+        made.append(CifarResNet(1, 10))
+        he_init_(made[-1])
     return made
 
 
@@ -86,7 +89,7 @@ def test_each_as_if_alone(taught: bool) -> None:
 
 
 def test_adam_remembers_as_it_does_alone() -> None:
-    hyper = Hyper(2, 32, Schedule(0.001), optimizer="adam")
+    hyper = hyperparameters(2, 32, 0.001, optimizer="adam")
     data, models = feed(), networks(2)
     alone = [train(new_state(copy.deepcopy(one), hyper), data, hyper, seed=3) for one in models]
     states = [new_state(one, hyper) for one in models]

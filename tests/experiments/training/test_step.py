@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import pytest
 import torch
+from experiments.hyperparameters import hyperparameters
 from experiments.training.test_loop import HYPER, bits, equal, make_feed, make_net
+from pydantic import ValidationError
 
 from sipp.errors import OptionError
+from sipp.experiments.recipes.schema import StepKind
 from sipp.experiments.training import feed as feeds
 from sipp.experiments.training.feed import train_batches
-from sipp.experiments.training.loop import Hyper, new_state, train
-from sipp.experiments.training.step import StepKind, resolve_step, set_rate
+from sipp.experiments.training.loop import new_state, train
+from sipp.experiments.training.step import resolve_step, set_rate
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -43,8 +45,8 @@ def test_a_graph_that_cannot_be_recorded_is_refused(device: torch.device, in_mem
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(OptionError, match="compiled"):
-        Hyper(epochs=1, batch_size=8, schedule=HYPER.schedule, step="fast")  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="compiled"):
+        hyperparameters(1, 8, 0.1, step="fast")
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -54,7 +56,7 @@ def test_a_compiled_step_is_the_plain_one(masked: bool, monkeypatch: pytest.Monk
     generator = torch.Generator().manual_seed(0)
     found = []
     for kind in ("eager", "compiled"):
-        net, hyper = make_net(), replace(HYPER, step=kind)
+        net, hyper = make_net(), HYPER.model_copy(update={"step": kind})
         masks = {"5.weight": torch.rand(4, 216, generator=generator.manual_seed(2)) < 0.3} if masked else None
         state = train(new_state(net, hyper, masks=masks), make_feed(), hyper, seed=3)
         found.append(bits(state))

@@ -17,7 +17,7 @@ from sipp.cli.output import Json, print_json
 from sipp.errors import OptionError
 
 if TYPE_CHECKING:
-    from sipp.experiments.runs.listing import Listed, Unread
+    from sipp.experiments.runs.reading import RunStatus, UnreadableRun
     from sipp.storage.files import Values
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
@@ -28,7 +28,7 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder, and how far each is."""
-    from sipp.experiments.runs.listing import Unread, list_runs
+    from sipp.experiments.runs.reading import UnreadableRun, list_runs
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")
@@ -41,23 +41,23 @@ def runs(
         table.add_column(column, overflow="fold")
     looked = list_runs(out)
     for one in looked:
-        if isinstance(one, Unread):
+        if isinstance(one, UnreadableRun):
             table.add_row(escape(one.folder.name), "", "", BROKEN)
             continue
         note = "" if one.n_origins == 1 else f", {one.n_origins} origins (resumed with changes)"
         table.add_row(one.folder.name, one.pipeline, f"{one.n_done} of {one.n_stages}", one.state + note)
     console.print(table if table.row_count else f"no runs in {out}")
     for one in looked:
-        if isinstance(one, Unread):
+        if isinstance(one, UnreadableRun):
             console.print(f"{BROKEN}: {one.what}; {one.fix or REPAIR}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _values(one: Listed | Unread) -> Values:
+def _values(one: RunStatus | UnreadableRun) -> Values:
     """A run in JSON's types; of a broken one only its folder is known, what is wrong with it and what to do."""
-    from sipp.experiments.runs.listing import Unread
+    from sipp.experiments.runs.reading import UnreadableRun
 
     place = {"name": one.folder.name, "folder": one.folder}
-    if isinstance(one, Unread):
+    if isinstance(one, UnreadableRun):
         unknown = dict.fromkeys(("pipeline", "n_done", "n_stages", "n_origins"))
         return {**place, **unknown, "state": BROKEN, "what": one.what, "do": one.fix or REPAIR}
     return {

@@ -1,37 +1,41 @@
-"""CIFAR-10 from its official folders as one tensor, and the batch operations that training needs."""
+"""CIFAR-10: downloaded from its official address, and read from either of its official folders as one tensor."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Literal
+import http.client
+import io
+import pickle
+import shutil
+import tarfile
+import urllib.request
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sipp.errors import DataError
 from sipp.experiments.data.imageset import ImageSet
-from sipp.experiments.data.safepickle import load_pickle
 from sipp.records.checking import check_choice
-from sipp.storage.files import sha256_of
+from sipp.storage.files import make_folder, publish, sha256_of, staged, sync_folder, write_through
+
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+TIMEOUT_S = 30.0
+CHUNK = 2**20
 
 N_CLASSES = 10
 N_PER_FILE = 10_000
 TRAIN_FILES = tuple(f"data_batch_{i}" for i in range(1, 6))
 FILES = (*TRAIN_FILES, "test_batch")
 SHAPE = (3, 32, 32)
-RECORD_BYTES = 1 + 3 * 32 * 32  # one label, then the red, green and blue planes
+N_PIXELS = 3 * 32 * 32
+RECORD_BYTES = 1 + N_PIXELS  # one label, then the red, green and blue planes
 BIN_FOLDER = "cifar-10-batches-bin"
 PY_FOLDER = "cifar-10-batches-py"
 SHA256 = "013ba16d14ecc4829da62bf2af648ca30f600491ecb3e7f329c827db0dd17522"  # all records, in the order of FILES
 
-MEAN = (0.485, 0.456, 0.406)  # the constants that published CIFAR-10 networks were trained with
-STD = (0.229, 0.224, 0.225)
-CROP_PADDING = 4
-
 Checksum = Literal["official", "skip"]
+Progress = Callable[[str, int, int | None], None]  # what is done, bytes so far, bytes in all
 
 
 def load_cifar10(folder: Path | str, *, n_per_file: int = N_PER_FILE, checksum: Checksum = "official") -> ImageSet:
@@ -41,14 +45,12 @@ def load_cifar10(folder: Path | str, *, n_per_file: int = N_PER_FILE, checksum: 
     """
     check_choice("checksum", checksum, ("official", "skip"))
     records = np.concatenate(_read_all(Path(folder), n_per_file))  # N x 3073
-    if checksum == "official":
-        found = sha256_of(records.data)
-        if found != SHA256:
-            raise DataError(
-                f"this is not CIFAR-10 as published (sha256 {found[:12]} instead of {SHA256[:12]})",
-                where=folder,
-                fix="fetch it again, or pass checksum='skip' if other data in this layout is meant",
-            )
+    if checksum == "official" and (found := sha256_of(records.data)) != SHA256:
+        raise DataError(
+            f"this is not CIFAR-10 as published (sha256 {found[:12]} instead of {SHA256[:12]})",
+            where=folder,
+            fix="fetch it again, or pass checksum='skip' if other data in this layout is meant",
+        )
     labels = torch.from_numpy(records[:, 0].astype(np.int64))
     images = torch.from_numpy(np.ascontiguousarray(records[:, 1:])).view(-1, *SHAPE)
     return ImageSet("cifar10", images, labels, n_per_file * len(TRAIN_FILES), N_CLASSES)
@@ -57,115 +59,154 @@ def load_cifar10(folder: Path | str, *, n_per_file: int = N_PER_FILE, checksum: 
 def _read_all(folder: Path, n_per_file: int) -> list[np.ndarray]:
     """The records of the six files in order, from whichever of the two layouts is there."""
     for candidate in (folder / BIN_FOLDER, folder / PY_FOLDER, folder):
-        if (candidate / f"{FILES[0]}.bin").is_file():
-            return [_read_bin(candidate / f"{name}.bin", n_per_file) for name in FILES]
-        if (candidate / FILES[0]).is_file():
-            return [_read_py(candidate / name, n_per_file) for name in FILES]
+        for suffix, read in ((".bin", _read_bin), ("", _read_py)):
+            if (candidate / (FILES[0] + suffix)).is_file():
+                return [_checked(read, candidate / (name + suffix), n_per_file) for name in FILES]
     raise DataError(
         f"no CIFAR-10 in {folder}",
         fix=f"put the official {BIN_FOLDER}/ (data_batch_1.bin .. test_batch.bin) or {PY_FOLDER}/ "
-        "(data_batch_1 .. test_batch) there, or fetch it with sipp.experiments.data.fetch_cifar10("
-        f"{str(folder)!r})",
+        f"(data_batch_1 .. test_batch) there, or fetch it with: sipp data cifar10 {folder}",
     )
 
 
-def _require(path: Path) -> None:
+def _checked(read: Callable[[Path, int], np.ndarray], path: Path, n_records: int) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"{path} is missing: the set is incomplete; all of {', '.join(FILES)} are needed")
+    records = read(path, n_records)
+    wrong = np.flatnonzero(records[:, 0] >= N_CLASSES)
+    if wrong.size:
+        label = records[wrong[0], 0]
+        raise DataError(f"record {wrong[0]} has label {label}, but classes are 0 .. {N_CLASSES - 1}", where=path)
+    return records
 
 
 def _read_bin(path: Path, n_records: int) -> np.ndarray:
     """Records n x 3073 of one binary file, whose size must be exact."""
-    _require(path)
     expected, found = n_records * RECORD_BYTES, path.stat().st_size
     if found != expected:
         raise DataError(
             f"{found} bytes instead of {expected} ({n_records} records); it is cut or not CIFAR-10", where=path
         )
-    records = np.fromfile(path, np.uint8).reshape(n_records, RECORD_BYTES)
-    _check_labels(path, records[:, 0])
-    return records
+    return np.fromfile(path, np.uint8).reshape(n_records, RECORD_BYTES)
+
+
+# --- the Python version, which torchvision downloads: pickles ---------------------------------------------------------
 
 
 def _read_py(path: Path, n_records: int) -> np.ndarray:
     """The same records from one pickled file, read without running anything in it."""
-    _require(path)
-    batch = load_pickle(path)
-    pixels, labels = batch.get("data"), batch.get("labels")
-    n_pixels = RECORD_BYTES - 1
-    if not isinstance(pixels, np.ndarray) or pixels.shape != (n_records, n_pixels):
-        shape = getattr(pixels, "shape", type(pixels).__name__)
-        raise DataError(f"'data' must be a uint8 array {n_records} x {n_pixels}, found {shape}", where=path)
-    if not isinstance(labels, list) or len(labels) != n_records or not all(type(n) is int for n in labels):
-        raise DataError(f"'labels' must be a list of {n_records} class numbers", where=path)
-    _check_labels(path, np.asarray(labels, object))  # any size of number: narrowed only once it is known to fit
-    return np.concatenate([np.asarray(labels, np.uint8)[:, None], pixels], axis=1)
-
-
-def _check_labels(path: Path, labels: np.ndarray) -> None:
-    wrong = np.flatnonzero((labels < 0) | (labels >= N_CLASSES))
-    if wrong.size:
+    try:
+        batch = _BatchUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        labels = np.frombuffer(bytes(batch["labels"]), np.uint8)  # anything but whole numbers of 0 .. 255 raises
+        return np.concatenate([labels.reshape(n_records, 1), batch["data"].pixels.reshape(n_records, N_PIXELS)], axis=1)
+    except Exception as error:  # a malformed pickle can raise nearly anything
         raise DataError(
-            f"record {wrong[0]} has label {labels[wrong[0]]}, but classes are 0 .. {N_CLASSES - 1}", where=path
-        )
+            f"this is no batch of {n_records} images and labels ({type(error).__name__}: {str(error)[:200]}); nothing "
+            "in it was run",
+            where=path,
+            fix="take the file from the official archive again",
+        ) from error
 
 
-def normalise(batch: Tensor, *, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
-    """uint8 images N x C x H x W as float32 (x / 255 - mean) / std, on the device they are on."""
-    if batch.dtype != torch.uint8 or batch.dim() != 4 or batch.shape[1] != len(mean):
-        raise DataError(
-            f"normalise takes uint8 images N x {len(mean)} x H x W, got {batch.dtype} {tuple(batch.shape)}; "
-            "a batch must not be normalised twice"
-        )
-    return (batch.to(torch.float32) / 255 - _channels(mean, batch.device)) / _channels(std, batch.device)
+class _Dtype:
+    """Stands for `numpy.dtype`, which can only be uint8 here."""
+
+    def __init__(self, name: str, align: object = False, copy: object = False) -> None:
+        if name not in ("u1", "|u1", "uint8"):
+            raise pickle.UnpicklingError(f"an array of element type {name!r}")
+
+    def __setstate__(self, state: object) -> None:
+        """Takes no notice: byte order and field names mean nothing for uint8."""
 
 
-@cache  # copied to a GPU once: each copy would wait for all work under way there
-def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """One number for each channel, C x 1 x 1."""
-    return torch.tensor(values, device=device).view(-1, 1, 1)
+class _Array:
+    """Stands for a numpy array under construction: its bytes."""
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, _, is_fortran, raw = state
+        data = raw.encode("latin1") if isinstance(raw, str) else raw  # text: bytes as Python 2 wrote them
+        self.pixels = np.frombuffer(data, np.uint8).reshape(shape, order="F" if is_fortran else "C")
 
 
-@dataclass(frozen=True)
-class Shifts:
-    """How each of N images is moved: offsets (2 x N x 1, 0 .. 2 * CROP_PADDING) and mirroring (N x 1)."""
-
-    offsets: Tensor
-    mirrored: Tensor
-
-
-def draw_shifts(n_images: int, generator: torch.Generator) -> Shifts:
-    """Shifts uniform on {-4 .. 4}^2 and mirroring with probability 1/2, independent from image to image."""
-    device, n_offsets = generator.device, 2 * CROP_PADDING + 1
-    offsets = torch.randint(n_offsets, (2, n_images, 1), generator=generator, device=device)
-    return Shifts(offsets, torch.randint(2, (n_images, 1), generator=generator, device=device).bool())
+# What the names in a batch lead to. Numpy itself, whose arrays can be made to point anywhere, is not among it.
+STAND_INS: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): lambda *args: _Array(),
+    ("numpy._core.multiarray", "_reconstruct"): lambda *args: _Array(),
+    ("numpy", "ndarray"): None,
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): lambda text, encoding: text,  # latin1, for bytes in old protocols
+}
 
 
-def join_shifts(parts: Sequence[Shifts], device: torch.device) -> Shifts:
-    """The shifts of several batches as those of one, on the device; a GPU is not waited for."""
-    offsets, mirrored = torch.cat([one.offsets for one in parts], 1), torch.cat([one.mirrored for one in parts])
-    if device.type == "cuda":
-        offsets, mirrored = offsets.pin_memory(), mirrored.pin_memory()
-    return Shifts(offsets.to(device, non_blocking=True), mirrored.to(device, non_blocking=True))
+class _BatchUnpickler(pickle.Unpickler):
+    """Reads numbers, text, lists and uint8 arrays, and refuses all else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in STAND_INS:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return STAND_INS[module, name]
 
 
-def shift(batch: Tensor, shifts: Shifts) -> Tensor:
-    """The images moved and mirrored, zeros moving in: a new batch, all images at once on their device."""
-    if batch.dim() != 4:
-        raise DataError(f"images are N x C x H x W, got {tuple(batch.shape)}")
-    n_images, n_channels, height, width = batch.shape
-    padded = F.pad(batch, (CROP_PADDING,) * 4)
-    steps = torch.arange(width, device=batch.device)
-    rows = shifts.offsets[0] + torch.arange(height, device=batch.device)  # N x H
-    columns = shifts.offsets[1] + torch.where(shifts.mirrored, steps.flip(0), steps)  # N x W
-    images = torch.arange(n_images, device=batch.device).view(-1, 1, 1, 1)
-    channels = torch.arange(n_channels, device=batch.device).view(1, -1, 1, 1)
-    return padded[images, channels, rows[:, None, :, None], columns[:, None, None, :]]
+# --- download ---------------------------------------------------------------------------------------------------------
 
 
-def augment(batch: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image shifted by up to 4 pixels (zeros move in) and mirrored with probability 1/2: a new batch.
+def fetch_cifar10(folder: Path | str, *, progress: Progress | None = None, url: str = URL) -> Path:
+    """`folder/cifar-10-batches-bin`, downloaded if it is not there, complete and checked.
 
-    Numbers are drawn on the generator's device: a CPU generator gives the same batch everywhere.
+    A download that fails leaves nothing behind; the folder gets its name in one step, once its bytes are the published
+    ones. DataError says what to put where otherwise.
     """
-    return shift(batch, join_shifts([draw_shifts(len(batch), generator)], batch.device))
+    folder = Path(folder)
+    target = folder / BIN_FOLDER
+    if target.exists():  # asked first, so that a folder one may only read is enough
+        try:
+            load_cifar10(target, n_per_file=N_PER_FILE)
+        except DataError as error:
+            raise DataError(f"{error}", fix=f"move {target} away and fetch again") from error
+        return target
+    try:
+        files = _download(url, progress)
+        if (found := sha256_of(*files.values())) != SHA256:
+            raise DataError(f"sha256 {found[:12]} instead of {SHA256[:12]}", where=url)
+    except (OSError, EOFError, zlib.error, tarfile.TarError, http.client.HTTPException, DataError) as error:
+        raise DataError(
+            f"CIFAR-10 could not be fetched ({url}: {error}). Run it again, or put data_batch_1.bin .. "
+            f"data_batch_5.bin and test_batch.bin of the official binary version into {target}"
+        ) from error
+    made = staged(target)
+    try:
+        make_folder(folder)
+        made.mkdir()
+        for name, records in files.items():
+            write_through(made / f"{name}.bin", records)
+        sync_folder(made)
+        publish(made, target)
+    except OSError as error:
+        raise DataError(f"cannot fetch CIFAR-10 into {folder}: {error}") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return target
+
+
+def _download(url: str, progress: Progress | None) -> dict[str, bytes]:
+    """The six files of the archive at `url`, unpacked while they come in; no other member of it is looked at."""
+    n_bytes, n_done = N_PER_FILE * RECORD_BYTES, 0
+    found: dict[str, bytearray] = {}
+    with (
+        urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
+        tarfile.open(fileobj=response, mode="r|gz") as tar,
+    ):
+        for member in tar:
+            name = PurePosixPath(member.name).name.removesuffix(".bin")
+            file = tar.extractfile(member) if name in FILES and member.isreg() else None
+            if file is None:
+                continue
+            found[name] = bytearray()
+            while len(found[name]) <= n_bytes and (chunk := file.read(CHUNK)):
+                found[name] += chunk
+                n_done += len(chunk)
+                if progress is not None:
+                    progress("CIFAR-10", n_done, n_bytes * len(FILES))
+    if missing := [name for name in FILES if name not in found]:
+        raise DataError(f"the archive does not hold {', '.join(missing)}")
+    return {name: bytes(found[name]) for name in FILES}

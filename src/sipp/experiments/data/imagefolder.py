@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError
 from sipp.extras import needed_for
 from sipp.storage.files import sha256_of
 
@@ -33,8 +33,6 @@ VAL_SHORT_SIDE = 256
 CROP_AREA = (0.08, 1.0)  # share of the image that a random crop covers
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
 CROP_TRIES = 10
-
-DEAD_WORKER = (RuntimeError, OSError, EOFError)  # what a dead worker shows as, by the moment of its death
 
 Mode = Literal["train", "val"]
 
@@ -52,6 +50,10 @@ class FolderIndex:
     labels: Tensor
     n_train: int
     content: str
+
+    @property
+    def n_test(self) -> int:
+        return len(self.paths) - self.n_train
 
 
 def index_folders(root: Path | str) -> FolderIndex:
@@ -95,64 +97,34 @@ def _images_in(folder: Path) -> list[tuple[str, int]]:
     return sorted((entry.name, entry.stat().st_size) for entry in entries)
 
 
-@dataclass(frozen=True, eq=False)
-class FolderBatches:
+def folder_batches(
+    index: FolderIndex, items: Tensor, *, mode: Mode, batch_size: int, n_workers: int = 0, seed: int = 0, epoch: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches (uint8 N x 3 x 224 x 224, labels N) of the given items in the given order, for one epoch.
 
     `mode="train"`: random resized crop and flip; `mode="val"`: shorter side to 256, centre crop of 224.
     An image that cannot be decoded, or a worker that dies, raises DataError: no item is ever left out.
     """
-
-    index: FolderIndex
-    items: Tensor
-    mode: Mode
-    batch_size: int
-    n_workers: int
-    seed: int
-    epoch: int
-
-    def __post_init__(self) -> None:
-        if self.mode not in PARTS:
-            raise OptionError(f"mode must be 'train' or 'val', not {self.mode!r}")
-        if self.batch_size < 1 or self.n_workers < 0:
-            raise OptionError(f"batch_size {self.batch_size} must be >= 1 and n_workers {self.n_workers} >= 0")
-        n_items = len(self.index.paths)
-        if self.items.numel() and not 0 <= int(self.items.min()) <= int(self.items.max()) < n_items:
-            raise DataError(f"item numbers must lie within 0 .. {n_items - 1}")
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.items) / self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        loader = DataLoader(
-            _Decoded(self.index, self.items, self.mode, self.seed, self.epoch),
-            batch_size=self.batch_size,
-            num_workers=self.n_workers,
-            pin_memory=torch.cuda.is_available(),
-        )
-        batches: Iterator[list[Tensor]] | None = iter(loader)
-        for number in range(len(self)):
-            batch, failure = None, ""
-            try:
-                assert batches is not None
-                try:
-                    batch = next(batches)
-                except DEAD_WORKER as error:
-                    failure = f"{type(error).__name__}: {error}"
-                if batch is None:
-                    batches = None  # here, so that torch buries the worker now
-            except RuntimeError as error:  # torch tells of a death by a signal too, which may come at any line above
-                failure = failure or str(error)
-            if batch is None:
-                raise DataError(self._failed(number, failure))
-            yield batch[0], batch[1]
-
-    def _failed(self, number: int, failure: str) -> str:
-        items = self.items[number * self.batch_size :][: self.batch_size].tolist()
-        return (
-            f"a worker process failed while batch {number} (items {items[0]} .. {items[-1]}) was awaited: {failure}; "
-            "try fewer workers, or n_workers=0 to see the cause"
-        )
+    loader = DataLoader(
+        _Decoded(index, items, mode, seed, epoch),
+        batch_size=batch_size,
+        num_workers=n_workers,
+        pin_memory=torch.cuda.is_available(),
+    )
+    n_done = 0
+    try:
+        for images, labels in loader:
+            yield images, labels
+            n_done += len(labels)
+        return
+    except (RuntimeError, OSError, EOFError) as error:  # a dead worker, by the moment of its death
+        failure = f"{type(error).__name__}: {error}"
+    # Raised here, where nothing holds the loader any more, so that torch buries the worker now.
+    raise DataError(
+        f"a worker process failed while items {n_done} .. {min(n_done + batch_size, len(items)) - 1} of {len(items)} "
+        f"were awaited: {failure}",
+        fix="try fewer workers, or n_workers=0 to see the cause",
+    )
 
 
 class _Decoded(Dataset[tuple[Tensor, int]]):
@@ -170,7 +142,7 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
         if self.mode == "train":
             key = hashlib.sha256(f"crop {self.seed} {self.epoch} {item}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big"))
-            cropped = see(image, draw_window(*image.size, generator))
+            cropped = resized_crop(image, draw_crop(*image.size, generator))
         else:
             cropped = centre_crop(image)
         pixels = torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
@@ -193,7 +165,7 @@ def _decode(path: Path, item: int) -> Image.Image:
 
 
 @dataclass(frozen=True)
-class Window:
+class Crop:
     """A part of an image, in pixels, and whether it is seen mirrored."""
 
     left: int
@@ -203,7 +175,7 @@ class Window:
     mirrored: bool
 
 
-def draw_window(width: int, height: int, generator: torch.Generator) -> Window:
+def draw_crop(width: int, height: int, generator: torch.Generator) -> Crop:
     """A random part of a width x height image: 8 to 100 % of its area, ratio 3/4 to 4/3, mirrored half the time.
 
     Area and log-ratio are uniform, then the place is. Ten tries at once, of which the first that fits is taken; if none
@@ -219,20 +191,20 @@ def draw_window(width: int, height: int, generator: torch.Generator) -> Window:
     if not bool(fits.any()):
         w = min(width, max(1, round(height * CROP_RATIO[1])))
         h = min(height, max(1, round(width / CROP_RATIO[0])))
-        return Window((width - w) // 2, (height - h) // 2, w, h, mirrored)
+        return Crop((width - w) // 2, (height - h) // 2, w, h, mirrored)
     k = int(fits.to(torch.int8).argmax())  # the first that fits
     w, h = int(widths[k]), int(heights[k])
     left, top = int(draws[2, k] * (width - w + 1)), int(draws[3, k] * (height - h + 1))
-    return Window(left, top, w, h, mirrored)
+    return Crop(left, top, w, h, mirrored)
 
 
-def see(image: Image.Image, window: Window) -> Image.Image:
-    """The part of the image in the window, at 224 x 224."""
+def resized_crop(image: Image.Image, crop: Crop) -> Image.Image:
+    """That part of the image, at 224 x 224."""
     from PIL import Image
 
-    box = (window.left, window.top, window.left + window.width, window.top + window.height)
+    box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
     out = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box)
-    return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if window.mirrored else out
+    return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else out
 
 
 def centre_crop(image: Image.Image) -> Image.Image:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
+from sipp.experiments.data.imagefolder import FolderIndex
 from sipp.experiments.data.imageset import ImageSet, content_hash
 from sipp.storage.files import sha256_of
 
@@ -30,22 +31,11 @@ class Splits:
     content: str
 
     def __post_init__(self) -> None:
-        for name in PARTS:
-            items = getattr(self, name)
-            if items.dtype != torch.int64 or items.dim() != 1:
-                raise DataError(f"split {name!r} must be a 1-D int64 tensor of item numbers")
-            if items.numel() and int(items.min()) < 0:
-                raise DataError(f"split {name!r} holds a negative item number")
-        _check_disjoint(self)
-        for name in ("train", "calibration", "holdout"):
-            items = getattr(self, name)
-            if items.numel() and int(items.max()) >= self.n_train_part:
-                raise DataError(
-                    f"split {name!r} holds item {int(items.max())}, which belongs to the test set "
-                    f"(the training part ends at {self.n_train_part - 1})"
-                )
-        if self.test.numel() and int(self.test.min()) < self.n_train_part:
-            raise DataError(f"split 'test' holds item {int(self.test.min())} of the training part")
+        trained = torch.cat([self.train, self.calibration, self.holdout])
+        if len(torch.cat([trained, self.test]).unique()) < len(trained) + len(self.test):
+            raise DataError("splits must be disjoint, but an item is held more than once")
+        if bool((trained >= self.n_train_part).any()) or bool((self.test < self.n_train_part).any()):
+            raise DataError(f"the test set must be the items from {self.n_train_part} on, and no others")
 
     @property
     def digest(self) -> str:
@@ -58,62 +48,28 @@ class Splits:
         return sha256_of(*parts)
 
 
-def _check_disjoint(splits: Splits) -> None:
-    items = torch.cat([getattr(splits, name) for name in PARTS])
-    values, counts = items.unique(return_counts=True)
-    if bool((counts > 1).any()):
-        item = int(values[counts > 1][0])
-        where = [name for name in PARTS if bool((getattr(splits, name) == item).any())]
-        raise DataError(f"splits must be disjoint, but item {item} is held more than once ({', '.join(where)})")
-
-
-def make_splits(
-    *, n_train_part: int, n_test: int, n_calibration: int, n_holdout: int, seed: int, content: str
-) -> Splits:
-    """Seeded splits of items 0 .. n_train_part - 1 (training part) and the n_test items behind them (test set)."""
-    for option, value in (("n_calibration", n_calibration), ("n_holdout", n_holdout), ("n_test", n_test)):
-        if value < 0:
-            raise OptionError(f"{option} must not be negative, got {value}")
+def split_images(data: ImageSet | FolderIndex, *, n_calibration: int, n_holdout: int, seed: int = 0) -> Splits:
+    """Seeded splits of the data's training part, tied to its content; its test part is the test set."""
+    if n_calibration < 0 or n_holdout < 0:
+        raise OptionError(f"n_calibration={n_calibration} and n_holdout={n_holdout} must not be negative")
     n_taken = n_calibration + n_holdout
-    if n_taken >= n_train_part:
+    if n_taken >= data.n_train:
         raise OptionError(
             f"n_calibration + n_holdout = {n_taken} leaves nothing to train on: the training part has "
-            f"{n_train_part} items"
+            f"{data.n_train} items"
         )
     # A local generator, so that the record's seed alone says what was drawn.
-    order = torch.randperm(n_train_part, generator=torch.Generator().manual_seed(seed))
-    calibration, holdout, train = order.split([n_calibration, n_holdout, n_train_part - n_taken])
+    order = torch.randperm(data.n_train, generator=torch.Generator().manual_seed(seed))
+    calibration, holdout, train = order.split([n_calibration, n_holdout, data.n_train - n_taken])
     return Splits(
         train=train.sort().values,
         calibration=calibration.sort().values,
         holdout=holdout.sort().values,
-        test=torch.arange(n_train_part, n_train_part + n_test),
-        n_train_part=n_train_part,
-        seed=seed,
-        content=content,
-    )
-
-
-def split_images(data: ImageSet, *, n_calibration: int, n_holdout: int, seed: int) -> Splits:
-    """Seeded splits of an image set, tied to its content."""
-    return make_splits(
+        test=torch.arange(data.n_train, data.n_train + data.n_test),
         n_train_part=data.n_train,
-        n_test=data.n_test,
-        n_calibration=n_calibration,
-        n_holdout=n_holdout,
         seed=seed,
-        content=content_hash(data),
+        content=data.content if isinstance(data, FolderIndex) else content_hash(data),
     )
-
-
-def check_content(splits: Splits, content: str) -> None:
-    """Refuses `splits` that were made for other data than the data with hash `content`."""
-    if splits.content != content:
-        raise DataError(
-            f"these splits number the items of other data: they were made for {splits.content[:12]}, the "
-            f"data at hand has hash {content[:12]}",
-            fix="make the splits again for this data",
-        )
 
 
 def epoch_order(items: Tensor, *, seed: int, epoch: int) -> Tensor:

@@ -4,13 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp.errors import OptionError
-from sipp.experiments.nets.init import he_init_
-
 WIDTHS = (16, 32, 64)  # filters of the three stages
-LAYERS_PER_BLOCK = 2
-STAGES_LAYERS = LAYERS_PER_BLOCK * len(WIDTHS)  # depth = STAGES_LAYERS * n + first convolution + linear
-END_LAYERS = 2
 
 
 class SubsampleAndPad(nn.Module):
@@ -44,7 +38,7 @@ class BasicBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """Logits N x n_classes for images N x 3 x 32 x 32."""
+    """Logits N x n_classes for images N x 3 x 32 x 32; its depth is 6 n_blocks + 2."""
 
     def __init__(self, n_blocks: int, n_classes: int) -> None:
         super().__init__()
@@ -66,13 +60,3 @@ class CifarResNet(nn.Module):
 def _stage(n_in: int, n_out: int, n_blocks: int, *, stride: int) -> nn.Sequential:
     first = BasicBlock(n_in, n_out, stride)
     return nn.Sequential(first, *(BasicBlock(n_out, n_out, 1) for _ in range(n_blocks - 1)))
-
-
-def cifar_resnet(depth: int, n_classes: int) -> CifarResNet:
-    """A He-initialised CIFAR ResNet of `depth` = 6n + 2 weight layers."""
-    n_blocks, rest = divmod(depth - END_LAYERS, STAGES_LAYERS)
-    if rest or n_blocks < 1:
-        raise OptionError(f"a CIFAR ResNet has depth 6n + 2 (8, 14, 20, ...), not {depth}")
-    net = CifarResNet(n_blocks, n_classes)
-    he_init_(net)
-    return net

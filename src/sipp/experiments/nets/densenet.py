@@ -3,12 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import OptionError
-from sipp.experiments.nets.init import he_init_
-
 N_BLOCKS = 3
-LAYERS_PER_UNIT = 2  # a unit is a 1 x 1 and a 3 x 3 convolution
-END_LAYERS = 4  # first convolution, two transitions, linear
 BOTTLENECK = 4  # the 1 x 1 convolution gives BOTTLENECK * growth channels
 STEM_GROWTHS = 2  # the first convolution gives STEM_GROWTHS * growth channels
 COMPRESSION = 2  # a transition keeps 1 / COMPRESSION of the channels
@@ -43,7 +38,7 @@ def _transition(n_in: int, n_out: int) -> nn.Sequential:
 
 
 class DenseNet(nn.Module):
-    """Logits N x n_classes for images N x 3 x 32 x 32."""
+    """Logits N x n_classes for images N x 3 x 32 x 32; its depth is 6 n_units + 4."""
 
     def __init__(self, n_units: int, growth: int, n_classes: int) -> None:
         super().__init__()
@@ -65,13 +60,3 @@ class DenseNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.bn(self.blocks(self.conv1(x))))
         return self.linear(torch.flatten(self.pool(out), 1))
-
-
-def densenet(depth: int, growth: int, n_classes: int) -> DenseNet:
-    """A He-initialised DenseNet-BC of `depth` = 6n + 4."""
-    n_units, rest = divmod(depth - END_LAYERS, N_BLOCKS * LAYERS_PER_UNIT)
-    if rest or n_units < 1:
-        raise OptionError(f"a DenseNet-BC has depth 6n + 4 (10, 16, 22, ...), not {depth}")
-    net = DenseNet(n_units, growth, n_classes)
-    he_init_(net)
-    return net

@@ -2,15 +2,13 @@
 
 from torch import nn
 
-from sipp.experiments.nets.init import he_init_
-
 WIDTHS = (16, 32, 64)
 
 
 def digits_cnn(n_classes: int) -> nn.Sequential:
-    """A He-initialised network of three 3 x 3 convolutions with BatchNorm: logits for N x 1 x 8 x 8."""
+    """Three 3 x 3 convolutions with BatchNorm: logits for N x 1 x 8 x 8."""
     first, second, third = WIDTHS
-    net = nn.Sequential(
+    return nn.Sequential(
         nn.Conv2d(1, first, 3, padding=1, bias=False),
         nn.BatchNorm2d(first),
         nn.ReLU(),
@@ -25,5 +23,3 @@ def digits_cnn(n_classes: int) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(third, n_classes),
     )
-    he_init_(net)
-    return net

@@ -6,14 +6,8 @@ Bottleneck blocks carry their stride in the 3 x 3 convolution, as those checkpoi
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import OptionError
-from sipp.experiments.nets.init import he_init_
-
 STEM_WIDTH = 64
 WIDTHS = (64, 128, 256, 512)
-BOTTLENECK_EXPANSION = 4
-BASIC_DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
-BOTTLENECK_DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
 
 def _projection(n_in: int, n_out: int, stride: int) -> nn.Sequential | None:
@@ -25,6 +19,8 @@ def _projection(n_in: int, n_out: int, stride: int) -> nn.Sequential | None:
 
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut."""
+
+    expansion = 1  # channels of the output for each of the width
 
     def __init__(self, n_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -46,9 +42,11 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1 x 1, 3 x 3 (with the stride) and 1 x 1 convolutions and a shortcut."""
 
+    expansion = 4
+
     def __init__(self, n_in: int, width: int, stride: int) -> None:
         super().__init__()
-        n_out = width * BOTTLENECK_EXPANSION
+        n_out = width * self.expansion
         self.conv1 = nn.Conv2d(n_in, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu1 = nn.ReLU()
@@ -71,37 +69,23 @@ class Bottleneck(nn.Module):
 class ImageNetResNet(nn.Module):
     """Logits N x n_classes for images N x 3 x 224 x 224 (any size from 32 up works)."""
 
-    def __init__(self, stages: list[nn.Sequential], n_features: int, n_classes: int) -> None:
+    def __init__(self, block: type[BasicBlock] | type[Bottleneck], n_blocks: tuple[int, ...], n_classes: int) -> None:
         super().__init__()
+        stages, n_in = [], STEM_WIDTH
+        for i, (width, count) in enumerate(zip(WIDTHS, n_blocks)):
+            n_out = width * block.expansion
+            first = block(n_in, width, 1 if i == 0 else 2)
+            stages.append(nn.Sequential(first, *(block(n_out, width, 1) for _ in range(count - 1))))
+            n_in = n_out
         self.conv1 = nn.Conv2d(3, STEM_WIDTH, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(STEM_WIDTH)
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(n_features, n_classes)
+        self.fc = nn.Linear(n_in, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
         return self.fc(torch.flatten(self.avgpool(out), 1))
-
-
-def imagenet_resnet(depth: int, n_classes: int) -> ImageNetResNet:
-    """A He-initialised ImageNet ResNet of the given depth: 18, 34 (basic blocks), 50 or 101 (bottlenecks)."""
-    block: type[BasicBlock] | type[Bottleneck]
-    if depth in BASIC_DEPTHS:
-        block, expansion, n_blocks = BasicBlock, 1, BASIC_DEPTHS[depth]
-    elif depth in BOTTLENECK_DEPTHS:
-        block, expansion, n_blocks = Bottleneck, BOTTLENECK_EXPANSION, BOTTLENECK_DEPTHS[depth]
-    else:
-        raise OptionError(f"ImageNet ResNets here have depth {[*BASIC_DEPTHS, *BOTTLENECK_DEPTHS]}, not {depth}")
-    stages, n_in = [], STEM_WIDTH
-    for i, (width, count) in enumerate(zip(WIDTHS, n_blocks)):
-        n_out = width * expansion
-        first = block(n_in, width, 1 if i == 0 else 2)
-        stages.append(nn.Sequential(first, *(block(n_out, width, 1) for _ in range(count - 1))))
-        n_in = n_out
-    net = ImageNetResNet(stages, n_in, n_classes)
-    he_init_(net)
-    return net

@@ -5,10 +5,6 @@ LeNet-5 is the 431 k variant (20 and 50 filters, 500 hidden units, max-pooling, 
 
 from torch import nn
 
-from sipp.experiments.nets.init import he_init_
-
-SIDE = 28
-DIGITS_SIDE = 8
 HIDDEN_300_100 = (300, 100)
 LENET5_FILTERS = (20, 50)
 LENET5_KERNEL = 5
@@ -16,19 +12,10 @@ LENET5_HIDDEN = 500
 LENET5_LAST_SIDE = 4  # 28 -> 24 -> 12 -> 8 -> 4
 
 
-def lenet_300_100(n_classes: int) -> nn.Sequential:
-    """A He-initialised network of two hidden layers: logits for N x 1 x 28 x 28."""
-    return _two_hidden(SIDE, n_classes)
-
-
-def digits_fc(n_classes: int) -> nn.Sequential:
-    """The same for digits, N x 1 x 8 x 8."""
-    return _two_hidden(DIGITS_SIDE, n_classes)
-
-
-def _two_hidden(side: int, n_classes: int) -> nn.Sequential:
+def lenet_300_100(side: int, n_classes: int) -> nn.Sequential:
+    """Two hidden layers: logits for images N x 1 x side x side."""
     first, second = HIDDEN_300_100
-    net = nn.Sequential(
+    return nn.Sequential(
         nn.Flatten(),
         nn.Linear(side * side, first),
         nn.ReLU(),
@@ -36,14 +23,12 @@ def _two_hidden(side: int, n_classes: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(second, n_classes),
     )
-    he_init_(net)
-    return net
 
 
 def lenet5(n_classes: int) -> nn.Sequential:
-    """A He-initialised LeNet-5 (431 k form): logits for N x 1 x 28 x 28."""
+    """LeNet-5 in its 431 k form: logits for N x 1 x 28 x 28."""
     first, second = LENET5_FILTERS
-    net = nn.Sequential(
+    return nn.Sequential(
         nn.Conv2d(1, first, LENET5_KERNEL),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -55,5 +40,3 @@ def lenet5(n_classes: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(LENET5_HIDDEN, n_classes),
     )
-    he_init_(net)
-    return net

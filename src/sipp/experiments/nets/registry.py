@@ -9,58 +9,54 @@ from typing import get_args
 from torch import nn
 
 from sipp.errors import OptionError
-from sipp.experiments.nets.cifar_resnet import cifar_resnet
-from sipp.experiments.nets.cnn5 import cnn5, digits_cnn5
-from sipp.experiments.nets.densenet import densenet
+from sipp.experiments.nets.cifar_resnet import CifarResNet
+from sipp.experiments.nets.cnn5 import DIGITS_POOLS, POOLS, Cnn5
+from sipp.experiments.nets.densenet import DenseNet
 from sipp.experiments.nets.digits_cnn import digits_cnn
-from sipp.experiments.nets.imagenet_resnet import imagenet_resnet
-from sipp.experiments.nets.init import Init, torch_init_
-from sipp.experiments.nets.lenet import digits_fc, lenet5, lenet_300_100
-from sipp.experiments.nets.lstm import lstm
-from sipp.experiments.nets.vgg import vgg16_bn
-from sipp.experiments.nets.wide_resnet import wide_resnet
+from sipp.experiments.nets.imagenet_resnet import BasicBlock, Bottleneck, ImageNetResNet
+from sipp.experiments.nets.init import Init, he_init_, torch_init_
+from sipp.experiments.nets.lenet import lenet5, lenet_300_100
+from sipp.experiments.nets.lstm import LstmClassifier
+from sipp.experiments.nets.vgg import Vgg
+from sipp.experiments.nets.wide_resnet import WideResNet
 from sipp.records.checking import check_choice
 
 CIFAR = (3, 32, 32)
 IMAGENET = (3, 224, 224)
 MNIST = (1, 28, 28)
 DIGITS = (1, 8, 8)
-IMAGENET_CLASSES = 1000
-CNN5_WIDTH = 64
-DIGITS_CNN5_WIDTH = 16
-WRN_FACTOR = 8
-DENSENET_GROWTH = 12
 
 
 @dataclass(frozen=True)
 class NetSpec:
-    """How a network is built: `builder(n_classes)`, the shape of one input, the default number of classes."""
+    """How a network is made: `make(n_classes)`, the shape of one input, the default number of classes."""
 
-    builder: Callable[[int], nn.Module]
+    make: Callable[[int], nn.Module]
     input_shape: tuple[int, ...]
     n_classes: int = 10
+    is_he: bool = True  # starts by He's rule, or (recurrent networks) as torch makes it
 
 
 NETS: dict[str, NetSpec] = {
-    "resnet20": NetSpec(partial(cifar_resnet, 20), CIFAR),
-    "resnet32": NetSpec(partial(cifar_resnet, 32), CIFAR),
-    "resnet44": NetSpec(partial(cifar_resnet, 44), CIFAR),
-    "resnet56": NetSpec(partial(cifar_resnet, 56), CIFAR),
-    "resnet110": NetSpec(partial(cifar_resnet, 110), CIFAR),
-    "wrn16-8": NetSpec(partial(wide_resnet, 16, WRN_FACTOR), CIFAR),
-    "vgg16": NetSpec(vgg16_bn, CIFAR),
-    "densenet22": NetSpec(partial(densenet, 22, DENSENET_GROWTH), CIFAR),
-    "cnn5": NetSpec(partial(cnn5, CNN5_WIDTH), CIFAR),
-    "lenet-300-100": NetSpec(lenet_300_100, MNIST),
+    "resnet20": NetSpec(partial(CifarResNet, 3), CIFAR),
+    "resnet32": NetSpec(partial(CifarResNet, 5), CIFAR),
+    "resnet44": NetSpec(partial(CifarResNet, 7), CIFAR),
+    "resnet56": NetSpec(partial(CifarResNet, 9), CIFAR),
+    "resnet110": NetSpec(partial(CifarResNet, 18), CIFAR),
+    "wrn16-8": NetSpec(partial(WideResNet, 2, 8), CIFAR),
+    "vgg16": NetSpec(Vgg, CIFAR),
+    "densenet22": NetSpec(partial(DenseNet, 3, 12), CIFAR),
+    "cnn5": NetSpec(partial(Cnn5, 64, 3, POOLS), CIFAR),
+    "lenet-300-100": NetSpec(partial(lenet_300_100, 28), MNIST),
     "lenet-5": NetSpec(lenet5, MNIST),
-    "lstm": NetSpec(lstm, DIGITS),
+    "lstm": NetSpec(partial(LstmClassifier, 8, 64), DIGITS, is_he=False),  # a step is one row of a digit
     "digits-cnn": NetSpec(digits_cnn, DIGITS),
-    "digits-cnn5": NetSpec(partial(digits_cnn5, DIGITS_CNN5_WIDTH), DIGITS),
-    "digits-fc": NetSpec(digits_fc, DIGITS),
-    "resnet18": NetSpec(partial(imagenet_resnet, 18), IMAGENET, IMAGENET_CLASSES),
-    "resnet34": NetSpec(partial(imagenet_resnet, 34), IMAGENET, IMAGENET_CLASSES),
-    "resnet50": NetSpec(partial(imagenet_resnet, 50), IMAGENET, IMAGENET_CLASSES),
-    "resnet101": NetSpec(partial(imagenet_resnet, 101), IMAGENET, IMAGENET_CLASSES),
+    "digits-cnn5": NetSpec(partial(Cnn5, 16, 1, DIGITS_POOLS), DIGITS),
+    "digits-fc": NetSpec(partial(lenet_300_100, 8), DIGITS),
+    "resnet18": NetSpec(partial(ImageNetResNet, BasicBlock, (2, 2, 2, 2)), IMAGENET, 1000),
+    "resnet34": NetSpec(partial(ImageNetResNet, BasicBlock, (3, 4, 6, 3)), IMAGENET, 1000),
+    "resnet50": NetSpec(partial(ImageNetResNet, Bottleneck, (3, 4, 6, 3)), IMAGENET, 1000),
+    "resnet101": NetSpec(partial(ImageNetResNet, Bottleneck, (3, 4, 23, 3)), IMAGENET, 1000),
 }
 
 
@@ -84,7 +80,9 @@ def build(name: str, *, n_classes: int | None = None, init: Init = "he") -> nn.M
     if isinstance(n_outputs, bool) or not isinstance(n_outputs, int) or n_outputs < 1:
         raise OptionError(f"n_classes for {name!r} must be a whole number of at least 1, not {n_classes!r}")
     check_choice("init", init, get_args(Init))
-    net = spec.builder(n_outputs)
+    net = spec.make(n_outputs)
+    if spec.is_he:
+        he_init_(net)
     if init == "pytorch":
         torch_init_(net)
     return net

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from sipp.experiments.nets.init import he_init_
-
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # a 2 x 2 max-pool ends each
 
 
@@ -25,10 +23,3 @@ class Vgg(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(torch.flatten(self.features(x), 1))
-
-
-def vgg16_bn(n_classes: int) -> Vgg:
-    """A He-initialised VGG16 with BatchNorm for CIFAR."""
-    net = Vgg(n_classes)
-    he_init_(net)
-    return net

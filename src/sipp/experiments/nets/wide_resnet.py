@@ -3,13 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import OptionError
-from sipp.experiments.nets.init import he_init_
-
 STEM_WIDTH = 16
 WIDTHS = (16, 32, 64)  # before the width factor
-STAGES_LAYERS = 2 * len(WIDTHS)  # depth = STAGES_LAYERS * n + END_LAYERS
-END_LAYERS = 4  # first convolution and one projection per stage: this is how the depth is counted
 
 
 class PreActBlock(nn.Module):
@@ -34,7 +29,7 @@ class PreActBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """Logits N x n_classes for images N x 3 x 32 x 32."""
+    """Logits N x n_classes for images N x 3 x 32 x 32; its depth is 6 n_blocks + 4, projections counted."""
 
     def __init__(self, n_blocks: int, factor: int, n_classes: int) -> None:
         super().__init__()
@@ -57,13 +52,3 @@ class WideResNet(nn.Module):
 def _stage(n_in: int, n_out: int, n_blocks: int, *, stride: int) -> nn.Sequential:
     first = PreActBlock(n_in, n_out, stride)
     return nn.Sequential(first, *(PreActBlock(n_out, n_out, 1) for _ in range(n_blocks - 1)))
-
-
-def wide_resnet(depth: int, factor: int, n_classes: int) -> WideResNet:
-    """A He-initialised wide ResNet of `depth` = 6n + 4 and the given width factor."""
-    n_blocks, rest = divmod(depth - END_LAYERS, STAGES_LAYERS)
-    if rest or n_blocks < 1:
-        raise OptionError(f"a wide ResNet has depth 6n + 4 (10, 16, 22, ...), not {depth}")
-    net = WideResNet(n_blocks, factor, n_classes)
-    he_init_(net)
-    return net

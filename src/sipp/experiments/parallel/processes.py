@@ -1,4 +1,4 @@
-"""Several processes as one: the first leads (draws masks, holds the run folder), all share scoring and training.
+"""Several processes as one: the first leads (draws masks, holds the run folder), all share every training step.
 
 Every function here is called by all of the processes in the same order. An error in one of them is raised in all,
 with the same message, so that none is left waiting; what a dead process leaves undone ends in torch's own error.
@@ -7,7 +7,7 @@ with the same message, so that none is left waiting; what a dead process leaves 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -15,10 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError, SippError
+from sipp.errors import ModelError, SippError
 from sipp.extras import needed_for
-from sipp.records.ranking import Ranking
-from sipp.records.scores import Scores
 from sipp.storage.files import sha256_of
 
 T = TypeVar("T")
@@ -122,78 +120,6 @@ def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str
         raise ModelError(
             f"{what} of process {others[0]} differ from those of process 0", fix="use one version everywhere"
         )
-
-
-def rank_together(processes: Processes, rank_batches: Callable[[list[Any]], Ranking], batches: list[Any]) -> Ranking:
-    """The ranking of all batches, bitwise that of one process: whole batches are shared out, maxima are exact.
-
-    A process without a batch of its own scores the first one again, which changes no maximum and is not counted.
-    Scores that are no maxima (the baselines) are computed by every process from all batches.
-    """
-    if processes.count == 1:
-        return rank_batches(batches)
-    own = batches[processes.index :: processes.count]
-
-    def rank_own() -> Ranking:
-        try:
-            return rank_batches(own or batches[:1])
-        except DataError as error:  # it counts this process's batches
-            what = f"{error.what} (batch k here is batch {processes.index} + {processes.count} k of all)"
-            raise DataError(what, where=error.where, fix=error.fix) from error
-
-    ranking = agreed(processes, rank_own)
-    if ranking.scores is None or ranking.blend is not None:  # no maxima alone: all batches, in every process
-        return agreed(processes, lambda: rank_batches(batches))
-    # NaN has no place in a maximum (its result depends on the order), so its absence is agreed on first.
-    agreed(processes, lambda: _refuse_non_finite(ranking))
-    ranks = []
-    for rank_FK in ranking.ranks:
-        total = rank_FK.clone()
-        dist.all_reduce(total, dist.ReduceOp.MAX, group=processes.group)
-        ranks.append(total)
-    return replace(ranking, ranks=tuple(ranks), scores=_all_scores(processes, ranking.scores, ranks, counted=bool(own)))
-
-
-def _refuse_non_finite(ranking: Ranking) -> None:
-    for weight, rank_FK in zip(ranking.weights, ranking.ranks):
-        if not bool(rank_FK.isfinite().all()):
-            raise ModelError("a sensitivity is NaN or infinite", where=weight.name)
-
-
-def _all_scores(processes: Processes, scores: Scores, ranks: list[Tensor], *, counted: bool) -> Scores:
-    """The scores of all processes in one: maxima of what is a maximum, sums of what is counted."""
-    gathered: list[Any] = [None] * processes.count
-    summary = [(layer.sign_complexity, layer.output_ratio, layer.quadrants_B) for layer in scores.layers]
-    counts = (scores.n_points, scores.n_batches) if counted else (0, 0)
-    mine = (summary, counts, scores.largest_batch, scores.keys, scores.dependence)
-    dist.all_gather_object(gathered, mine, group=processes.group)
-    layers = []
-    for i, (layer, sensitivity_FK) in enumerate(zip(scores.layers, ranks)):
-        sign, ratio = (_largest([one[0][i][k] for one in gathered]) for k in (0, 1))
-        # the points of a process that scored the first batch again are there twice, which changes no maximum
-        parts = [one[0][i][2] for one in gathered]
-        quadrants_B = None if any(part is None for part in parts) else torch.cat(parts)
-        own = sensitivity_FK.to(layer.sensitivity_FK.device)
-        layers.append(
-            replace(layer, sensitivity_FK=own, sign_complexity=sign, output_ratio=ratio, quadrants_B=quadrants_B)
-        )
-    return replace(
-        scores,
-        layers=tuple(layers),
-        n_points=sum(one[1][0] for one in gathered),
-        n_batches=sum(one[1][1] for one in gathered),
-        largest_batch=max(one[2] for one in gathered),
-        keys=frozenset().union(*(one[3] for one in gathered)),
-        dependence=next((one[4] for one in gathered if one[4]), ""),
-    )
-
-
-def _largest(values: list[float | None]) -> float | None:
-    """The largest, None as soon as one process knows none; NaN stays, so that a bound gets weaker, never stronger."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    return next((value for value in known if value != value), max(known))
 
 
 def add_gradients(processes: Processes, model: nn.Module) -> None:

@@ -1,8 +1,8 @@
 """Pipelines: in which order networks are pruned and trained. One file each; the name of the file is that in a recipe.
 
 A new pipeline is one new file in this folder with a `PIPELINE` in it. Everything else of a run (folders, checkpoints,
-records, several processes, Ray) is the same for all, and in `sipp.experiments.runs.walk`. The files import torch only
-where they prune: the page reads their words without it.
+records, several processes, Ray) is the same for all, and in `sipp.experiments.runs.train_networks`. The files import
+torch only where they prune: the page reads their words without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sipp.experiments.runs.plan import Stage
 from sipp.records.checking import check_choice
 
 if TYPE_CHECKING:
-    from sipp.experiments.runs.work import Network, Prepared, Work
+    from sipp.experiments.runs.context import Network, Prepared, RunContext
     from sipp.experiments.training.loop import MaskChanges
 
 SHARED = "shared"  # the one file in this folder that is no pipeline
@@ -32,9 +32,9 @@ class Pipeline:
     metric: Literal["top1", "delta_top1"]  # of the plot that is shown first: the accuracy, or its change by pruning
     parent: Callable[[Stage], Stage | None]  # whose trained network a pruned stage starts from; None: the initial one
     # The network that a pruned stage trains, from its parent's; called by all processes.
-    prepare: Callable[[Work, Stage, Network | None], Prepared]
+    prepare: Callable[[RunContext, Stage, Network | None], Prepared]
     # Which masks change during a stage's training of so many steps; None: those of `prepare` stay.
-    mask_changes: Callable[[Work, Stage, int], MaskChanges] | None = None
+    mask_changes: Callable[[RunContext, Stage, int], MaskChanges] | None = None
     note_on_time: str = ""  # what a reader of the plot of times should know
 
     @property

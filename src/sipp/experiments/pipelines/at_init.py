@@ -11,31 +11,31 @@ from sipp.experiments.pipelines import Pipeline, no_parent
 from sipp.experiments.runs.plan import Stage
 
 if TYPE_CHECKING:
-    from sipp.experiments.runs.work import Network, Prepared, Work
+    from sipp.experiments.runs.context import Network, Prepared, RunContext
     from sipp.records.ranking import Ranking
 
 
-def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
+def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
     """The initial network, cut to the weights of this level of the ladder."""
     from sipp.experiments.pipelines.shared import budget_of, clock, cut_to
 
     began = clock()
-    ranking = _ranking(work, stage)
+    ranking = _ranking(context, stage)
     scored_in = clock() - began
-    return cut_to(work, stage, ranking, {}, budget_of(work, stage, ranking.n_weights), scored_in)
+    return cut_to(context, stage, ranking, {}, budget_of(context, stage, ranking.n_weights), scored_in)
 
 
-def _ranking(work: Work, stage: Stage) -> Ranking:
+def _ranking(context: RunContext, stage: Stage) -> Ranking:
     """The scores of the initial network: the first level of a method scores for all of them."""
     from sipp.experiments.pipelines.shared import rank_for
-    from sipp.experiments.runs.work import initial_network
+    from sipp.experiments.runs.context import initial_network
 
     first = Stage(stage.seed, stage.method, 0)
-    if first not in work.memory:
-        work.memory.clear()  # one ranking holds all scores of a network
+    if first not in context.memory:
+        context.memory.clear()  # one ranking holds all scores of a network
         # An untrained network has no running statistics worth the name.
-        work.memory[first] = rank_for(work, first, initial_network(work, stage.seed), norm_stats="batch")
-    found: Ranking = work.memory[first]
+        context.memory[first] = rank_for(context, first, initial_network(context, stage.seed), norm_stats="batch")
+    found: Ranking = context.memory[first]
     return found
 
 

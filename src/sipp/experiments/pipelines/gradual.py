@@ -14,7 +14,7 @@ from sipp.experiments.runs.plan import Stage
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sipp.experiments.runs.work import Network, Prepared, Work
+    from sipp.experiments.runs.context import Network, Prepared, RunContext
     from sipp.experiments.training.loop import MaskChanges, TrainState
 
 LAST_CUT = "the network just before the last of its cuts, in the middle of its training"
@@ -25,39 +25,39 @@ def parent(stage: Stage) -> Stage:
     return Stage(stage.seed, None, 0)
 
 
-def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
+def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
     """The trained dense network, as it is: it is cut while it is trained again."""
-    from sipp.experiments.runs.work import Prepared
+    from sipp.experiments.runs.context import Prepared
 
-    assert above is not None
-    return Prepared(above, {})
+    assert parent_network is not None
+    return Prepared(parent_network, {})
 
 
-def mask_changes(work: Work, stage: Stage, n_steps: int) -> MaskChanges:
+def mask_changes(context: RunContext, stage: Stage, n_steps: int) -> MaskChanges:
     """The cuts of one training, each to the share of weights that the schedule says."""
     from sipp.experiments.training.loop import MaskChanges
     from sipp.verbs.gradual import CUTS, cut_times
 
     times = cut_times(n_steps, CUTS)
-    return MaskChanges(frozenset(times), lambda step, state: _cut_once(work, stage, step, times[step], state))
+    return MaskChanges(frozenset(times), lambda step, state: _cut_once(context, stage, step, times[step], state))
 
 
 def _cut_once(
-    work: Work, stage: Stage, step: int, t: float, state: TrainState
+    context: RunContext, stage: Stage, step: int, t: float, state: TrainState
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The masks at time t of the schedule, of the network as it is now, and what is known of it since this cut."""
     from sipp.experiments.parallel.processes import share_buffers
     from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, rank_for
-    from sipp.experiments.runs.work import Network
+    from sipp.experiments.runs.context import Network
     from sipp.native.compiling import compiling_seconds
     from sipp.verbs.gradual import budget_at
 
-    share_buffers(work.processes, state.model)  # all score the same network, the leader's
+    share_buffers(context.processes, state.model)  # all score the same network, the leader's
     began, compiled = clock(), compiling_seconds()
     now = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
-    ranking = rank_for(work, stage, now, norm_stats="running")
-    budget = budget_at(t, ranking.n_weights, budget_of(work, stage, ranking.n_weights))
-    made = cut_to(work, stage, ranking, state.masks, budget, clock() - began)
+    ranking = rank_for(context, stage, now, norm_stats="running")
+    budget = budget_at(t, ranking.n_weights, budget_of(context, stage, ranking.n_weights))
+    made = cut_to(context, stage, ranking, state.masks, budget, clock() - began)
     state.model.load_state_dict(made.network.state)  # sampling changes the weights that it keeps (T8)
     blend = {} if made.facts["choice"] is None else {"blend": made.facts["choice"]["words"]}
     path = [*state.facts.get("path", []), {"after_step": step, "keep": made.facts["keep"], **blend}]

@@ -11,7 +11,7 @@ from sipp.experiments.pipelines import Pipeline
 from sipp.experiments.runs.plan import Stage
 
 if TYPE_CHECKING:
-    from sipp.experiments.runs.work import Network, Prepared, Work
+    from sipp.experiments.runs.context import Network, Prepared, RunContext
 
 
 def parent(stage: Stage) -> Stage:
@@ -19,18 +19,18 @@ def parent(stage: Stage) -> Stage:
     return Stage(stage.seed, stage.method if stage.level > 1 else None, stage.level - 1)
 
 
-def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
+def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
     """The trained network of the level above, cut to alpha of the weights it has left, or to this level's keep."""
     from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, next_budget, rank_for
 
-    assert above is not None
+    assert parent_network is not None
     began = clock()
-    ranking = rank_for(work, stage, above, norm_stats="running")
+    ranking = rank_for(context, stage, parent_network, norm_stats="running")
     scored_in = clock() - began
-    left = sum(int(mask.sum()) for mask in above.masks.values()) if above.masks else ranking.n_weights
-    alpha = work.recipe.prune.alpha
-    budget = next_budget(left, alpha) if alpha is not None else budget_of(work, stage, ranking.n_weights)
-    return cut_to(work, stage, ranking, above.masks, min(left, budget), scored_in)
+    left = sum(int(mask.sum()) for mask in parent_network.masks.values()) if parent_network.masks else ranking.n_weights
+    alpha = context.recipe.prune.alpha
+    budget = next_budget(left, alpha) if alpha is not None else budget_of(context, stage, ranking.n_weights)
+    return cut_to(context, stage, ranking, parent_network.masks, min(left, budget), scored_in)
 
 
 PIPELINE = Pipeline(

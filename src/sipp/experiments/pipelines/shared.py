@@ -17,11 +17,11 @@ from torch import Tensor
 from sipp.bounds.statements import statements_of
 from sipp.errors import DataError, DeadRowsWarning, ModelError
 from sipp.experiments.arms import arm_of
-from sipp.experiments.parallel.processes import from_leader, rank_together
+from sipp.experiments.parallel.processes import agreed, from_leader
+from sipp.experiments.runs.context import Network, Prepared, RunContext, module_of
 from sipp.experiments.runs.plan import Stage
-from sipp.experiments.runs.work import Network, Prepared, Work, module_of
 from sipp.experiments.seeds import prune_seed
-from sipp.experiments.training.feed import plain_batches
+from sipp.experiments.training.feed import eval_batches
 from sipp.experiments.training.loop import evaluate
 from sipp.inputs.scoring_task import task_of
 from sipp.native.compiling import compiling_seconds
@@ -57,9 +57,9 @@ def next_budget(left: int, alpha: float) -> int:
     return max(1, round(alpha * left))
 
 
-def budget_of(work: Work, stage: Stage, n_weights: int) -> int:
+def budget_of(context: RunContext, stage: Stage, n_weights: int) -> int:
     """The number of weights of a stage's level, of so many: its keep's share, or alpha again and again."""
-    spec, budget = work.recipe.prune, n_weights
+    spec, budget = context.recipe.prune, n_weights
     if spec.alpha is None:
         return max(1, round(spec.keep_at(stage.level) * n_weights))
     for _ in range(stage.level):
@@ -67,35 +67,35 @@ def budget_of(work: Work, stage: Stage, n_weights: int) -> int:
     return budget
 
 
-def rank_for(work: Work, stage: Stage, network: Network, *, norm_stats: NormStats) -> Ranking:
+def rank_for(context: RunContext, stage: Stage, network: Network, *, norm_stats: NormStats) -> Ranking:
     """The scores of all weights of a network by the stage's arm, on all calibration points."""
-    feed, spec = work.feed, work.recipe.prune
+    feed, spec = context.feed, context.recipe.prune
     assert stage.method is not None
     arm, label = arm_of(stage.method), stage.method
     options = PruneOptions(method=arm.method, delta=spec.delta, draws=spec.draws, reduce=arm.reduce or spec.reduce)
-    model = module_of(work, network)
+    model = module_of(context, network)
 
     def rank_batches(batches: list[Any]) -> Ranking:
         seed = prune_seed(stage.seed, label, stage.level)
         task = task_of(model, batches, scoring=Scoring(norm_stats=norm_stats), seed=seed)
         return rank(task, options)
 
-    batches = list(plain_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
-    return rank_together(work.processes, rank_batches, batches)
+    batches = list(eval_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
+    return agreed(context.processes, lambda: rank_batches(batches))  # every process scores all of them: the same bits
 
 
 def cut_to(
-    work: Work, stage: Stage, ranking: Ranking, alive: Mapping[str, Tensor], budget: int, scored_in: float
+    context: RunContext, stage: Stage, ranking: Ranking, alive: Mapping[str, Tensor], budget: int, scored_in: float
 ) -> Prepared:
     """The network cut to `budget` weights out of those alive (all, if no masks are given), the same in all processes.
 
     With it comes all that is known of it before it is trained; `scored_in` are the seconds that its scores took.
     """
-    return from_leader(work.processes, lambda: _cut(work, stage, ranking, alive, budget, scored_in))
+    return from_leader(context.processes, lambda: _cut(context, stage, ranking, alive, budget, scored_in))
 
 
 def _cut(
-    work: Work, stage: Stage, ranking: Ranking, alive: Mapping[str, Tensor], budget: int, scored_in: float
+    context: RunContext, stage: Stage, ranking: Ranking, alive: Mapping[str, Tensor], budget: int, scored_in: float
 ) -> Prepared:
     assert stage.method is not None
     began = clock()
@@ -108,12 +108,12 @@ def _cut(
     # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
     masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
     state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
-    before = evaluate(pruned.model, work.feed, work.feed.splits.test, precision=work.recipe.train.precision)
+    before = evaluate(pruned.model, context.feed, context.feed.splits.test, precision=context.recipe.train.precision)
     facts = _facts(ranking, pruned, masks, before)
     for weight, scores_FK, layer in zip(ranking.weights, ranking.ranks, facts["layers"]):
         layer["scores"] = _score_counts(scores_FK, to_rows(weight, masks[weight.name]))
     pruned_in = clock() - began
-    facts["certificate"] = _certificate(work, ranking, pruned)
+    facts["certificate"] = _certificate(context, ranking, pruned)
     certified_in = clock() - began - pruned_in
     facts["part_seconds"] = {"score": scored_in, "prune": pruned_in, "certify": certified_in}
     return Prepared(Network(state, masks), facts)
@@ -134,22 +134,22 @@ def _score_counts(scores_FK: Tensor, mask_FK: Tensor) -> Values:
     }
 
 
-def _certificate(work: Work, ranking: Ranking, pruned: Pruned) -> Values | None:
+def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Values | None:
     """What the holdout says of the pruned network before retraining (T14), or why nothing; None without a holdout.
 
     No ledger: every network of a run is certified on the same points, and each claim stands for itself alone.
     """
-    splits = work.feed.splits
+    splits = context.feed.splits
     if not len(splits.holdout):
         return None
     try:
         found = certify(
             ranking.model,
             pruned.model,
-            plain_batches(work.feed, splits.holdout),
+            eval_batches(context.feed, splits.holdout),
             delta=CERTIFICATE_DELTA,
             confidence=CERTIFICATE_CONFIDENCE,
-            calibration=plain_batches(work.feed, splits.calibration),
+            calibration=eval_batches(context.feed, splits.calibration),
             progress=False,  # a run has a display of its own
         )
     except (DataError, ModelError) as error:  # such as copies of one image in both parts: no claim, but no stop either

@@ -42,20 +42,17 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code |
     `code` names a network or data of the caller's own, which then take the place of the recipe's.
     """
     if name_or_path.endswith(SUFFIX):
-        path = Path(name_or_path)
+        path, where = Path(name_or_path), name_or_path
         try:
             if not path.is_file() or path.stat().st_size > MAX_BYTES:
                 raise OSError(f"it is no plain file of at most {MAX_BYTES:,} bytes")
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"cannot be read as a recipe: {error}", where=path) from error
-        values, where = _derived(text, str(path), ()), str(path)
-        values.setdefault("name", path.name.removesuffix(SUFFIX))
+        values = {"name": path.name.removesuffix(SUFFIX), **_derived(_parsed(text, where), where, ())}
     else:
-        values, where = _packaged(name_or_path, ()), f"recipe {name_or_path!r}"
-        values["name"] = name_or_path
-    for setting in settings:
-        values = _put(values, setting)
+        values, where = {**_packaged(name_or_path, ()), "name": name_or_path}, f"recipe {name_or_path!r}"
+    values = _with_settings(values, settings)
     if "code" in values:
         raise OptionError("'code' is named on the command line only", where=where, fix="use --model, --own-data")
     if code is not None:
@@ -70,14 +67,8 @@ def derived_recipe(values: dict[str, Any], *, where: str, settings: Sequence[str
 
     Without a `name` it has that of its base.
     """
-    base = values.get("base")
-    if not isinstance(base, str):
-        raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
-    above = {key: value for key, value in values.items() if key != "base"}
-    found = merged({**_packaged(base, ()), "name": base}, above)
-    for setting in settings:
-        found = _put(found, setting)
-    return check_recipe(found, where=where)
+    found = {"name": values.get("base"), **_derived({"base": None, **values}, where, ())}
+    return check_recipe(_with_settings(found, settings), where=where)
 
 
 def _file_names() -> list[str]:
@@ -92,24 +83,28 @@ def _packaged(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
         hint = f"; nearest: {', '.join(near)}" if near else ""
         raise OptionError(f"unknown recipe {name!r}{hint} (or give the path of a {SUFFIX} file)")
     text = resources.files("sipp.experiments.recipes").joinpath(name + SUFFIX).read_text(encoding="utf-8")
-    return _derived(text, f"recipe {name!r}", (*chain, name))
+    return _derived(_parsed(text, f"recipe {name!r}"), f"recipe {name!r}", (*chain, name))
 
 
-def _derived(text: str, where: str, chain: tuple[str, ...]) -> dict[str, Any]:
-    """The values of this text over those of its base."""
+def _parsed(text: str, where: str) -> dict[str, Any]:
     from sipp.experiments.recipes.yamlfile import read_yaml  # here, since listing runs needs no YAML
 
     values = read_yaml(text, where=where)
     if not isinstance(values, dict):
         raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
-    base = values.pop("base", None)
-    if base is None:
+    return values
+
+
+def _derived(values: dict[str, Any], where: str, chain: tuple[str, ...]) -> dict[str, Any]:
+    """The values over those of their base, where they name one."""
+    if "base" not in values:
         return values
+    base, above = values["base"], {key: value for key, value in values.items() if key != "base"}
     if not isinstance(base, str):
         raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
     if base in chain or len(chain) >= MAX_CHAIN:
         raise OptionError(f"'base' leads in a circle or too far: {' -> '.join((*chain, base))}", where=where)
-    return merged(_packaged(base, chain or (where,)), values)
+    return merged(_packaged(base, chain or (where,)), above)
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -122,17 +117,21 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _put(values: dict[str, Any], setting: str) -> dict[str, Any]:
-    """The values with one `a.b=value` put in, to be checked with all others."""
+def _with_settings(values: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """The values with each `a.b=value` put in, to be checked with all others."""
     from sipp.experiments.recipes.yamlfile import read_yaml
 
-    key, equals, text = setting.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise OptionError("write key=value, such as train.epochs=10", where=f"--set {setting!r}")
-    if parts == ["name"] or parts == ["base"]:
-        raise OptionError(f"{parts[0]!r} cannot be set", where=f"--set {setting!r}", fix="write a recipe file for that")
-    above: Any = read_yaml(text, where=f"--set {key}")
-    for part in reversed(parts):
-        above = {part: above}
-    return merged(values, above)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise OptionError("write key=value, such as train.epochs=10", where=f"--set {setting!r}")
+        if parts == ["name"] or parts == ["base"]:
+            raise OptionError(
+                f"{parts[0]!r} cannot be set", where=f"--set {setting!r}", fix="write a recipe file for that"
+            )
+        above: Any = read_yaml(text, where=f"--set {key}")
+        for part in reversed(parts):
+            above = {part: above}
+        values = merged(values, above)
+    return values

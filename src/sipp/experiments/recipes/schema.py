@@ -19,6 +19,8 @@ from sipp.records.options import Draws, Reduce
 
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
+Precision = Literal["float32", "bfloat16"]
+StepKind = Literal["auto", "eager", "graph", "compiled"]
 OWN = "own"  # a network, or data, of the user's own code
 
 NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # a name becomes part of a folder's name: no slash, no "..", no blank
@@ -95,13 +97,13 @@ class Training(_Part):
     """of all parameters"""
     augment: bool
     """images shifted by up to 4 pixels and mirrored"""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     """of the network; the loss is always float32"""
     channels_last: bool = False
     """memory layout that suits convolutions on GPUs"""
     eval_every: Count = 1
     """epochs between evaluations on the test set; the last always is"""
-    step: Literal["auto", "eager", "graph", "compiled"] = "auto"
+    step: StepKind = "auto"
     """how a step runs: as written, as a CUDA graph, or compiled"""
     together: Count = 1
     """networks that are trained side by side, as one program: the same but for rounding"""
@@ -318,14 +320,9 @@ def _part_of(annotation: Any) -> type[BaseModel] | None:
 
 def known_keys(path: tuple[str, ...]) -> list[str]:
     """The keys a recipe may have at this place: () is the top, ("train",) its part `train`."""
-    model: type[BaseModel] = Recipe
-    for part in path:
-        field = model.model_fields.get(part)
-        inner = None if field is None else _part_of(field.annotation)
-        if inner is None:
-            return []
-        model = inner
-    return list(model.model_fields)
+    start = "".join(f"{part}." for part in path)
+    below = (row.key.removeprefix(start) for row in _described(Recipe, {}, "") if row.key.startswith(start))
+    return list(dict.fromkeys(key.partition(".")[0] for key in below))
 
 
 def _problem(error: dict[str, Any]) -> str:

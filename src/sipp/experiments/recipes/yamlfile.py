@@ -1,7 +1,7 @@
 """YAML text in, plain dictionaries, lists, numbers and text out; everything else YAML can do is refused.
 
-Tags (which make objects), anchors and aliases (which make bombs), merge keys, repeated keys, dates and anything very
-large or deep have no use in a recipe.
+Tags (which make objects), anchors and aliases (which make bombs), merge keys, repeated keys and dates have no use in a
+recipe.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ with needed_for("reading a recipe"):
     import yaml  # type: ignore[import-untyped]
 
 MAX_CHARACTERS = 65_536
-MAX_DEPTH = 16
-MAX_NODES = 4_096
-_PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null")}
+_PREFIX = "tag:yaml.org,2002:"
+_PLAIN = {_PREFIX + kind for kind in ("str", "int", "float", "bool", "null")}
 
 
 def read_yaml(text: str, *, where: str) -> Any:
@@ -25,34 +24,23 @@ def read_yaml(text: str, *, where: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise OptionError(f"{len(text)} characters are too many for a recipe (at most {MAX_CHARACTERS})", where=where)
     try:
-        _refuse_features(text, where)
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):  # nothing has been built yet, so nothing can grow
+            at = f"{where}, line {event.start_mark.line + 1}"
+            if getattr(event, "anchor", None) is not None:  # aliases have one too
+                raise OptionError("anchors and aliases are not allowed", where=at, fix="derive recipes with 'base:'")
+            if getattr(event, "tag", None) is not None:
+                raise OptionError(f"the tag {event.tag!r} is not allowed", where=at, fix="give plain values")
         loader = yaml.SafeLoader(text)
-        try:
-            node = loader.get_single_node()
-            return None if node is None else _value(loader, node, where)
-        finally:
-            loader.dispose()
+        node = loader.get_single_node()
+        return None if node is None else _value(loader, node, where)
     except yaml.YAMLError as error:
         raise OptionError(f"not valid YAML: {' '.join(str(error).split())}", where=where) from error
+    except RecursionError as error:
+        raise OptionError("nested too deeply for a recipe", where=where) from error
     except (ValueError, OverflowError) as error:
         if isinstance(error, OptionError):
             raise
         raise OptionError(f"a value cannot be read: {error}", where=where) from error
-
-
-def _refuse_features(text: str, where: str) -> None:
-    """Refuses them by the stream of events alone: nothing has been built yet, so nothing can grow."""
-    depth = n_nodes = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        at = f"{where}, line {event.start_mark.line + 1}"
-        if getattr(event, "anchor", None) is not None:  # aliases have one too
-            raise OptionError("anchors and aliases are not allowed", where=at, fix="derive recipes with 'base:'")
-        if getattr(event, "tag", None) is not None:
-            raise OptionError(f"the tag {event.tag!r} is not allowed", where=at, fix="give plain values")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        n_nodes += isinstance(event, yaml.NodeEvent)
-        if depth > MAX_DEPTH or n_nodes > MAX_NODES:
-            raise OptionError("nested too deeply or too long for a recipe", where=at)
 
 
 def _value(loader: Any, node: Any, where: str) -> Any:
@@ -63,12 +51,11 @@ def _value(loader: Any, node: Any, where: str) -> Any:
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = key_node.value
-            if not isinstance(key, str) or key_node.tag != "tag:yaml.org,2002:str":
+            if key_node.tag != _PREFIX + "str":
                 raise OptionError(f"the key {key!r} is not plain text", where=at)
             if key in found:
-                raise OptionError(
-                    f"the key {key!r} is given twice", where=f"{where}, line {key_node.start_mark.line + 1}"
-                )
+                line = key_node.start_mark.line + 1
+                raise OptionError(f"the key {key!r} is given twice", where=f"{where}, line {line}")
             found[key] = _value(loader, value_node, where)
         return found
     if node.tag not in _PLAIN:

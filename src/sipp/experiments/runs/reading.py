@@ -1,21 +1,74 @@
-"""Folders of `sipp run` as those read them who show them; those of `sipp prune` are in `sipp.storage.pruned_folder`.
+"""Run folders as those read them who show them: how far a run is, and its records. Needs no torch.
 
 What `sipp run` would refuse to go on with, or make anew, is refused here by the same checks. What cannot be checked
-(a network's file is not here, a folder has another name) is told in a mark.
+(a network's file is not here, a folder has another name) is told in a mark. Folders of `sipp prune` are in
+`sipp.storage.pruned_folder`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from sipp.errors import DataError
+from sipp.errors import DataError, SippError
 from sipp.experiments.runs import store
-from sipp.experiments.runs.listing import planned
-from sipp.experiments.runs.plan import Stage
-from sipp.records.schemas import Manifest, NetworkRecord, OriginRecord, checked
-from sipp.storage.files import CHANGED, Values
+from sipp.experiments.runs.plan import Stage, stages_of
+from sipp.records.schemas import Manifest, NetworkRecord, OriginRecord, PlanConfig, checked
+from sipp.storage.files import CHANGED, Values, inside
+
+RunState = Literal["running", "finished", "stopped"]
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How far the run in a folder is, as `sipp runs` shows it."""
+
+    folder: Path
+    recipe: str
+    pipeline: str
+    n_done: int
+    n_stages: int
+    state: RunState
+    n_origins: int  # above 1: it was resumed with other data, code or device
+
+
+@dataclass(frozen=True)
+class UnreadableRun:
+    """A run folder that cannot be read: the others are listed all the same."""
+
+    folder: Path
+    what: str
+    fix: str  # empty: what went wrong says nothing of it
+
+
+def list_runs(out: Path) -> list[RunStatus | UnreadableRun]:
+    """Every run below `out`, by name; one that cannot be read does not hide the others."""
+    found: list[RunStatus | UnreadableRun] = []
+    for folder in store.folders_in(out):
+        try:
+            if not (folder / store.MANIFEST).exists():
+                continue
+            manifest, stages = _plan(folder)
+            n_done, config = len(store.read_records(folder)), manifest.config
+            ended: RunState = "finished" if n_done == len(stages) else "stopped"
+            state: RunState = "running" if store.is_locked(folder) else ended
+            n_origins = len(manifest.origins)
+            found.append(RunStatus(folder, config["name"], config["pipeline"], n_done, len(stages), state, n_origins))
+        except SippError as error:
+            found.append(UnreadableRun(folder, error.fault, error.fix))
+        except OSError as error:
+            what = f"{error.filename or folder}: {error.strerror or error}"
+            found.append(UnreadableRun(folder, what, "allow reading it"))
+    return found
+
+
+def _plan(folder: Path) -> tuple[Manifest, list[Stage]]:
+    """The manifest of a run, and its stages."""
+    manifest = store.read_manifest(folder)
+    config = checked(PlanConfig, manifest.config, inside(folder, store.MANIFEST))
+    seeds = range(config.seed, config.seed + config.repetitions)
+    return manifest, stages_of(seeds, config.prune.methods, config.prune.n_levels)
 
 
 @dataclass(frozen=True)
@@ -29,41 +82,39 @@ class RunFiles:
     marks: tuple[str, ...]
 
 
-def read_run(folder: Path) -> RunFiles:
+def read_run_files(folder: Path) -> RunFiles:
     """The run in this folder, finished or not; DataError where `sipp run` would not take a file for its own.
 
     A record stands in `records.jsonl`, and with a checksum beside its network. Both are the same, or one was changed.
     """
-    manifest, stages = planned(folder)
-    path = folder / store.RECORDS
-    records, not_checked, seen = [], 0, set[str]()
+    manifest, stages = _plan(folder)
+    names = {(stage.seed, stage.method, stage.level): stage.name for stage in stages}
+    records, n_unchecked, seen = [], 0, set[str]()
     for number, record in enumerate(store.read_records(folder), start=1):
-        where = f"{path} line {number}"
-        stage = _stage_of(record, stages, where)
+        where = f"{folder / store.RECORDS} line {number}"
+        stage = names.get(_key_of(record))
+        if stage is None:
+            raise DataError(f"its seed, method, level are those of no network of this run; {CHANGED}", where=where)
         if stage in seen:
             raise DataError(f"{stage} stands there twice; {CHANGED}", where=where)
         seen.add(stage)
         own = store.stage_record(folder, stage)
         if own is None:
-            not_checked += 1
+            n_unchecked += 1
         elif own != record:
             raise DataError(f"not the record that lies beside its network in {folder / stage}; {CHANGED}", where=where)
         records.append((where, checked(NetworkRecord, record, where)))
-    marks = _run_marks(folder, manifest, not_checked, len(records))
+    marks = _marks(folder, manifest, n_unchecked, len(records))
     return RunFiles(manifest.config, manifest.origins, len(stages), tuple(records), marks)
 
 
-def _stage_of(record: Any, stages: list[Stage], where: str) -> str:
-    """The name of the stage that a record speaks of."""
-    keys = ("seed", "method", "level")
-    found = tuple(record.get(key) for key in keys) if isinstance(record, dict) else ()
-    stage = next((one for one in stages if (one.seed, one.method, one.level) == found), None)
-    if stage is None:
-        raise DataError(f"its {', '.join(keys)} are those of no network of this run; {CHANGED}", where=where)
-    return stage.name
+def _key_of(record: Any) -> Any:
+    """The seed, method and level of a record as it was read, which may be anything."""
+    values = tuple(record.get(key) for key in ("seed", "method", "level")) if isinstance(record, dict) else ()
+    return values if all(isinstance(one, str | int | None) for one in values) else None
 
 
-def _run_marks(folder: Path, manifest: Manifest, not_checked: int, n_records: int) -> tuple[str, ...]:
+def _marks(folder: Path, manifest: Manifest, n_unchecked: int, n_records: int) -> tuple[str, ...]:
     """What a reader must be told: a name that is not the configuration's, records without networks, other code."""
     marks = []
     name = f"{manifest.config['name']}-{store.config_hash(manifest.config)[: store.HASH_LENGTH]}"
@@ -71,9 +122,9 @@ def _run_marks(folder: Path, manifest: Manifest, not_checked: int, n_records: in
         marks.append(
             f"This folder is not called {name}: it was renamed, or its configuration was changed after it was written."
         )
-    if not_checked:
+    if n_unchecked:
         marks.append(
-            f"The networks of {not_checked} of {n_records} records are not here, so that these records were not "
+            f"The networks of {n_unchecked} of {n_records} records are not here, so that these records were not "
             "checked against them."
         )
     if manifest.origins[-1].code != store.code_version():

@@ -11,18 +11,18 @@ from typing import Literal, get_args
 import torch
 
 from sipp.errors import OptionError
-from sipp.experiments.parallel.on_ray import Job, RayOptions, check_ray, run_on_ray
+from sipp.experiments.parallel.on_ray import RayOptions, RunOnRay, check_ray, run_on_ray
 from sipp.experiments.parallel.processes import ALONE, Processes, from_leader
 from sipp.experiments.recipes import Recipe, config_of
 from sipp.experiments.runs import store as runs
+from sipp.experiments.runs.context import RunContext
 from sipp.experiments.runs.plan import plan
-from sipp.experiments.runs.sharing import take_over
-from sipp.experiments.runs.walk import make_networks
-from sipp.experiments.runs.work import Work
-from sipp.experiments.training.setup import Device, code_of, device_named, feed_of, threads
+from sipp.experiments.runs.reuse import reuse_networks
+from sipp.experiments.runs.train_networks import train_networks
+from sipp.experiments.training.setup import Device, code_version_of, device_named, load_feed, threads
 from sipp.experiments.training.signals import stop_on_signals
 from sipp.records.checking import check_choice
-from sipp.records.schemas import EpochRow
+from sipp.records.schemas import EpochRow, OriginRecord
 from sipp.storage.files import Values
 
 Engine = Literal["process", "ray"]
@@ -75,47 +75,41 @@ def run(
     # On Ray the GPUs may be those of other machines, and this process trains nothing.
     target = torch.device("cuda") if engine == "ray" and device == "cuda" else device_named(device)
     names = [stage.name for stage in plan(recipe)]
-    code = code_of(recipe)  # before anything is written: this calls the user's own code, if there is any
-    with threads(recipe.n_threads), stop_on_signals() as wish:
+    n_epochs = max(recipe.train.epochs, recipe.retraining.epochs)
+    code = code_version_of(recipe)  # before anything is written: this calls the user's own code, if there is any
+    records: dict[str, Values] = {}
+    with threads(recipe.n_threads), stop_on_signals() as stop_signal, ExitStack() as stack:
         place = torch.device("cpu") if engine == "ray" else target
-        feed = feed_of(recipe, data_root=data_root, device=place, n_workers=n_workers)
+        feed = load_feed(recipe, data_root=data_root, device=place, n_workers=n_workers)
         device_name = target.type if processes.count == 1 else f"{target.type} x {processes.count}"
-        origin = runs.Origin(data=feed.splits.digest, code=code, device=device_name)
-        with ExitStack() as stack:
-            opened = runs.open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
-            store = from_leader(processes, lambda: stack.enter_context(opened))
-            records: dict[str, Values] = {}
-            from_leader(processes, lambda: take_over(store, recipe, origin, accept_changes=accept_changes))
-            _add_records(processes, store, names, records, names)
-            n_before = len(records)
+        origin = OriginRecord(data=feed.splits.digest, code=code, device=device_name)
+        opened = runs.open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
+        folder = from_leader(processes, lambda: stack.enter_context(opened))
 
-            n_epochs = max(recipe.train.epochs, recipe.retraining.epochs)
+        def show(stage: str, row: EpochRow | None) -> None:
+            if on_progress is not None and processes.leads:
+                on_progress(Progress(stage, row, n_epochs, len(records), len(names)))
 
-            def show(stage: str, row: EpochRow | None) -> None:
-                if on_progress is not None and processes.leads:
-                    on_progress(Progress(stage, row, n_epochs, len(records), len(names)))
+        def add_records(done: list[str]) -> None:
+            """Adds the records of stages that are done, and writes all of them in the order of the plan."""
+            records.update(from_leader(processes, lambda: runs.stage_records(folder, done)))
+            from_leader(processes, lambda: runs.write_records(folder, names, records))
 
-            if engine == "ray":
-                kind: Literal["cpu", "cuda"] = "cuda" if target.type == "cuda" else "cpu"
-                folders, n_threads = (store.folder.resolve(), data_root.resolve()), torch.get_num_threads()
-                job = Job(recipe, *folders, kind, n_workers, n_threads, checkpoint_seconds, origin)
-                made = run_on_ray(job, store, ray or RayOptions(), wish, show)
-            else:
-                work = Work(recipe, store, feed, wish, checkpoint_seconds, show, processes)
-                made = make_networks(work)
-            for stage in stack.enter_context(closing(made)):  # closed before the lock is given back
-                _add_records(processes, store, names, records, [stage.name])
-                show(stage.name, None)
-            ordered = [records[name] for name in names if name in records]
-            return Finished(store.folder, ordered, len(records) - n_before)
-
-
-def _add_records(
-    processes: Processes, store: runs.Store, names: list[str], records: dict[str, Values], done: list[str]
-) -> None:
-    """Adds the records of stages that are done, and writes all of them in the order of the names."""
-    records |= from_leader(processes, lambda: runs.stage_records(store, done))
-    from_leader(processes, lambda: runs.write_records(store, names, records))
+        from_leader(processes, lambda: reuse_networks(folder, recipe, origin, accept_changes=accept_changes))
+        add_records(names)
+        n_before = len(records)
+        if engine == "ray":
+            kind: Literal["cpu", "cuda"] = "cuda" if target.type == "cuda" else "cpu"
+            places, n_threads = (folder.resolve(), data_root.resolve()), torch.get_num_threads()
+            job = RunOnRay(recipe, *places, kind, n_workers, n_threads, checkpoint_seconds, origin)
+            made = run_on_ray(job, ray or RayOptions(), stop_signal, show)
+        else:
+            context = RunContext(recipe, folder, feed, stop_signal, checkpoint_seconds, show, processes)
+            made = train_networks(context)
+        for stage in stack.enter_context(closing(made)):  # closed before the lock is given back
+            add_records([stage.name])
+            show(stage.name, None)
+    return Finished(folder, [records[name] for name in names if name in records], len(records) - n_before)
 
 
 def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes, together: int) -> None:

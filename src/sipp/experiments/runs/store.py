@@ -9,27 +9,30 @@ ROOT/RECIPE-HASH/
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import sipp
 from sipp.errors import DataError, OptionError
 from sipp.records.checking import refuse_constant
-from sipp.records.schemas import Manifest, checked, given_values
+from sipp.records.schemas import Manifest, OriginRecord, checked, given_values
 from sipp.storage import files, pairs
 from sipp.storage.files import Values
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two runs out of one folder there
+    fcntl = None  # type: ignore[assignment]
 
 HASH_LENGTH = 12
 MANIFEST = "manifest.json"
@@ -40,28 +43,6 @@ FINAL = "final"
 STEP = "step"
 N_CHECKPOINTS = 2  # the newest, and the one before it in case the newest turns out to be damaged
 CLOCK_FIELDS = ("seconds", "part_seconds")  # of a record: what a clock decides; the rest follows from the configuration
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What, beside the configuration, decides a run's numbers."""
-
-    data: str  # digest of the splits, which includes the content of the data
-    code: str  # version of this package and of torch, and a digest of the package's source
-    device: str
-
-
-@dataclass(frozen=True)
-class Store:
-    """An open, locked run folder."""
-
-    folder: Path
-    config: dict[str, Any]
-    resumed: bool
-
-    def stage(self, name: str) -> Path:
-        """The folder of a stage."""
-        return files.inside(self.folder, name)
 
 
 @functools.cache  # of the code that this process has loaded, which does not change
@@ -83,8 +64,15 @@ def run_name(config: Mapping[str, Any]) -> str:
     return files.check_name(f"{config['name']}-{config_hash(config)[:HASH_LENGTH]}")
 
 
+def folders_in(root: Path) -> list[Path]:
+    """The folders directly in `root`, by name; those with a manifest are runs."""
+    return sorted(one for one in root.iterdir() if one.is_dir()) if root.is_dir() else []
+
+
 @contextmanager
-def open_run(root: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool = False) -> Iterator[Store]:
+def open_run(
+    root: Path, config: dict[str, Any], origin: OriginRecord, *, accept_changes: bool = False
+) -> Iterator[Path]:
     """The locked folder of this configuration, made if need be; a second process is refused at once.
 
     A folder whose data, code or device were others is refused too, unless `accept_changes`: then the manifest keeps
@@ -96,8 +84,8 @@ def open_run(root: Path, config: dict[str, Any], origin: Origin, *, accept_chang
     _refuse_foreign(folder)
     with _locked(folder):
         files.remove_leftovers(folder)
-        resumed = _check_manifest(folder, config, origin, accept_changes=accept_changes)
-        yield Store(folder, config, resumed)
+        _check_manifest(folder, config, origin, accept_changes=accept_changes)
+        yield folder
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -115,39 +103,40 @@ def _refuse_foreign(folder: Path) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     path = files.inside(folder, LOCK)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        path.touch()
     except OSError as error:
         raise DataError(f"the lock could not be opened ({error.strerror})", where=path) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
+    with open(path, "r+", encoding="utf-8", errors="replace") as file:  # a process that dies gives its lock back too
+        if not _lock(file, shared=False):
             raise OptionError(
-                f"{folder} is in use by process {holder}",
+                f"{folder} is in use by process {file.read(64).strip() or 'unknown'}",
                 fix="wait for it, stop it, or choose another folder with --out",
-            ) from error
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
+            )
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
-        os.ftruncate(descriptor, 0)
-    finally:
-        os.close(descriptor)  # which releases the lock, as the death of the process does
+        file.truncate(0)
+
+
+def _lock(file: IO[str], *, shared: bool) -> bool:
+    """Whether the lock could be taken at once; where the system has no such locks (Windows) it always can."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a process works in this run folder now."""
     try:
-        descriptor = os.open(files.inside(folder, LOCK), os.O_RDONLY | os.O_NOFOLLOW)
+        with open(files.inside(folder, LOCK), encoding="utf-8", errors="replace") as file:
+            return not _lock(file, shared=True)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -156,38 +145,35 @@ def read_manifest(folder: Path) -> Manifest:
     return checked(Manifest, files.read_json(path), path)
 
 
-def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool) -> bool:
-    """Whether the run was begun before; refuses one that was begun with something else."""
-    path = files.inside(folder, MANIFEST)
-    now = {"data": origin.data, "code": origin.code, "device": origin.device}
+def _check_manifest(folder: Path, config: dict[str, Any], origin: OriginRecord, *, accept_changes: bool) -> None:
+    """Writes the manifest of a new run; refuses one that was begun with something else."""
+    path, now = files.inside(folder, MANIFEST), given_values(origin)
     if not path.exists():
         files.write_json(path, {"config": config, "origins": [now]})
-        return False
+        return
     known = read_manifest(folder)
     if known.config != config:
         raise OptionError("this folder was made with another configuration", where=path, fix="choose another --out")
     origins = [given_values(one) for one in known.origins]
     last = origins[-1]
     changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
-    if not changed:
-        return True
-    if not accept_changes:
+    if changed and not accept_changes:
         raise OptionError(
             f"{folder} was begun with other {', '.join(changed)}: its numbers would mix both. Pass --accept-changes to "
             "go on all the same (the manifest will say so), or choose another --out"
         )
-    files.write_json(path, {"config": config, "origins": [*origins, now]})
-    return True
+    if changed:
+        files.write_json(path, {"config": config, "origins": [*origins, now]})
 
 
-def add_origins(store: Store, other: Manifest) -> None:
+def add_origins(folder: Path, other: Manifest) -> None:
     """Adds to the manifest the origins of another run whose networks become part of this one; the newest stays last."""
-    known = read_manifest(store.folder)
+    known = read_manifest(folder)
     origins = [given_values(one) for one in known.origins]
     new = [one for one in map(given_values, other.origins) if one not in origins]
     if new:
         values = {"config": known.config, "origins": [*new, *origins]}
-        files.write_json(files.inside(store.folder, MANIFEST), values)
+        files.write_json(files.inside(folder, MANIFEST), values)
 
 
 # --- checkpoints of a stage -----------------------------------------------------------------------------------------
@@ -245,11 +231,11 @@ def drop_checkpoints(stage: Path) -> None:
 # --- records --------------------------------------------------------------------------------------------------------
 
 
-def stage_records(store: Store, names: Iterable[str]) -> dict[str, Values]:
+def stage_records(folder: Path, names: Iterable[str]) -> dict[str, Values]:
     """The record of each of these stages that is done, from its own folder."""
     found = {}
     for name in names:
-        stage = store.stage(name)
+        stage = files.inside(folder, name)
         if pairs.has_pair(stage, FINAL):
             try:
                 found[name] = pairs.load_values(stage, FINAL)["record"]
@@ -258,14 +244,14 @@ def stage_records(store: Store, names: Iterable[str]) -> dict[str, Values]:
     return found
 
 
-def write_records(store: Store, names: Iterable[str], records: Mapping[str, Values]) -> None:
+def write_records(folder: Path, names: Iterable[str], records: Mapping[str, Values]) -> None:
     """Writes `records.jsonl` as a whole, in the order of the names.
 
     A run begins by reading all records from their stages, so that no stop at any moment can lose or double one.
     """
     found = (records[name] for name in names if name in records)
     text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in found)
-    path = files.inside(store.folder, RECORDS)
+    path = files.inside(folder, RECORDS)
     if not path.is_file() or path.read_bytes() != text.encode():
         files.write_atomic(path, text.encode())
 

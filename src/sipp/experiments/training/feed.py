@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import (
-    FolderBatches,
     FolderIndex,
     ImageSet,
     Splits,
     draw_shifts,
     epoch_order,
+    folder_batches,
     join_shifts,
     normalise,
     shift,
@@ -65,73 +64,48 @@ def train_batches(
     if not len(feed.splits.train):
         raise DataError("there is nothing to train on: the training split is empty")
     order = epoch_order(feed.splits.train, seed=seed, epoch=epoch)[start * batch_size :]
-    if isinstance(feed.data, FolderIndex):
-        yield from _folder_batches(feed, feed.data, order, seed, epoch, batch_size, start, augmented, share)
+    if not len(order):
         return
-    yield from _memory_batches(feed, feed.data, order, seed, epoch, batch_size, start, augmented, share)
-
-
-def _memory_batches(
-    feed: Feed,
-    source: ImageSet,
-    order: Tensor,
-    seed: int,
-    epoch: int,
-    batch_size: int,
-    start: int,
-    augmented: bool,
-    share: Share,
-) -> Iterator[tuple[int, Batch]]:
-    """Batches made several at a time: a GPU gets few large pieces of work, and is not waited for at each step."""
+    step, (index, count) = start, share
+    if isinstance(feed.data, FolderIndex):
+        if batch_size % count:
+            raise OptionError(f"batch_size={batch_size} cannot be shared out evenly among {count} processes")
+        own = [chunk[index::count] if index < len(chunk) else chunk[:1] for chunk in order.split(batch_size)]
+        loaded = folder_batches(
+            feed.data,
+            torch.cat(own),
+            mode="train" if augmented else "val",  # cropping and flipping happen while decoding
+            batch_size=batch_size // count,
+            n_workers=feed.n_workers,
+            seed=seed,
+            epoch=epoch,
+        )
+        for offset, (images, labels) in enumerate(loaded):
+            is_padding = index >= len(order) - offset * batch_size
+            yield start + offset, _ready(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
+        return
+    # Several batches at a time: a GPU gets few large pieces of work, and is not waited for at each step.
     at_once = max(1, AHEAD // batch_size) * batch_size
-    step = start
-    for items in order.to(source.images.device).split(at_once):
-        images, sizes = source.images[items], [len(one) for one in items.split(batch_size)]
+    for items in order.to(feed.data.images.device).split(at_once):
+        images, sizes = feed.data.images[items], [len(one) for one in items.split(batch_size)]
         if augmented:  # drawn for whole batches: an item looks the same in any number of processes
             seeds = [step_seed(seed, epoch, step + i) for i in range(len(sizes))]
             drawn = [draw_shifts(n, torch.Generator().manual_seed(one)) for n, one in zip(sizes, seeds)]
             images = shift(images, join_shifts(drawn, images.device))
-        images, labels = _ready(feed, images, source.labels[items])
-        for batch in zip(images.split(batch_size), labels.split(batch_size)):
-            yield step, _shared(*batch, share)
+        images, labels = _ready(feed, images, feed.data.labels[items])
+        for batch, targets in zip(images.split(batch_size), labels.split(batch_size)):
+            if index < len(targets):
+                yield step, (batch[index::count], targets[index::count])
+            else:
+                yield step, (batch[:1], torch.full_like(targets[:1], NO_LABEL))
             step += 1
 
 
-def _shared(images: Tensor, labels: Tensor, share: Share) -> Batch:
-    index, count = share
-    if index < len(labels):
-        return images[index::count], labels[index::count]
-    return images[:1], torch.full_like(labels[:1], NO_LABEL)
-
-
-def _folder_batches(
-    feed: Feed,
-    source: FolderIndex,
-    order: Tensor,
-    seed: int,
-    epoch: int,
-    batch_size: int,
-    start: int,
-    augmented: bool,
-    share: Share,
-) -> Iterator[tuple[int, Batch]]:
-    index, count = share
-    if batch_size % count:
-        raise OptionError(f"batch_size={batch_size} cannot be shared out evenly among {count} processes")
-    parts = [chunk[index::count] if index < len(chunk) else chunk[:1] for chunk in order.split(batch_size)]
-    # Cropping and flipping happen while decoding; without augmentation the centre is taken, as for the test set.
-    mode: Literal["train", "val"] = "train" if augmented else "val"
-    loaded = FolderBatches(source, torch.cat(parts), mode, batch_size // count, feed.n_workers, seed, epoch)
-    for offset, (images, labels) in enumerate(loaded):
-        is_padding = index >= len(order) - offset * batch_size
-        yield start + offset, _ready(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
-
-
-def plain_batches(feed: Feed, items: Tensor, *, batch_size: int | None = None) -> Iterator[Batch]:
+def eval_batches(feed: Feed, items: Tensor, *, batch_size: int | None = None) -> Iterator[Batch]:
     """The given items in their order, without augmentation: for evaluation and calibration."""
     if isinstance(feed.data, FolderIndex):
         size = batch_size or FOLDER_EVAL_BATCH
-        for images, labels in FolderBatches(feed.data, items, "val", size, feed.n_workers, 0, 0):
+        for images, labels in folder_batches(feed.data, items, mode="val", batch_size=size, n_workers=feed.n_workers):
             yield _ready(feed, images, labels)
         return
     for chosen in items.to(feed.data.images.device).split(batch_size or EVAL_BATCH):

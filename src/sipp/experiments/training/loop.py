@@ -7,59 +7,27 @@ Batches and all other draws follow from (seed, epoch, step), so a state saved af
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, ModelError
 from sipp.experiments.data import ImageSet
-from sipp.experiments.parallel.processes import ALONE, Processes, add_up, check_same, share_buffers
+from sipp.experiments.parallel.processes import ALONE, Processes, add_gradients, add_up, check_same, share_buffers
+from sipp.experiments.recipes.schema import Precision, StepKind, Training
 from sipp.experiments.seeds import step_seed
-from sipp.experiments.training.distill import Teacher
-from sipp.experiments.training.feed import Feed, n_steps, plain_batches, train_batches
-from sipp.experiments.training.schedule import Schedule, rate
-from sipp.experiments.training.step import Precision, Step, StepKind, Trained, logits_of, make_step, resolve_step
+from sipp.experiments.training.distill import Teacher, distilled_losses
+from sipp.experiments.training.feed import NO_LABEL, Feed, eval_batches, n_steps, train_batches
+from sipp.experiments.training.schedule import learning_rate
+from sipp.experiments.training.step import Forward, Step, logits_of, make_step, resolve_step
 from sipp.pruning.masking import hold
-from sipp.records.checking import check_choice
 from sipp.records.schemas import Accuracy, EpochRow
 
-OptimizerName = Literal["sgd", "adam"]
-
 TOP_K = 5
-
-
-@dataclass(frozen=True)
-class Hyper:
-    """How a network is trained; the names are those of the paper's tables."""
-
-    epochs: int
-    batch_size: int
-    schedule: Schedule
-    optimizer: OptimizerName = "sgd"
-    momentum: float = 0.9
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    augment: bool = False
-    precision: Precision = "float32"
-    eval_every: int = 1  # epochs between evaluations on the test set; the last epoch always is
-    step: StepKind = "auto"
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1 or self.eval_every < 1:
-            raise OptionError(
-                f"epochs={self.epochs}, batch_size={self.batch_size}, eval_every={self.eval_every} must be at least 1"
-            )
-        check_choice("optimizer", self.optimizer, get_args(OptimizerName))
-        check_choice("precision", self.precision, get_args(Precision))
-        check_choice("step", self.step, get_args(StepKind))
-        if self.nesterov and (self.optimizer != "sgd" or self.momentum <= 0):
-            raise OptionError("nesterov=True needs optimizer='sgd' and a momentum above 0")
-        if not self.momentum >= 0 or not self.weight_decay >= 0:
-            raise OptionError(f"momentum={self.momentum} and weight_decay={self.weight_decay} must not be negative")
 
 
 @dataclass
@@ -92,7 +60,7 @@ class MaskChanges:
 OnStep = Callable[[TrainState], None]
 
 
-def new_state(model: nn.Module, hyper: Hyper, *, masks: Mapping[str, Tensor] | None = None) -> TrainState:
+def new_state(model: nn.Module, hyper: Training, *, masks: Mapping[str, Tensor] | None = None) -> TrainState:
     """The state before the first step; with masks, pruned weights are held at zero from now on."""
     device = next(model.parameters()).device
     state = TrainState(model, make_optimizer(model, hyper), torch.zeros(3, dtype=torch.float64, device=device))
@@ -110,14 +78,14 @@ def set_masks(state: TrainState, masks: Mapping[str, Tensor]) -> None:
     state.masks = {**state.masks, **{name: mask.detach().cpu() for name, mask in masks.items()}}
 
 
-def make_optimizer(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, hyper: Training) -> torch.optim.Optimizer:
     """A fresh optimizer over all parameters; its rate is set anew before every step.
 
     On a GPU it is one kernel for all parameters, and reads its rate from a tensor, so that a graph can be made of it.
     """
     device = next(model.parameters()).device
     fused = device.type == "cuda"
-    start = torch.tensor(rate(hyper.schedule, 0.0), device=device) if fused else rate(hyper.schedule, 0.0)
+    start = torch.tensor(learning_rate(hyper, 0.0), device=device) if fused else learning_rate(hyper, 0.0)
     if hyper.optimizer == "adam":
         return torch.optim.Adam(
             model.parameters(), lr=start, weight_decay=hyper.weight_decay, fused=fused, capturable=fused
@@ -125,31 +93,17 @@ def make_optimizer(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         model.parameters(),
         lr=start,
-        momentum=hyper.momentum,
+        momentum=hyper.momentum or 0.0,
         nesterov=hyper.nesterov,
         weight_decay=hyper.weight_decay,
         fused=fused,
     )
 
 
-@dataclass
-class _Course:
-    """What the epochs of one training share; `step` is made anew after a change of masks."""
-
-    feed: Feed
-    hyper: Hyper
-    seed: int
-    on_step: OnStep | None
-    changes: MaskChanges | None
-    processes: Processes
-    make: Callable[[], Step]
-    step: Step
-
-
 def train(
     state: TrainState,
     feed: Feed,
-    hyper: Hyper,
+    hyper: Training,
     *,
     seed: int,
     on_step: OnStep | None = None,
@@ -167,16 +121,41 @@ def train(
     """
     in_memory = isinstance(feed.data, ImageSet)
     kind = resolve_step(hyper.step, feed.device, in_memory=in_memory, n_processes=processes.count)
-    trained = Trained(state.model, state.optimizer, state.sums, teacher)
-
-    def make() -> Step:
-        return make_step(trained, kind, batch_size=hyper.batch_size, precision=hyper.precision, processes=processes)
-
-    course = _Course(feed, hyper, seed, on_step, changes, processes, make, make())
+    step = make_train_step(state, hyper, kind, teacher=teacher, processes=processes)
+    n_all = n_steps(feed, hyper.batch_size)
     try:
         with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
             while state.epoch < hyper.epochs:
-                _train_epoch(state, course)
+                state.model.train()
+                batches = train_batches(
+                    feed,
+                    seed=seed,
+                    epoch=state.epoch,
+                    batch_size=hyper.batch_size,
+                    start=state.step,
+                    augmented=hyper.augment,
+                    share=(processes.index, processes.count),
+                )
+                for number, (images, labels) in batches:
+                    torch.manual_seed(step_seed(seed, state.epoch, number))
+                    n_items = min(hyper.batch_size, len(feed.splits.train) - number * hyper.batch_size)
+                    step(images, labels, learning_rate(hyper, state.epoch + number / n_all), n_items)
+                    state.step = number + 1
+                    n_done = state.epoch * n_all + state.step
+                    if changes is not None and n_done in changes.after:
+                        change_masks(state, changes, n_done, processes)
+                        # a recorded graph has the old masks
+                        step = make_train_step(state, hyper, kind, teacher=teacher, processes=processes)
+                    if state.step < n_all and on_step is not None:
+                        on_step(state)
+                share_buffers(processes, state.model)
+                sums = add_up(processes, state.sums).tolist()
+                state.sums.zero_()
+                is_tested = is_evaluated(hyper, state.epoch + 1)
+                test = evaluate(state.model, feed, feed.splits.test, precision=hyper.precision) if is_tested else None
+                end_epoch(state, hyper, sums, test, n_all=n_all, seed=seed)
+                if on_step is not None:
+                    on_step(state)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"out of memory in epoch {state.epoch + 1}, step {state.step + 1}, with batch_size={hyper.batch_size}",
@@ -186,65 +165,69 @@ def train(
     return state
 
 
-def _train_epoch(state: TrainState, course: _Course) -> None:
-    feed, hyper, seed, processes = course.feed, course.hyper, course.seed, course.processes
-    n_all = n_steps(feed, hyper.batch_size)
-    if state.step < n_all:
-        state.model.train()
-        batches = train_batches(
-            feed,
-            seed=seed,
-            epoch=state.epoch,
-            batch_size=hyper.batch_size,
-            start=state.step,
-            augmented=hyper.augment,
-            share=(processes.index, processes.count),
-        )
-        for step, (images, labels) in batches:
-            lr = rate(hyper.schedule, state.epoch + step / n_all)
-            torch.manual_seed(step_seed(seed, state.epoch, step))
-            n_items = min(hyper.batch_size, len(feed.splits.train) - step * hyper.batch_size)
-            course.step(images, labels, lr, n_items)
-            state.step = step + 1
-            _change_masks(state, course, state.epoch * n_all + state.step)
-            if state.step < n_all and course.on_step is not None:
-                course.on_step(state)
-    _end_epoch(state, feed, hyper, n_all, processes)
-    if course.on_step is not None:
-        course.on_step(state)
+def make_train_step(
+    state: TrainState, hyper: Training, kind: StepKind, *, teacher: Teacher | None = None, processes: Processes = ALONE
+) -> Step:
+    """The function that makes one step of this network, without waiting for the device anywhere."""
+
+    def compute(forward: Forward, images: Tensor, labels: Tensor, n_items: int) -> None:
+        """Makes a step on a batch of `n_items`, of which `images` are this process's share."""
+        state.optimizer.zero_grad(set_to_none=True)
+        logits = logits_of(forward, images, hyper.precision)
+        if teacher is not None:
+            with torch.no_grad():
+                taught = logits_of(teacher.model, images, hyper.precision)
+            loss = distilled_losses(logits, labels, taught, teacher).sum() / n_items
+        elif processes.count == 1:
+            loss = F.cross_entropy(logits, labels)
+        else:
+            loss = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum") / n_items
+        loss.backward()
+        add_gradients(processes, state.model)
+        state.optimizer.step()
+        with torch.no_grad():
+            n_right = (logits.argmax(1) == labels).sum()
+            n_own = (labels != NO_LABEL).sum()
+            state.sums.add_(torch.stack([loss.double() * n_items, n_right.double(), n_own.double()]))
+
+    is_recorded = kind != "eager" and state.sums.is_cuda and processes.count == 1
+    return make_step(
+        state.model, state.optimizer, compute, kind=kind, batch_size=hyper.batch_size, is_recorded=is_recorded
+    )
 
 
-def _change_masks(state: TrainState, course: _Course, n_done: int) -> None:
-    """Sets new masks where they are due after this many steps."""
-    if course.changes is None or n_done not in course.changes.after:
-        return
-    masks, facts = course.changes.masks(n_done, state)
-    check_same(course.processes, masks, what=f"masks after step {n_done}")
+def change_masks(state: TrainState, changes: MaskChanges, n_done: int, processes: Processes = ALONE) -> None:
+    """Sets the masks that are due after this many steps."""
+    masks, facts = changes.masks(n_done, state)
+    check_same(processes, masks, what=f"masks after step {n_done}")
     set_masks(state, masks)
     state.facts = {**state.facts, **facts}
-    course.step = course.make()  # a recorded graph has the old masks
 
 
-def _end_epoch(state: TrainState, feed: Feed, hyper: Hyper, n_all: int, processes: Processes) -> None:
-    """Appends the epoch's row and starts the next one."""
-    share_buffers(processes, state.model)
-    loss, n_right, n_items = add_up(processes, state.sums).tolist()
+def is_evaluated(hyper: Training, number: int) -> bool:
+    """Whether the network is evaluated after this epoch, counted from 1; after the last it always is."""
+    return number % hyper.eval_every == 0 or number == hyper.epochs
+
+
+def end_epoch(
+    state: TrainState, hyper: Training, sums: Sequence[float], test: Accuracy | None, *, n_all: int, seed: int
+) -> None:
+    """Appends the epoch's row, of its sums (loss x items, right, items), and starts the next epoch."""
+    loss, n_right, n_items = sums
     number = state.epoch + 1
     if not math.isfinite(loss):
         raise ModelError(
-            f"training diverged: the loss of epoch {number} is {loss}",
+            f"training diverged: the loss of epoch {number} is {loss}, with seed {seed}",
             fix="use a lower learning rate or a longer warm-up",
         )
-    is_tested = number % hyper.eval_every == 0 or number == hyper.epochs
     row = EpochRow(
         epoch=number,
-        rate=rate(hyper.schedule, state.epoch + (n_all - 1) / n_all),
+        rate=learning_rate(hyper, state.epoch + (n_all - 1) / n_all),
         train_loss=loss / n_items,
         train_top1=n_right / n_items,
-        test=evaluate(state.model, feed, feed.splits.test, precision=hyper.precision) if is_tested else None,
+        test=test,
     )
     state.rows = (*state.rows, row)
-    state.sums.zero_()
     state.epoch, state.step = number, 0
 
 
@@ -257,10 +240,9 @@ def evaluate(model: nn.Module, feed: Feed, items: Tensor, *, precision: Precisio
     model.eval()
     totals = torch.zeros(3, dtype=torch.float64, device=feed.device)
     try:
-        for images, labels in plain_batches(feed, items):
+        for images, labels in eval_batches(feed, items):
             logits = logits_of(model, images, precision)
-            hits = logits.topk(min(TOP_K, logits.shape[1]), dim=1).indices == labels[:, None]
-            hits &= logits.isfinite().all(1, keepdim=True)  # NaN sorts as the largest: it must not count as right
+            hits = top_hits(logits, labels)
             loss = F.cross_entropy(logits, labels, reduction="sum")
             totals += torch.stack([hits[:, 0].sum().double(), hits.sum().double(), loss.double()])
     finally:
@@ -268,3 +250,9 @@ def evaluate(model: nn.Module, feed: Feed, items: Tensor, *, precision: Precisio
             module.training = was_training
     n_top1, n_top5, loss_sum = totals.tolist()
     return Accuracy(n=len(items), n_top1=int(n_top1), n_top5=int(n_top5), loss=loss_sum / len(items))
+
+
+def top_hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Which of the five largest logits (on the last axis, largest first) are the label's."""
+    hits = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1).indices == labels[..., None]
+    return hits & logits.isfinite().all(-1, keepdim=True)  # NaN sorts as the largest: it must not count as right

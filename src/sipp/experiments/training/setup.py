@@ -1,4 +1,4 @@
-"""A recipe as training takes it: its hyperparameters, its data with splits, the device, the number of threads."""
+"""A recipe as training takes it: its data with splits, the code it names, the device, the number of threads."""
 
 from __future__ import annotations
 
@@ -11,74 +11,43 @@ import torch
 
 from sipp.errors import OptionError
 from sipp.experiments.data import (
+    FolderIndex,
     ImageSet,
     index_folders,
     load_cifar10,
     load_digits,
     load_mnist,
-    make_splits,
     split_images,
 )
 from sipp.experiments.own_code import own_images, own_network, source_digest
 from sipp.experiments.recipes import Recipe
 from sipp.experiments.runs import store
 from sipp.experiments.training.feed import Feed
-from sipp.experiments.training.loop import Hyper
-from sipp.experiments.training.schedule import Schedule
 
 Device = Literal["auto", "cpu", "cuda"]
 
 
-def hyper_of(recipe: Recipe, *, again: bool = False) -> Hyper:
-    """The recipe's hyperparameters as the loop takes them: of training, or of training `again` after a cut."""
-    spec = recipe.retraining if again else recipe.train
-    schedule = Schedule(
-        spec.rate, spec.warmup_epochs, spec.decay.factor, spec.decay.milestones or (), every=spec.decay.every
-    )
-    return Hyper(
-        epochs=spec.epochs,
-        batch_size=spec.batch_size,
-        schedule=schedule,
-        optimizer=spec.optimizer,
-        momentum=spec.momentum if spec.momentum is not None else 0.0,
-        nesterov=spec.nesterov,
-        weight_decay=spec.weight_decay,
-        augment=spec.augment,
-        precision=spec.precision,
-        eval_every=spec.eval_every,
-        step=spec.step,
-    )
-
-
-def feed_of(recipe: Recipe, *, data_root: Path, device: torch.device, n_workers: int = 0) -> Feed:
+def load_feed(recipe: Recipe, *, data_root: Path, device: torch.device, n_workers: int = 0) -> Feed:
     """The recipe's data with its splits; images that fit are put on the device as a whole."""
-    spec = recipe.data
-    if spec.name == "imagenet":
-        index = index_folders(data_root / "imagenet")
-        splits = make_splits(
-            n_train_part=index.n_train,
-            n_test=len(index.paths) - index.n_train,
-            n_calibration=spec.n_calibration,
-            n_holdout=spec.n_holdout,
-            seed=spec.split_seed,
-            content=index.content,
-        )
-        return Feed(index, splits, len(index.classes), device, n_workers, recipe.train.channels_last)
-    data = _images(recipe, data_root)
+    spec, channels_last = recipe.data, recipe.train.channels_last
+    data = _load(recipe, data_root)
     splits = split_images(data, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout, seed=spec.split_seed)
-    return Feed(data.to(device), splits, data.n_classes, device, n_workers, recipe.train.channels_last)
+    if isinstance(data, FolderIndex):
+        return Feed(data, splits, len(data.classes), device, n_workers, channels_last)
+    return Feed(data.to(device), splits, data.n_classes, device, n_workers, channels_last)
 
 
-def _images(recipe: Recipe, root: Path) -> ImageSet:
-    """The recipe's data set, where it fits into memory."""
+def _load(recipe: Recipe, root: Path) -> ImageSet | FolderIndex:
     if recipe.code is not None and recipe.code.data is not None:
         return own_images(recipe.code.data)
+    if recipe.data.name == "imagenet":
+        return index_folders(root / "imagenet")
     if recipe.data.name == "digits":
         return load_digits()
     return load_mnist(root) if recipe.data.name == "mnist" else load_cifar10(root)
 
 
-def code_of(recipe: Recipe) -> str:
+def code_version_of(recipe: Recipe) -> str:
     """Which code a run's numbers come from: this package's, torch's, and the user's own where it has a part."""
     names = () if recipe.code is None else (recipe.code.net, recipe.code.data)
     if recipe.code is not None and recipe.code.net is not None:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a wish: the step under way is finished, a checkpoint is saved, then the run ends."""
+"""SIGTERM and Ctrl-C as a request: the step under way is finished, a checkpoint is saved, then the run ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_BASE = 128  # a process that ends by signal n has the status 128 + n: 130 for Ctrl-C, 143 for SIGTERM
 
-Wish = Callable[[], int | None]
+StopSignal = Callable[[], int | None]  # the number of the signal that asked to stop, None if none did
 
 
 class Interrupted(Exception):
@@ -27,7 +27,7 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[Wish]:
+def stop_on_signals() -> Iterator[StopSignal]:
     """A function that says which signal asked to stop, None if none did. Handlers are given back at the end.
 
     A second signal finds the original handler: whoever cannot wait for the step to end need not. Handlers can only be

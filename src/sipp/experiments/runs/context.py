@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +14,12 @@ from sipp.experiments.nets import build
 from sipp.experiments.own_code import own_network
 from sipp.experiments.parallel.processes import ALONE, Processes
 from sipp.experiments.recipes import Recipe
+from sipp.experiments.recipes.schema import Training
 from sipp.experiments.runs.plan import Stage
-from sipp.experiments.runs.store import Store
 from sipp.experiments.training.feed import Feed
-from sipp.experiments.training.loop import Hyper
-from sipp.experiments.training.setup import hyper_of
-from sipp.experiments.training.signals import Wish
+from sipp.experiments.training.signals import StopSignal
 from sipp.records.schemas import EpochRow
-from sipp.storage.files import Values
+from sipp.storage.files import Values, inside
 
 MODEL = "model."
 MASK = "mask."
@@ -48,21 +47,25 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Work:
+class RunContext:
     """What all stages of a run share."""
 
     recipe: Recipe
-    store: Store
+    folder: Path  # of the run, which is locked
     feed: Feed
-    wish: Wish
+    stop_signal: StopSignal
     checkpoint_seconds: float
     on_epoch: Callable[[str, EpochRow], None]
     processes: Processes = ALONE
     memory: dict[Any, Any] = field(default_factory=dict)  # what a pipeline keeps from one stage to the next
 
-    def hyper(self, stage: Stage) -> Hyper:
+    def stage_folder(self, stage: Stage) -> Path:
+        """The folder of a stage."""
+        return inside(self.folder, stage.name)
+
+    def hyper(self, stage: Stage) -> Training:
         """How the network of a stage is trained."""
-        return hyper_of(self.recipe, again=stage.method is not None)
+        return self.recipe.train if stage.method is None else self.recipe.retraining
 
 
 def network_of(tensors: Mapping[str, Tensor]) -> Network:
@@ -75,26 +78,26 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
-def module_of(work: Work, network: Network) -> nn.Module:
+def module_of(context: RunContext, network: Network) -> nn.Module:
     """The network as a module on the device; torch's global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
-        model = _built(work)
+        model = _built(context)
     model.load_state_dict(network.state)
-    if work.feed.channels_last:
+    if context.feed.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model.to(work.feed.device)
+    return model.to(context.feed.device)
 
 
-def _built(work: Work) -> nn.Module:
-    recipe = work.recipe
+def _built(context: RunContext) -> nn.Module:
+    recipe = context.recipe
     if recipe.code is not None and recipe.code.net is not None:
         return own_network(recipe.code.net)
-    return build(recipe.net, n_classes=work.feed.n_classes, init=recipe.init)
+    return build(recipe.net, n_classes=context.feed.n_classes, init=recipe.init)
 
 
-def initial_network(work: Work, seed: int) -> Network:
+def initial_network(context: RunContext, seed: int) -> Network:
     """The initial network of a seed, the same for every method and level."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _built(work)
+        model = _built(context)
     return Network({key: tensor.detach().clone() for key, tensor in model.state_dict().items()}, {})

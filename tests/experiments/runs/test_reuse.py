@@ -8,9 +8,10 @@ import torch
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.runs.reuse import TAKEN, stage_key
 from sipp.experiments.runs.run_recipe import Finished, run
-from sipp.experiments.runs.sharing import TAKEN, stage_key
 from sipp.report.results import read_run_result
+from sipp.storage.files import read_json, write_json
 from sipp.storage.pairs import load_pair
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -92,3 +93,12 @@ def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeyp
     (done.folder / "seed0.wt.01" / "final.json").unlink()
     with pytest.warns(UserWarning, match="SHA-256"):
         assert run(both, out=tmp_path, device="cpu", accept_changes=True).n_made == 1
+
+
+def test_a_network_of_other_data_is_never_taken(tmp_path: Path) -> None:
+    first = run(small("digits-at-init", "prune.keeps=[0.2]"), out=tmp_path, device="cpu")
+    manifest = read_json(first.folder / runs.MANIFEST)
+    manifest["origins"][0]["data"] = "other"
+    write_json(first.folder / runs.MANIFEST, manifest)
+    more = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[wt, lamp]")
+    assert taken(run(more, out=tmp_path, device="cpu", accept_changes=True)) == set()

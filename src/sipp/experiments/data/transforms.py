@@ -1,0 +1,71 @@
+"""Batches of images as training takes them: normalised, shifted and mirrored, on the device they are on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sipp.errors import DataError
+
+MEAN = (0.485, 0.456, 0.406)  # the constants that published CIFAR-10 networks were trained with
+STD = (0.229, 0.224, 0.225)
+CROP_PADDING = 4
+
+
+def normalise(batch: Tensor, *, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
+    """uint8 images N x C x H x W as float32 (x / 255 - mean) / std, on the device they are on."""
+    if batch.dtype != torch.uint8 or batch.dim() != 4 or batch.shape[1] != len(mean):
+        raise DataError(
+            f"normalise takes uint8 images N x {len(mean)} x H x W, got {batch.dtype} {tuple(batch.shape)}; "
+            "a batch must not be normalised twice"
+        )
+    return (batch.to(torch.float32) / 255 - _channels(mean, batch.device)) / _channels(std, batch.device)
+
+
+@cache  # copied to a GPU once: each copy would wait for all work under way there
+def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """One number for each channel, C x 1 x 1."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """How each of N images is moved: offsets (2 x N x 1, 0 .. 2 * CROP_PADDING) and mirroring (N x 1)."""
+
+    offsets: Tensor
+    mirrored: Tensor
+
+
+def draw_shifts(n_images: int, generator: torch.Generator) -> Shifts:
+    """Shifts uniform on {-4 .. 4}^2 and mirroring with probability 1/2, independent from image to image.
+
+    Numbers are drawn on the generator's device: a CPU generator gives the same shifts everywhere.
+    """
+    device, n_offsets = generator.device, 2 * CROP_PADDING + 1
+    offsets = torch.randint(n_offsets, (2, n_images, 1), generator=generator, device=device)
+    return Shifts(offsets, torch.randint(2, (n_images, 1), generator=generator, device=device).bool())
+
+
+def join_shifts(parts: Sequence[Shifts], device: torch.device) -> Shifts:
+    """The shifts of several batches as those of one, on the device; a GPU is not waited for."""
+    offsets, mirrored = torch.cat([one.offsets for one in parts], 1), torch.cat([one.mirrored for one in parts])
+    if device.type == "cuda":
+        offsets, mirrored = offsets.pin_memory(), mirrored.pin_memory()
+    return Shifts(offsets.to(device, non_blocking=True), mirrored.to(device, non_blocking=True))
+
+
+def shift(batch: Tensor, shifts: Shifts) -> Tensor:
+    """The images moved and mirrored, zeros moving in: a new batch, all images at once on their device."""
+    if batch.dim() != 4:
+        raise DataError(f"images are N x C x H x W, got {tuple(batch.shape)}")
+    n_images, n_channels, height, width = batch.shape
+    padded = F.pad(batch, (CROP_PADDING,) * 4)
+    steps = torch.arange(width, device=batch.device)
+    rows = shifts.offsets[0] + torch.arange(height, device=batch.device)  # N x H
+    columns = shifts.offsets[1] + torch.where(shifts.mirrored, steps.flip(0), steps)  # N x W
+    images = torch.arange(n_images, device=batch.device).view(-1, 1, 1, 1)
+    channels = torch.arange(n_channels, device=batch.device).view(1, -1, 1, 1)
+    return padded[images, channels, rows[:, None, :, None], columns[:, None, None, :]]

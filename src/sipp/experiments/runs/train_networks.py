@@ -1,0 +1,323 @@
+"""For each stage of a run that is not done yet: prepare a network, train it, record it.
+
+In a stage's folder:  prepare -> start.* -> train (step-*.*) -> final.*, each of which is not made twice. What a network
+is prepared from, and whether its masks change while it is trained, says the recipe's pipeline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sipp.errors import DataError, OptionError
+from sipp.experiments.data import ImageSet
+from sipp.experiments.parallel.processes import Processes, add_up, check_same, from_leader, largest_of, share_buffers
+from sipp.experiments.pipelines import parent_of, pipeline_of
+from sipp.experiments.pipelines.shared import accuracy_values
+from sipp.experiments.runs import store as runs
+from sipp.experiments.runs.context import Network, Prepared, RunContext, below, initial_network, module_of, network_of
+from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.training.distill import Teacher
+from sipp.experiments.training.feed import n_steps
+from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, set_masks, train
+from sipp.experiments.training.population import Member, Program, fits, make_program, train_together
+from sipp.experiments.training.signals import Interrupted
+from sipp.experiments.training.step import training_stream
+from sipp.native.compiling import compiling_seconds
+from sipp.pruning.masking import release
+from sipp.records.schemas import EpochRow, NetworkRecord, checked, given_values
+from sipp.storage.files import Values
+from sipp.storage.pairs import save_pair
+
+OPTIMIZER = "optimizer."
+SUMS = "sums"
+
+
+def train_networks(context: RunContext) -> Generator[Stage, None, None]:
+    """Each stage that had to be made, once it is done; those done before are only looked at."""
+    if context.recipe.train.together > 1:
+        yield from _train_side_by_side(context)
+        return
+    for stage in plan(context.recipe):
+        yield from train_network(context, stage)
+
+
+def train_network(context: RunContext, stage: Stage) -> Iterator[Stage]:
+    """The stages made on the way to this one, which is the last: itself, and its parents if they were damaged."""
+    if finished(context.processes, context.stage_folder(stage)) is not None:
+        return
+    parent = parent_of(context.recipe.pipeline, stage)
+    if parent is not None:
+        yield from train_network(context, parent)  # at once if it is done, as it is in the order of the plan
+    prepared = _prepare(context, stage)
+    _stop_if_asked(context)
+    with training_stream(context.feed.device):
+        started = _start(context, stage, prepared)
+        _record(context, started, _train(context, started))
+    yield stage
+
+
+def finished(processes: Processes, folder: Path) -> Network | None:
+    """A stage's result if it was done before and is sound; checkpoints that a kill left beside it are dropped."""
+    found = from_leader(processes, lambda: runs.load_if_sound(folder, runs.FINAL))
+    if found is None:
+        return None
+    from_leader(processes, lambda: runs.drop_checkpoints(folder))
+    return network_of(found[0])
+
+
+def _prepare(context: RunContext, stage: Stage) -> Prepared:
+    """The network that training starts from: as it was saved, or made now and saved."""
+    folder, clock, compiled = context.stage_folder(stage), time.monotonic(), compiling_seconds()
+    saved = from_leader(context.processes, lambda: runs.load_if_sound(folder, runs.START))
+    if saved is not None:
+        return Prepared(network_of(saved[0]), dict(saved[1]))
+    if stage.method is None:
+        made = Prepared(initial_network(context, stage.seed), {})
+    else:
+        parent = parent_of(context.recipe.pipeline, stage)
+        network = None if parent is None else finished(context.processes, context.stage_folder(parent))
+        made = pipeline_of(context.recipe.pipeline).prepare(context, stage, network)
+    tensors, facts = made.network.tensors(), {**made.facts, "seconds": time.monotonic() - clock}
+    if "part_seconds" in facts:
+        facts["part_seconds"] = {**facts["part_seconds"], "compile": compiling_seconds() - compiled}
+    check_same(context.processes, tensors, what="weights and masks")
+    from_leader(context.processes, lambda: save_pair(folder, runs.START, tensors, facts))
+    return Prepared(made.network, facts)
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A stage whose training begins, or goes on from its newest checkpoint."""
+
+    stage: Stage
+    state: TrainState
+    changes: MaskChanges | None
+    facts: Values  # what was known before training
+    parts: dict[str, float]  # seconds of what came before training
+    prepared_in: float
+    spent: float  # seconds, all in all
+
+
+def _start(context: RunContext, stage: Stage, prepared: Prepared) -> _Started:
+    folder, facts, hyper = context.stage_folder(stage), dict(prepared.facts), context.hyper(stage)
+    state = new_state(module_of(context, prepared.network), hyper, masks=prepared.network.masks or None)
+    spent = prepared_in = float(facts.pop("seconds"))
+    parts = facts.pop("part_seconds", {})
+    newest = from_leader(context.processes, lambda: runs.newest_checkpoint(folder))
+    if newest is not None:
+        spent = _restore(state, *newest, leads=context.processes.leads)
+    changes, pipeline = None, pipeline_of(context.recipe.pipeline)
+    if pipeline.mask_changes is not None and stage.method is not None:
+        changes = pipeline.mask_changes(context, stage, hyper.epochs * n_steps(context.feed, hyper.batch_size))
+    return _Started(stage, state, changes, facts, parts, prepared_in, spent)
+
+
+def _record(context: RunContext, started: _Started, seconds: float) -> None:
+    """Saves the trained network and its record, which ends the stage."""
+    stage, state, recipe = started.stage, started.state, context.recipe
+    cuts = state.facts.pop("part_seconds", {})  # of masks that changed on the way
+    parts = {**started.parts, **cuts, "train": seconds - started.prepared_in - sum(cuts.values())}
+    release(state.model)
+    tensors = {key: tensor.detach().cpu() for key, tensor in state.model.state_dict().items()}
+    result, final = Network(tensors, state.masks), state.rows[-1].test
+    assert final is not None
+    values = {
+        "kind": "dense" if stage.method is None else "level",
+        "recipe": recipe.name,
+        "pipeline": recipe.pipeline,
+        "net": recipe.net,
+        "data": recipe.data.name,
+        "seed": stage.seed,
+        "method": stage.method,
+        "level": stage.level,
+        **started.facts,
+        **state.facts,
+        "after": accuracy_values(final),
+        "train_loss": state.rows[-1].train_loss,
+        "seconds": round(seconds, 3),
+        "part_seconds": {name: round(part, 3) for name, part in parts.items()},
+    }
+    for layer in values.get("layers", []):
+        layer["nnz"] = int(torch.count_nonzero(tensors[layer["name"]]))
+    record = given_values(checked(NetworkRecord, values, f"the record of {stage.name}"))
+    saved = {"record": record, "epochs": [given_values(row) for row in state.rows]}
+    check_same(context.processes, result.tensors(), what="trained weights")
+    folder = context.stage_folder(stage)
+    from_leader(context.processes, lambda: runs.finish_stage(folder, result.tensors(), saved))
+
+
+# --- many stages at once ----------------------------------------------------------------------------------------------
+
+
+def _train_side_by_side(context: RunContext) -> Iterator[Stage]:
+    """Each stage that had to be made: those whose parents are done, as many at once as the recipe says."""
+    if context.processes.count > 1 or not isinstance(context.feed.data, ImageSet):
+        raise OptionError(
+            "train.together trains in one process, on images in memory", option="train.together", fix="set it to 1"
+        )
+    at_once = context.recipe.train.together
+    programs: list[Program] = []  # the last one, which serves the next stages too where it fits
+    depths = {stage: _depth(context.recipe.pipeline, stage) for stage in plan(context.recipe)}
+    for depth in sorted(set(depths.values())):
+        same = [stage for stage in depths if depths[stage] == depth]
+        todo = [stage for stage in same if finished(context.processes, context.stage_folder(stage)) is None]
+        for first in range(0, len(todo), at_once):
+            yield from _train_group(context, todo[first : first + at_once], programs)
+
+
+def _depth(pipeline: str, stage: Stage) -> int:
+    """How many stages lie between this one and the initial network; the dense one comes first, it may teach."""
+    parent = parent_of(pipeline, stage)
+    return int(stage.method is not None) if parent is None else 1 + _depth(pipeline, parent)
+
+
+def _train_group(context: RunContext, stages: Sequence[Stage], programs: list[Program]) -> Iterator[Stage]:
+    """These stages, trained by one program; each one's seconds of training are an equal share of all.
+
+    It is saved at the ends of epochs, and can be stopped there.
+    """
+    hyper, group = context.hyper(stages[0]), list[_Started]()
+    with training_stream(context.feed.device):
+        for stage in stages:
+            group.append(_start(context, stage, _prepare(context, stage)))
+            _stop_if_asked(context)
+        if len({(one.state.epoch, one.state.step) for one in group}) > 1:  # killed while their checkpoints were saved
+            for stage in stages:
+                runs.drop_checkpoints(context.stage_folder(stage))
+            yield from _train_group(context, stages, programs)
+            return
+        began = last_saved = time.monotonic()
+
+        def on_epoch() -> None:
+            nonlocal last_saved
+            for one in group:
+                context.on_epoch(one.stage.name, one.state.rows[-1])
+            asked, is_due = context.stop_signal(), time.monotonic() - last_saved >= context.checkpoint_seconds
+            if (asked or is_due) and group[0].state.epoch < hyper.epochs:
+                for one in group:
+                    _save(context, one, one.spent + (time.monotonic() - began) / len(stages))
+                last_saved = time.monotonic()
+            if asked:
+                raise Interrupted(asked)
+
+        members = [Member(one.state, one.stage.seed, one.changes) for one in group]
+        teachers = [teacher for stage in stages if (teacher := _teacher(context, stage)) is not None]
+        if teachers or not programs or not fits(programs[-1], members, hyper):
+            programs[:] = [make_program(members, context.feed, hyper, teachers)]
+        train_together(programs[-1], members, context.feed, on_epoch=on_epoch)
+        seconds = (time.monotonic() - began) / len(stages)
+        for one in group:
+            _record(context, one, one.spent + seconds)
+    yield from stages
+
+
+# --- training that can be stopped at any moment -----------------------------------------------------------------------
+
+
+def _train(context: RunContext, started: _Started) -> float:
+    """The seconds spent on this stage by all processes that worked on it, once its network is trained."""
+    began = last_saved = time.monotonic()
+    stage, hyper = started.stage, context.hyper(started.stage)
+
+    def save() -> None:
+        nonlocal last_saved
+        _save(context, started, started.spent + time.monotonic() - began)
+        last_saved = time.monotonic()
+
+    def on_step(state: TrainState) -> None:
+        if state.step == 0:
+            context.on_epoch(stage.name, state.rows[-1])
+        is_due = time.monotonic() - last_saved >= context.checkpoint_seconds and state.epoch < hyper.epochs
+        asked, due = largest_of(context.processes, (context.stop_signal() or 0, is_due and context.processes.leads))
+        if asked or due:
+            save()
+        if asked:
+            raise Interrupted(asked)
+
+    try:
+        train(
+            started.state,
+            context.feed,
+            hyper,
+            seed=stage.seed,
+            on_step=on_step,
+            changes=started.changes,
+            processes=context.processes,
+            teacher=_teacher(context, stage),
+        )
+    except DataError:
+        # Ctrl-C reaches the processes that decode images too: their death is no fault then. Only fetching a batch
+        # raises DataError, so the state is that after a whole step.
+        asked = context.stop_signal()
+        if asked is None or context.processes.count > 1:
+            raise
+        save()
+        raise Interrupted(asked) from None
+    return started.spent + time.monotonic() - began
+
+
+def _save(context: RunContext, started: _Started, seconds: float) -> None:
+    """Saves a checkpoint, from which training goes on to the same bits; nothing random is part of it."""
+    processes, state, folder = context.processes, started.state, context.stage_folder(started.stage)
+    share_buffers(processes, state.model)
+    tensors = Network(dict(state.model.state_dict()), state.masks).tensors()
+    tensors[SUMS] = add_up(processes, state.sums)
+    for index, entries in state.optimizer.state_dict()["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{OPTIMIZER}{index}.{key}"] = value
+            elif value is not None:
+                raise DataError(f"the optimizer's {key!r} is a {type(value).__name__}: only tensors can be saved")
+    values = {
+        "epoch": state.epoch,
+        "step": state.step,
+        "rows": [given_values(row) for row in state.rows],
+        "facts": state.facts,
+        "seconds": seconds,
+    }
+    name = runs.step_name(state.epoch, state.step)
+    from_leader(context.processes, lambda: runs.save_checkpoint(folder, name, tensors, values))
+
+
+def _teacher(context: RunContext, stage: Stage) -> Teacher | None:
+    """The dense network of the stage's seed, where the recipe has its outputs learned in retraining."""
+    spec = None if context.recipe.retrain is None else context.recipe.retrain.distill
+    if spec is None or stage.method is None:
+        return None
+    dense = finished(context.processes, context.stage_folder(Stage(stage.seed, None, 0)))
+    if dense is None:
+        raise DataError(f"{stage.name} learns from the dense network, which is not done", fix="run the recipe again")
+    model = module_of(context, dense).eval().requires_grad_(False)
+    return Teacher(model, spec.weight, spec.temperature)
+
+
+def _stop_if_asked(context: RunContext) -> None:
+    (asked,) = largest_of(context.processes, (context.stop_signal() or 0,))
+    if asked:
+        raise Interrupted(asked)
+
+
+def _restore(state: TrainState, tensors: Mapping[str, Tensor], values: Values, *, leads: bool) -> float:
+    """The seconds spent before; the state is the saved one. The sums of all processes go to the leader."""
+    saved = network_of(tensors)
+    if saved.masks:
+        set_masks(state, saved.masks)
+    state.model.load_state_dict(saved.state)
+    entries: dict[int, dict[str, Any]] = {}
+    for key, tensor in below(tensors, OPTIMIZER).items():
+        index, _, name = key.partition(".")
+        entries.setdefault(int(index), {})[name] = tensor
+    state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
+    if leads:
+        state.sums.copy_(tensors[SUMS])
+    state.epoch, state.step = values["epoch"], values["step"]
+    state.rows = tuple(checked(EpochRow, row, "a checkpoint's row") for row in values["rows"])
+    state.facts = values.get("facts", {})  # a checkpoint of a version whose masks never changed has none
+    return float(values["seconds"])
