@@ -12,8 +12,8 @@ from sipp.errors import OptionError
 from sipp.inputs.batches import batches_of
 from sipp.inputs.layers import find_sites
 from sipp.records import Batch
-from sipp.repairing.entry import _divided
 from sipp.repairing.joint import joint
+from sipp.repairing.parts import divided
 from sipp.repairing.streams import find_streams, read_streams
 
 
@@ -135,8 +135,8 @@ def test_padding_does_not_count() -> None:
     made = []
     for fill in (0, 5):
         data = [{"input_ids": torch.where(real > 0, ids, fill), "attention_mask": real}]
-        parts = _divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0))
-        made.append(joint(net, masks, parts, a=1.0, chunk_bytes=1 << 12))
+        parts = divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0))
+        made.append(joint(net, masks, parts, a=1.0, budgets=("given",), chunk_bytes=1 << 12))
     assert [layer.name for layer in made[0].layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)
@@ -146,8 +146,8 @@ def test_a_stream_that_is_named_has_to_be_there() -> None:
     torch.manual_seed(0)
     net, x = Net(CASES["x + layer"][0]).eval(), torch.randn(60, 6)
     masks = {f"{name}.weight": torch.rand(6, 6) < 0.5 for name in "ab"}
-    parts = _divided(batches_of(x, device=torch.device("cpu"), n_points=None, seed=0))
-    made = joint(net, masks, parts, a=1.0, residuals=["b.weight"], chunk_bytes=1 << 12)
+    parts = divided(batches_of(x, device=torch.device("cpu"), n_points=None, seed=0))
+    made = joint(net, masks, parts, a=1.0, budgets=("given",), residuals=["b.weight"], chunk_bytes=1 << 12)
     assert [layer.corrects for layer in made.layers] == [False, True]
     with pytest.raises(OptionError, match=r"a\.weight"):
-        joint(net, masks, parts, a=1.0, residuals=["a.weight"], chunk_bytes=1 << 12)
+        joint(net, masks, parts, a=1.0, budgets=("given",), residuals=["a.weight"], chunk_bytes=1 << 12)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sipp.errors import OptionError
 from sipp.numerics import SCORE_DTYPE
 from sipp.records import Weight
-from sipp.repairing.gathering import Gatherer, Targets, _patches, _thinned
+from sipp.repairing.gathering import Gatherer, Targets, patches_in, thinned
 from sipp.repairing.streams import along_rows, as_use, find_streams, per_row, read_streams
 
 SAME = 1e-3  # of the largest output: how closely a layer's output must repeat its products with the patches
@@ -66,8 +66,8 @@ def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tenso
     use = as_use(module, tensor, gatherer.batches[i])
     if use is None:
         return None
-    use = _thinned(use, gatherer.census.strides[weight.name], i)
-    return [_patches(windows, use, SCORE_DTYPE) for windows in gatherer._chunks(weight, use)]
+    use = thinned(use, gatherer.census.strides[weight.name], i)
+    return [patches_in(windows, use, SCORE_DTYPE) for windows in gatherer.chunks(weight, use)]
 
 
 class Aims(Sequence[Targets]):

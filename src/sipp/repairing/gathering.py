@@ -6,9 +6,10 @@ each on its own inputs: what the layers before have lost is made up for as well.
 
 from __future__ import annotations
 
+import glob
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.capture import Forms, runner
-from sipp.inputs.layers import Site
+from sipp.inputs.layers import Site, find_sites
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records import Batch, Use, Weight, to_rows
@@ -56,21 +57,24 @@ class Sums:
     obstacle: str = ""  # why the sums mean nothing
 
 
-def solvable(sums: Sums) -> tuple[list[Rows], str]:
-    """The blocks of rows in their order, and why they cannot be solved; empty where they can."""
+def solvable(sums: Sums, *, judged: bool = True) -> tuple[list[Rows], str]:
+    """The blocks of rows in their order, and why they cannot be solved; empty where they can.
+
+    Without `judged` no points need to be kept aside.
+    """
     if sums.obstacle:
         return [], sums.obstacle
-    if not sums.fit or sums.fit.keys() != sums.aside.keys():
+    if not sums.fit or (judged and sums.fit.keys() != sums.aside.keys()):
         return [], "it meets no patches, to fit or to judge"
     stop = 0
     for key in sorted(sums.fit):
-        fit, aside = sums.fit[key], sums.aside[key]
+        looked_at = (sums.fit[key], sums.aside[key]) if judged else (sums.fit[key],)
         start, n_rows, _ = key
         if start < stop:
             return [], "its uses take rows that overlap"
-        if fit.n == 0 or aside.n == 0:
+        if any(moments.n == 0 for moments in looked_at):
             return [], "it meets no patches, to fit or to judge"
-        if not fit.is_finite or not aside.is_finite:
+        if not all(moments.is_finite for moments in looked_at):
             return [], "its outputs or their squares are not finite"
         stop = start + n_rows
     return sorted(sums.fit), ""
@@ -79,6 +83,13 @@ def solvable(sums: Sums) -> tuple[list[Rows], str]:
 def rows_of(key: Rows) -> slice:
     """The rows of a block."""
     return slice(key[0], key[0] + key[1])
+
+
+def sites_of(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Site, ...]:
+    """The modules that hold masked weights, with those weights alone."""
+    found = find_sites(model, include=[glob.escape(name) for name in masks])
+    chosen = (replace(site, weights={l: w for l, w in site.weights.items() if w.name in masks}) for site in found)
+    return tuple(site for site in chosen if site.weights)
 
 
 def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch], forms: Forms) -> Census:
@@ -167,6 +178,7 @@ class Gatherer:
     census: Census
     forms: Forms
     chunk_bytes: int
+    dtype: torch.dtype = BOUND_DTYPE  # of the products that are added up, always in float64
     finished: set[str] = field(default_factory=set)  # weights that change no more
     replay: Replay = field(default_factory=Replay)  # of the repaired network
 
@@ -177,8 +189,8 @@ class Gatherer:
         def on_use(weight: Weight, use: Use, batch: Batch) -> None:
             dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE
             rows_GRK = _rows(self.dense, weight, use).to(dtype)
-            for windows in self._chunks(weight, use):
-                found[weight.name].append(rows_GRK @ _patches(windows, use, dtype))
+            for windows in self.chunks(weight, use):
+                found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
 
         self._run(self.dense, self.dense_sites, names, i, on_use)
         return found
@@ -232,18 +244,19 @@ class Gatherer:
 
     def _add(self, sums: Sums, into: dict[Rows, Moments], weight: Weight, use: Use, left: list[Tensor]) -> None:
         """Adds one use of the pruned network to the moments; `left` are the dense outputs, the next one last."""
-        rows_GRK = _rows(self.repaired, weight, use).to(BOUND_DTYPE)
+        dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else self.dtype
+        rows_GRK = _rows(self.repaired, weight, use).to(dtype)
         n_groups, n_rows, _ = rows_GRK.shape
         key = (use.row_start, n_groups * n_rows, n_groups)
         if key not in into:
             into[key] = Moments.zeros(n_groups, n_rows, weight.fan_in, rows_GRK.device)
-        for windows in self._chunks(weight, use):
+        for windows in self.chunks(weight, use):
             n_patches = windows.shape[: 2 + use.n_position_dims].numel() // n_groups
             if not left or left[-1].shape != (n_groups, n_rows, n_patches):
                 sums.obstacle = _NOT_ALIGNED
                 return
-            dense_GRP = left.pop().to(BOUND_DTYPE)
-            patches_GKP = _patches(windows, use, BOUND_DTYPE)
+            dense_GRP = left.pop().to(dtype)
+            patches_GKP = patches_in(windows, use, dtype)
             into[key].add(patches_GKP, dense_GRP - rows_GRK @ patches_GKP, dense_GRP)
         n_all = use.windows.shape[: 2 + use.n_position_dims].numel() // n_groups
         into[key].n += float(n_all if use.counts_B is None else use.counts_B.sum())
@@ -264,7 +277,7 @@ class Gatherer:
         def counted(weight: Weight, use: Use, batch: Batch) -> None:
             nonlocal n_left
             if weight.name in names:
-                on_use(weight, _thinned(use, self.census.strides[weight.name], i), batch)
+                on_use(weight, thinned(use, self.census.strides[weight.name], i), batch)
                 n_left -= 1
                 if n_left == 0:
                     raise _EnoughError
@@ -276,7 +289,7 @@ class Gatherer:
         except _EnoughError:
             pass
 
-    def _chunks(self, weight: Weight, use: Use) -> Iterator[Tensor]:
+    def chunks(self, weight: Weight, use: Use) -> Iterator[Tensor]:
         """The windows of a use in pieces that fit the memory, the same ones for both networks."""
         n_rows = weight.n_rows if use.n_rows is None else use.n_rows
         per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
@@ -284,7 +297,7 @@ class Gatherer:
             yield windows
 
 
-def _thinned(use: Use, strides: tuple[int, ...], phase: int) -> Use:
+def thinned(use: Use, strides: tuple[int, ...], phase: int) -> Use:
     """The use with some of its positions, others in the next batch; of a use with padding, or in other axes, all."""
     if math.prod(strides) == 1 or use.counts_B is not None or use.n_position_dims != len(strides):
         return use
@@ -302,6 +315,7 @@ def _rows(model: nn.Module, weight: Weight, use: Use) -> Tensor:
     return rows_FK[use.row_start : stop].unflatten(0, (use.windows.shape[1], -1))
 
 
-def _patches(windows: Tensor, use: Use, dtype: torch.dtype) -> Tensor:
+def patches_in(windows: Tensor, use: Use, dtype: torch.dtype) -> Tensor:
+    """The patches of windows: G x K x P."""
     ones_B = torch.ones(len(windows), dtype=BOUND_DTYPE, device=windows.device)
     return patches_of(windows, use.n_position_dims, ones_B, dtype)

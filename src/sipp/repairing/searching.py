@@ -35,6 +35,7 @@ class Rows:
     wanted_GRK: Tensor  # and of inputs with targets
     dense_GRK: Tensor
     n: float  # patches
+    is_centred: bool = False  # the means were taken out: an intercept makes up for them
 
     def drawn(self, share: float) -> tuple[Tensor, Tensor]:
         """The system and its right side with a ridge, a share of the mean diagonal, towards the dense weights."""
