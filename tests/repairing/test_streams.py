@@ -76,6 +76,11 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], set[str]]] = {
     "x += layer": (plus_in_place, {"b.weight"}),
     "layer += x": (added_to_the_layer, {"b.weight"}),
     "norm and dropout between": (lambda net, x: (y := net.a(x)) + net.dropout(net.norm(net.b(y))), {"b.weight"}),
+    "copies between": (
+        lambda net, x: (y := net.a(x)) + net.b(y).contiguous().clone().view(20, 6).to(y.dtype),
+        {"b.weight"},
+    ),
+    "another shape between": (lambda net, x: (y := net.a(x)) + net.b(y).view(6, 20).reshape(20, 6), set()),
     "the later of two": (of_two, {"c.weight"}),
     "a nonlinearity between": (lambda net, x: (y := net.a(x)) + net.b(y).relu(), set()),
     "a norm by the point between": (lambda net, x: (y := net.a(x)) + net.layer_norm(net.b(y)), set()),
@@ -106,6 +111,56 @@ def test_streams_are_found(case: str) -> None:
         with torch.no_grad():
             assert torch.allclose(stream + gain_F.float() * output + bias_F, net(x), atol=1e-5)
     assert not any(module._forward_hooks for module in net.modules())
+
+
+def corrected(net: nn.Module, data: Any) -> list[str]:
+    """The weights that correct a stream, of a network that a search fits with half of its weights."""
+    parts = divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0))
+    masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
+    made = joint(net, masks, parts, a=1.0, budgets=("given",), chunk_bytes=1 << 16)
+    return [layer.name for layer in made.layers if layer.corrects]
+
+
+def prunable(net: nn.Module) -> dict[str, Tensor]:
+    names = [weight.name for site in find_sites(net) for weight in site.weights.values()]
+    return {name: net.get_parameter(name).detach() for name in names}
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_end_of_attention_is_its_out_proj(batch_first: bool, norm_first: bool) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(5, 8)
+            one = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, norm_first=norm_first)
+            self.layers = nn.TransformerEncoder(one, 2, enable_nested_tensor=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            found = self.layers(x if batch_first else x.transpose(0, 1))
+            return (found if batch_first else found.transpose(0, 1)).mean(1)
+
+    torch.manual_seed(0)
+    names = (
+        ("self_attn.out_proj", "linear2") if batch_first else ("self_attn.out_proj",)
+    )  # points of others lie along time
+    ends = [f"layers.layers.{i}.{name}.weight" for i in range(2) for name in names]
+    assert corrected(Encoder().eval(), torch.randn(60, 7, 5)) == ends
+
+
+def test_blocks_of_language_models() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    data = [{"input_ids": torch.randint(40, (30, 6)), "attention_mask": torch.ones(30, 6, dtype=torch.int64)}] * 2
+    llama = transformers.LlamaModel(transformers.LlamaConfig(vocab_size=40, num_key_value_heads=1, **sizes)).eval()
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=40, **sizes), add_pooling_layer=False).eval()
+    # before the first block there is no weight of a layer that could have lost something, so nothing to correct
+    first, *others = (f"layers.{i}.{name}.weight" for i in range(2) for name in ("self_attn.o_proj", "mlp.down_proj"))
+    assert first not in (found := corrected(llama, data)) and found == others
+    _, *others = (f"encoder.layer.{i}.{name}output.dense.weight" for i in range(2) for name in ("attention.", ""))
+    assert corrected(bert, data) == others
 
 
 class Padded(nn.Module):
