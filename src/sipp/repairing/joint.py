@@ -8,6 +8,7 @@ and, layer by layer, between the first mask and the one that a search finds; the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -36,6 +37,7 @@ from sipp.repairing.polishing import output_error
 AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
 RIDGES = (1e-3, 1e-4)  # of the mean diagonal, towards the dense weights
 TRIED_OF, FEWEST_TRIED = 4, 256  # a and budgets are tried with one in so many points, and not fewer than this
+NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
 SMALL = 4 << 20  # weights up to which all layers are tried; of larger networks the first ones
 FIRST_OF = 4  # with one in so many of the weights
 
@@ -140,63 +142,81 @@ def joint(
 ) -> Joint:
     """The dense network pruned to as many weights as the given masks keep, or to the pattern that they obey.
 
-    `budgets` are the candidates for the numbers of weights of layers: ("given",) keeps those of the given masks.
-    With a `floor` no row dies that has a weight in the first masks, and budgets by magnitude leave each layer at least
-    that share of an even cut. `residuals` are the weights at the ends of residual blocks; None: they are found. Weights
-    that are 0 in the dense network and not in the given mask stay 0. `way` is "joint", "given" (the masks stay, weights
-    are refitted to the same targets), or a peer: "alps", "sparsegpt". Unless `fits_all`, the result is the network that
-    was judged. `advance` is called once for each weight, and once more with `fits_all`.
+    `budgets` are the candidates for the numbers of weights of layers: ("given",) keeps those of the given masks. With a
+    `floor` no row dies that has a weight in the first masks, and budgets by magnitude leave each layer at least that
+    share of an even cut. `residuals` are the weights at the ends of residual blocks; None: they are found. Weights that
+    are 0 in the dense network and not in the given mask stay 0. `way` is "joint", "given" (masks stay, weights are
+    refitted to the same targets), or a peer. Unless `fits_all`, the result is the network that was judged. `advance` is
+    called once for each weight, and once more with `fits_all`.
     """
-    candidates = (float(a),) if isinstance(a, int | float) else tuple(a)
-    if not candidates or not all(0 <= one <= 1 for one in candidates):
-        raise OptionError(f"a={a!r} is not in [0, 1]", fix="give one number, or several to choose from", option="a")
-    if way in PEERS:
-        candidates, residuals = (0.0,), ()
-    if way != "joint" or pattern is not None:
-        budgets = ("given",)
+    candidates = (0.0,) if way in PEERS else _candidates(a)
+    budgets = budgets if way == "joint" and pattern is None else ("given",)
     weights = {weight.name: weight for site in sites_of(model, masks) for weight in site.weights.values()}
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
-    task = _Task(model, weights, layer, residuals, chunk_bytes)
-    trials, n_tried = list[Trial](), 0
-    if len(candidates) > 1 or len(budgets) > 1:
-        first = _first(task, masks, parts)
-        trials, n_tried = _tried(task, first, _few(parts), candidates, budgets, floor), len(first)
-    best = min(trials, key=lambda one: float("inf") if one.error is None else one.error, default=None)
-    chosen_a, chosen = (best.a, best.budgets) if best is not None else (candidates[0], budgets[0])
-    task = replace(task, layer=replace(layer, a=chosen_a))
-    start = _starts(task, masks, (chosen,), floor).get(chosen, dict(masks))
+    task = _Task(model, weights, layer, () if way in PEERS else residuals, chunk_bytes)
+    task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
+    start = _starts(task, masks, (chosen,), floor)[chosen]
     judged = _fitted(task, start, parts, {}, advance)
-    given = copy_of(model)
-    for name, weight in weights.items():
-        left_as_given(given, weight, masks[name], "")
-    at_first, at_last = output_error(model, given, parts.aside), output_error(model, judged.model, parts.aside)
-    before, after = judged_error(model, given, parts), judged_error(model, judged.model, parts)
+    given = _undone(task, masks, judged)
+    at_first, at_last = (output_error(model, one.model, parts.aside) for one in (given, judged))
+    before, after = (judged_error(model, one.model, parts) for one in (given, judged))
     is_worse = way not in PEERS and at_first is not None and at_last is not None and not at_last <= at_first
-    n_judged_fit = sum(batch.n_points for batch in parts.fitted)
-    made, n_points = judged, n_judged_fit
-    if is_worse:
-        made = _Fitted(given, dict(masks), tuple(_undone(one, masks) for one in judged.layers))
-    elif fits_all:
+    made, n_fitted = given if is_worse else judged, sum(batch.n_points for batch in parts.fitted)
+    if fits_all and not is_worse:
         made = _fitted(task, start, _whole(parts), {one.name: one for one in judged.layers}, advance)
-        n_points = sum(batch.n_points for batch in (*parts.batches, *parts.judging))
+    n_aside, n_judged = (sum(batch.n_points for batch in some) for some in (parts.aside, parts.judging))
     return Joint(
         model=made.model,
         masks=made.masks,
         layers=made.layers,
         way=way,
-        a=chosen_a,
+        a=task.layer.a,
         budgets=chosen,
-        trials=tuple(trials),
+        trials=trials,
         n_tried_layers=n_tried,
-        n_points=n_points,
-        n_judged_fit=n_judged_fit,
-        n_aside=sum(batch.n_points for batch in parts.aside),
-        n_judged=sum(batch.n_points for batch in parts.judging),
+        n_points=n_fitted if made is judged or is_worse else n_fitted + n_aside + n_judged,
+        n_judged_fit=n_fitted,
+        n_aside=n_aside,
+        n_judged=n_judged,
         output_before=before,
         output_after=before if is_worse else after,
         output_chosen=at_first if is_worse else at_last,
         undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
     )
+
+
+def _candidates(a: float | Sequence[float]) -> tuple[float, ...]:
+    found = (float(a),) if isinstance(a, int | float) else tuple(a)
+    if not found or not all(0 <= one <= 1 for one in found):
+        raise OptionError(f"a={a!r} is not in [0, 1]", fix="give one number, or several to choose from", option="a")
+    return found
+
+
+def _chosen(
+    task: _Task,
+    masks: Masks,
+    parts: Parts,
+    candidates: Sequence[float],
+    budgets: Sequence[Budgets],
+    floor: float | None,
+) -> tuple[_Task, Budgets, tuple[Trial, ...], int]:
+    """The task with the a that was chosen, the budgets that were, the trials, and how many layers these fitted."""
+    if len(candidates) == 1 and len(budgets) == 1:
+        return task, budgets[0], (), 0
+    first = _first(task, masks, parts)
+    trials = _tried(task, first, _few(parts), candidates, budgets, floor)
+    best = _best(trials)
+    return replace(task, layer=replace(task.layer, a=best.a)), best.budgets, tuple(trials), len(first)
+
+
+def _best(trials: Sequence[Trial]) -> Trial:
+    """The first whose error is as small as the least, but for noise."""
+    least = min(map(_or_infinite, trials))
+    return next(one for one in trials if _or_infinite(one) <= (1 + NOISE) * least)
+
+
+def _or_infinite(trial: Trial) -> float:
+    return math.inf if trial.error is None else trial.error
 
 
 @dataclass(frozen=True)
@@ -208,9 +228,13 @@ class _Fitted:
     layers: tuple[JointLayer, ...]
 
 
-def _undone(layer: JointLayer, masks: Masks) -> JointLayer:
-    kept = int(masks[layer.name].sum())
-    return replace(layer, support="none", kept=kept, moved=0, ridge=None, intercept="none", why="undone")
+def _undone(task: _Task, masks: Masks, fitted: _Fitted) -> _Fitted:
+    """The dense network under the given masks."""
+    model, layers = copy_of(task.dense), list[JointLayer]()
+    for one in fitted.layers:
+        left = left_as_given(model, task.weights[one.name], masks[one.name], "undone")
+        layers.append(replace(_with_errors(left, one), error=one.error_before))
+    return _Fitted(model, dict(masks), tuple(layers))
 
 
 def _first(task: _Task, masks: Masks, parts: Parts) -> dict[str, Tensor]:
@@ -265,14 +289,13 @@ def _tried(
             one = replace(one, residuals=[name for name in task.residuals if name in masks])
         made = _fitted(one, starts[name], parts, {}, lambda n: None)
         trials.append(Trial(a, name, output_error(task.dense, made.model, parts.aside)))
-        least = min((trial.error for trial in trials[:-1] if trial.error is not None), default=float("inf"))
-        return trials[-1].error is not None and trials[-1].error < least
+        return _or_infinite(trials[-1]) < min(map(_or_infinite, trials[:-1]), default=math.inf)
 
     first, *others = starts
     for a in candidates:
         if not add(a, first):
             break
-    best = min(trials, key=lambda one: float("inf") if one.error is None else one.error)
+    best = _best(trials)
     for name in others:
         add(best.a, name)
     return trials

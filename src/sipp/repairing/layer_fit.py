@@ -26,6 +26,7 @@ from sipp.repairing.searching import DAMPING, Rows, Rule, search
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
 
+RIDGE_NOISE = 0.01  # relative, of squared errors: those that are closer are the same
 N_TRIAL_ROWS = 64  # spread over the weight, that choose the ridge; then all rows are solved
 
 Way = Literal["joint", "given", "alps", "sparsegpt"]
@@ -216,7 +217,7 @@ def _searched(
 def _ridge(
     task: LayerTask, blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor, decided: JointLayer | None
 ) -> float:
-    """The ridge of the least error on the points kept aside, of some rows; the first of those that are as good."""
+    """The ridge of the least error on the points kept aside, of some rows; the first that is nearly as good."""
     if task.way == "alps":
         return DAMPING
     if decided is not None and decided.ridge is not None:
@@ -236,7 +237,8 @@ def _ridge(
             shift_GR = fit.intercept(change_GRK) if one.is_centred else torch.zeros_like(fit.d_GR)
             total += float(block.aside.rows(at).error(change_GRK, shift_GR).sum())
         errors.append(total if math.isfinite(total) else math.inf)
-    return task.ridges[errors.index(min(errors))] if errors else task.ridges[0]
+    least = min(errors, default=0.0)
+    return next((r for r, error in zip(task.ridges, errors) if error <= (1 + RIDGE_NOISE) * least), task.ridges[0])
 
 
 def _solved(blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor, dense_FK: Tensor, ridge: float) -> Tensor:
