@@ -277,10 +277,22 @@ def test_a_and_budgets_are_chosen_on_the_points_kept_aside() -> None:
         found(net, points, a=2.0)
 
 
-def test_an_a_is_tried_as_long_as_the_error_falls() -> None:
+@pytest.mark.parametrize(
+    ("errors", "tried", "a"),
+    [
+        ([0.3, 0.4], [1.0, 0.25], 1.0),  # it does not fall: the third is not tried
+        ([0.3, 0.2, 0.1], [1.0, 0.25, 0.0], 0.0),
+        ([0.3, 0.29, 0.5], [1.0, 0.25, 0.0], 1.0),  # a small lead counts as chance
+    ],
+)
+def test_an_a_is_tried_as_long_as_the_error_falls(
+    errors: list[float], tried: list[float], a: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net, points = block()
-    _, up = found(net, points, keep=0.3, a=(0.0, 1.0, 0.25))
-    assert [one.a for one in up.trials] == [0.0, 1.0] and up.a == 0.0
+    told = iter([*errors, 1.0, 0.3])  # then without and with the fit
+    monkeypatch.setattr(joint_module, "output_error", lambda *args: next(told))
+    _, made = found(net, points, keep=0.3, a=(1.0, 0.25, 0.0))
+    assert [one.a for one in made.trials] == tried and made.a == a
 
 
 @pytest.mark.parametrize("floor", [None, 0.1])

@@ -19,11 +19,11 @@ from sipp.allocation.patterns import Pattern
 from sipp.numerics import BOUND_DTYPE
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
-FIRST_RHO = 0.03
+FIRST_RHO = 0.3
 ROUNDS_A_LOOK = 3  # after so many, rho grows by what has changed since
 MOST_ROUNDS = 500
 # rho grows by the factor of the first share of the budget that has changed: fast where nothing does, as it is too small
-GROWTHS = ((0.1, 1.2), (0.005, 1.1), (0.0, 1.05), (-1.0, 1.3))
+GROWTHS = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))
 SETTLED = 0.1  # where nothing changes, and what is solved is as near as this to what is kept, the search is over
 
 
