@@ -92,7 +92,13 @@ def sites_of(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Site, ...]:
     return tuple(site for site in chosen if site.weights)
 
 
-def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch], forms: Forms) -> Census:
+def take_census(
+    model: nn.Module,
+    sites: Sequence[Site],
+    batches: Sequence[Batch],
+    forms: Forms,
+    patches_per_feature: int = PATCHES_PER_FEATURE,
+) -> Census:
     """One pass of the dense network, in which every batch of a new form is checked (see `runner`)."""
     order: list[list[str]] = []
     windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
@@ -125,7 +131,7 @@ def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch
         run(batch, on_use)
         windows.clear()
     strides = {
-        name: _strides(sizes, n_patches[name] // (PATCHES_PER_FEATURE * fan_in[name]))
+        name: _strides(sizes, n_patches[name] // (patches_per_feature * fan_in[name]))
         for name, sizes in positions.items()
     }
     target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}

@@ -37,6 +37,7 @@ from sipp.repairing.polishing import output_error
 AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
 RIDGES = (1e-3, 1e-4)  # of the mean diagonal, towards the dense weights
 TRIED_OF, FEWEST_TRIED = 4, 256  # a and budgets are tried with one in so many points, and not fewer than this
+PATCHES_PER_FEATURE = 256  # more than a refit looks at: a search fits masks too
 NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
 SMALL = 4 << 20  # weights up to which all layers are tried; of larger networks the first ones
 FIRST_OF = 4  # with one in so many of the weights
@@ -344,7 +345,7 @@ def _fitted(task: _Task, start: Masks, parts: Parts, decided: Mapping[str, Joint
     dense, forms = task.dense, Forms()
     pruned = copy_of(dense)
     sites = sites_of(dense, start)
-    census = take_census(dense, sites, parts.batches, forms)
+    census = take_census(dense, sites, parts.batches, forms, PATCHES_PER_FEATURE)
     gatherer = Gatherer(
         dense,
         pruned,
