@@ -1,7 +1,8 @@
-"""Sensitivities and magnitudes in, the blend of both that moves the network's output least out (T20).
+"""Sensitivities, magnitudes and lengths of inputs in, the ranking by them that moves the output least out (T20).
 
 score_j = s_j^p |w_j|^(1-p) over the whole network, s the largest or the mean over patches: p = 0 is magnitude, p = 1 is
-sipp-det. No p is right everywhere, so every candidate is cut and tried on calibration points kept aside from scoring.
+sipp-det. Besides, |w_j| times the length of its input, compared within rows (Wanda), as language models need it. None
+is right everywhere, so every candidate is cut and tried on calibration points kept aside from scoring.
 A certificate's holdout is not touched by the choice.
 
 Where nothing is left of the output with any of them, the error tells nothing: magnitude is taken then. The output of a
@@ -35,7 +36,8 @@ LOST = 0.9  # an error at which next to nothing of the output is left: those abo
 UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-init-new-seeds)
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
-Cut = Callable[[Sequence[Tensor]], list[Tensor]]  # scores of all layers to masks, for one budget
+# scores of all layers to masks, for one budget: compared over the whole network, or within each row
+Cut = Callable[[Sequence[Tensor], bool], list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,12 @@ class Candidate:
     reduce: Reduce
     error: float  # ||f^ - f|| / ||f|| over all points kept aside; infinite where an output is not finite
     is_shared: bool = False  # ranked by LAMP's shares of the blend, layer by layer
+    by_rows: bool = False  # no blend: magnitude times the length of the input, compared within rows
 
     @property
     def name(self) -> str:
+        if self.by_rows:
+            return "magnitude times input length within rows"
         if self.p == 0:
             return "magnitude"
         blend = f"{self.reduce} sensitivity" if self.p == 1 else f"{self.reduce} sensitivity^{self.p:g}"
@@ -82,6 +87,7 @@ class Blend:
     points: list[Any]  # batches of calibration points that choose it
     is_aside: bool  # those were not scored
     norm_stats: NormStats
+    lengths: tuple[Tensor, ...] | None = None  # F x K a layer: |w| times the length of its input, where that is finite
 
 
 def blended(blend: Blend, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
@@ -114,20 +120,23 @@ def choose(
         return _distance(outputs, _outputs(sparse, blend))
 
     if blend.norm_stats == "batch":
-        masks = cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")])
+        masks = cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")], False)
         only = Candidate(UNTRAINED, "max", error_of(masks), is_shared=True)
         return masks, Choice(only, (only,), _count(blend), blend.is_aside)
     tried: list[Candidate] = []
     found: list[list[Tensor]] = []
     for p, reduce in _candidates(blend):
-        found.append(cut(blended(blend, dense, p, reduce)))
+        found.append(cut(blended(blend, dense, p, reduce), False))
         tried.append(Candidate(p, reduce, error_of(found[-1])))
+    if blend.lengths is not None:
+        found.append(cut(blend.lengths, True))
+        tried.append(Candidate(0.0, "mean", error_of(found[-1]), by_rows=True))
     taken = tried.index(best_of(tried))
     return found[taken], Choice(tried[taken], tuple(tried), _count(blend), blend.is_aside)
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:
-    """The candidate of the least error; of those as good as that, the first, which has the smallest p.
+    """The candidate of the least error; of those as good as that, the first: the smallest p, the one by rows last.
 
     A difference of `NOISE` on a few points decides nothing (`MAGNITUDE_NOISE` where p = 0), and neither does one among
     outputs that are all lost.
@@ -135,7 +144,7 @@ def best_of(candidates: Sequence[Candidate]) -> Candidate:
     least = min(min(one.error, LOST) for one in candidates)
 
     def is_as_good(one: Candidate) -> bool:
-        return min(one.error, LOST) <= (1 + (MAGNITUDE_NOISE if one.p == 0 else NOISE)) * least
+        return min(one.error, LOST) <= (1 + (MAGNITUDE_NOISE if one.p == 0 and not one.by_rows else NOISE)) * least
 
     return next(one for one in candidates if is_as_good(one))
 

@@ -100,12 +100,14 @@ def _masks(ranking: Ranking, uncut: Uncut, row: MethodRow, scores: Sequence[Tens
 def _blended(ranking: Ranking, blend: Blend, uncut: Uncut, row: MethodRow, budget: int) -> tuple[list[Tensor], Choice]:
     """The masks of the best blend; weights that an earlier step pruned come last in every one of them."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
+    if ranking.is_thinned:  # a row may have fewer weights left than an even share, and would get others back
+        blend = replace(blend, lengths=None)
 
-    def cut(scores: Sequence[Tensor]) -> list[Tensor]:
+    def cut(scores: Sequence[Tensor], by_rows: bool) -> list[Tensor]:
         if ranking.is_thinned:
             pairs = zip(ranking.ranks, scores)
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
-        return _masks(ranking, uncut, row, scores, budget)
+        return _masks(ranking, uncut, replace(row, cut="row") if by_rows else row, scores, budget)
 
     return choose(ranking.model, ranking.weights, uncut.dense, blend, cut)
 

@@ -29,6 +29,7 @@ from sipp.records import Batch, Scores, to_rows
 from sipp.scoring.methods import DEFAULT, Method, MethodRow, method_of, score_of
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import check_delta, resolve_points
+from sipp.scoring.wanda import wanda
 
 N_EXAMPLES = 4  # points on which a graph must repeat the model
 N_SAMPLE = 32  # points on which the output of a cut is measured
@@ -148,8 +149,14 @@ def _blend(subject: Subject, scores: Scores, aside: Data | None) -> Blend:
     means = [layer.mean_FK.cpu() for layer in scores.layers if layer.mean_FK is not None]
     if len(means) == len(scores.layers):
         sensitivities["mean"] = tuple(means)
+    lengths: tuple[Tensor, ...] | None = None
+    if subject.scoring.norm_stats != "batch":
+        by_name = wanda(subject)
+        lengths = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in subject.weights)
+        if not all(bool(torch.isfinite(score_FK).all()) for score_FK in lengths):
+            lengths = None
     chosen: Any = aside or subject.data
-    return Blend(sensitivities, list(chosen), bool(aside), subject.scoring.norm_stats)
+    return Blend(sensitivities, list(chosen), bool(aside), subject.scoring.norm_stats, lengths)
 
 
 def _why_unscored(row: MethodRow, data: Data | None, statements: bool) -> str:

@@ -18,9 +18,7 @@ def blend_finding(choice: ChoiceRecord) -> Finding:
     points = "1 calibration point" if choice.n_points == 1 else f"{choice.n_points:,} calibration points"
     others = "No other was tried: the output of an untrained network tells nothing of what training makes of it (T20)."
     if len(choice.tried) > 1:
-        others = (
-            f"{len(choice.tried)} blends of sensitivity and magnitude were tried; a small lead counts as chance (T20)."
-        )
+        others = f"{len(choice.tried)} rankings of weights were tried; a small lead counts as chance (T20)."
     return Finding(
         f"Ranked by {taken.name}{error}",
         f"Errors are shares of the output's length, just pruned, on {points} {where}. {others}",
