@@ -3,8 +3,9 @@
     python benchmarks/bench_joint.py --weights resnet20-cifar10.safetensors --data data/
     python benchmarks/bench_joint.py --weights resnet56-cifar10.safetensors --keep 0.2 0.1 0.05
     python benchmarks/bench_joint.py --weights resnet20-cifar10.safetensors --keep 0.1 --without search target residual
+    python benchmarks/bench_joint.py --weights resnet20-cifar10.safetensors --keep 0.1 --peers alps sparsegpt
 
-Budgets of layers by global magnitude (`wt`), unlabelled training images, all 10,000 test images for the accuracy.
+First masks by global magnitude (`wt`), unlabelled training images, all 10,000 test images for the accuracy.
 """
 
 from __future__ import annotations
@@ -23,26 +24,30 @@ from published import accuracy, images_of, resnet
 import sipp
 from sipp.inputs.data import data_of
 from sipp.repairing.joint import AIMS, Joint, joint
-from sipp.repairing.layer_by_layer import _divided
+from sipp.repairing.layer_fit import Way
+from sipp.repairing.parts import divided
 
 WITHOUT: dict[str, dict[str, Any]] = {
-    "search": {"searches": False},
+    "search": {"way": "given"},
     "target": {"a": 0.0},
     "residual": {"residuals": ()},
+    "last fit": {"fits_all": False},
 }
+PEERS: tuple[Way, ...] = ("alps", "sparsegpt")
 
 
 def line(name: str, keep: float, found: Joint, score: float, took: str) -> list[str]:
     """One line of the table."""
     supports = [layer.support for layer in found.layers]
     moved = sum(layer.moved for layer in found.layers) / sum(layer.kept for layer in found.layers)
-    tried = ", ".join(f"{a:g}: {error:.3f}" for a, error in found.tried.items() if error is not None)
+    tried = ", ".join(f"{one.a:g} {one.budgets}: {one.error:.3f}" for one in found.trials if one.error is not None)
+    error = found.output_chosen if found.output_after is None else found.output_after
     return [
         f"{keep:g}",
         name,
         f"{score:.2f}",
-        f"{found.output_error:.3f}",
-        f"{found.a:g}" + f" ({tried})" * bool(tried),
+        "-" if error is None else f"{error:.3f}",
+        f"{found.a:g} {found.budgets}" + f" ({tried})" * bool(tried),
         f"{supports.count('joint')} / {supports.count('given')} / {supports.count('none')}",
         f"{100 * moved:.0f} %",
         took,
@@ -55,6 +60,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--keep", type=float, nargs="+", default=[0.3, 0.2, 0.1, 0.05])
     parser.add_argument("--without", nargs="*", choices=list(WITHOUT), default=[])
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=[])
     parser.add_argument("--a", type=float, nargs="+", default=list(AIMS))
     parser.add_argument("--points", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=100)
@@ -65,12 +71,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
     images, net = images_of(options.data, options.seed), resnet(options.weights)
     data = list(images.points(0, options.points).split(options.batch))
-    parts = _divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=options.seed).batches())
+    parts = divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=options.seed).batches())
     lines = []
     for keep in options.keep:
         masks = sipp.prune(net, None, keep=keep, method="wt", progress=False).masks
-        ways = {"joint": {"a": options.a}}
-        ways |= {f"without {one}": {"a": options.a[0]} | WITHOUT[one] for one in options.without}
+        ways: dict[str, dict[str, Any]] = {"joint": {"a": options.a}}
+        fixed = {"a": options.a[0], "budgets": ("given",)}  # nothing is tried
+        ways |= {f"without {one}": fixed | WITHOUT[one] for one in options.without}
+        ways |= {one: {"way": one} for one in options.peers}
         for name, changed in ways.items():
             found, took = timed(partial(joint, net, masks, parts, chunk_bytes=64 << 20, **changed))
             lines.append(line(name, keep, found, accuracy(found.model, images), took))
@@ -81,7 +89,7 @@ def main() -> None:
         "",
         "accuracy",
         "output error",
-        "a (tried)",
+        "a, budgets (tried)",
         "joint / given / neither",
         "moved",
         "s (CPU s a thread)",

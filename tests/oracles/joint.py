@@ -8,7 +8,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-DAMPING, RHO, ROUNDS_A_LOOK, MOST_ROUNDS, SETTLED = 0.01, 0.03, 3, 500, 0.1
+DAMPING, RHO, ROUNDS_A_LOOK, MOST_ROUNDS, SETTLED = 0.01, 0.3, 3, 500, 0.1
 
 
 def aim(x_PK: Array, dense_x_PK: Array, w_FK: Array, a: float, lost_PF: Array | float = 0.0) -> Array:
@@ -81,6 +81,6 @@ def search(
             if changed == 0 and np.linalg.norm(free_FK - kept_FK) <= SETTLED * np.linalg.norm(kept_FK):
                 return mask_FK, n_rounds
             share = changed / n_kept
-            rho *= 1.2 if share > 0.1 else 1.1 if share > 0.005 else 1.05 if share > 0 else 1.3
+            rho *= 1.3 if share > 0.1 else 1.2 if share > 0.005 else 1.1 if share > 0 else 1.3
             before_FK = mask_FK
     return mask_FK, MOST_ROUNDS

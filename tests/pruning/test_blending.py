@@ -15,6 +15,8 @@ from sipp.pruning.ranking import rank
 from sipp.records.choice import Candidate, Choice
 from sipp.records.options import DEFAULT_METHOD, PruneOptions, Scoring
 
+BY_ROWS = (0.0, "mean")  # how the one that is no blend is noted: magnitude times the length of its input, within rows
+
 
 def net() -> nn.Module:
     torch.manual_seed(0)
@@ -39,7 +41,10 @@ def by_hand(model: nn.Module, x: Tensor, keep: float) -> dict[tuple[float, str],
         state = model.state_dict() | {n: torch.where(scores[n] >= least, w, 0.0).float() for n, w in weights.items()}
         g = torch.func.functional_call(model, state, (x[n_scored:],)).detach().double()
         found[p, reduce] = float((g - f).norm() / f.norm())
-    return found
+    masks = sipp.prune(model, [x[:n_scored]], keep=keep, method="wanda").masks
+    state = model.state_dict() | {n: torch.where(masks[n], w, 0.0).float() for n, w in weights.items()}
+    g = torch.func.functional_call(model, state, (x[n_scored:],)).detach().double()
+    return found | {BY_ROWS: float((g - f).norm() / f.norm())}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -53,7 +58,7 @@ def test_the_choice_is_the_one_of_brute_force(keep: float) -> None:
     assert found.keys() == expected.keys()
     assert all(found[key] == pytest.approx(expected[key], rel=1e-4) for key in expected)
     least = min(min(error, LOST) for error in expected.values())
-    slack = {key: MAGNITUDE_NOISE if key[0] == 0 else NOISE for key in expected}
+    slack = {key: MAGNITUDE_NOISE if key == (0.0, "max") else NOISE for key in expected}
     first = next(key for key, error in expected.items() if min(error, LOST) <= (1 + slack[key]) * least)
     assert (pruned.choice.taken.p, pruned.choice.taken.reduce) == first
     with torch.no_grad():
@@ -100,7 +105,7 @@ def test_recurrent_networks_and_networks_whose_points_hide() -> None:
             return self.head(self.lstm(x)[0][:, -1])
 
     pruned = sipp.prune(Last(), torch.randn(40, 6, 5), keep=0.6)
-    assert len(pruned.choice.tried) == 1 + 2 * len(POWERS)
+    assert len(pruned.choice.tried) == 2 + 2 * len(POWERS)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +125,39 @@ def test_a_difference_that_is_noise_decides_nothing(errors: list[float], p: floa
     tried = [Candidate(p, "max", error) for p, error in zip((0.0, 0.1, 0.25), errors)]
     assert best_of(tried).p == p
     assert "0.25" in str(Choice(tried[2], tuple(tried), 3)) and "magnitude" in str(Choice(tried[0], tuple(tried), 3))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_where_rows_are_what_matters_it_is_wanda() -> None:
+    """Rows of very different scales, each of them read: what compares rows with each other drops whole rows."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.rows = nn.Linear(12, 30, bias=False)
+            with torch.no_grad():
+                self.rows.weight.mul_(torch.logspace(-3, 3, 30)[:, None])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rows(x) / torch.logspace(-3, 3, 30)
+
+    # means far from 0 keep sensitivities, which are shares of a row's sum, from seeing the lengths
+    x = torch.randn(80, 12, generator=torch.Generator().manual_seed(0)) * torch.logspace(-1, 1, 12)
+    pruned = sipp.prune(Scaled(), [x], keep=0.4, floor="off")
+    assert pruned.choice is not None
+    errors = {one.name: one.error for one in pruned.choice.tried}
+    least = min(error for name, error in errors.items() if "rows" not in name)
+    own = sipp.prune(Scaled(), [x[:60]], keep=0.4, method="wanda", floor="off")
+    assert errors["magnitude times input length within rows"] < 0.9 * least
+    assert pruned.choice.taken.by_rows and str(pruned.choice).startswith("magnitude times input length within rows")
+    assert all(torch.equal(mask, own.masks[name]) for name, mask in pruned.masks.items())
+
+
+@pytest.mark.parametrize(("error", "is_taken"), [(0.29, False), (0.28, True)])
+def test_a_small_lead_of_rows_counts_as_chance(error: float, is_taken: bool) -> None:
+    tried = [Candidate(0.5, "max", 0.3), Candidate(0.0, "mean", error, by_rows=True)]
+    assert best_of(tried).by_rows == is_taken
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -159,7 +197,7 @@ def test_where_nothing_is_left_magnitude_is_taken() -> None:
     with torch.no_grad():
         model[4].weight.mul_(1e-3)  # magnitude and sensitivity leave it nothing
         model[4].bias.zero_()
-    pruned = sipp.prune(model, [x], budget=20, floor="off")
+    pruned = sipp.prune(model, [x], budget=3, floor="off")
     assert pruned.choice is not None and all(one.error >= LOST for one in pruned.choice.tried)
     assert pruned.choice.taken == pruned.choice.tried[0] and pruned.choice.taken.name == "magnitude"
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracles import joint as oracle
 from oracles.refit import conv_patches
+from oracles.sparsegpt import sparsegpt as sparsegpt_oracle
 from torch import Tensor, nn
 
 import sipp
@@ -15,12 +16,16 @@ from sipp.allocation.patterns import obeys
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.records.pattern import Pattern
-from sipp.repairing import joint as module
+from sipp.repairing import joint as joint_module
+from sipp.repairing import layer_fit
 from sipp.repairing.joint import Joint, joint
-from sipp.repairing.layer_by_layer import Parts, _divided
+from sipp.repairing.layer_by_layer import Parts
+from sipp.repairing.parts import divided
 from sipp.repairing.searching import Rows, Rule, search
+from sipp.repairing.sparsegpt import sparsegpt
 
 ASIDE_OF = 10
+PLAIN: dict[str, Any] = {"a": 1.0, "ridges": (1e-3,), "budgets": ("given",), "fits_all": False, "chunk_bytes": 1 << 20}
 
 
 def f64(tensor: Tensor) -> oracle.Array:
@@ -34,17 +39,17 @@ def alike(*shape: int, seed: int = 0) -> Tensor:
 
 
 def parts_of(data: Any) -> Parts:
-    return _divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
+    return divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
 
 
-def checked_use(points: Tensor) -> Tensor:
+def fitted(points: Tensor) -> Tensor:
     return points[torch.arange(len(points)) % ASIDE_OF != ASIDE_OF - 1]
 
 
 def found(net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any) -> tuple[dict[str, Tensor], Joint]:
     """The masks by magnitude, and what the search makes of them."""
     masks = sipp.prune(net, None, keep=keep, method="wt").masks
-    return masks, joint(net, masks, parts_of(points), **({"a": 1.0, "chunk_bytes": 1 << 20} | options))
+    return masks, joint(net, masks, parts_of(points), **(PLAIN | options))
 
 
 def system(x_PK: oracle.Array, t_PF: oracle.Array, w_FK: oracle.Array) -> Rows:
@@ -94,7 +99,7 @@ def check_layer(
     start = given[name].flatten(1).numpy()
     mask_FK, n_rounds = oracle.search(x, t, flat[0], start, True, **options)
     assert np.array_equal(made.masks[name].flatten(1).numpy(), mask_FK) and layer.rounds == n_rounds
-    v_FK, b_F = oracle.refit(x, t, flat[0], mask_FK, made.ridge, True)
+    v_FK, b_F = oracle.refit(x, t, flat[0], mask_FK, layer.ridge, True)
     assert np.allclose(flat[1], v_FK, rtol=1e-4, atol=1e-5)
     return b_F
 
@@ -104,7 +109,7 @@ def test_layers_one_after_another(a: float) -> None:
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
     masks, made = found(net, points, a=a)
-    x, w = checked_use(points), [f64(net[i].weight) for i in (0, 2)]
+    x, w = fitted(points), [f64(net[i].weight) for i in (0, 2)]
     b_F = check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w[0], a))
     assert np.allclose(f64(made.model[0].bias - net[0].bias), b_F, atol=1e-6)
     x_hat, x_dense = f64(made.model[:2](x)), f64(net[:2](x))
@@ -158,7 +163,7 @@ def test_the_end_of_a_block_corrects_what_the_stream_has_lost() -> None:
         name: name == "conv2.weight" for name in ("stem.weight", "conv1.weight", "conv2.weight", "linear.weight")
     }
     assert all(layer.intercept == ("bias" if "linear" in layer.name else "norm") for layer in made.layers)
-    x, pruned = checked_use(points), made.model
+    x, pruned = fitted(points), made.model
     s, s_hat = net.first(x), pruned.first(x)  # type: ignore[operator]
     gain_F = net.bn2.weight / (net.bn2.running_var + net.bn2.eps).sqrt()
     lost_PF = f64(((s - s_hat) / gain_F.view(1, -1, 1, 1)).movedim(1, -1).reshape(-1, 6))
@@ -168,7 +173,7 @@ def test_the_end_of_a_block_corrects_what_the_stream_has_lost() -> None:
         mask_FK, v_FK = (f64(t)[rows].reshape(3, -1) for t in (made.masks["conv2.weight"], pruned.conv2.weight))  # type: ignore[union-attr, arg-type]
         w_FK = f64(net.conv2.weight)[rows].reshape(3, -1)
         t_PF = oracle.aim(patches(own), patches(dense), w_FK, 1.0, lost_PF[:, rows])
-        wanted_FK, _ = oracle.refit(patches(own), t_PF, w_FK, mask_FK > 0, made.ridge, True)
+        wanted_FK, _ = oracle.refit(patches(own), t_PF, w_FK, mask_FK > 0, 1e-3, True)
         assert np.allclose(v_FK, wanted_FK, rtol=1e-4, atol=1e-5)
     _, without = found(net, points, keep=0.3, residuals=())
     assert not any(layer.corrects for layer in without.layers)
@@ -192,7 +197,7 @@ class Stream(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("off", [{"searches": False}, {"a": 0.0}, {"residuals": ()}], ids=lambda off: next(iter(off)))
+@pytest.mark.parametrize("off", [{"way": "given"}, {"a": 0.0}, {"residuals": ()}], ids=lambda off: next(iter(off)))
 def test_each_part_brings_the_output_nearer(off: dict[str, Any]) -> None:
     torch.manual_seed(0)
     net, points = Stream().double(), alike(600, 12).double()
@@ -213,13 +218,16 @@ def test_budgets_rows_and_patterns() -> None:
         assert int(mask.sum()) == int(masks[name].sum()) and bool((weight[~mask] == 0).all())
     assert any(not torch.equal(mask, masks[name]) for name, mask in made.masks.items())
     masks = {name: p.abs() >= p.abs().amax(1, keepdim=True) for name, p in net.named_parameters() if p.ndim > 1}
-    alive = joint(net, masks, parts_of(points), a=1.0, keeps_rows=True, chunk_bytes=1 << 20)
-    assert all(bool(mask.flatten(1).any(1).all()) for mask in alive.masks.values())
+    for way in ("joint", "sparsegpt"):
+        alive = joint(net, masks, parts_of(points), **(PLAIN | {"floor": 0.0, "way": way}))
+        assert all(bool(mask.flatten(1).any(1).all()) for mask in alive.masks.values())
+        assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in alive.masks.items())
     masks = sipp.prune(net, None, pattern="2:4", method="wt").masks
-    made = joint(net, masks, parts_of(points), a=1.0, pattern=Pattern(2, 4), chunk_bytes=1 << 20)
-    assert all(obeys(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
-    assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
-    assert any(layer.support == "joint" and layer.moved for layer in made.layers)
+    for way in ("joint", "alps", "sparsegpt"):
+        made = joint(net, masks, parts_of(points), pattern=Pattern(2, 4), chunk_bytes=1 << 20, way=way)  # type: ignore[arg-type]
+        assert all(obeys(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
+        assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
+        assert any(layer.support == "joint" and layer.moved for layer in made.layers) and made.budgets == "given"
 
 
 def test_weights_that_were_zero_stay_zero() -> None:
@@ -241,29 +249,118 @@ def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.Mon
         dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
         return rule.largest(-dense_FK.abs()), 1
 
-    monkeypatch.setattr(module, "search", worst)
+    monkeypatch.setattr(layer_fit, "search", worst)
     masks, bad = found(net, points, keep=0.3)
     assert all(layer.support == "given" and layer.moved == 0 for layer in bad.layers)
     assert all(torch.equal(mask, masks[name]) for name, mask in bad.masks.items())
 
 
-def test_a_is_chosen_on_the_points_kept_aside() -> None:
+def test_a_and_budgets_are_chosen_on_the_points_kept_aside() -> None:
     net, points = block()
-    _, chosen = found(net, points, a=(0.0, 1.0))
-    each = {a: found(net, points, a=a)[1] for a in (0.0, 1.0)}
-    assert chosen.tried == {a: one.output_error for a, one in each.items()}  # so few points are all used
-    best = min(each, key=lambda a: each[a].output_error or 0.0)
-    assert chosen.a == best
-    state = each[best].model.state_dict()
+    choices: dict[str, Any] = {"a": (0.0, 1.0), "budgets": ("given", "even")}
+    _, chosen = found(net, points, keep=0.3, **choices)
+    tried = {(one.a, one.budgets): one.error for one in chosen.trials}
+    assert list(tried) == [(0.0, "given"), (1.0, "given"), (chosen.trials[2].a, "even")]
+    best = min(chosen.trials, key=lambda one: one.error or 0.0)
+    assert (chosen.a, chosen.budgets) == (best.a, best.budgets) and chosen.n_tried_layers == 4
+    for a in (0.0, 1.0):  # so few points are all used in trials
+        assert found(net, points, keep=0.3, a=a)[1].output_chosen == tried[a, "given"]
+    _, alone = found(net, points, keep=0.3, a=chosen.a, budgets=(chosen.budgets,))
+    state = alone.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in chosen.model.state_dict().items())
     many = [alike(40, 3, 4, 5, seed=i).double() for i in range(15)]
     _, chosen = found(net, many, a=(0.0, 1.0))
     _, alone = found(net, many, a=chosen.a)
-    assert chosen.output_error == alone.output_error != chosen.tried[chosen.a]
+    assert chosen.output_chosen == alone.output_chosen
+    assert chosen.output_chosen not in [one.error for one in chosen.trials]
     with pytest.raises(OptionError):
         found(net, points, a=())
     with pytest.raises(OptionError):
         found(net, points, a=2.0)
+
+
+@pytest.mark.parametrize(
+    ("errors", "tried", "a"),
+    [
+        ([0.3, 0.4], [1.0, 0.25], 1.0),  # it does not fall: the third is not tried
+        ([0.3, 0.2, 0.1], [1.0, 0.25, 0.0], 0.0),
+        ([0.3, 0.29, 0.5], [1.0, 0.25, 0.0], 1.0),  # a small lead counts as chance
+    ],
+)
+def test_an_a_is_tried_as_long_as_the_error_falls(
+    errors: list[float], tried: list[float], a: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, points = block()
+    told = iter([*errors, 1.0, 0.3])  # then without and with the fit
+    monkeypatch.setattr(joint_module, "output_error", lambda *args: next(told))
+    _, made = found(net, points, keep=0.3, a=(1.0, 0.25, 0.0))
+    assert [one.a for one in made.trials] == tried and made.a == a
+
+
+@pytest.mark.parametrize("floor", [None, 0.1])
+def test_budgets_of_layers_add_up_whatever_they_are(floor: float | None) -> None:
+    net, points = block()
+    masks = sipp.prune(net, None, keep=0.25, method="lamp").masks
+    kept = {name: int(mask.sum()) for name, mask in masks.items()}
+    counts = {}
+    for budgets in ("given", "magnitude", "even"):
+        made = joint(net, masks, parts_of(points), **(PLAIN | {"budgets": (budgets,), "floor": floor}))
+        counts[budgets] = {name: int(mask.sum()) for name, mask in made.masks.items()}
+        assert sum(counts[budgets].values()) == sum(kept.values()) and made.budgets == budgets
+        assert all(bool((made.model.get_parameter(n)[~mask] == 0).all()) for n, mask in made.masks.items())
+    assert counts["given"] == kept and len({tuple(one.values()) for one in counts.values()}) == 3
+    shares = [n / masks[name].numel() for name, n in counts["even"].items()]
+    assert max(shares) - min(shares) < 0.05
+    wanted = sipp.prune(net, None, keep=0.25, method="wt", floor="off" if floor is None else floor).masks
+    assert counts["magnitude"] == {name: int(mask.sum()) for name, mask in wanted.items()}
+
+
+def test_in_the_end_all_points_are_fitted() -> None:
+    torch.manual_seed(0)
+    net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
+    masks, made = found(net, points, fits_all=True)
+    _, judged = found(net, points)
+    assert (made.n_points, made.n_judged_fit, made.n_aside, made.n_judged) == (200, 180, 10, 10)
+    assert judged.n_points == judged.n_judged_fit == 180
+    assert made.output_after == judged.output_after is not None
+    assert [one.error for one in made.layers] == [one.error for one in judged.layers]
+    x, w_FK = points, f64(net[0].weight)  # all of them, not `fitted(points)`
+    order = torch.cat([batch.args[0] for batch in (*parts_of(points).batches, *parts_of(points).judging)])
+    assert len(order) == len(x)
+    check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w_FK, 1.0))
+    assert "with the 180 other points fitted alone" in made.sentence and "180" not in judged.sentence.split(";")[1]
+
+
+def test_ridges_are_chosen_layer_by_layer() -> None:
+    torch.manual_seed(0)
+    net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
+    for ridges in ((10.0, 1e-3), (1e-3, 10.0)):
+        _, made = found(net, points, keep=0.3, ridges=ridges)
+        _, small = found(net, points, keep=0.3)
+        assert [one.ridge for one in made.layers] == [1e-3] * 2
+        assert [one.error for one in made.layers] == [one.error for one in small.layers]
+        _, made = found(net, points, keep=0.3, ridges=ridges, fits_all=True)
+        assert [one.ridge for one in made.layers] == [1e-3] * 2
+
+
+def test_an_output_that_is_no_nearer_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, points = block()
+    errors = iter([0.1, 0.2])
+    monkeypatch.setattr(joint_module, "output_error", lambda *args: next(errors))
+    masks, made = found(net, points, fits_all=True)
+    assert made.undone and all(one.support == "none" and one.moved == 0 for one in made.layers)
+    for name, mask in masks.items():
+        assert torch.equal(made.model.get_parameter(name), net.get_parameter(name) * mask)
+        assert torch.equal(made.masks[name], mask)
+
+
+def test_of_large_networks_the_first_layers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, points = Stream().double(), alike(100, 12).double()
+    monkeypatch.setattr(joint_module, "SMALL", 1000)
+    masks, made = found(net, points, a=(1.0, 0.0), budgets=("given", "even"), fits_all=True)
+    assert made.n_tried_layers == 3 and len(made.layers) == 9 and len(made.trials) == 3
+    assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in masks.values())
 
 
 def test_the_same_bits_twice_and_the_model_as_it_was() -> None:
@@ -275,6 +372,54 @@ def test_the_same_bits_twice_and_the_model_as_it_was() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.model.state_dict().values(), two.model.state_dict().values()))
     assert net.training and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not any(m._forward_pre_hooks or m._forward_hooks or "forward" in vars(m) for m in net.modules())
+
+
+def test_alps_is_the_search_without_target_stream_and_intercept() -> None:
+    torch.manual_seed(0)
+    net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
+    masks, made = found(net, points, way="alps")
+    x = [f64(fitted(points)), f64(made.model[:2](fitted(points)))]  # type: ignore[index]
+    for i, inputs in zip((0, 2), x):
+        name, w_FK = f"{i}.weight", f64(net[i].weight)
+        mask_FK, _ = oracle.search(inputs, inputs @ w_FK.T, w_FK, masks[name].numpy(), False)
+        v_FK, _ = oracle.refit(inputs, inputs @ w_FK.T, w_FK, mask_FK, 0.01, False)
+        assert np.array_equal(made.masks[name].numpy(), mask_FK)
+        assert np.allclose(f64(made.model.get_parameter(name)), v_FK, rtol=1e-6, atol=1e-8)
+        assert torch.equal(made.model.get_parameter(f"{i}.bias"), net[i].bias)
+    assert all(layer.support == "joint" and not layer.corrects for layer in made.layers)
+
+
+@pytest.mark.parametrize("kind", ["layer", "2:4", "1:3"])
+@pytest.mark.parametrize("fan_in", [10, 300])
+def test_sparsegpt_is_its_definition(kind: str, fan_in: int) -> None:
+    random = np.random.default_rng(0)
+    x_PK = random.normal(size=(2 * fan_in, fan_in)) @ random.normal(size=(fan_in, fan_in))
+    x_PK[:, 3] = 0.0  # an input that never occurs
+    w_FK = random.normal(size=(5, fan_in))
+    n_m = tuple(map(int, kind.split(":"))) if ":" in kind else None
+    n_kept = w_FK.size * 2 // 5
+    rows = system(x_PK, x_PK @ w_FK.T, w_FK)
+    nothing = torch.zeros(5, dtype=torch.bool)
+    rule = Rule(n_kept, torch.ones(w_FK.shape, dtype=torch.bool), nothing, None if n_m is None else Pattern(*n_m))
+    mask_FK, values_FK = sparsegpt([rows], rule)
+    wanted_mask_FK, wanted_FK = sparsegpt_oracle(x_PK, w_FK, n_kept, n_m)  # type: ignore[arg-type]
+    assert np.array_equal(mask_FK.numpy(), wanted_mask_FK)
+    assert np.allclose(values_FK.numpy(), wanted_FK, rtol=1e-6, atol=1e-8)
+    if n_m is None:
+        assert int(mask_FK.sum()) == n_kept
+
+
+def test_sparsegpt_prunes_a_network_and_its_groups() -> None:
+    net, points = block()
+    masks, made = found(net, points, keep=0.3, way="sparsegpt", fits_all=True)
+    assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
+    assert all(layer.support == "joint" and layer.ridge is None and layer.intercept == "none" for layer in made.layers)
+    inputs = patches(f64(points))
+    w_FK = f64(net.stem.weight).reshape(6, -1)
+    mask_FK, v_FK = sparsegpt_oracle(inputs, w_FK, int(masks["stem.weight"].sum()), None)
+    assert np.array_equal(made.masks["stem.weight"].flatten(1).numpy(), mask_FK)
+    assert np.allclose(f64(made.model.stem.weight).reshape(6, -1), v_FK, rtol=1e-5, atol=1e-7)  # type: ignore[union-attr, arg-type]
+    assert made.output_before is not None and made.output_after is not None and made.output_after < made.output_before
 
 
 def test_recurrent_and_attention_weights() -> None:

@@ -13,7 +13,7 @@ from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records.batches import Batch
 from sipp.repairing.joint import joint
-from sipp.repairing.layer_by_layer import _divided
+from sipp.repairing.parts import divided
 from sipp.repairing.streams import find_streams, read_streams
 
 
@@ -76,6 +76,11 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], set[str]]] = {
     "x += layer": (plus_in_place, {"b.weight"}),
     "layer += x": (added_to_the_layer, {"b.weight"}),
     "norm and dropout between": (lambda net, x: (y := net.a(x)) + net.dropout(net.norm(net.b(y))), {"b.weight"}),
+    "copies between": (
+        lambda net, x: (y := net.a(x)) + net.b(y).contiguous().clone().view(20, 6).to(y.dtype),
+        {"b.weight"},
+    ),
+    "another shape between": (lambda net, x: (y := net.a(x)) + net.b(y).view(6, 20).reshape(20, 6), set()),
     "the later of two": (of_two, {"c.weight"}),
     "a nonlinearity between": (lambda net, x: (y := net.a(x)) + net.b(y).relu(), set()),
     "a norm by the point between": (lambda net, x: (y := net.a(x)) + net.layer_norm(net.b(y)), set()),
@@ -108,6 +113,56 @@ def test_streams_are_found(case: str) -> None:
     assert not any(module._forward_hooks for module in net.modules())
 
 
+def corrected(net: nn.Module, data: Any) -> list[str]:
+    """The weights that correct a stream, of a network that a search fits with half of its weights."""
+    parts = divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
+    masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
+    made = joint(net, masks, parts, a=1.0, budgets=("given",), chunk_bytes=1 << 16)
+    return [layer.name for layer in made.layers if layer.corrects]
+
+
+def prunable(net: nn.Module) -> dict[str, Tensor]:
+    names = [weight.name for layer in find_prunable_layers(net) for weight in layer.weights.values()]
+    return {name: net.get_parameter(name).detach() for name in names}
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_end_of_attention_is_its_out_proj(batch_first: bool, norm_first: bool) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(5, 8)
+            one = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, norm_first=norm_first)
+            self.layers = nn.TransformerEncoder(one, 2, enable_nested_tensor=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            found = self.layers(x if batch_first else x.transpose(0, 1))
+            return (found if batch_first else found.transpose(0, 1)).mean(1)
+
+    torch.manual_seed(0)
+    names = (
+        ("self_attn.out_proj", "linear2") if batch_first else ("self_attn.out_proj",)
+    )  # points of others lie along time
+    ends = [f"layers.layers.{i}.{name}.weight" for i in range(2) for name in names]
+    assert corrected(Encoder().eval(), torch.randn(60, 7, 5)) == ends
+
+
+def test_blocks_of_language_models() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    data = [{"input_ids": torch.randint(40, (30, 6)), "attention_mask": torch.ones(30, 6, dtype=torch.int64)}] * 2
+    llama = transformers.LlamaModel(transformers.LlamaConfig(vocab_size=40, num_key_value_heads=1, **sizes)).eval()
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=40, **sizes), add_pooling_layer=False).eval()
+    # before the first block there is no weight of a layer that could have lost something, so nothing to correct
+    first, *others = (f"layers.{i}.{name}.weight" for i in range(2) for name in ("self_attn.o_proj", "mlp.down_proj"))
+    assert first not in (found := corrected(llama, data)) and found == others
+    _, *others = (f"encoder.layer.{i}.{name}output.dense.weight" for i in range(2) for name in ("attention.", ""))
+    assert corrected(bert, data) == others
+
+
 class Padded(nn.Module):
     """Tokens with a mask, as transformers take them."""
 
@@ -135,8 +190,8 @@ def test_padding_does_not_count() -> None:
     made = []
     for fill in (0, 5):
         data = [{"input_ids": torch.where(real > 0, ids, fill), "attention_mask": real}]
-        parts = _divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
-        made.append(joint(net, masks, parts, a=1.0, chunk_bytes=1 << 12))
+        parts = divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
+        made.append(joint(net, masks, parts, a=1.0, budgets=("given",), chunk_bytes=1 << 12))
     assert [layer.name for layer in made[0].layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)
@@ -146,8 +201,8 @@ def test_a_stream_that_is_named_has_to_be_there() -> None:
     torch.manual_seed(0)
     net, x = Net(CASES["x + layer"][0]).eval(), torch.randn(60, 6)
     masks = {f"{name}.weight": torch.rand(6, 6) < 0.5 for name in "ab"}
-    parts = _divided(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
-    made = joint(net, masks, parts, a=1.0, residuals=["b.weight"], chunk_bytes=1 << 12)
+    parts = divided(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
+    made = joint(net, masks, parts, a=1.0, budgets=("given",), residuals=["b.weight"], chunk_bytes=1 << 12)
     assert [layer.corrects for layer in made.layers] == [False, True]
     with pytest.raises(OptionError, match=r"a\.weight"):
-        joint(net, masks, parts, a=1.0, residuals=["a.weight"], chunk_bytes=1 << 12)
+        joint(net, masks, parts, a=1.0, budgets=("given",), residuals=["a.weight"], chunk_bytes=1 << 12)

@@ -51,15 +51,16 @@ def test_the_whole_curve_is_in_the_record_and_on_the_page(tmp_path: Path) -> Non
     assert f"Ranked by {taken['name']}: just pruned, the output moved by" in page  # repair may have moved it back
     assert "10 calibration points that were" in page
     (plot,) = [plot for name, plot in plots.items() if name.endswith("-blend")]
-    assert f"{taken['name']} (taken)" in plot["names"] and len(plot["names"]) == 11
+    assert f"{taken['name']} (taken)" in plot["names"] and len(plot["names"]) == 12
     assert plot["views"]["series"][0]["values"] == [one.error for one in pruned.choice.tried]
 
 
 def test_an_output_that_is_not_finite_has_no_bar(tmp_path: Path) -> None:
     pruned = pruned_by("sipp-blend")
     assert pruned.choice is not None
-    last = replace(pruned.choice.tried[-1], error=inf)
-    pruned = replace(pruned, choice=replace(pruned.choice, tried=(*pruned.choice.tried[:-1], last), is_aside=False))
+    *others, last = (one for one in pruned.choice.tried if one != pruned.choice.taken)
+    tried = (pruned.choice.taken, *others, replace(last, error=inf))
+    pruned = replace(pruned, choice=replace(pruned.choice, tried=tried, is_aside=False))
     record = json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"]
     assert record["tried"][-1]["error"] is None
     page, plots = page_of(tmp_path / "net")

@@ -1,7 +1,8 @@
-"""Sensitivities and magnitudes in, the blend of both that moves the network's output least out (T20).
+"""Sensitivities, magnitudes and lengths of inputs in, the ranking by them that moves the output least out (T20).
 
 score_j = s_j^p |w_j|^(1-p) over the whole network, s the largest or the mean over patches: p = 0 is magnitude, p = 1 is
-sipp-det. No p is right everywhere, so every candidate is cut and tried on calibration points kept aside from scoring.
+sipp-det. Besides, |w_j| times the length of its input, compared within rows (Wanda), as language models need it. None
+is right everywhere, so every candidate is cut and tried on calibration points kept aside from scoring.
 A certificate's holdout is not touched by the choice.
 
 Where nothing is left of the output with any of them, the error tells nothing: magnitude is taken then. The output of a
@@ -32,7 +33,8 @@ LOST = 0.9  # an error at which next to nothing of the output is left: those abo
 UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-init-new-seeds)
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
-Cut = Callable[[Sequence[Tensor]], list[Tensor]]  # scores of all layers to masks, for one budget
+# scores of all layers to masks, for one budget: compared over the whole network, or within each row
+Cut = Callable[[Sequence[Tensor], bool], list[Tensor]]
 
 
 def blended(blend: Blend, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
@@ -67,20 +69,23 @@ def choose(
         return error_of(sparse, batches, outputs, blend.norm_stats) or 0.0  # None: no real numbers in the output
 
     if blend.norm_stats == "batch":
-        masks = cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")])
+        masks = cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")], False)
         only = Candidate(UNTRAINED, "max", moved_by(masks), is_shared=True)
         return masks, Choice(only, (only,), n_points, blend.is_aside)
     tried: list[Candidate] = []
     found: list[list[Tensor]] = []
     for p, reduce in _candidates(blend):
-        found.append(cut(blended(blend, dense, p, reduce)))
+        found.append(cut(blended(blend, dense, p, reduce), False))
         tried.append(Candidate(p, reduce, moved_by(found[-1])))
+    if blend.lengths is not None:
+        found.append(cut(blend.lengths, True))
+        tried.append(Candidate(0.0, "mean", moved_by(found[-1]), by_rows=True))
     taken = tried.index(best_of(tried))
     return found[taken], Choice(tried[taken], tuple(tried), n_points, blend.is_aside)
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:
-    """The candidate of the least error; of those as good as that, the first, which has the smallest p.
+    """The candidate of the least error; of those as good as that, the first: the smallest p, the one by rows last.
 
     A difference of `NOISE` on a few points decides nothing (`MAGNITUDE_NOISE` where p = 0), and neither does one among
     outputs that are all lost.
@@ -88,7 +93,7 @@ def best_of(candidates: Sequence[Candidate]) -> Candidate:
     least = min(min(one.error, LOST) for one in candidates)
 
     def is_as_good(one: Candidate) -> bool:
-        return min(one.error, LOST) <= (1 + (MAGNITUDE_NOISE if one.p == 0 else NOISE)) * least
+        return min(one.error, LOST) <= (1 + (MAGNITUDE_NOISE if one.p == 0 and not one.by_rows else NOISE)) * least
 
     return next(one for one in candidates if is_as_good(one))
 

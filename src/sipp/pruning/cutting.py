@@ -211,12 +211,14 @@ def _blended(
 ) -> tuple[list[Tensor], Choice]:
     """The masks of the best blend; weights that an earlier step pruned come last in every one of them."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
+    if ranking.is_thinned:  # a row may have fewer weights left than an even share, and would get others back
+        blend = replace(blend, lengths=None)
 
-    def cut(scores: Sequence[Tensor]) -> list[Tensor]:
+    def cut(scores: Sequence[Tensor], by_rows: bool) -> list[Tensor]:
         if ranking.is_thinned:
             pairs = zip(ranking.ranks, scores)
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
-        return _masks(ranking, prepared, row, scores, budget)
+        return _masks(ranking, prepared, replace(row, cut="row") if by_rows else row, scores, budget)
 
     return choose(ranking.model, ranking.weights, prepared.dense, blend, cut)
 

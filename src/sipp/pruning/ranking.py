@@ -29,6 +29,7 @@ from sipp.records.weights import to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import resolve_points
+from sipp.scoring.wanda import wanda
 
 N_EXAMPLES = 4  # points on which a graph must repeat the model
 N_SAMPLE = 32  # points on which the output of a cut is measured
@@ -125,10 +126,16 @@ def _blend(task: ScoringTask, scores: Scores, aside: Data | None) -> Blend:
     means = [layer.mean_FK.cpu() for layer in scores.layers if layer.mean_FK is not None]
     if len(means) == len(scores.layers):
         sensitivities["mean"] = tuple(means)
+    lengths: tuple[Tensor, ...] | None = None
+    if task.scoring.norm_stats != "batch":
+        by_name = wanda(task)
+        lengths = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
+        if not all(bool(torch.isfinite(score_FK).all()) for score_FK in lengths):
+            lengths = None
     has_aside = aside is not None and not aside.is_empty
     chosen = aside if has_aside else task.data
     assert chosen is not None
-    return Blend(sensitivities, chosen, has_aside, task.scoring.norm_stats)
+    return Blend(sensitivities, chosen, has_aside, task.scoring.norm_stats, lengths)
 
 
 def _why_unscored(info: MethodInfo, data: Data | None, statements: bool) -> str:

@@ -15,9 +15,12 @@ class Candidate:
     reduce: Reduce
     error: float  # ||f^ - f|| / ||f|| over all points kept aside; infinite where an output is not finite
     is_shared: bool = False  # ranked by LAMP's shares of the blend, layer by layer
+    by_rows: bool = False  # no blend: magnitude times the length of the input, compared within rows
 
     @property
     def name(self) -> str:
+        if self.by_rows:
+            return "magnitude times input length within rows"
         if self.p == 0:
             return "magnitude"
         blend = f"{self.reduce} sensitivity" if self.p == 1 else f"{self.reduce} sensitivity^{self.p:g}"

@@ -23,6 +23,7 @@ class Blend:
     points: Any  # the calibration points that choose it, a Data
     is_aside: bool  # those were not scored
     norm_stats: NormStats
+    lengths: tuple[Tensor, ...] | None = None  # F x K a layer: |w| times the length of its input, where that is finite
 
 
 @dataclass(frozen=True)

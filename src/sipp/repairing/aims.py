@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from sipp.errors import OptionError
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.weights import Weight
-from sipp.repairing.gathering import Gatherer, Targets, _patches, _thinned
-from sipp.repairing.streams import along_rows, as_use, find_streams, per_row, read_streams
+from sipp.repairing.gathering import Gatherer, Targets, patches_in, thinned
+from sipp.repairing.streams import along_rows, as_use, bias_of, find_streams, per_row, read_streams
 
 SAME = 1e-3  # of the largest output: how closely a layer's output must repeat its products with the patches
 
@@ -35,7 +35,7 @@ def find_corrected(gatherer: Gatherer, residuals: Collection[str] | None) -> dic
         wanted = {name: one for name, one in streams.items() if residuals is None or name in residuals}
         twins = dict(zip((layer.module for layer in gatherer.dense_layers), gatherer.repaired_layers))
         for name, (module, output) in wanted.items():
-            weight = next(iter(twins[module].weights.values()))
+            weight = next(weight for weight in twins[module].weights.values() if weight.name == name)
             one = Corrected(weight, module, twins[module].module)
             if _is_aligned(gatherer, one, output):
                 found[name] = one
@@ -51,9 +51,9 @@ def find_corrected(gatherer: Gatherer, residuals: Collection[str] | None) -> dic
 
 def _is_aligned(gatherer: Gatherer, one: Corrected, output: Tensor) -> bool:
     """Whether a layer's output, cut in patches as a stream is, is what its weight gives at those patches."""
-    bias = getattr(one.dense, "bias", None)
-    if isinstance(bias, Tensor):
-        output = output - along_rows(one.dense, bias.detach(), output.ndim)
+    bias = bias_of(one.dense)
+    if bias is not None:
+        output = output - along_rows(one.dense, bias, output.ndim)
     found = _chunks(gatherer, one.weight, one.dense, output, 0)
     wanted = gatherer.targets([one.weight.name], 0)[one.weight.name]
     if found is None or [chunk.shape for chunk in found] != [chunk.shape for chunk in wanted]:
@@ -66,8 +66,8 @@ def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tenso
     use = as_use(module, tensor, gatherer.batches[i])
     if use is None:
         return None
-    use = _thinned(use, gatherer.census.strides[weight.name], i)
-    return [_patches(windows, use, SCORE_DTYPE) for windows in gatherer._chunks(weight, use)]
+    use = thinned(use, gatherer.census.strides[weight.name], i)
+    return [patches_in(windows, use, SCORE_DTYPE) for windows in gatherer.chunks(weight, use)]
 
 
 class Aims(Sequence[Targets]):

@@ -6,9 +6,10 @@ each on its own inputs: what the layers before have lost is made up for as well.
 
 from __future__ import annotations
 
+import glob
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.capture import Forms, runner
-from sipp.inputs.layers import PrunableLayer
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
@@ -57,21 +58,24 @@ class Sums:
     obstacle: str = ""  # why the sums mean nothing
 
 
-def solvable(sums: Sums) -> tuple[list[Rows], str]:
-    """The blocks of rows in their order, and why they cannot be solved; empty where they can."""
+def solvable(sums: Sums, *, judged: bool = True) -> tuple[list[Rows], str]:
+    """The blocks of rows in their order, and why they cannot be solved; empty where they can.
+
+    Without `judged` no points need to be kept aside.
+    """
     if sums.obstacle:
         return [], sums.obstacle
-    if not sums.fit or sums.fit.keys() != sums.aside.keys():
+    if not sums.fit or (judged and sums.fit.keys() != sums.aside.keys()):
         return [], "it meets no patches, to fit or to judge"
     stop = 0
     for key in sorted(sums.fit):
-        fit, aside = sums.fit[key], sums.aside[key]
+        looked_at = (sums.fit[key], sums.aside[key]) if judged else (sums.fit[key],)
         start, n_rows, _ = key
         if start < stop:
             return [], "its uses take rows that overlap"
-        if fit.n == 0 or aside.n == 0:
+        if any(moments.n == 0 for moments in looked_at):
             return [], "it meets no patches, to fit or to judge"
-        if not fit.is_finite or not aside.is_finite:
+        if not all(moments.is_finite for moments in looked_at):
             return [], "its outputs or their squares are not finite"
         stop = start + n_rows
     return sorted(sums.fit), ""
@@ -82,7 +86,20 @@ def rows_of(key: Rows) -> slice:
     return slice(key[0], key[0] + key[1])
 
 
-def take_census(model: nn.Module, layers: Sequence[PrunableLayer], batches: Sequence[Batch], forms: Forms) -> Census:
+def masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[PrunableLayer, ...]:
+    """The modules that hold masked weights, with those weights alone."""
+    found = find_prunable_layers(model, include=[glob.escape(name) for name in masks])
+    chosen = (replace(layer, weights={l: w for l, w in layer.weights.items() if w.name in masks}) for layer in found)
+    return tuple(layer for layer in chosen if layer.weights)
+
+
+def take_census(
+    model: nn.Module,
+    layers: Sequence[PrunableLayer],
+    batches: Sequence[Batch],
+    forms: Forms,
+    patches_per_feature: int = PATCHES_PER_FEATURE,
+) -> Census:
     """One pass of the dense network, in which every batch of a new form is checked (see `runner`)."""
     order: list[list[str]] = []
     windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
@@ -115,7 +132,7 @@ def take_census(model: nn.Module, layers: Sequence[PrunableLayer], batches: Sequ
         run(batch, on_use)
         windows.clear()
     strides = {
-        name: _strides(sizes, n_patches[name] // (PATCHES_PER_FEATURE * fan_in[name]))
+        name: _strides(sizes, n_patches[name] // (patches_per_feature * fan_in[name]))
         for name, sizes in positions.items()
     }
     target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
@@ -168,6 +185,7 @@ class Gatherer:
     census: Census
     forms: Forms
     chunk_bytes: int
+    dtype: torch.dtype = BOUND_DTYPE  # of the products that are added up, always in float64
     finished: set[str] = field(default_factory=set)  # weights that change no more
     replay: Replay = field(default_factory=Replay)  # of the repaired network
 
@@ -178,8 +196,8 @@ class Gatherer:
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE
             rows_GRK = _rows(self.dense, weight, use).to(dtype)
-            for windows in self._chunks(weight, use):
-                found[weight.name].append(rows_GRK @ _patches(windows, use, dtype))
+            for windows in self.chunks(weight, use):
+                found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
 
         self._run(self.dense, self.dense_layers, names, i, on_use)
         return found
@@ -235,18 +253,19 @@ class Gatherer:
 
     def _add(self, sums: Sums, into: dict[Rows, Moments], weight: Weight, use: WeightUse, left: list[Tensor]) -> None:
         """Adds one use of the pruned network to the moments; `left` are the dense outputs, the next one last."""
-        rows_GRK = _rows(self.repaired, weight, use).to(BOUND_DTYPE)
+        dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else self.dtype
+        rows_GRK = _rows(self.repaired, weight, use).to(dtype)
         n_groups, n_rows, _ = rows_GRK.shape
         key = (use.row_start, n_groups * n_rows, n_groups)
         if key not in into:
             into[key] = Moments.zeros(n_groups, n_rows, weight.fan_in, rows_GRK.device)
-        for windows in self._chunks(weight, use):
+        for windows in self.chunks(weight, use):
             n_patches = windows.shape[: 2 + use.n_position_dims].numel() // n_groups
             if not left or left[-1].shape != (n_groups, n_rows, n_patches):
                 sums.obstacle = _NOT_ALIGNED
                 return
-            dense_GRP = left.pop().to(BOUND_DTYPE)
-            patches_GKP = _patches(windows, use, BOUND_DTYPE)
+            dense_GRP = left.pop().to(dtype)
+            patches_GKP = patches_in(windows, use, dtype)
             into[key].add(patches_GKP, dense_GRP - rows_GRK @ patches_GKP, dense_GRP)
         n_all = use.windows.shape[: 2 + use.n_position_dims].numel() // n_groups
         into[key].n += float(n_all if use.counts_B is None else use.counts_B.sum())
@@ -267,7 +286,7 @@ class Gatherer:
         def counted(weight: Weight, use: WeightUse, batch: Batch) -> None:
             nonlocal n_left
             if weight.name in names:
-                on_use(weight, _thinned(use, self.census.strides[weight.name], i), batch)
+                on_use(weight, thinned(use, self.census.strides[weight.name], i), batch)
                 n_left -= 1
                 if n_left == 0:
                     raise _EnoughError
@@ -279,7 +298,7 @@ class Gatherer:
         except _EnoughError:
             pass
 
-    def _chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
+    def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
         """The windows of a use in pieces that fit the memory, the same ones for both networks."""
         n_rows = weight.n_rows if use.n_rows is None else use.n_rows
         per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
@@ -287,7 +306,7 @@ class Gatherer:
             yield windows
 
 
-def _thinned(use: WeightUse, strides: tuple[int, ...], phase: int) -> WeightUse:
+def thinned(use: WeightUse, strides: tuple[int, ...], phase: int) -> WeightUse:
     """The use with some of its positions, others in the next batch; of a use with padding, or in other axes, all."""
     if math.prod(strides) == 1 or use.counts_B is not None or use.n_position_dims != len(strides):
         return use
@@ -305,6 +324,7 @@ def _rows(model: nn.Module, weight: Weight, use: WeightUse) -> Tensor:
     return rows_FK[use.row_start : stop].unflatten(0, (use.windows.shape[1], -1))
 
 
-def _patches(windows: Tensor, use: WeightUse, dtype: torch.dtype) -> Tensor:
+def patches_in(windows: Tensor, use: WeightUse, dtype: torch.dtype) -> Tensor:
+    """The patches of windows: G x K x P."""
     ones_B = torch.ones(len(windows), dtype=BOUND_DTYPE, device=windows.device)
     return patches_of(windows, use.n_position_dims, ones_B, dtype)

@@ -2,8 +2,8 @@
 
 Each layer meets the inputs x of the network pruned so far, and aims at  W x + a (dense output - W x):  a = 0 repeats
 the dense layer W on what it meets now, a = 1 makes up for what the layers before it have lost. At the end of a residual
-block what the stream has lost is made up for as well. A search moves the mask within its budget; exact least squares
-on the mask that is given and on the one that is found decide, on points kept aside, which of both is taken.
+block what the stream has lost is made up for as well. Points kept aside choose a, the budgets of the layers, the ridges
+and, layer by layer, between the first mask and the one that a search finds; then all points fit the network once more.
 """
 
 from __future__ import annotations
@@ -13,305 +13,377 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
+from rich import box
+from rich.table import Table
 from torch import Tensor, nn
 
+from sipp.allocation import even_layers, largest, largest_above_floor
 from sipp.errors import OptionError
+from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import Forms
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
 from sipp.progress import Advance
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.display import number, text_of
+from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.pattern import Pattern
-from sipp.records.repair import Intercept
 from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.repairing.aims import Aims, find_corrected
-from sipp.repairing.gathering import Gatherer, Sums, rows_of, solvable, stretches, take_census
-from sipp.repairing.intercepts import Place, apply_shift, find_places, shift
-from sipp.repairing.layer_by_layer import Parts, _masked_layers
-from sipp.repairing.moments import Moments
-from sipp.repairing.searching import Rows, Rule, search
-from sipp.repairing.solving import solve_rows
+from sipp.repairing.gathering import Gatherer, masked_layers, stretches, take_census
+from sipp.repairing.intercepts import find_places
+from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
+from sipp.repairing.parts import Parts, judged_error, together
 
-AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order: a later one has to be better
-TRIED_OF, FEWEST_TRIED = 4, 256  # a is tried with one in so many points, and not fewer than this
-RIDGE = 1e-3  # of the mean diagonal, towards the dense weights
+AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
+RIDGES = (1e-3, 1e-4)  # of the mean diagonal, towards the dense weights
+TRIED_OF, FEWEST_TRIED = 4, 256  # a and budgets are tried with one in so many points, and not fewer than this
+PATCHES_PER_FEATURE = 256  # more than a refit looks at: a search fits masks too
+NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
+SMALL = 4 << 20  # weights up to which all layers are tried; of larger networks the first ones
+FIRST_OF = 4  # with one in so many of the weights
 
-Support = Literal["joint", "given", "none"]  # whose mask was taken; none: the weights are the dense ones under the mask
+Budgets = Literal["given", "magnitude", "even"]  # of layers: the first masks', by global magnitude, the same share
+BUDGETS: tuple[Budgets, ...] = ("given", "magnitude", "even")
+Masks = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class JointLayer:
-    """What became of one weight. Errors are on points kept aside: the gap to the layer's target, by its norm."""
+class Trial:
+    """One choice, fitted to fewer points."""
 
-    name: str
-    support: Support
-    kept: int
-    moved: int  # weights that are kept and were not in the given mask
-    error_given: float | None  # of the given mask, refitted; None where it could not be compared
-    error_joint: float | None  # of the mask that was found, refitted; None where none was looked for
-    error: float | None  # of what was taken
-    rounds: int  # of the search
-    corrects: bool  # the residual stream that its output is added to
-    intercept: Intercept
-    why: str  # the weights are the dense ones under the mask; empty where they are refitted
+    a: float
+    budgets: Budgets
+    error: float | None  # of the output on the points kept aside; None where it holds no real numbers
 
 
 @dataclass(frozen=True)
 class Joint:
-    """The network with the masks and weights that were found, and what was done. `model` is a copy."""
+    """The network with the masks and weights that were found, and what was done. `model` is a copy.
+
+    Where all points were fitted in the end (`n_points` is more than `n_judged_fit`) none are left to judge it: the
+    errors of layers and outputs are those of a network fitted in the same way to the `n_judged_fit` others alone.
+    Output errors are shares of the output's length; None where there are no such points, or no real numbers.
+    """
 
     model: nn.Module
     masks: dict[str, Tensor]
     layers: tuple[JointLayer, ...]  # in the order of execution
+    way: Way
     a: float
-    ridge: float
-    tried: dict[float, float | None]  # by a: the output's error on the points kept aside, after a fit to fewer points
-    output_error: float | None  # of this network, there
-    n_points: int
-    n_aside: int
+    budgets: Budgets
+    trials: tuple[Trial, ...]  # empty where nothing was to be chosen
+    n_tried_layers: int  # those that trials fitted, the first ones; 0 where there were none
+    n_points: int  # that the network was fitted to
+    n_judged_fit: int  # that the network which was judged was fitted to
+    n_aside: int  # that chose
+    n_judged: int  # that did nothing but judge; 0: too few points
+    output_before: float | None  # first masks and dense weights, on the points that only judge
+    output_after: float | None  # there
+    output_chosen: float | None  # on the points that chose: no estimate for others
+    undone: str  # why the network is the dense one under the first masks; empty where it is not
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        table.add_column("weight", overflow="fold")
+        for column in ("kept", "moved", "error before", "refit", "after", "ridge"):
+            table.add_column(column, justify="right")
+        table.add_column("mask")
+        for one in self.layers:
+            errors = number(one.error_before), number(one.error_given), number(one.error)
+            mask = one.why or ("first" if one.support == "given" else "new") + ", with the stream" * one.corrects
+            table.add_row(one.name, f"{one.kept:,}", f"{one.moved:,}", *errors, number(one.ridge), mask)
+        return "\n".join([self.sentence, text_of(table)])
+
+    def __repr__(self) -> str:
+        return f"<Joint: {self.sentence}; print() shows the layers>"
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one sentence."""
+        n_new = sum(layer.support == "joint" for layer in self.layers)
+        text = f"masks and weights of {n_new} of {len(self.layers)} layers found together on {self.n_points} points"
+        if self.way == "joint":
+            text += f", a = {self.a:g}, budgets {self.budgets}"
+        if self.output_after is not None:
+            text += f"; output error on {self.n_judged} held-back points: {number(self.output_before)} before, "
+            text += f"{number(self.output_after)} after"
+            if self.n_points > self.n_judged_fit:
+                text += f" with the {self.n_judged_fit} other points fitted alone"
+        elif self.n_judged == 0:
+            text += "; too few different points to hold some back: its error on others is not known"
+        return f"{text}; undone: {self.undone}" if self.undone else text
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What all layers share."""
+    """What all fits of a network share."""
 
     dense: nn.Module
-    masks: Mapping[str, Tensor]
-    parts: Parts
+    weights: Mapping[str, Weight]
+    layer: LayerTask
     residuals: Collection[str] | None
-    ridge: float
-    pattern: Pattern | None
-    keeps_rows: bool
-    searches: bool
     chunk_bytes: int
 
 
 def joint(
     model: nn.Module,
-    masks: Mapping[str, Tensor],
+    masks: Masks,
     parts: Parts,
     *,
+    way: Way = "joint",
     a: float | Sequence[float] = AIMS,
-    ridge: float = RIDGE,
-    residuals: Collection[str] | None = None,
+    ridges: Sequence[float] = RIDGES,
+    budgets: Sequence[Budgets] = BUDGETS,
+    floor: float | None = None,
     pattern: Pattern | None = None,
-    keeps_rows: bool = False,
-    searches: bool = True,
+    residuals: Collection[str] | None = None,
+    fits_all: bool = True,
     chunk_bytes: int,
     advance: Advance = lambda n: None,
 ) -> Joint:
-    """The dense network pruned within the budgets of the given masks: as many weights of each layer, or the pattern.
+    """The dense network pruned to as many weights as the given masks keep, or to the pattern that they obey.
 
-    Of several a, the one is taken whose network, fitted to fewer points, is nearest to the dense one on the points
-    kept aside. `residuals` are the weights at the ends of residual blocks; None: they are found. With `keeps_rows` no
-    row dies that has a weight in the given masks. Weights that are 0 in the dense network and not in the given mask
-    stay 0.
+    `budgets` are the candidates for the numbers of weights of layers: ("given",) keeps those of the given masks. With a
+    `floor` no row dies that has a weight in the first masks, and budgets by magnitude leave each layer at least that
+    share of an even cut. `residuals` are the weights at the ends of residual blocks; None: they are found. Weights that
+    are 0 in the dense network and not in the given mask stay 0. `way` is "joint", "given" (masks stay, weights are
+    refitted to the same targets), or a peer. Unless `fits_all`, the result is the network that was judged. `advance` is
+    called once for each weight, and once more with `fits_all`.
     """
-    task = _Task(model, masks, parts, residuals, ridge, pattern, keeps_rows, searches, chunk_bytes)
-    candidates = (float(a),) if isinstance(a, int | float) else tuple(a)
-    if not candidates or not all(0 <= one <= 1 for one in candidates):
+    candidates = (0.0,) if way in PEERS else _candidates(a)
+    budgets = budgets if way == "joint" and pattern is None else ("given",)
+    weights = {weight.name: weight for one in masked_layers(model, masks) for weight in one.weights.values()}
+    layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
+    task = _Task(model, weights, layer, () if way in PEERS else residuals, chunk_bytes)
+    task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
+    start = _starts(task, masks, (chosen,), floor)[chosen]
+    judged = _fitted(task, start, parts, {}, advance)
+    given = _undone(task, masks, judged)
+    at_first, at_last = (output_error(model, one.model, parts.aside) for one in (given, judged))
+    before, after = (judged_error(model, one.model, parts) for one in (given, judged))
+    is_worse = way not in PEERS and at_first is not None and at_last is not None and not at_last <= at_first
+    made, n_fitted = given if is_worse else judged, sum(batch.n_points for batch in parts.fitted)
+    if fits_all and not is_worse:
+        made = _fitted(task, start, _whole(parts), {one.name: one for one in judged.layers}, advance)
+    n_aside, n_judged = (sum(batch.n_points for batch in some) for some in (parts.aside, parts.judging))
+    return Joint(
+        model=made.model,
+        masks=made.masks,
+        layers=made.layers,
+        way=way,
+        a=task.layer.a,
+        budgets=chosen,
+        trials=trials,
+        n_tried_layers=n_tried,
+        n_points=n_fitted if made is judged or is_worse else n_fitted + n_aside + n_judged,
+        n_judged_fit=n_fitted,
+        n_aside=n_aside,
+        n_judged=n_judged,
+        output_before=before,
+        output_after=before if is_worse else after,
+        output_chosen=at_first if is_worse else at_last,
+        undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
+    )
+
+
+def _candidates(a: float | Sequence[float]) -> tuple[float, ...]:
+    found = (float(a),) if isinstance(a, int | float) else tuple(a)
+    if not found or not all(0 <= one <= 1 for one in found):
         raise OptionError(f"a={a!r} is not in [0, 1]", fix="give one number, or several to choose from", option="a")
-    if len(candidates) == 1:
-        return _pruned(task, candidates[0], advance)
-    few = replace(task, parts=_few(parts))
-    found, tried = None, dict[float, float | None]()
-    for candidate in candidates:
-        trial = _pruned(few, candidate, advance)
-        tried[candidate] = trial.output_error
-        if found is None or _is_less(trial.output_error, found.output_error):
-            found = trial
-    assert found is not None
-    if few.parts is not parts:
-        found = _pruned(task, found.a, advance)
-    return replace(found, tried=tried)
+    return found
+
+
+def _chosen(
+    task: _Task,
+    masks: Masks,
+    parts: Parts,
+    candidates: Sequence[float],
+    budgets: Sequence[Budgets],
+    floor: float | None,
+) -> tuple[_Task, Budgets, tuple[Trial, ...], int]:
+    """The task with the a that was chosen, the budgets that were, the trials, and how many layers these fitted."""
+    if len(candidates) == 1 and len(budgets) == 1:
+        return task, budgets[0], (), 0
+    first = _first(task, masks, parts)
+    trials = _tried(task, first, _few(parts), candidates, budgets, floor)
+    best = _best(trials)
+    return replace(task, layer=replace(task.layer, a=best.a)), best.budgets, tuple(trials), len(first)
+
+
+def _best(trials: Sequence[Trial]) -> Trial:
+    """The first whose error is as small as the least, but for noise."""
+    least = min(map(_or_infinite, trials))
+    return next(one for one in trials if _or_infinite(one) <= (1 + NOISE) * least)
+
+
+def _or_infinite(trial: Trial) -> float:
+    return math.inf if trial.error is None else trial.error
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A network that was fitted, its masks, and what became of its layers."""
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    layers: tuple[JointLayer, ...]
+
+
+def _undone(task: _Task, masks: Masks, fitted: _Fitted) -> _Fitted:
+    """The dense network under the given masks."""
+    model, layers = copy_of(task.dense), list[JointLayer]()
+    for one in fitted.layers:
+        left = left_as_given(model, task.weights[one.name], masks[one.name], "undone")
+        layers.append(replace(_with_errors(left, one), error=one.error_before))
+    return _Fitted(model, dict(masks), tuple(layers))
+
+
+def _first(task: _Task, masks: Masks, parts: Parts) -> dict[str, Tensor]:
+    """The masks of the layers that trials fit: all of a small network, the first to be executed of others."""
+    n_wanted = max(SMALL, sum(mask.numel() for mask in masks.values()) // FIRST_OF)
+    if sum(mask.numel() for mask in masks.values()) <= n_wanted:
+        return dict(masks)
+    census = take_census(task.dense, masked_layers(task.dense, masks), parts.batches[:1], Forms())
+    found, n_weights = dict[str, Tensor](), 0
+    for group in census.order:
+        found |= {name: masks[name] for name in group}
+        n_weights += sum(masks[name].numel() for name in group)
+        if n_weights >= n_wanted:
+            break
+    return found
 
 
 def _few(parts: Parts) -> Parts:
-    """Some of the batches that are fitted, with a quarter of the points at least, and all points kept aside."""
+    """Some of the points that are fitted, a quarter of them at least, and all points kept aside."""
     n_points = sum(batch.n_points for batch in parts.fitted)
-    wanted = max(FEWEST_TRIED, n_points // TRIED_OF)
-    if n_points <= wanted:
+    step = n_points // max(FEWEST_TRIED, n_points // TRIED_OF)
+    if step < 2:
         return parts
-    step = max(1, n_points // wanted)
-    fitted = parts.fitted[::step]
-    return replace(
-        parts,
-        batches=(*fitted, *parts.aside),
-        is_aside=(False,) * len(fitted) + (True,) * len(parts.aside),
-    )
+    most = max(batch.n_points for batch in parts.fitted)
+    fitted = together([fresh(points_at(batch, slice(None, None, step))) for batch in parts.fitted], most)
+    is_aside = (False,) * len(fitted) + (True,) * len(parts.aside)
+    return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside)
 
 
-def _is_less(error: float | None, other: float | None) -> bool:
-    return error is not None and other is not None and error < other
+def _whole(parts: Parts) -> Parts:
+    """All points to be fitted."""
+    batches = (*parts.batches, *parts.judging)
+    return replace(parts, batches=batches, is_aside=(False,) * len(batches), judging=())
 
 
-def _pruned(task: _Task, a: float, advance: Advance) -> Joint:
-    """The network for one a."""
-    dense, parts, forms = task.dense, task.parts, Forms()
+def _tried(
+    task: _Task,
+    masks: Masks,
+    parts: Parts,
+    candidates: Sequence[float],
+    budgets: Sequence[Budgets],
+    floor: float | None,
+) -> list[Trial]:
+    """How far the output moves with each a on the first budgets, as long as that falls; then with the other budgets."""
+    starts = _starts(task, masks, budgets, floor)
+    trials = list[Trial]()
+
+    def add(a: float, name: Budgets) -> bool:
+        """Whether it is the best so far."""
+        one = replace(task, layer=replace(task.layer, a=a))
+        if task.residuals is not None:
+            one = replace(one, residuals=[name for name in task.residuals if name in masks])
+        made = _fitted(one, starts[name], parts, {}, lambda n: None)
+        trials.append(Trial(a, name, output_error(task.dense, made.model, parts.aside)))
+        return _or_infinite(trials[-1]) < min(map(_or_infinite, trials[:-1]), default=math.inf)
+
+    first, *others = starts
+    for a in candidates:
+        if not add(a, first):
+            break
+    best = _best(trials)
+    for name in others:
+        add(best.a, name)
+    return trials
+
+
+def _starts(
+    task: _Task, masks: Masks, wanted: Sequence[Budgets], floor: float | None
+) -> dict[Budgets, dict[str, Tensor]]:
+    """First masks by budgets of layers; those whose layers keep as many as another's are left out.
+
+    All keep as many weights in total. Budgets that are not given are filled by magnitude.
+    """
+    weights = [weight for name, weight in task.weights.items() if name in masks]
+    dense = [to_rows(w, task.dense.get_parameter(w.name).detach()).cpu().abs().to(SCORE_DTYPE) for w in weights]
+    budget = sum(int(mask.sum()) for mask in masks.values())
+    found: dict[Budgets, dict[str, Tensor]] = {}
+    counts = list[list[int]]()
+    for name in wanted:
+        if name == "given":
+            start = dict(masks)
+        elif name == "magnitude":
+            cut = largest(dense, budget) if floor is None else largest_above_floor(dense, dense, budget, share=floor)
+            start = _named(weights, cut, masks)
+        else:
+            shares = even_layers([one.shape for one in dense], budget, least=0 if floor is None else 1)
+            pairs = list(zip(dense, shares))
+            if floor is None:
+                cut = [largest([one_FK], kept)[0] for one_FK, kept in pairs]
+            else:
+                cut = [largest_above_floor([one_FK], [one_FK], kept, share=0.0)[0] for one_FK, kept in pairs]
+            start = _named(weights, cut, masks)
+        kept_each = [int(start[weight.name].sum()) for weight in weights]
+        if kept_each not in counts:
+            counts.append(kept_each)
+            found[name] = start
+    return found
+
+
+def _named(weights: Sequence[Weight], cut: Sequence[Tensor], like: Masks) -> dict[str, Tensor]:
+    pairs = zip(weights, cut)
+    return {w.name: from_rows(w, mask_FK, like[w.name]).to(like[w.name].device) for w, mask_FK in pairs}
+
+
+def _fitted(task: _Task, start: Masks, parts: Parts, decided: Mapping[str, JointLayer], advance: Advance) -> _Fitted:
+    """The network from first masks, its layers in the order of execution; all points fit what was decided before."""
+    dense, forms = task.dense, Forms()
     pruned = copy_of(dense)
-    dense_layers = _masked_layers(dense, task.masks)
-    weights = {weight.name: weight for layer in dense_layers for weight in layer.weights.values()}
-    census = take_census(dense, dense_layers, parts.batches, forms)
-    twin_layers = _masked_layers(pruned, task.masks)
+    dense_layers = masked_layers(dense, start)
+    census = take_census(dense, dense_layers, parts.batches, forms, PATCHES_PER_FEATURE)
     gatherer = Gatherer(
-        dense, pruned, dense_layers, twin_layers, parts.batches, parts.is_aside, census, forms, task.chunk_bytes
+        dense,
+        pruned,
+        dense_layers,
+        masked_layers(pruned, start),
+        parts.batches,
+        parts.is_aside,
+        census,
+        forms,
+        task.chunk_bytes,
+        dtype=SCORE_DTYPE,
     )
     corrected = find_corrected(gatherer, task.residuals)
     places = find_places(dense, dense_layers, parts.batches[0])
-    masks, layers = dict(task.masks), []
+    masks, layers = dict(start), list[JointLayer]()
     for stretch, fits in stretches(census):
         aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits)
         for group in stretch:
             sums = gatherer.gather(group, aims.of(group))
             for name in group:
-                mask, layer = _one_layer(task, pruned, weights[name], sums[name], places[name], a)
+                weight, before = task.weights[name], decided.get(name)
+                mask, layer = fit_layer(task.layer, pruned, weight, start[name], sums.pop(name), places[name], before)
                 masks[name] = mask
-                layers.append(replace(layer, corrects=name in corrected))
+                layers.append(_with_errors(replace(layer, corrects=name in corrected), before))
                 advance(1)
-    for name in weights.keys() - {layer.name for layer in layers}:
-        layers.append(_as_given(pruned, weights[name], task.masks[name], "it meets no patches"))
-    error = output_error(dense, pruned, parts.aside)
-    n_aside = sum(batch.n_points for batch in parts.aside)
-    n_points = sum(batch.n_points for batch in parts.fitted)
-    return Joint(pruned, masks, tuple(layers), a, task.ridge, {}, error, n_points, n_aside)
+    for name in start.keys() - {layer.name for layer in layers}:
+        layers.append(left_as_given(pruned, task.weights[name], start[name], "it meets no patches"))
+    return _Fitted(pruned, masks, tuple(layers))
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Rows of a weight that meet the same patches; gaps are from the dense weights' output there to the target."""
-
-    rows: slice
-    fit: Moments
-    aside: Moments
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """A mask with its least squares, as the model can hold them, and its error on the points kept aside."""
-
-    support: Support
-    mask_FK: Tensor
-    new: Tensor
-    shift_F: Tensor
-    error: float
-
-
-def _one_layer(
-    task: _Task, model: nn.Module, weight: Weight, sums: Sums, place: Place, a: float
-) -> tuple[Tensor, JointLayer]:
-    """The mask that was taken, with its values written into the model, and what was done."""
-    given = task.masks[weight.name]
-    blocks, obstacle = _blocks(sums, a)
-    if obstacle:
-        return given, _as_given(model, weight, given, obstacle)
-    mask_FK = to_rows(weight, given)
-    dense_FK = to_rows(weight, model.get_parameter(weight.name).detach()).to(BOUND_DTYPE)
-    has_intercept = place.kind != "none"
-    rows = [_rows(block, dense_FK, has_intercept) for block in blocks]
-    fits = [_fitted(task, model, weight, blocks, rows, mask_FK, place, "given")]
-    n_rounds = 0
-    if task.searches:
-        found_FK, n_rounds = _searched(task, rows, [block.rows for block in blocks], dense_FK, mask_FK)
-        fits.append(_fitted(task, model, weight, blocks, rows, found_FK, place, "joint"))
-    bare_FK = torch.where(mask_FK, dense_FK, 0.0)
-    bare = _Fit("none", mask_FK, from_rows(weight, bare_FK, given), torch.zeros_like(dense_FK[:, 0]), 0.0)
-    fits.append(replace(bare, error=_error(blocks, bare_FK - dense_FK, bare.shift_F)))
-    best = min(fits, key=lambda fit: fit.error)
-    with torch.no_grad():
-        model.get_parameter(weight.name).copy_(best.new)
-    if has_intercept:
-        apply_shift(model, place, best.shift_F)
-    mask = from_rows(weight, best.mask_FK, given)
-    layer = JointLayer(
-        name=weight.name,
-        support=best.support,
-        kept=int(mask.sum()),
-        moved=int((mask & ~given).sum()),
-        error_given=fits[0].error,
-        error_joint=fits[1].error if task.searches else None,
-        error=best.error,
-        rounds=n_rounds,
-        corrects=False,
-        intercept=place.kind if best.support != "none" else "none",
-        why="" if best.support != "none" else "no refit is better on the points kept aside",
+def _with_errors(layer: JointLayer, judged: JointLayer | None) -> JointLayer:
+    """The layer with the errors that were found on points kept aside, where those are fitted now."""
+    if judged is None:
+        return layer
+    return replace(
+        layer,
+        error_before=judged.error_before,
+        error_given=judged.error_given,
+        error_joint=judged.error_joint,
+        error=judged.error,
     )
-    return mask, layer
-
-
-def _as_given(model: nn.Module, weight: Weight, mask: Tensor, why: str) -> JointLayer:
-    """The weight under the given mask, written into the model."""
-    parameter = model.get_parameter(weight.name)
-    with torch.no_grad():
-        parameter.copy_(torch.where(mask, parameter, 0.0))
-    return JointLayer(weight.name, "none", int(mask.sum()), 0, None, None, None, 0, False, "none", why)
-
-
-def _blocks(sums: Sums, a: float) -> tuple[list[_Block], str]:
-    """The blocks of rows with their gaps times a, and why they cannot be solved; empty where they can."""
-    keys, why = solvable(sums)
-    return [_Block(rows_of(key), _towards(sums.fit[key], a), _towards(sums.aside[key], a)) for key in keys], why
-
-
-def _towards(sums: Moments, a: float) -> Moments:
-    return replace(sums, dx_GRK=a * sums.dx_GRK, d_GR=a * sums.d_GR, dd_GR=a * a * sums.dd_GR)
-
-
-def _rows(block: _Block, dense_FK: Tensor, has_intercept: bool) -> Rows:
-    """The system of least squares of the block's rows: inputs with targets are W xx + dx."""
-    fit = block.fit
-    xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
-    dense_GRK = dense_FK[block.rows].view(dx_GRK.shape)
-    return Rows(xx_GKK, dense_GRK @ xx_GKK + dx_GRK, dense_GRK, fit.n)
-
-
-def _searched(
-    task: _Task, rows: Sequence[Rows], places: Sequence[slice], dense_FK: Tensor, mask_FK: Tensor
-) -> tuple[Tensor, int]:
-    """The mask that the search finds, and its rounds; rows that meet no patches keep theirs."""
-    at = torch.cat([torch.arange(p.start, p.stop, dtype=torch.int64, device=mask_FK.device) for p in places])
-    start_FK = mask_FK[at]
-    may_FK = (dense_FK[at] != 0) | start_FK
-    lives_F = start_FK.any(1) if task.keeps_rows else torch.zeros_like(start_FK[:, 0])
-    found_FK, n_rounds = search(rows, start_FK, Rule(int(start_FK.sum()), may_FK, lives_F, task.pattern))
-    return mask_FK.index_copy(0, at, found_FK), n_rounds
-
-
-def _fitted(
-    task: _Task,
-    model: nn.Module,
-    weight: Weight,
-    blocks: Sequence[_Block],
-    rows: Sequence[Rows],
-    mask_FK: Tensor,
-    place: Place,
-    support: Support,
-) -> _Fit:
-    """The least squares on a mask, rounded to what the model holds; an infinite error where they are no numbers."""
-    parameter = model.get_parameter(weight.name)
-    dense_FK = to_rows(weight, parameter.detach()).to(BOUND_DTYPE)
-    new_FK, shift_F = torch.where(mask_FK, dense_FK, 0.0), torch.zeros_like(dense_FK[:, 0])
-    for block, one in zip(blocks, rows):
-        shape = one.dense_GRK.shape
-        new_GRK = solve_rows(*one.drawn(task.ridge), mask_FK[block.rows].view(shape), 0.0)
-        new_FK[block.rows] = new_GRK.flatten(0, 1)
-        if place.kind != "none":
-            shift_F[block.rows] = block.fit.intercept(new_GRK - one.dense_GRK).flatten()
-    new = from_rows(weight, new_FK.to(parameter.dtype), parameter)
-    if place.kind != "none":
-        shift_F = shift(model, place, shift_F)
-    is_finite = bool(torch.isfinite(new).all() & torch.isfinite(shift_F).all())
-    change_FK = to_rows(weight, new).to(BOUND_DTYPE) - dense_FK  # as rounded
-    error = _error(blocks, change_FK, shift_F) if is_finite else math.inf
-    return _Fit(support, mask_FK, new, shift_F, error if math.isfinite(error) else math.inf)
-
-
-def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> float:
-    """The gap to the target on the points kept aside, by the dense output's norm, of the dense weights so changed."""
-    far = size = 0.0
-    for block in blocks:
-        shape = block.aside.d_GR.shape
-        change_GRK = change_FK[block.rows].unflatten(0, shape)
-        far += float(block.aside.error(change_GRK, shift_F[block.rows].view(shape)).sum())
-        size += float(block.aside.yy_GR.sum())
-    return math.sqrt(far / size) if size > 0 else math.sqrt(far)

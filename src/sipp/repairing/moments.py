@@ -47,6 +47,11 @@ class Moments:
         self.dd_GR += gap_GRP.square().sum(-1)
         self.yy_GR += dense_GRP.square().sum(-1)
 
+    def rows(self, at: Tensor) -> Moments:
+        """The sums of a few rows of each group."""
+        d_GR, dd_GR, yy_GR = self.d_GR[:, at], self.dd_GR[:, at], self.yy_GR[:, at]
+        return Moments(self.xx_GKK, self.dx_GRK[:, at], self.x_GK, d_GR, dd_GR, yy_GR, self.n)
+
     @property
     def is_finite(self) -> bool:
         sums = (self.xx_GKK, self.dx_GRK, self.d_GR, self.dd_GR, self.yy_GR)

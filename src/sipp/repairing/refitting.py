@@ -112,11 +112,7 @@ def _some_rows(block: _Block) -> _Block:
     n_taken = min(n_rows, max(1, N_TRIAL_ROWS // n_groups))
     at = torch.linspace(0, n_rows - 1, n_taken, dtype=BOUND_DTYPE, device=block.mask_GRK.device).round().long()
 
-    def part(moments: Moments) -> Moments:
-        rows = moments.dx_GRK[:, at], moments.d_GR[:, at], moments.dd_GR[:, at], moments.yy_GR[:, at]
-        return Moments(moments.xx_GKK, rows[0], moments.x_GK, *rows[1:], moments.n)
-
-    return _Block(block.rows, block.mask_GRK[:, at], part(block.fit), part(block.aside))
+    return _Block(block.rows, block.mask_GRK[:, at], block.fit.rows(at), block.aside.rows(at))
 
 
 def _errors(blocks: list[_Block], change_FK: Tensor, shift_F: Tensor) -> tuple[float, float]:

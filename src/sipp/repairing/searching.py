@@ -19,11 +19,11 @@ from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.pattern import Pattern
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
-FIRST_RHO = 0.03
+FIRST_RHO = 0.3
 ROUNDS_A_LOOK = 3  # after so many, rho grows by what has changed since
 MOST_ROUNDS = 500
 # rho grows by the factor of the first share of the budget that has changed: fast where nothing does, as it is too small
-GROWTHS = ((0.1, 1.2), (0.005, 1.1), (0.0, 1.05), (-1.0, 1.3))
+GROWTHS = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))
 SETTLED = 0.1  # where nothing changes, and what is solved is as near as this to what is kept, the search is over
 
 
@@ -35,6 +35,7 @@ class Rows:
     wanted_GRK: Tensor  # and of inputs with targets
     dense_GRK: Tensor
     n: float  # patches
+    is_centred: bool = False  # the means were taken out: an intercept makes up for them
 
     def drawn(self, share: float) -> tuple[Tensor, Tensor]:
         """The system and its right side with a ridge, a share of the mean diagonal, towards the dense weights."""

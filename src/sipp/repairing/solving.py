@@ -38,7 +38,7 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -
     kept_rows = (~by_removed_N & (n_kept_N > 0)).nonzero().flatten()
     _solve_within(system_GKK, wanted_NK, mask_NK, kept_rows, n_rows, found_NK)
     if bool(by_removed_N.any()):
-        inverse_GKK = torch.cholesky_inverse(_factor(system_GKK))
+        inverse_GKK = torch.cholesky_inverse(cholesky_or_nan(system_GKK))
         free_NK = (wanted_GRK @ inverse_GKK).flatten(0, 1)
         pushes_NK = torch.zeros_like(free_NK)
         removed_rows = (by_removed_N & (n_kept_N < fan_in)).nonzero().flatten()
@@ -65,11 +65,11 @@ def _solve_within(
         systems_NSS[:, :, n_full:] *= is_real_NS[:, None, n_full:]
         systems_NSS.diagonal(dim1=1, dim2=2).masked_fill_(~is_real_NS, 1.0)
         wanted_NS = wanted_NK[batch_N].gather(1, order_NS) * is_real_NS
-        solved_NS = torch.cholesky_solve(wanted_NS[..., None], _factor(systems_NSS))[..., 0]
+        solved_NS = torch.cholesky_solve(wanted_NS[..., None], cholesky_or_nan(systems_NSS))[..., 0]
         found_NK[batch_N] = found_NK[batch_N].scatter(1, order_NS, solved_NS * is_real_NS)
 
 
-def _factor(systems_BSS: Tensor) -> Tensor:
+def cholesky_or_nan(systems_BSS: Tensor) -> Tensor:
     """The Cholesky factors; NaN where rounding leaves a system without one, so that this ridge is not chosen."""
     factor_BSS, failed_B = torch.linalg.cholesky_ex(systems_BSS)
     if bool(failed_B.any()):

@@ -1,7 +1,8 @@
 """The residual streams of a network: what the output of a layer is added to, found by a pass under watch (T21).
 
 A layer at the end of a residual block can make up for what the stream beside it has lost, where its output reaches the
-addition unbent: directly, or through dropout at rest and norms with running statistics, which scale each row.
+addition unbent: directly, or through copies, dropout at rest and norms with running statistics, which scale each row.
+Of nn.MultiheadAttention that layer is its out_proj.
 """
 
 from __future__ import annotations
@@ -28,6 +29,15 @@ SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm makes smaller than tha
 
 _ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+_COPIES = {
+    "contiguous",
+    "clone",
+    "to",
+    "view",
+    "reshape",
+    "view_as",
+    "detach",
+}  # in the same shape
 _SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}
 
 
@@ -67,8 +77,11 @@ def find_streams(
     place = {name: i for i, name in enumerate(order)}
     modules = {}
     for layer in layers:
-        names = [weight.name for weight in layer.weights.values()]
-        if layer.adapter.output == "products" and len(names) == 1 and names[0] in place:
+        if isinstance(layer.module, nn.MultiheadAttention):
+            names = [weight.name for local, weight in layer.weights.items() if local == "out_proj.weight"]
+        else:
+            names = [weight.name for weight in layer.weights.values()] if layer.adapter.output == "products" else []
+        if len(names) == 1 and names[0] in place:
             modules[names[0]] = layer.module
     n_found: Counter[str] = Counter()
     outputs: dict[str, Tensor] = {}
@@ -98,9 +111,17 @@ def as_use(module: nn.Module, tensor: Tensor, batch: Batch) -> WeightUse | None:
         images = tensor.unflatten(0, (batch.n_points, -1)).movedim(2, 1)  # B x F x images x size
         windows = images.unflatten(1, (module.groups, -1)).movedim(2, -1)
         return WeightUse("", windows, n_position_dims=len(module.kernel_size) + 1)
+    if isinstance(module, nn.MultiheadAttention) and tensor.ndim == 3 and not module.batch_first:
+        tensor = tensor.transpose(0, 1)
     if tensor.ndim < 2 or len(tensor) % batch.n_points:
         return None
     return with_padding_zeroed(WeightUse("", tensor.reshape(batch.n_points, 1, -1, tensor.shape[-1])), batch)
+
+
+def bias_of(module: nn.Module) -> Tensor | None:
+    """The bias in a layer's output."""
+    bias = getattr(module.out_proj if isinstance(module, nn.MultiheadAttention) else module, "bias", None)
+    return bias.detach() if isinstance(bias, Tensor) else None
 
 
 def along_rows(module: nn.Module, vector_F: Tensor, n_dims: int) -> Tensor:
@@ -129,6 +150,8 @@ def _watched(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch, w
 
 def _marking(watch: _Watch, name: str) -> Callable[..., None]:
     def mark(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(module, nn.MultiheadAttention) and isinstance(output, tuple):
+            output = output[0]  # beside the attention weights
         if isinstance(output, Tensor):
             with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
                 watch.mark(output, Mark(name, None))
@@ -175,6 +198,8 @@ class _Watch(TorchFunctionMode):
                 raise _SeenError
         passed = _passed(func, name, args, kwargs, read)
         result = func(*args, **kwargs)
+        if name in _COPIES and len(read) == 1 and _repeats(given[0], result) and id(given[0]) in self._marks:
+            passed = read[0]
         is_blind = name in _SHAPE_ONLY or (name == "__get__" and not isinstance(result, Tensor))
         if not is_addition and passed is None and not is_blind:
             self.n_reads.update(mark.weight for mark in read)
@@ -215,6 +240,10 @@ def _passed(func: Any, name: str, args: Any, kwargs: Any, read: list[Mark]) -> M
     scale_F = scale_F if gain_F is None else scale_F * gain_F.detach().double()
     before_F = read[0].scale_F
     return replace(read[0], scale_F=scale_F if before_F is None else scale_F * before_F)
+
+
+def _repeats(given: Tensor, result: Any) -> bool:
+    return isinstance(result, Tensor) and (result.shape, result.dtype) == (given.shape, given.dtype)
 
 
 def _is_plain_sum(args: Any, kwargs: Any) -> bool:

@@ -180,7 +180,7 @@ def _method_section(choice: ChoiceRecord, arm: str, ident: str) -> Section:
     others = "No other was tried: the output of an untrained network tells nothing of what training makes of it (T20)."
     rows = []
     if n_tried > 1:
-        others = f"{n_tried} blends of sensitivity and magnitude were tried; a small lead counts as chance (T20)."
+        others = f"{n_tried} rankings of weights were tried; a small lead counts as chance (T20)."
         names = [f"{one.name} (taken)" if one.is_taken else one.name for one in choice.tried]
         view = bar_view("error of the output", "share", {arm: [one.error for one in choice.tried]})
         rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]

@@ -1,0 +1,104 @@
+"""Calibration points in; the ones to fit, the ones to choose on and the ones that only judge out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sipp.errors import DataError
+from sipp.inputs.batches import concatenated, fresh, points_at
+from sipp.inputs.distance import output_error
+from sipp.inputs.point_keys import draw_keys_of
+from sipp.records.batches import Batch
+from sipp.records.numerics import integers
+
+# One point in so many is kept aside. Half of these choose the ridges, leave layers alone and stop the polish; the rest
+# choose nothing, and tell how good the result is. Where those would be too few, all of them choose and none tells.
+ASIDE_OF = 10
+FEWEST_JUDGES = 4  # different points, none of them a copy of one that was fitted or that chose
+FEWEST_POINTS = 10
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The calibration points, batch by batch, which of them are kept aside to choose, and those that only judge."""
+
+    batches: tuple[Batch, ...]
+    is_aside: tuple[bool, ...]
+    judging: tuple[Batch, ...]
+    keys: frozenset[bytes]  # of all points
+
+    @property
+    def fitted(self) -> list[Batch]:
+        return [batch for batch, is_one in zip(self.batches, self.is_aside) if not is_one]
+
+    @property
+    def aside(self) -> list[Batch]:
+        return [batch for batch, is_one in zip(self.batches, self.is_aside) if is_one]
+
+
+def divided(batches: Iterable[Batch]) -> Parts:
+    """Each batch cut in two: points to fit, and points kept aside, which make batches of their own."""
+    parts: dict[bool, list[Batch]] = {False: [], True: []}
+    n_seen, most, different, fitted_keys = 0, 0, set[bytes](), set[bytes]()
+    for batch in batches:
+        keys = draw_keys_of(batch)
+        different |= set(keys)
+        most = max(most, batch.n_points)
+        where = integers(n_seen, n_seen + batch.n_points) % ASIDE_OF == ASIDE_OF - 1
+        n_seen += batch.n_points
+        fitted_keys |= {key for key, is_aside in zip(keys, where.tolist()) if not is_aside}
+        for flag, found in parts.items():
+            at = (where == flag).nonzero().flatten()
+            if len(at):
+                found.append(fresh(points_at(batch, at)))
+    if len(different) < FEWEST_POINTS:  # copies kept aside would praise what was fitted to them
+        copies = "" if len(different) == n_seen else " different"
+        raise DataError(
+            f"calibration holds {len(different)}{copies} points", fix=f"give a repair at least {FEWEST_POINTS}"
+        )
+    choosing, judging = _halved(parts[True], fitted_keys)
+    fitted, aside = parts[False], together(choosing, most)
+    is_aside = (False,) * len(fitted) + (True,) * len(aside)
+    return Parts((*fitted, *aside), is_aside, tuple(together(judging, most)), frozenset(different))
+
+
+def _halved(aside: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:
+    """Every second point chooses and the others judge, but for copies; all choose where too few would judge."""
+    choosing, rest, n_seen = list[Batch](), list[Batch](), 0
+    for batch in aside:
+        is_second = integers(n_seen, n_seen + batch.n_points) % 2 == 1
+        n_seen += batch.n_points
+        for found, where in ((choosing, ~is_second), (rest, is_second)):
+            if bool(where.any()):
+                found.append(points_at(batch, where.nonzero().flatten()))
+    used = fitted_keys | {key for batch in choosing for key in draw_keys_of(batch)}
+    judging, judging_keys = list[Batch](), list[bytes]()
+    for batch in rest:
+        keys = draw_keys_of(batch)
+        new = [i for i, key in enumerate(keys) if key not in used]
+        judging_keys += [keys[i] for i in new]
+        if new:
+            judging.append(points_at(batch, torch.tensor(new, dtype=torch.int64, device="cpu")))
+    return (choosing, judging) if len(set(judging_keys)) >= FEWEST_JUDGES else (aside, [])
+
+
+def together(batches: Sequence[Batch], most: int) -> list[Batch]:
+    """The points in as few batches as can be made of neighbours that are alike, none larger than `most`."""
+    found: list[Batch] = []
+    for batch in batches:
+        fits = found and found[-1].n_points + batch.n_points <= most
+        both = concatenated(found[-1], batch) if fits else None
+        if both is None:
+            found.append(batch)
+        else:
+            found[-1] = both
+    return found
+
+
+def judged_error(dense: nn.Module, other: nn.Module, parts: Parts) -> float | None:
+    """The output's error on the points that chose nothing; None where there are none."""
+    return output_error(dense, other, parts.judging) if parts.judging else None

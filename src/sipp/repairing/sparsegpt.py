@@ -1,0 +1,112 @@
+"""SparseGPT (Frantar & Alistarh 2023) from its definition: columns from left to right, what one loses the next repair.
+
+H = X'X + 1 % of its mean diagonal. In each block of 128 columns the weights of the least  w^2 / [H_j^-1]_jj  go, H_j
+being H without the columns before j; n:m patterns choose the same way in each group of m as its turn comes. A weight
+that goes is made up for by the weights right of it in its row: the OBS update, read from one Cholesky factor of H^-1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sipp.repairing.searching import Rows, Rule
+from sipp.repairing.solving import cholesky_or_nan
+
+BLOCK = 128  # columns whose weights are compared with each other
+DAMPING = 0.01
+
+
+def sparsegpt(blocks: Sequence[Rows], rule: Rule) -> tuple[Tensor, Tensor]:
+    """The mask and the values, rows of the blocks below each other.
+
+    Deviates: each block of columns has an even part of the layer's exact budget, not its own rounding of a share; and
+    rows that have to live keep their best weight.
+    """
+    shapes = [one.dense_GRK.shape for one in blocks]
+    sizes = [n_groups * n_rows for n_groups, n_rows, _ in shapes]
+    parts = [part.view(shape) for part, shape in zip(rule.may_FK.split(sizes), shapes)]
+    lives = [part.view(shape[:2]) for part, shape in zip(rule.lives_F.split(sizes), shapes)]
+    factors = [_factor(one) for one in blocks]
+    limits = [_limits(*layer) for layer in zip(blocks, factors, parts, lives)]
+    step = BLOCK if rule.pattern is None else max(rule.pattern.m, BLOCK // rule.pattern.m * rule.pattern.m)
+    counts: Sequence[Tensor | None] = [None] * len(blocks)
+    if rule.pattern is None:
+        counts = _counts(limits, rule.n_kept, step)
+    found = [
+        _pruned(one, factor, limit, count, step, rule)
+        for one, factor, limit, count in zip(blocks, factors, limits, counts)
+    ]
+    masks, values = zip(*found)
+    return torch.cat([mask.flatten(0, 1) for mask in masks]), torch.cat([value.flatten(0, 1) for value in values])
+
+
+def _factor(rows: Rows) -> Tensor:
+    """The upper Cholesky factor of H^-1; row j of it, by its diagonal, is the update that removing column j needs."""
+    diagonal_GK = rows.xx_GKK.diagonal(dim1=1, dim2=2)
+    damped_GKK = rows.xx_GKK.clone()
+    spread_GK = (DAMPING * diagonal_GK.mean(1, keepdim=True)).expand_as(diagonal_GK)
+    damped_GKK.diagonal(dim1=1, dim2=2).add_(torch.where(diagonal_GK == 0, 1.0, spread_GK))
+    inverse_GKK = torch.cholesky_inverse(cholesky_or_nan(damped_GKK))
+    return cholesky_or_nan(inverse_GKK).mT
+
+
+def _limits(rows: Rows, factor_GKK: Tensor, may_GRK: Tensor, lives_GR: Tensor) -> Tensor:
+    """What is added to the scores: -inf where a weight may not be kept, inf for the best of each row that lives."""
+    score_GRK = rows.dense_GRK.square() / factor_GKK.diagonal(dim1=1, dim2=2).square()[:, None]
+    best_GR1 = torch.where(may_GRK, score_GRK, -1.0).argmax(2, keepdim=True)
+    limit_GRK = torch.where(may_GRK, 0.0, -torch.inf).to(score_GRK)
+    lifted_GR1 = torch.where(lives_GR[..., None], torch.inf, limit_GRK.gather(2, best_GR1))
+    return limit_GRK.scatter(2, best_GR1, lifted_GR1)
+
+
+def _counts(limits: Sequence[Tensor], n_kept: int, step: int) -> list[Tensor]:
+    """How many weights each group keeps in each block of columns (G x blocks): even, exact, within what is allowed."""
+    pieces = [torch.stack([part.sum((1, 2)) for part in (l > -torch.inf).split(step, 2)], 1) for l in limits]
+    forced = [torch.stack([part.sum((1, 2)) for part in (l == torch.inf).split(step, 2)], 1) for l in limits]
+    most, least = (torch.cat([one.flatten() for one in each]).cpu() for each in (pieces, forced))
+    ends = most.cumsum(0) * n_kept // max(1, int(most.sum()))
+    counts = torch.maximum(ends.diff(prepend=torch.zeros_like(ends[:1])), least)
+    while int(counts.sum()) > n_kept:  # living rows took more than their block's part
+        counts[(counts - least).argmax()] -= 1
+    split = counts.split([one.numel() for one in pieces])
+    return [part.view(one.shape).to(one.device) for part, one in zip(split, pieces)]
+
+
+def _pruned(
+    rows: Rows, factor_GKK: Tensor, limit_GRK: Tensor, count_GB: Tensor | None, step: int, rule: Rule
+) -> tuple[Tensor, Tensor]:
+    """One block of rows: its mask and values (G x R x K)."""
+    is_dead_GK = rows.xx_GKK.diagonal(dim1=1, dim2=2) == 0
+    left_GRK = torch.where(is_dead_GK[:, None], 0.0, rows.dense_GRK)
+    mask_GRK = torch.zeros(left_GRK.shape, dtype=torch.bool, device=left_GRK.device)
+    values_GRK = torch.zeros_like(left_GRK)
+    diagonal_GK = factor_GKK.diagonal(dim1=1, dim2=2)
+    for b, start in enumerate(range(0, left_GRK.shape[2], step)):
+        stop = min(start + step, left_GRK.shape[2])
+        here_GRB, limit_GRB = left_GRK[..., start:stop].clone(), limit_GRK[..., start:stop]
+        factor_GBB, pivot_GB = factor_GKK[:, start:stop, start:stop], diagonal_GK[:, start:stop]
+        kept_GRB, lost_GRB = mask_GRK[..., start:stop], torch.zeros_like(here_GRB)
+        if count_GB is not None:
+            score_GRB = here_GRB.square() / pivot_GB.square()[:, None] + limit_GRB
+            order_GN = score_GRB.flatten(1).argsort(dim=1, descending=True, stable=True)
+            is_kept_GN = (
+                torch.arange(order_GN.shape[1], dtype=torch.int64, device=order_GN.device) < count_GB[:, b, None]
+            )
+            kept_GRB.copy_(torch.zeros_like(is_kept_GN).scatter(1, order_GN, is_kept_GN).view_as(kept_GRB))
+        for i in range(stop - start):
+            if rule.pattern is not None and i % rule.pattern.m == 0:
+                group = slice(i, i + rule.pattern.m)
+                score_GRM = here_GRB[..., group].square() / pivot_GB[:, None, group].square() + limit_GRB[..., group]
+                n_taken = min(rule.pattern.n, score_GRM.shape[2])
+                taken_GRN = score_GRM.argsort(dim=2, descending=True, stable=True)[..., :n_taken]
+                chosen_GRM = torch.zeros_like(kept_GRB[..., group]).scatter(2, taken_GRN, True)
+                kept_GRB[..., group] = chosen_GRM & (limit_GRB[..., group] > -torch.inf)
+            column_GR = here_GRB[..., i]
+            values_GRK[..., start + i] = torch.where(kept_GRB[..., i], column_GR, 0.0)
+            lost_GRB[..., i] = (column_GR - values_GRK[..., start + i]) / pivot_GB[:, i, None]
+            here_GRB[..., i:] -= lost_GRB[..., i, None] * factor_GBB[:, None, i, i:]
+        left_GRK[..., stop:] -= lost_GRB @ factor_GKK[:, start:stop, stop:]
+    return mask_GRK, values_GRK
