@@ -11,7 +11,7 @@ from commandline import Done, files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp.cli.stored import built_in, stored_network
+from sipp.cli.stored_networks import built_in, stored_network
 from sipp.experiments.nets import build
 from sipp.records.network_hash import model_hash
 from sipp.report import read_results, render

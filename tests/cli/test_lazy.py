@@ -13,7 +13,7 @@ from sipp.cli.main import COMMANDS, function_of
 
 SOURCE = Path(sipp.__file__).parent
 SLOW = {"torch", "numba", "scipy"}
-LISTS = SLOW | {"matplotlib", "pydantic", "safetensors", "sklearn", "sipp.cli.points"}
+LISTS = SLOW | {"matplotlib", "pydantic", "safetensors", "sklearn", "sipp.cli.data_option"}
 
 
 def loaded(code: str, *words: str) -> set[str]:

@@ -34,6 +34,17 @@ def check_share(name: str, value: Any) -> float:
     return float(value)
 
 
+def check_keep(keep: Any) -> float:
+    """The share of prunable weights to keep, if it is one."""
+    if not _is(keep, numbers.Real) or not 0.0 < keep <= 1.0:
+        raise OptionError(
+            f"keep={keep!r:.60} is not in (0, 1]",
+            fix="give the share of prunable weights to keep: 0.15 keeps 15 %",
+            option="keep",
+        )
+    return float(keep)
+
+
 def check_whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """The value as an int from `least` to `most`."""
     if not _is(value, numbers.Integral) or value < least or (most is not None and value > most):

@@ -89,27 +89,42 @@ def prune(
         looks_at_assumption=looks_at_assumption, statements=statements, repair=repair, scoring=scoring,
         constants=constants,
     )  # fmt: skip
+    return prune_with(model, data, options, holdout=holdout, progress=progress)
+
+
+@torch.inference_mode(False)
+def prune_with(
+    model: nn.Module, data: Data | None, options: PruneOptions, *, holdout: Data | None = None, progress: bool = True
+) -> Pruned:
+    """A pruned copy of `model` by these options: what `prune` does, for callers that have the record."""
     _check_reading(options, data, holdout)
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    subject = subject_of(
+        model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
+    )
     n_kept, aside = budget_for(options, subject.weights), holdout
-    if bound == "sound" and data is not None and holdout is None:
+    if options.bound == "sound" and data is not None and holdout is None:
         subject, aside = take_aside(subject, options)
-    ranking = rank(subject, options, progress=progress, statements=statements or checked_method(options).is_scored)
-    norms = None if bound != "paper" or holdout is None or ranking.scores is None else holdout_norms(subject, holdout)
+    ranking = rank(
+        subject, options, progress=progress, statements=options.statements or checked_method(options).is_scored
+    )
+    norms = None
+    if options.bound == "paper" and holdout is not None and ranking.scores is not None:
+        norms = holdout_norms(subject, holdout)
     with progress_bar("cutting", None, shown=progress):  # a blend is chosen here, among several cuts
-        found, fixed = cut(ranking, n_kept, seed=seed), None
+        found, fixed = cut(ranking, n_kept, seed=options.seed), None
         moved = output_moved(ranking, found, subject)
-    if repair and subject.data is not None:  # without the points aside: those that choose values cannot judge them
+    if options.repair and subject.data is not None:  # not the points aside: what chose values cannot judge them
         found, fixed = repaired_cut(ranking, found, subject.data, progress=progress)
     said = statements_of(ranking, found, holdout=norms)
-    if bound == "sound" and ranking.scores is not None and aside is not None:
+    if options.bound == "sound" and ranking.scores is not None and aside is not None:
         said = replace(
-            said, bound=sound_network_bound(ranking.model, found.model, aside, ranking.scores, confidence=confidence)
+            said,
+            bound=sound_network_bound(ranking.model, found.model, aside, ranking.scores, confidence=options.confidence),
         )
     seen = None
-    if looks_at_assumption and data is not None and ranking.scores is not None:
+    if options.looks_at_assumption and data is not None and ranking.scores is not None:
         points = subject.with_points(ranking.scores.n_points, subject.data)
-        seen = check_assumption_of(points, holdout, constants, progress=progress)
+        seen = check_assumption_of(points, holdout, options.constants, progress=progress)
     return pruned_of(ranking, found, said, moved=moved, repaired=fixed, assumption=seen)
 
 

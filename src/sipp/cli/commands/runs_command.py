@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -12,13 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from sipp.cli.errors import REPAIR
-from sipp.cli.options import DEFAULT_RUNS
-from sipp.cli.output import Json, print_json
+from sipp.cli.options import DEFAULT_RUNS, Json
+from sipp.cli.output import print_json
 from sipp.errors import OptionError
-
-if TYPE_CHECKING:
-    from sipp.experiments.runs.listing import Listed, Unread
-    from sipp.storage.files import Values
+from sipp.experiments.runs.listing import Listed, Unread, list_runs
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
 
@@ -28,8 +25,6 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder, and how far each is."""
-    from sipp.experiments.runs.listing import Unread, list_runs
-
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")
     console = Console()
@@ -52,21 +47,11 @@ def runs(
             console.print(f"{BROKEN}: {one.what}; {one.fix or REPAIR}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _values(one: Listed | Unread) -> Values:
+def _values(one: Listed | Unread) -> dict[str, Any]:
     """A run in JSON's types; of a broken one only its folder is known, what is wrong with it and what to do."""
-    from sipp.experiments.runs.listing import Unread
-
     place = {"name": one.folder.name, "folder": one.folder}
     if isinstance(one, Unread):
         unknown = dict.fromkeys(("pipeline", "n_done", "n_stages", "n_origins"))
         return {**place, **unknown, "state": BROKEN, "what": one.what, "do": one.fix or REPAIR}
-    return {
-        **place,
-        "pipeline": one.pipeline,
-        "n_done": one.n_done,
-        "n_stages": one.n_stages,
-        "state": one.state,
-        "n_origins": one.n_origins,
-        "what": None,
-        "do": None,
-    }
+    keys = ("pipeline", "n_done", "n_stages", "state", "n_origins")
+    return {**place, **{key: getattr(one, key) for key in keys}, "what": None, "do": None}
