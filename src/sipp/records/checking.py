@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sipp.errors import OptionError
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 MOST_SEED = 2**63 - 1  # what every generator takes
 
@@ -130,8 +127,8 @@ def problem_words(problem: Mapping[str, Any]) -> str:
     return f"{key} {wanted}" + ("" if isinstance(given, dict) else f", found {given!r:.60}")
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong, as a plain sentence."""
+def first_problem(error: Any) -> str:
+    """The first thing that is wrong in a ValidationError, as a plain sentence."""
     return problem_words(dict(error.errors(include_url=False)[0]))
 
 

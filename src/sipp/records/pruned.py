@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
+from sipp.records.bounds import Guarantee, Measured, NetworkBound
 from sipp.records.choice import Choice
-from sipp.records.display import pruned_details, pruned_html, pruned_table
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Method
-
-if TYPE_CHECKING:
-    from sipp.bounds.assumption import Assumption
-    from sipp.records.bounds import Guarantee, Measured, NetworkBound
-    from sipp.records.repair import Repair
+from sipp.records.repair import Repair
 
 CHANGED = (
     "its weights or buffers changed after pruning, by training or by hand: what was said spoke of those before; "
@@ -28,6 +24,16 @@ REGROWN = (
 )
 
 Origin = Method | Literal["given"]  # "given": the new weights were the caller's own
+
+
+class Assumption(Protocol):
+    """What data says of the assumption of T4, in words: the record of `check_assumption`."""
+
+    @property
+    def verdict(self) -> str: ...
+
+    @property
+    def es_verdict(self) -> str: ...
 
 
 def layer_bound(eps: float | None, sign_complexity: float | None) -> float | None:
@@ -124,9 +130,13 @@ class Pruned:
     @property
     def details(self) -> str:
         """All that `print` leaves out: every layer, and every statement in full, also one that says nothing."""
+        from sipp.records.pruned_words import pruned_details  # which reads this record
+
         return pruned_details(as_it_is(self))
 
     def __str__(self) -> str:
+        from sipp.records.pruned_words import pruned_table  # which reads this record
+
         return pruned_table(as_it_is(self))
 
     def __repr__(self) -> str:
@@ -136,6 +146,8 @@ class Pruned:
         )
 
     def _repr_html_(self) -> str:
+        from sipp.records.pruned_words import pruned_html  # which reads this record
+
         return pruned_html(as_it_is(self))
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 from torch import nn
 
+from sipp.records.certificate import AnyCertificate
 from sipp.records.display import PATH_WORDS, WIDTH, percent_up, text_of
 from sipp.records.pruned import Pruned
-
-if TYPE_CHECKING:
-    from sipp.records.certificate import AnyCertificate
 
 
 @dataclass(frozen=True)

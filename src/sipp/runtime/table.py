@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich import box
 from rich.table import Table
 
 from sipp.records.display import text_of
 from sipp.runtime.graph import reads_memory
+from sipp.runtime.kept import Compiled
 from sipp.runtime.plan import Plan
-
-if TYPE_CHECKING:
-    from sipp.runtime.kept import Compiled
 
 MS, MB = 1e3, 1e6
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, deserialize
 
 from sipp.errors import DataError, ModelError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+Tensor = Any  # of torch, which whoever only reads records does not wait for
 MOST_HEADER = 1 << 28  # bytes of a header that is looked into
 # What safetensors calls an element type: torch's name, and the whole number of the same size that holds its bits.
 _FLOATS = {

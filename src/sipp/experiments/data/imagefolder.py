@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,9 +22,7 @@ from sipp.errors import DataError, OptionError
 from sipp.extras import needed_for
 from sipp.storage.files import sha256_of
 
-if TYPE_CHECKING:
-    from PIL import Image
-
+Picture = Any  # of PIL, which only folders of images need
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
 FORMATS = ("JPEG", "PNG", "BMP")  # the only decoders that a file is shown to, whatever its name says
 PARTS = ("train", "val")
@@ -177,7 +175,7 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
         return pixels, int(self.index.labels[item])
 
 
-def _decode(path: Path, item: int) -> Image.Image:
+def _decode(path: Path, item: int) -> Picture:
     """The whole image in RGB; anything a broken file can raise becomes a DataError that names file and item."""
     from PIL import Image
 
@@ -226,7 +224,7 @@ def draw_window(width: int, height: int, generator: torch.Generator) -> Window:
     return Window(left, top, w, h, mirrored)
 
 
-def see(image: Image.Image, window: Window) -> Image.Image:
+def see(image: Picture, window: Window) -> Picture:
     """The part of the image in the window, at 224 x 224."""
     from PIL import Image
 
@@ -235,7 +233,7 @@ def see(image: Image.Image, window: Window) -> Image.Image:
     return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if window.mirrored else out
 
 
-def centre_crop(image: Image.Image) -> Image.Image:
+def centre_crop(image: Picture) -> Picture:
     """The central 224 x 224 pixels of the image with its shorter side brought to 256."""
     from PIL import Image
 

@@ -5,14 +5,10 @@ All methods of one seed share its initial network.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from sipp.experiments.pipelines import Pipeline, no_parent
+from sipp.experiments.pipelines import Network, Pipeline, Prepared, Work, no_parent
 from sipp.experiments.runs.plan import Stage
-
-if TYPE_CHECKING:
-    from sipp.experiments.runs.work import Network, Prepared, Work
-    from sipp.records.ranking import Ranking
 
 
 def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
@@ -25,7 +21,7 @@ def prepare(work: Work, stage: Stage, above: Network | None) -> Prepared:
     return cut_to(work, stage, ranking, {}, budget_of(work, stage, ranking.n_weights), scored_in)
 
 
-def _ranking(work: Work, stage: Stage) -> Ranking:
+def _ranking(work: Work, stage: Stage) -> Any:
     """The scores of the initial network: the first level of a method scores for all of them."""
     from sipp.experiments.pipelines.shared import rank_for
     from sipp.experiments.runs.work import initial_network
@@ -35,8 +31,7 @@ def _ranking(work: Work, stage: Stage) -> Ranking:
         work.memory.clear()  # one ranking holds all scores of a network
         # An untrained network has no running statistics worth the name.
         work.memory[first] = rank_for(work, first, initial_network(work, stage.seed), norm_stats="batch")
-    found: Ranking = work.memory[first]
-    return found
+    return work.memory[first]
 
 
 PIPELINE = Pipeline(

@@ -6,16 +6,10 @@ and one more of the same length, whatever it keeps. When to cut, and how much: `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sipp.experiments.pipelines import Pipeline
+from sipp.experiments.pipelines import MaskChanges, Network, Pipeline, Prepared, Work
 from sipp.experiments.runs.plan import Stage
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sipp.experiments.runs.work import Network, Prepared, Work
-    from sipp.experiments.training.loop import MaskChanges, TrainState
 
 LAST_CUT = "the network just before the last of its cuts, in the middle of its training"
 
@@ -42,9 +36,7 @@ def mask_changes(work: Work, stage: Stage, n_steps: int) -> MaskChanges:
     return MaskChanges(frozenset(times), lambda step, state: _cut_once(work, stage, step, times[step], state))
 
 
-def _cut_once(
-    work: Work, stage: Stage, step: int, t: float, state: TrainState
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _cut_once(work: Work, stage: Stage, step: int, t: float, state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The masks at time t of the schedule, of the network as it is now, and what is known of it since this cut."""
     from sipp.experiments.parallel.processes import share_buffers
     from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, rank_for

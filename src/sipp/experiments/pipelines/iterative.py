@@ -5,13 +5,8 @@ All methods of one seed share its trained parent.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sipp.experiments.pipelines import Pipeline
+from sipp.experiments.pipelines import Network, Pipeline, Prepared, Work
 from sipp.experiments.runs.plan import Stage
-
-if TYPE_CHECKING:
-    from sipp.experiments.runs.work import Network, Prepared, Work
 
 
 def parent(stage: Stage) -> Stage:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sipp
 from sipp.errors import DataError, OptionError
@@ -28,9 +28,7 @@ from sipp.storage import files, pairs
 from sipp.storage.files import Values
 from sipp.storage.run_schemas import Manifest, checked, plain
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+Tensor = Any  # of torch, which whoever only reads records does not wait for
 HASH_LENGTH = 12
 MANIFEST = "manifest.json"
 LOCK = "lock"
