@@ -130,7 +130,7 @@ def test_the_fields_of_an_error_become_three_lines(
     error: SippError, lines: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def app(**options: object) -> None:
-        with errors.at("--data x", "give another"):
+        with errors.naming_option("--data x", "give another"):
             raise error
 
     assert errors.fail_well(app, ["score"]) == 2 and three_lines(capsys.readouterr().err) == lines
