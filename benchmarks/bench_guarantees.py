@@ -23,7 +23,7 @@ from sipp.certificates.measures import relative_errors
 from sipp.experiments.data import load_cifar10, normalise
 from sipp.experiments.nets import build
 from sipp.inputs.subject import subject_of
-from sipp.pruning.cutting import before_cut, cut, sparse_rows, write_rows
+from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.records.binomial import upper_limit
 from sipp.records.options import Method, PruneOptions
@@ -144,7 +144,7 @@ def cost_of_a_walk(net, calibration) -> None:  # type: ignore[no-untyped-def]
 
         def walk(method: Method = method) -> None:
             ranking = rankings[method]
-            uncut = before_cut(ranking, n_cuts=N_LEVELS)
+            uncut = prepare_rows(ranking, n_cuts=N_LEVELS)
             for level in range(1, N_LEVELS + 1):
                 budget = ranking.n_weights * level // (N_LEVELS + 1)
                 write_rows(sparse, ranking, sparse_rows(ranking, uncut, budget, seed=0)[0])

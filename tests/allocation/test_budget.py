@@ -11,7 +11,16 @@ from oracles import budget as oracle
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sipp.allocation import allocate, allocate_posed, envelope, largest, largest_scores, pose, relax, relax_posed
+from sipp.allocation import (
+    allocate,
+    allocate_within,
+    allocation_problem,
+    envelope,
+    largest,
+    largest_scores,
+    relax,
+    relax_within,
+)
 from sipp.allocation.envelope import optimum
 from sipp.allocation.optimal import round_to_sum
 from sipp.errors import DataError, OptionError
@@ -384,10 +393,10 @@ def test_between_knots_the_curve_is_the_oracle_s() -> None:
     """At the multiplier for which a row's own optimum is somewhere, it keeps and costs what the formulas say there."""
     for seed, kind in itertools.product(range(2), KINDS):
         layers = some_layers(40 + seed, kind, n_layers=2)
-        posed = pose(layers, **OPTIONS)
+        problem = allocation_problem(layers, **OPTIONS)
         rows = rows_of(layers)
         for log_multiplier in (-9.0, -4.0, -1.3, 0.0, 1.7, 4.0):
-            found = envelope._respond(posed.curves, log_multiplier)
+            found = envelope._respond(problem.curves, log_multiplier)
             assert found.total == pytest.approx(found.kept_R.sum()) and found.cost == pytest.approx(found.cost_R.sum())
             for row, kept, cost in zip(rows, found.kept_R.tolist(), found.cost_R.tolist()):
                 if kept == len(row):
@@ -414,13 +423,13 @@ def draws_of_cost(row: np.ndarray, eps: float) -> float:
 def test_a_posed_problem_gives_every_budget_the_same_bits_in_any_order() -> None:
     layers = some_layers(14, "plain", n_layers=6, n_rows=5)
     n_weights = sum(layer.numel() for layer in layers)
-    posed = pose(layers, **OPTIONS)
+    problem = allocation_problem(layers, **OPTIONS)
     budgets = [n_weights * i // 12 for i in (11, 3, 7, 1, 5)] + [3]  # at last fewer weights than rows
     for budget in (*budgets, *reversed(budgets)):
-        walked = allocate_posed(posed, budget, generator=torch.Generator().manual_seed(1))
+        walked = allocate_within(problem, budget, generator=torch.Generator().manual_seed(1))
         alone = allocate(layers, budget, generator=torch.Generator().manual_seed(1), **OPTIONS)
         assert all(map(torch.equal, walked, alone))
-        assert relax_posed(posed, budget).objective == relax(layers, budget, **OPTIONS).objective
+        assert relax_within(problem, budget).objective == relax(layers, budget, **OPTIONS).objective
 
 
 def test_rows_that_are_worth_little_keep_less_than_their_first_knot() -> None:
@@ -432,7 +441,7 @@ def test_rows_that_are_worth_little_keep_less_than_their_first_knot() -> None:
     below = oracle.dual_bound(rows_of(layers), by_row, relaxed.multiplier, budget, **OPTIONS)
     assert relaxed.objective == pytest.approx(below, rel=1e-6)
     assert float(relaxed.kept[3].max()) < 1e-3
-    pinned = optimum(pose(layers, layer_weights=weights, **OPTIONS).curves, budget)
+    pinned = optimum(allocation_problem(layers, layer_weights=weights, **OPTIONS).curves, budget)
     assert not pinned.is_inside and pinned.objective > below * (1 + 1e-6)
 
 

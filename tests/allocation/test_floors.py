@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.allocation import largest, largest_above_floor, least_of_layers
-from sipp.allocation.optimal import allocate_posed, pose, relax_posed
+from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
 from sipp.inputs.subject import subject_of
@@ -84,15 +84,15 @@ def test_a_row_without_scores_keeps_its_largest_weight() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_sampled_rows_have_a_lower_limit_and_the_others_share_the_rest(seed: int) -> None:
     layers = layers_of(seed, n_layers=4)
-    posed, n_rows = pose(layers, **OPTIONS), sum(len(layer) for layer in layers)
+    problem, n_rows = allocation_problem(layers, **OPTIONS), sum(len(layer) for layer in layers)
     budget = n_rows + (sum(layer.numel() for layer in layers) - n_rows) // 3
-    kept = allocate_posed(posed, budget, generator=torch.Generator().manual_seed(0), least=1)
+    kept = allocate_within(problem, budget, generator=torch.Generator().manual_seed(0), least=1)
     assert sum(int(layer.sum()) for layer in kept) == budget and all(int(layer.min()) >= 1 for layer in kept)
-    free = torch.cat(relax_posed(posed, budget).kept)
+    free = torch.cat(relax_within(problem, budget).kept)
     if bool((free >= 1).all()):  # nothing binds: the plain optimum
-        plain = allocate_posed(posed, budget, generator=torch.Generator().manual_seed(0))
+        plain = allocate_within(problem, budget, generator=torch.Generator().manual_seed(0))
         assert all(map(torch.equal, plain, kept))
-    few = allocate_posed(posed, n_rows // 2, generator=torch.Generator().manual_seed(0), least=1)
+    few = allocate_within(problem, n_rows // 2, generator=torch.Generator().manual_seed(0), least=1)
     assert sum(int(layer.sum()) for layer in few) == n_rows // 2
 
 
@@ -100,7 +100,9 @@ def test_sampled_rows_have_a_lower_limit_and_the_others_share_the_rest(seed: int
 def test_a_budget_of_one_weight_a_row_gives_each_row_its_own(seed: int) -> None:
     layers = layers_of(seed, n_layers=4)
     n_rows = sum(len(layer) for layer in layers)
-    kept = allocate_posed(pose(layers, **OPTIONS), n_rows, generator=torch.Generator().manual_seed(0), least=1)
+    kept = allocate_within(
+        allocation_problem(layers, **OPTIONS), n_rows, generator=torch.Generator().manual_seed(0), least=1
+    )
     assert all(bool((layer == 1).all()) for layer in kept)
 
 
@@ -111,7 +113,7 @@ def test_layers_that_are_sampled_have_a_lower_limit_too(budget: int) -> None:
     layers = [wide, torch.rand(8, 10, generator=generator, dtype=torch.float64)]
     limits = least_of_layers(layers, budget, 0.9)
     plain, kept = (
-        allocate_posed(pose(layers, **OPTIONS), budget, generator=generator, least=1, layer_least=least)
+        allocate_within(allocation_problem(layers, **OPTIONS), budget, generator=generator, least=1, layer_least=least)
         for least in ((), limits)
     )
     assert sum(int(layer.sum()) for layer in kept) == budget and all(int(layer.min()) >= 1 for layer in kept)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.records.pruned import Moved
+from sipp.records.pruned import OutputChange
 from sipp.records.pruned_words import moved_warning
 from sipp.scoring.methods import METHODS
 
@@ -64,11 +64,11 @@ def test_a_repair_says_what_it_left() -> None:
     pruned = sipp.prune(net(), points(), keep=0.2, method="wt")
     fixed = sipp.repair(net(), pruned, points())
     assert fixed.repair is not None and fixed.moved is not None and pruned.moved is not None
-    assert fixed.moved == Moved(fixed.repair.output_after, fixed.repair.n_judged, aside=True)  # type: ignore[arg-type]
+    assert fixed.moved == OutputChange(fixed.repair.output_after, fixed.repair.n_judged, aside=True)  # type: ignore[arg-type]
     assert fixed.moved.error < pruned.moved.error
     few = sipp.repair(net(), pruned, points()[:40])
     assert few.repair is not None and few.repair.output_after is None
-    assert few.moved == Moved(few.repair.output_chosen, 4, aside=False)  # type: ignore[arg-type]
+    assert few.moved == OutputChange(few.repair.output_chosen, 4, aside=False)  # type: ignore[arg-type]
     at_once = sipp.prune(net(), points(), keep=0.2, method="wt", repair=True)
     assert at_once.moved == fixed.moved
 
@@ -76,8 +76,8 @@ def test_a_repair_says_what_it_left() -> None:
 @pytest.mark.parametrize("error", [math.nan, math.inf, 0.51])
 def test_what_is_no_number_is_warned_of(error: float) -> None:
     pruned = sipp.prune(net(), None, keep=0.5, method="wt")
-    assert moved_warning(replace(pruned, moved=Moved(error, 3, aside=False)))
-    assert not moved_warning(replace(pruned, moved=Moved(0.5, 3, aside=False)))
-    blames = "of little use" in moved_warning(replace(pruned, moved=Moved(error, 1, aside=False)))
+    assert moved_warning(replace(pruned, moved=OutputChange(error, 3, aside=False)))
+    assert not moved_warning(replace(pruned, moved=OutputChange(0.5, 3, aside=False)))
+    blames = "of little use" in moved_warning(replace(pruned, moved=OutputChange(error, 1, aside=False)))
     assert blames == math.isfinite(error)  # a dense output that is no number is not the pruning's fault
-    assert "on 1 calibration point:" in moved_warning(replace(pruned, moved=Moved(error, 1, aside=False)))
+    assert "on 1 calibration point:" in moved_warning(replace(pruned, moved=OutputChange(error, 1, aside=False)))

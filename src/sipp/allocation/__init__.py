@@ -1,24 +1,33 @@
 """Scores of all rows and a budget in, which or how many weights each row keeps out (T7, T10).
 
 `largest` is the optimum for SiPP-det (and for every baseline that ranks weights); `allocate` is OptAlloc for SiPP-rand
-and SiPP-hybrid, and `pose` and `allocate_posed` are its two halves, for many budgets. Lists hold one tensor per layer;
-rows of different layers may differ in fan-in.
+and SiPP-hybrid, and `allocation_problem` and `allocate_within` are its two halves, for many budgets. Lists hold one
+tensor per layer; rows of different layers may differ in fan-in.
 """
 
 from sipp.allocation.even import even_layers, even_rows
 from sipp.allocation.floors import best_of_rows, largest_above_floor, least_of_layers
 from sipp.allocation.largest_scores import largest, order_of
-from sipp.allocation.optimal import Posed, Relaxed, allocate, allocate_posed, pose, relax, relax_posed
+from sipp.allocation.optimal import (
+    AllocationProblem,
+    Relaxed,
+    allocate,
+    allocate_within,
+    allocation_problem,
+    relax,
+    relax_within,
+)
 from sipp.allocation.patterns import largest_in_groups
 from sipp.allocation.row_bounds import draws_for, expected_kept
 from sipp.records.pattern import Pattern, pattern_of
 
 __all__ = [
+    "AllocationProblem",
     "Pattern",
-    "Posed",
     "Relaxed",
     "allocate",
-    "allocate_posed",
+    "allocate_within",
+    "allocation_problem",
     "best_of_rows",
     "draws_for",
     "even_layers",
@@ -30,7 +39,6 @@ __all__ = [
     "least_of_layers",
     "order_of",
     "pattern_of",
-    "pose",
     "relax",
-    "relax_posed",
+    "relax_within",
 ]

@@ -34,7 +34,7 @@ class Relaxed:
 
 
 @dataclass(frozen=True)
-class Posed:
+class AllocationProblem:
     """OptAlloc before the budget is known: what all budgets share. R counts the rows of all layers together."""
 
     sensitivities: tuple[Tensor, ...]
@@ -45,14 +45,14 @@ class Posed:
     curves: Curves  # of the rows that compete
 
 
-def pose(
+def allocation_problem(
     sensitivities: Sequence[Tensor],
     *,
     n_outputs: int,
     delta: float,
     c_constant: float,
     layer_weights: Sequence[float] | None = None,
-) -> Posed:
+) -> AllocationProblem:
     """The problem of T10 without its budget, ready to be solved for any number of them."""
     _check_allocation(sensitivities, layer_weights)
     check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
@@ -64,7 +64,7 @@ def pose(
     competes_R = (caps_R > 0) & (weight_R > 0)
     scale_R = sampling_constant(total_R, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     curves = _curves(sensitivities, competes_R, weight_R, scale_R, n_halvings=_HALVINGS)
-    return Posed(tuple(sensitivities), caps_R, competes_R, weight_R, scale_R, curves)
+    return AllocationProblem(tuple(sensitivities), caps_R, competes_R, weight_R, scale_R, curves)
 
 
 def allocate(
@@ -82,76 +82,83 @@ def allocate(
     The numbers add up to exactly min(budget, weights of positive sensitivity). Each is the relaxed optimum, rounded up
     or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing.
     """
-    posed = pose(sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant, layer_weights=layer_weights)
-    return allocate_posed(posed, budget, generator=generator)
+    problem = allocation_problem(
+        sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant, layer_weights=layer_weights
+    )
+    return allocate_within(problem, budget, generator=generator)
 
 
-def allocate_posed(
-    posed: Posed, budget: int, *, generator: torch.Generator, least: int = 0, layer_least: Sequence[int] = ()
+def allocate_within(
+    problem: AllocationProblem,
+    budget: int,
+    *,
+    generator: torch.Generator,
+    least: int = 0,
+    layer_least: Sequence[int] = (),
 ) -> list[Tensor]:
     """What `allocate` says for this budget, bit for bit; with `least`, no row that can be drawn from gets fewer.
 
     `layer_least`: the same for whole layers. As far as the budget reaches: where it does not reach for rows and layers,
     layers have no lower limit; where not for the rows, nothing has.
     """
-    if not posed.sensitivities:
+    if not problem.sensitivities:
         return []
-    limits = _layer_limits(posed, budget, least, layer_least)
+    limits = _layer_limits(problem, budget, least, layer_least)
     fixed: dict[int, Tensor] = {}
     while True:  # a layer that is fixed at its limit takes from the others, so more of them may fall below
         free = [i for i in range(len(limits)) if i not in fixed]
-        found = _allocated(posed, free, budget - sum(limits[i] for i in fixed), least, generator)
+        found = _allocated(problem, free, budget - sum(limits[i] for i in fixed), least, generator)
         below = [i for i in free if int(found[i].sum()) < limits[i]]
         if not below:
-            return [fixed.get(i, kept).to(posed.sensitivities[i].device) for i, kept in enumerate(found)]
-        fixed |= {i: _allocated(posed, [i], limits[i], least, generator)[i] for i in below}
+            return [fixed.get(i, kept).to(problem.sensitivities[i].device) for i, kept in enumerate(found)]
+        fixed |= {i: _allocated(problem, [i], limits[i], least, generator)[i] for i in below}
 
 
-def _layer_limits(posed: Posed, budget: int, least: int, layer_least: Sequence[int]) -> list[int]:
+def _layer_limits(problem: AllocationProblem, budget: int, least: int, layer_least: Sequence[int]) -> list[int]:
     """The lower limit of each layer; all 0 where the budget does not reach for them and for the rows."""
-    sizes = [len(layer) for layer in posed.sensitivities]
-    caps = [int(part.sum()) for part in posed.caps_R.split(sizes)]
+    sizes = [len(layer) for layer in problem.sensitivities]
+    caps = [int(part.sum()) for part in problem.caps_R.split(sizes)]
     limits = [min(cap, limit) for cap, limit in zip(caps, layer_least or [0] * len(sizes), strict=True)]
-    rows = [int(part.sum()) for part in posed.caps_R.clamp(max=least).split(sizes)]
+    rows = [int(part.sum()) for part in problem.caps_R.clamp(max=least).split(sizes)]
     return limits if sum(map(max, limits, rows)) <= budget else [0] * len(sizes)
 
 
 def _allocated(
-    posed: Posed, layers: Sequence[int], budget: int, least: int, generator: torch.Generator
+    problem: AllocationProblem, layers: Sequence[int], budget: int, least: int, generator: torch.Generator
 ) -> list[Tensor]:
     """Whole numbers for the rows of these layers, which share the budget; 0 for those of the others."""
-    sizes = [len(layer) for layer in posed.sensitivities]
+    sizes = [len(layer) for layer in problem.sensitivities]
     inside_R = torch.cat([torch.full((n,), i in layers, dtype=torch.bool, device="cpu") for i, n in enumerate(sizes)])
     if not bool(inside_R.all()):
-        posed = _only(posed, inside_R)
-    relaxed = _relaxed_above(posed, budget, least) if least else relax_posed(posed, budget).kept
+        problem = _only(problem, inside_R)
+    relaxed = _relaxed_above(problem, budget, least) if least else relax_within(problem, budget).kept
     flat = torch.cat([layer.cpu() for layer in relaxed])
-    return list(round_to_sum(flat, min(budget, int(posed.caps_R.sum())), generator).split(sizes))
+    return list(round_to_sum(flat, min(budget, int(problem.caps_R.sum())), generator).split(sizes))
 
 
-def _only(posed: Posed, inside_R: Tensor) -> Posed:
+def _only(problem: AllocationProblem, inside_R: Tensor) -> AllocationProblem:
     """The problem of some rows alone: the others can keep nothing."""
-    competes_R = posed.competes_R & inside_R
-    curves = _curves(posed.sensitivities, competes_R, posed.weight_R, posed.scale_R, n_halvings=_HALVINGS)
-    return replace(posed, caps_R=torch.where(inside_R, posed.caps_R, 0.0), competes_R=competes_R, curves=curves)
+    competes_R = problem.competes_R & inside_R
+    curves = _curves(problem.sensitivities, competes_R, problem.weight_R, problem.scale_R, n_halvings=_HALVINGS)
+    return replace(problem, caps_R=torch.where(inside_R, problem.caps_R, 0.0), competes_R=competes_R, curves=curves)
 
 
-def _relaxed_above(posed: Posed, budget: int, least: int) -> list[Tensor]:
+def _relaxed_above(problem: AllocationProblem, budget: int, least: int) -> list[Tensor]:
     """The relaxed optimum with a lower limit for every row (T10): rows that want less are fixed at it.
 
     Fixing a row takes from the others, so more of them may fall below; none that is fixed would want more again.
     """
-    limit_R = posed.caps_R.clamp(max=least)
+    limit_R = problem.caps_R.clamp(max=least)
     if float(limit_R.sum()) > budget:
-        return relax_posed(posed, budget).kept
-    sizes = [len(layer) for layer in posed.sensitivities]
+        return relax_within(problem, budget).kept
+    sizes = [len(layer) for layer in problem.sensitivities]
     if float(limit_R.sum()) == budget:  # nothing is left to share
         return list(limit_R.split(sizes))
-    fixed_R = torch.zeros_like(posed.competes_R)
+    fixed_R = torch.zeros_like(problem.competes_R)
     while True:
-        part = _only(posed, ~fixed_R)
+        part = _only(problem, ~fixed_R)
         left = budget - int(limit_R[fixed_R].sum())
-        kept_R = _gather(relax_posed(part, left).kept)
+        kept_R = _gather(relax_within(part, left).kept)
         below_R = part.competes_R & (kept_R < limit_R)
         if not bool(below_R.any()):
             return list(torch.where(fixed_R, limit_R, kept_R).split(sizes))
@@ -175,15 +182,17 @@ def relax(
     1e-6 (relative) above its least value. Deviates: the paper calls the problem convex; no guarantee depends on it,
     since a bound holds for whatever number of weights a row is given.
     """
-    posed = pose(sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant, layer_weights=layer_weights)
-    return relax_posed(posed, budget)
+    problem = allocation_problem(
+        sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant, layer_weights=layer_weights
+    )
+    return relax_within(problem, budget)
 
 
-def relax_posed(posed: Posed, budget: int) -> Relaxed:
+def relax_within(problem: AllocationProblem, budget: int) -> Relaxed:
     """What `relax` says for this budget, bit for bit: it depends on nothing but the problem and the budget."""
     if budget < 0:
         raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep", option="budget")
-    caps_R, competes_R = posed.caps_R, posed.competes_R
+    caps_R, competes_R = problem.caps_R, problem.competes_R
     kept_R = torch.where(competes_R, caps_R, 0.0)
     objective, multiplier = 0.0, 0.0
     left = budget - float(kept_R.sum())
@@ -192,23 +201,23 @@ def relax_posed(posed: Posed, budget: int) -> Relaxed:
     elif budget == 0:
         kept_R, objective, multiplier = torch.zeros_like(kept_R), math.inf, math.inf
     else:
-        found = _solve(posed, budget)
+        found = _solve(problem, budget)
         kept_R[competes_R], objective, multiplier = found.kept_R, found.objective, found.multiplier
-    parts = kept_R.split([len(layer) for layer in posed.sensitivities])
-    kept = [part.to(layer.device) for part, layer in zip(parts, posed.sensitivities)]
+    parts = kept_R.split([len(layer) for layer in problem.sensitivities])
+    kept = [part.to(layer.device) for part, layer in zip(parts, problem.sensitivities)]
     return Relaxed(kept=kept, objective=objective, multiplier=multiplier)
 
 
-def _solve(posed: Posed, budget: int) -> Optimum:
+def _solve(problem: AllocationProblem, budget: int) -> Optimum:
     """The optimum on curves that start early enough: no row wants to keep less than at its first knot.
 
     Where the curves at hand do not, others take their place, so that the result depends on nothing but the budget.
     """
-    n_halvings = _HALVINGS + max(0, math.ceil(math.log2(int(posed.competes_R.sum()) / budget)))
-    curves = posed.curves
+    n_halvings = _HALVINGS + max(0, math.ceil(math.log2(int(problem.competes_R.sum()) / budget)))
+    curves = problem.curves
     while True:
         if n_halvings > _HALVINGS:
-            rows = (posed.sensitivities, posed.competes_R, posed.weight_R, posed.scale_R)
+            rows = (problem.sensitivities, problem.competes_R, problem.weight_R, problem.scale_R)
             curves = _curves(*rows, n_halvings=n_halvings)
         found = optimum(curves, budget)
         if found.is_inside or n_halvings > _MOST_HALVINGS:

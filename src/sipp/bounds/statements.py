@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from sipp.allocation.row_bounds import eps_given
 from sipp.bounds.chain import chain_obstacle
 from sipp.bounds.network import floored, measure, measured_network, paper_bound, row_guarantee
+from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.inputs.batches import Data
 from sipp.inputs.subject import Subject
 from sipp.pruning.cutting import Cut, dead_rows
 from sipp.pruning.sparse_rows import RAND, STRATEGIES
 from sipp.records.bounds import Guarantee, Measured, NetworkBound, no_bound
+from sipp.records.options import Mode
 from sipp.records.pruned import PrunedLayer, layer_bound
 from sipp.records.ranking import Ranking
 from sipp.records.scores import Scores
@@ -33,21 +35,24 @@ class Statements:
     measured: Measured | None
 
 
-def statements_of(ranking: Ranking, cut: Cut, *, holdout: Scores | None = None) -> Statements:
+def statements_of(
+    ranking: Ranking, cut: Cut, subject: Subject | None = None, *, mode: Mode = "paper", new_points: Data | None = None
+) -> Statements:
     """What holds for the rows of a cut: those of a method, of a mask of the caller's, or of a repair.
 
-    `holdout`: the norms on points that are new to the pruning (T18).
+    With points that are new to the pruning the network's statement is smaller in mode "paper" (T18), where their norms
+    are taken as the `subject` says; in mode "sound" (T13) there is none without them.
     """
-    obstacle = "" if ranking.scores is None else _obstacle(ranking, cut)
-    measured, eps_measured = _measured(ranking, cut, obstacle, holdout)
-    guarantee, bound = _guarantee_and_bound(ranking, cut, obstacle, holdout)
+    scores, norms = ranking.scores, None
+    if scores is not None and mode == "paper" and new_points is not None and subject is not None:
+        norms = score(replace(subject.with_points(None, new_points), seed=0))
+    obstacle = "" if scores is None else _obstacle(ranking, cut)
+    measured, eps_measured = _measured(ranking, cut, obstacle, norms)
+    guarantee, bound = _guarantee_and_bound(ranking, cut, obstacle, norms)
     layers = tuple(_layer_record(ranking, i, cut, bound, eps) for i, eps in enumerate(eps_measured))
+    if scores is not None and mode == "sound" and new_points is not None:
+        bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=ranking.confidence)
     return Statements(layers, guarantee, bound, measured)
-
-
-def holdout_norms(subject: Subject, holdout: Data) -> Scores:
-    """The norms of every layer at points that are new to the pruning (T18)."""
-    return score(replace(subject.with_points(None, holdout), seed=0))
 
 
 def _guarantee_and_bound(

@@ -101,7 +101,7 @@ class _Seen:
 
 
 @dataclass(frozen=True)
-class Looked:
+class MeasuredOutputs:
     """What a look found."""
 
     measured: Tensor  # n x ..., of every point
@@ -109,7 +109,7 @@ class Looked:
     evidence: dict[str, Any]  # the fields of a record that tell what was looked at
 
 
-def look(
+def measure_outputs(
     dense: nn.Module,
     pruned: Given,
     holdout: Any,
@@ -123,7 +123,7 @@ def look(
     finest: float | None = None,
     progress: bool = False,
     title: str = "certifying",
-) -> Looked:
+) -> MeasuredOutputs:
     """What `measure` says of every point (n x ...), and the fields of a record that tell what was looked at.
 
     The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
@@ -167,7 +167,7 @@ def look(
         "calibration_checked": calibration is not None,
         **record_use(ledger, facts, claim, sketch_of(seen.plain)),
     }
-    return Looked(torch.cat(measured), seen.draws, evidence)
+    return MeasuredOutputs(torch.cat(measured), seen.draws, evidence)
 
 
 def _outputs(

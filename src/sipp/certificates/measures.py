@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.certificates.evidence import look
+from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.running import Output
 from sipp.errors import DataError, ModelError
 from sipp.inputs.labels import truth_of
@@ -18,7 +18,7 @@ from sipp.records.batches import Batch
 
 def relative_errors(dense: nn.Module, pruned: nn.Module, holdout: Any, *, output: Output = None) -> Tensor:
     """The n ratios ||f^(x) - f(x)|| / ||f(x)|| in float64, +inf where undefined."""
-    return look(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, None).measured
+    return measure_outputs(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, None).measured
 
 
 def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.evidence import look
+from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
 from sipp.cli.data_option import Reader, draw_holdout, images_lines, points_read, summary
@@ -75,7 +75,7 @@ class Evaluation:
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, progress: bool = True) -> Evaluation:
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
     why: set[str] = set()
-    found_nk = look(
+    found_nk = measure_outputs(
         dense,
         pruned,
         data,

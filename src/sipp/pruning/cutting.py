@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.allocation import (
-    Posed,
-    allocate_posed,
+    AllocationProblem,
+    allocate_within,
+    allocation_problem,
     best_of_rows,
     even_layers,
     even_rows,
@@ -20,18 +21,20 @@ from sipp.allocation import (
     largest_in_groups,
     least_of_layers,
     order_of,
-    pose,
 )
 from sipp.allocation.row_bounds import largest_in_rows
-from sipp.errors import DeadRowsWarning
+from sipp.errors import DeadRowsWarning, OptionError
 from sipp.inputs.restore import copy_of
 from sipp.pruning.blending import choose
 from sipp.pruning.sparse_rows import RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
+from sipp.records.checking import check_whole
 from sipp.records.choice import Choice
 from sipp.records.network_hash import tensors_of
-from sipp.records.numerics import SCORE_DTYPE
+from sipp.records.numerics import SCORE_DTYPE, budget_of
+from sipp.records.options import PruneOptions
+from sipp.records.pattern import pattern_of
 from sipp.records.ranking import Blend, Ranking
-from sipp.records.weights import from_rows, to_rows
+from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.scoring.methods import MethodInfo, method_of
 
 N_NAMED = 5  # layers in a warning
@@ -52,17 +55,31 @@ class Cut:
     others: tuple[str, ...] = ()  # tensors that differ from the dense network's beside the rows
 
 
+def budget_for(options: PruneOptions, weights: Sequence[Weight]) -> int:
+    """The number of weights to keep, known before the work: a wrong budget should not cost a pass over the data."""
+    if sum(goal is not None for goal in (options.keep, options.budget, options.pattern)) != 1:
+        raise OptionError(
+            "give exactly one of keep (a share in (0, 1]), budget (a number of weights) and pattern (n:m)"
+        )
+    n_weights = sum(weight.n_weights for weight in weights)
+    if options.pattern is not None:
+        return sum(weight.n_rows * pattern_of(options.pattern).kept(weight.fan_in) for weight in weights)
+    if options.keep is not None:
+        return budget_of(options.keep, n_weights)
+    return check_whole("budget", options.budget, least=1, most=n_weights)  # all prunable weights
+
+
 def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Cut:
     """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
-    uncut = before_cut(ranking)
-    rows, choice = sparse_rows(ranking, uncut, budget, seed=seed)
+    prepared = prepare_rows(ranking)
+    rows, choice = sparse_rows(ranking, prepared, budget, seed=seed)
     model = copy_of(ranking.model)
     write_rows(model, ranking, rows)
     found = Cut(
         model,
         masks_by_name(model, ranking, rows),
         tuple(rows),
-        tuple(uncut.dense),
+        tuple(prepared.dense),
         budget=budget,
         seed=seed,
         choice=choice,
@@ -73,7 +90,7 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Cut:
 
 def cut_as_given(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], *, seed: int = 0) -> Cut:
     """The rows of a network whose weights are given, whoever chose or fitted them, with the bound of T17."""
-    dense, rows, shown = before_cut(ranking).dense, list[SparseRows](), dict[str, Tensor]()
+    dense, rows, shown = prepare_rows(ranking).dense, list[SparseRows](), dict[str, Tensor]()
     for i, (weight, dense_FK) in enumerate(zip(ranking.weights, dense)):
         parameter = given.get_parameter(weight.name).detach()
         shown[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
@@ -110,10 +127,10 @@ def _warn_of_dead(ranking: Ranking, found: Cut) -> None:
     if gone:
         what = "the whole layer died" if len(gone) == 1 else f"{len(gone)} whole layers died"
         text = f"{what}, no weight was kept: {_some(gone)}; floor=0.1 prevents it"
-        warnings.warn(text, DeadRowsWarning, stacklevel=5)
+        warnings.warn(text, DeadRowsWarning, stacklevel=6)
     if layers:
         text = f"rows died, no weight of theirs was kept: {_some(layers)}; floor=0.0 keeps one"
-        warnings.warn(text, DeadRowsWarning, stacklevel=5)
+        warnings.warn(text, DeadRowsWarning, stacklevel=6)
 
 
 def _some(names: list[str]) -> str:
@@ -121,27 +138,27 @@ def _some(names: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Uncut:
+class PreparedRows:
     """What all budgets share: the weights before pruning (F x K, on the CPU), and what is worth preparing for many."""
 
     dense: list[Tensor]
     order: Tensor | None  # of the scores
-    posed: Posed | None  # OptAlloc without its budget, for the methods that sample
+    problem: AllocationProblem | None  # OptAlloc without its budget, for the methods that sample
 
 
-def before_cut(ranking: Ranking, *, n_cuts: int = 1) -> Uncut:
+def prepare_rows(ranking: Ranking, *, n_cuts: int = 1) -> PreparedRows:
     """The weights of a ranking, ready for this many budgets. Rows do not depend on the number."""
     dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
     cut = method_of(ranking.method).cut if ranking.method != "given" else "global"
     is_sampled = cut in ROW_METHODS
     is_ordered = n_cuts > 1 and cut == "global" and ranking.floor is None and ranking.blend is None
     order = order_of(ranking.ranks) if is_ordered else None
-    return Uncut(dense, order, _pose(ranking) if n_cuts > 1 and is_sampled else None)
+    return PreparedRows(dense, order, _problem_of(ranking) if n_cuts > 1 and is_sampled else None)
 
 
-def _pose(ranking: Ranking) -> Posed:
+def _problem_of(ranking: Ranking) -> AllocationProblem:
     assert ranking.scores is not None
-    return pose(
+    return allocation_problem(
         ranking.ranks,
         n_outputs=ranking.scores.n_outputs,
         delta=ranking.delta,
@@ -149,23 +166,27 @@ def _pose(ranking: Ranking) -> Posed:
     )
 
 
-def sparse_rows(ranking: Ranking, uncut: Uncut, budget: int, *, seed: int) -> tuple[list[SparseRows], Choice | None]:
+def sparse_rows(
+    ranking: Ranking, prepared: PreparedRows, budget: int, *, seed: int
+) -> tuple[list[SparseRows], Choice | None]:
     """Budget (T10), then rows (T5, T6, T8, T9). Without sampling: the largest scores, values unchanged.
 
     For a blend also which one was taken (T20).
     """
     row, choice = method_of(ranking.method), None
     if row.is_sampled and budget < ranking.n_weights:
-        return _sampled_rows(ranking, uncut, row, budget, seed), None
+        return _sampled_rows(ranking, prepared, row, budget, seed), None
     if ranking.blend is not None:
-        masks, choice = _blended(ranking, ranking.blend, uncut, row, budget)
+        masks, choice = _blended(ranking, ranking.blend, prepared, row, budget)
     else:
-        masks = _masks(ranking, uncut, row, ranking.ranks, budget)
+        masks = _masks(ranking, prepared, row, ranking.ranks, budget)
     scored = ranking.ranks if row.is_scored and not row.is_sampled and not row.is_blend else None
-    return [masked_rows(ranking, i, *layer, scored) for i, layer in enumerate(zip(uncut.dense, masks))], choice
+    return [masked_rows(ranking, i, *layer, scored) for i, layer in enumerate(zip(prepared.dense, masks))], choice
 
 
-def _masks(ranking: Ranking, uncut: Uncut, row: MethodInfo, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
+def _masks(
+    ranking: Ranking, prepared: PreparedRows, row: MethodInfo, scores: Sequence[Tensor], budget: int
+) -> list[Tensor]:
     """The weights to keep: the largest scores of all, of each layer or of each row, with the floor asked for.
 
     With a pattern: those of each group, which leaves every row and layer an even share of its own.
@@ -176,16 +197,18 @@ def _masks(ranking: Ranking, uncut: Uncut, row: MethodInfo, scores: Sequence[Ten
     if row.cut == "row":
         return [largest_in_rows(*layer) for layer in zip(scores, even_rows(shapes, budget, least=least))]
     if row.cut == "layer":
-        layers = zip(scores, uncut.dense, even_layers(shapes, budget, least=least))
+        layers = zip(scores, prepared.dense, even_layers(shapes, budget, least=least))
         if ranking.floor is not None:
             return [largest_above_floor([s_FK], [w_FK], kept, share=0.0)[0] for s_FK, w_FK, kept in layers]
         return [largest([rank_FK], kept)[0] for rank_FK, _, kept in layers]
     if ranking.floor is not None:
-        return largest_above_floor(scores, uncut.dense, budget, share=ranking.floor)
-    return largest(scores, budget, order=uncut.order)
+        return largest_above_floor(scores, prepared.dense, budget, share=ranking.floor)
+    return largest(scores, budget, order=prepared.order)
 
 
-def _blended(ranking: Ranking, blend: Blend, uncut: Uncut, row: MethodInfo, budget: int) -> tuple[list[Tensor], Choice]:
+def _blended(
+    ranking: Ranking, blend: Blend, prepared: PreparedRows, row: MethodInfo, budget: int
+) -> tuple[list[Tensor], Choice]:
     """The masks of the best blend; weights that an earlier step pruned come last in every one of them."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
 
@@ -193,29 +216,31 @@ def _blended(ranking: Ranking, blend: Blend, uncut: Uncut, row: MethodInfo, budg
         if ranking.is_thinned:
             pairs = zip(ranking.ranks, scores)
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
-        return _masks(ranking, uncut, row, scores, budget)
+        return _masks(ranking, prepared, row, scores, budget)
 
-    return choose(ranking.model, ranking.weights, uncut.dense, blend, cut)
+    return choose(ranking.model, ranking.weights, prepared.dense, blend, cut)
 
 
-def _sampled_rows(ranking: Ranking, uncut: Uncut, row: MethodInfo, budget: int, seed: int) -> list[SparseRows]:
+def _sampled_rows(
+    ranking: Ranking, prepared: PreparedRows, row: MethodInfo, budget: int, seed: int
+) -> list[SparseRows]:
     assert ranking.scores is not None
     generator = torch.Generator().manual_seed(seed)
-    posed, least, layer_least = uncut.posed or _pose(ranking), 0, [0] * len(uncut.dense)
+    problem, least, layer_least = prepared.problem or _problem_of(ranking), 0, [0] * len(prepared.dense)
     blind = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.ranks]
     if ranking.floor is not None:
         least, layer_least = 1, least_of_layers(ranking.ranks, budget, ranking.floor)
-        found = [_blind_rows(*layer) for layer in zip(ranking.ranks, uncut.dense)]
+        found = [_blind_rows(*layer) for layer in zip(ranking.ranks, prepared.dense)]
         if (
-            sum(int(mask_FK.sum()) for mask_FK in found) + int((posed.caps_R > 0).sum()) <= budget
+            sum(int(mask_FK.sum()) for mask_FK in found) + int((problem.caps_R > 0).sum()) <= budget
         ):  # else they come last
             blind = found
     n_blind = [int(mask_FK.sum()) for mask_FK in blind]
     layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_blind)]
     rows = sparsify_layers(
-        uncut.dense,
+        prepared.dense,
         ranking.ranks,
-        allocate_posed(posed, budget - sum(n_blind), generator=generator, least=least, layer_least=layer_least),
+        allocate_within(problem, budget - sum(n_blind), generator=generator, least=least, layer_least=layer_least),
         method=ROW_METHODS[row.cut],
         draws=ranking.draws,
         n_outputs=ranking.scores.n_outputs,
@@ -223,7 +248,7 @@ def _sampled_rows(ranking: Ranking, uncut: Uncut, row: MethodInfo, budget: int, 
         c_constant=ranking.constants.c_constant,
         generator=generator,
     )
-    return [_with_blind(*layer) if n else layer[0] for n, layer in zip(n_blind, zip(rows, blind, uncut.dense))]
+    return [_with_blind(*layer) if n else layer[0] for n, layer in zip(n_blind, zip(rows, blind, prepared.dense))]
 
 
 def _blind_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:

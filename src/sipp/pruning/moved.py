@@ -9,17 +9,17 @@ from sipp.inputs.distance import output_error
 from sipp.inputs.subject import Subject
 from sipp.pruning.cutting import Cut
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.records.pruned import Moved
+from sipp.records.pruned import OutputChange
 from sipp.records.ranking import Ranking
 
 
-def output_moved(ranking: Ranking, cut: Cut, subject: Subject) -> Moved | None:
+def output_moved(ranking: Ranking, cut: Cut, subject: Subject) -> OutputChange | None:
     """What the cut does to the output on the points that chose a blend, or on at most 32 others; None without any.
 
     One forward pass of each network; a blend has measured it on the points kept aside.
     """
     if cut.choice is not None:
-        return Moved(cut.choice.taken.error, cut.choice.n_points, aside=cut.choice.is_aside)
+        return OutputChange(cut.choice.taken.error, cut.choice.n_points, aside=cut.choice.is_aside)
     sample = ranking.sample
     if sample is None and subject.data is not None and not hasattr(subject.data, "__next__"):
         few = replace(subject, scoring=replace(subject.scoring, n_points=None))
@@ -27,4 +27,4 @@ def output_moved(ranking: Ranking, cut: Cut, subject: Subject) -> Moved | None:
     if sample is None:
         return None
     error = output_error(ranking.model, cut.model, [sample])
-    return None if error is None else Moved(error, sample.n_points, aside=False)
+    return None if error is None else OutputChange(error, sample.n_points, aside=False)

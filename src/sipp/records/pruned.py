@@ -76,7 +76,7 @@ class PrunedLayer:
 
 
 @dataclass(frozen=True)
-class Moved:
+class OutputChange:
     """How far the network's output moved, as it was measured: ||f^ - f|| / ||f|| over a few points together."""
 
     error: float  # infinite where an output is not finite
@@ -115,7 +115,7 @@ class Pruned:
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
     stated: str = ""  # the hash of the weights that all of this is about; empty: they changed since
     pattern: str | None = None  # n:m, which every row obeys; None: weights were chosen one by one
-    moved: Moved | None = None  # the output on a few calibration points; None where there were none to run
+    moved: OutputChange | None = None  # the output on a few calibration points; None where there were none to run
     seen: frozenset[bytes] = frozenset()  # keys of points that chose it, as far as known: `certify` refuses them
 
     @property

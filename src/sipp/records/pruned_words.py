@@ -19,7 +19,7 @@ from sipp.records.display import (
     sure,
     text_of,
 )
-from sipp.records.pruned import Moved, Pruned, PrunedLayer
+from sipp.records.pruned import OutputChange, Pruned, PrunedLayer
 
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 END_LAYERS = 4  # of the first and of the last in a table of many
@@ -250,7 +250,7 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
     return f"try {repair}, another method ({compare} says which), or a larger {keep}; or train it"
 
 
-def _points_of(moved: Moved) -> str:
+def _points_of(moved: OutputChange) -> str:
     points = "1 calibration point" if moved.n_points == 1 else f"{moved.n_points:,} calibration points"
     return points + (" kept aside" if moved.aside else "")
 

@@ -22,7 +22,7 @@ from sipp.records.batches import Batch
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import device_of, integers
 from sipp.records.options import ChunkBytes, Scoring
-from sipp.records.pruned import Moved, not_zero
+from sipp.records.pruned import OutputChange, not_zero
 from sipp.records.repair import LayerRepair, Polish, Repair
 from sipp.repairing.gathering import Gatherer, stretches, take_census
 from sipp.repairing.intercepts import find_places
@@ -47,12 +47,12 @@ class Repaired:
     keys: frozenset[bytes]
 
     @property
-    def moved(self) -> Moved | None:
+    def moved(self) -> OutputChange | None:
         """How far its output is from the dense one: on points that only judge, or else on those that chose."""
         done = self.record
         if done.output_after is not None:
-            return Moved(done.output_after, done.n_judged, aside=True)
-        return None if done.output_chosen is None else Moved(done.output_chosen, done.n_aside, aside=False)
+            return OutputChange(done.output_after, done.n_judged, aside=True)
+        return None if done.output_chosen is None else OutputChange(done.output_chosen, done.n_aside, aside=False)
 
 
 def repair_network(

@@ -14,7 +14,6 @@ from safetensors import SafetensorError, deserialize
 
 from sipp.errors import DataError, ModelError
 
-Tensor = Any  # of torch, which whoever only reads records does not wait for
 MOST_HEADER = 1 << 28  # bytes of a header that is looked into
 # What safetensors calls an element type: torch's name, and the whole number of the same size that holds its bits.
 _FLOATS = {
@@ -91,7 +90,7 @@ def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None 
     return save(plain, mark)
 
 
-def tensors_from_bytes(data: bytes, where: object) -> dict[str, Tensor]:
+def tensors_from_bytes(data: bytes, where: object) -> dict[str, Any]:
     """The tensors of a safetensors file, on the CPU; DataError names `where` they were to come from."""
     import torch
     from safetensors.torch import load

@@ -9,8 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.bounds.statements import holdout_norms, statements_of
+from sipp.bounds.statements import statements_of
 from sipp.bounds.twins import first_batch, same_network, same_tensors
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.batches import Data
@@ -73,14 +72,9 @@ def assess(
     # sipp-det: its scores are the sensitivities
     options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
     ranking = rank(subject_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
-    ranking, norms = replace(ranking, method="given"), None
-    if bound == "paper" and holdout is not None:
-        norms = holdout_norms(subject_of(dense, **choice), holdout)
+    ranking = replace(ranking, method="given")
     found = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
-    said = statements_of(ranking, found, holdout=norms)
-    if bound == "sound" and holdout is not None and ranking.scores is not None:
-        sound = sound_network_bound(ranking.model, given, holdout, ranking.scores, confidence=confidence)
-        said = replace(said, bound=sound)
+    said = statements_of(ranking, found, subject_of(dense, **choice), mode=bound, new_points=holdout)
     return pruned_of(ranking, found, said)
 
 

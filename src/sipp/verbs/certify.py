@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from sipp.certificates.evidence import look
+from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import ledger_lines
 from sipp.certificates.measures import outcome_counts, outcomes_of, point_ratios
 from sipp.certificates.running import Output
@@ -66,7 +66,7 @@ def certify(
         check_number("epsilon", epsilon, least=0)
     if ledger is not None:
         ledger_lines(ledger)
-    found = look(
+    found = measure_outputs(
         dense,
         pruned,
         holdout,
@@ -122,7 +122,7 @@ def certify_accuracy(
     check_choice("labels", labels, ("auto", "use", "ignore"))
     if ledger is not None:
         ledger_lines(ledger)
-    found = look(
+    found = measure_outputs(
         dense,
         pruned,
         holdout,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.certificates.evidence import look
+from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import ledger_lines
 from sipp.certificates.running import Output
 from sipp.errors import DataError, DeadRowsWarning, OptionError
@@ -146,7 +146,7 @@ class _Judge:
         """
         known = self.points.chosen if checks else None
         why: set[str] = set()
-        found = look(
+        found = measure_outputs(
             self.dense,
             other,
             self.points.judging,

@@ -31,7 +31,7 @@ from sipp.pruning.averages import (
     refuse_updated,
     unnamed,
 )
-from sipp.pruning.cutting import before_cut, masks_by_name, sparse_rows, write_rows
+from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
 from sipp.pruning.ranking import checked_method, only_alive, rank
 from sipp.records.checking import check_flag, check_whole
@@ -182,7 +182,7 @@ def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Wat
 def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> dict[str, Tensor]:
     """The masks of the ranked model at this budget, inside of those alive; its kept weights have their new values."""
     ranking = only_alive(ranking, alive)
-    rows, _ = sparse_rows(ranking, before_cut(ranking), budget, seed=seed)
+    rows, _ = sparse_rows(ranking, prepare_rows(ranking), budget, seed=seed)
     write_rows(ranking.model, ranking, rows)  # sampling changes the weights that it keeps (T8)
     masks = masks_by_name(ranking.model, ranking, rows)
     # A weight that is alive but exactly zero ties with dead ones; the dead stay dead.

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from sipp.bounds.assumption import check_assumption_of
-from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.bounds.statements import holdout_norms, statements_of
+from sipp.bounds.statements import statements_of
 from sipp.errors import OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.subject import subject_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, cut, cut_as_given
+from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given
 from sipp.pruning.moved import output_moved
 from sipp.pruning.ranking import checked_method, rank, take_aside
-from sipp.records.checking import check_whole
-from sipp.records.numerics import budget_of
 from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -34,15 +30,12 @@ from sipp.records.options import (
     Scoring,
     Selector,
 )
-from sipp.records.pattern import pattern_of
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
-from sipp.records.weights import Weight
 from sipp.repairing.layer_by_layer import Repaired, repair_network
 from sipp.verbs.recording import pruned_of
 
 
-@torch.inference_mode(False)
 def prune(
     model: nn.Module,
     data: Data | None,
@@ -96,36 +89,27 @@ def prune(
 def prune_with(
     model: nn.Module, data: Data | None, options: PruneOptions, *, holdout: Data | None = None, progress: bool = True
 ) -> Pruned:
-    """A pruned copy of `model` by these options: what `prune` does, for callers that have the record."""
+    """The same with its options in one record, as recipes and the command line fill it."""
     _check_reading(options, data, holdout)
+    info = checked_method(options)
     subject = subject_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
-    n_kept, aside = budget_for(options, subject.weights), holdout
+    n_kept, new_points = budget_for(options, subject.weights), holdout
     if options.bound == "sound" and data is not None and holdout is None:
-        subject, aside = take_aside(subject, options)
-    ranking = rank(
-        subject, options, progress=progress, statements=options.statements or checked_method(options).is_scored
-    )
-    norms = None
-    if options.bound == "paper" and holdout is not None and ranking.scores is not None:
-        norms = holdout_norms(subject, holdout)
+        subject, new_points = take_aside(subject, options)
+    ranking = rank(subject, options, progress=progress, statements=options.statements or info.is_scored)
     with progress_bar("cutting", None, shown=progress):  # a blend is chosen here, among several cuts
-        found, fixed = cut(ranking, n_kept, seed=options.seed), None
+        found, repaired = cut(ranking, n_kept, seed=options.seed), None
         moved = output_moved(ranking, found, subject)
-    if options.repair and subject.data is not None:  # not the points aside: what chose values cannot judge them
-        found, fixed = repaired_cut(ranking, found, subject.data, progress=progress)
-    said = statements_of(ranking, found, holdout=norms)
-    if options.bound == "sound" and ranking.scores is not None and aside is not None:
-        said = replace(
-            said,
-            bound=sound_network_bound(ranking.model, found.model, aside, ranking.scores, confidence=options.confidence),
-        )
-    seen = None
+    if options.repair and subject.data is not None:  # never on the new points: what chooses values cannot judge them
+        found, repaired = repaired_cut(ranking, found, subject.data, progress=progress)
+    said = statements_of(ranking, found, subject, mode=options.bound, new_points=new_points)
+    assumption = None
     if options.looks_at_assumption and data is not None and ranking.scores is not None:
-        points = subject.with_points(ranking.scores.n_points, subject.data)
-        seen = check_assumption_of(points, holdout, options.constants, progress=progress)
-    return pruned_of(ranking, found, said, moved=moved, repaired=fixed, assumption=seen)
+        scored = subject.with_points(ranking.scores.n_points, subject.data)
+        assumption = check_assumption_of(scored, holdout, options.constants, progress=progress)
+    return pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
 
 
 def repaired_cut(ranking: Ranking, found: Cut, data: Data, *, progress: bool = False) -> tuple[Cut, Repaired]:
@@ -133,20 +117,6 @@ def repaired_cut(ranking: Ranking, found: Cut, data: Data, *, progress: bool = F
     fixed = repair_network(ranking.model, found.model, found.masks, data, seed=found.seed, progress=progress)
     given = cut_as_given(ranking, fixed.model, found.masks, seed=found.seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed
-
-
-def budget_for(options: PruneOptions, weights: Sequence[Weight]) -> int:
-    """The number of weights to keep, known before the work: a wrong budget should not cost a pass over the data."""
-    if sum(goal is not None for goal in (options.keep, options.budget, options.pattern)) != 1:
-        raise OptionError(
-            "give exactly one of keep (a share in (0, 1]), budget (a number of weights) and pattern (n:m)"
-        )
-    n_weights = sum(weight.n_weights for weight in weights)
-    if options.pattern is not None:
-        return sum(weight.n_rows * pattern_of(options.pattern).kept(weight.fan_in) for weight in weights)
-    if options.keep is not None:
-        return budget_of(options.keep, n_weights)
-    return check_whole("budget", options.budget, least=1, most=n_weights)  # all prunable weights
 
 
 def _check_reading(options: PruneOptions, data: Data | None, holdout: Data | None) -> None:

@@ -43,7 +43,7 @@ from sipp.inputs.pointkeys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.subject import subject_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import before_cut, cut, sparse_rows, write_rows
+from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
@@ -245,7 +245,7 @@ class _Walker:
         self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
         self.repair_data = repair_data  # None: levels are not repaired
         self.repaired: dict[int, Pruned] = {}  # by budget
-        self.uncut = before_cut(ranking, n_cuts=n_levels)
+        self.prepared = prepare_rows(ranking, n_cuts=n_levels)
         self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
         self.roles: set[str] = set()  # whose points were all met
@@ -275,7 +275,7 @@ class _Walker:
     def _set(self, budget: int) -> None:
         """Makes `sparse` the network of a level."""
         if self.repair_data is None:
-            write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.uncut, budget, seed=self.seed)[0])
+            write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.prepared, budget, seed=self.seed)[0])
         else:
             self.sparse = self.record(budget).model
 

@@ -7,7 +7,7 @@ from sipp.bounds.statements import Statements
 from sipp.pruning.cutting import Cut
 from sipp.pruning.ranking import points_seen
 from sipp.records.network_hash import tensors_hash
-from sipp.records.pruned import Moved, Pruned
+from sipp.records.pruned import OutputChange, Pruned
 from sipp.records.ranking import Ranking
 from sipp.repairing.layer_by_layer import Repaired
 
@@ -17,7 +17,7 @@ def pruned_of(
     cut: Cut,
     said: Statements,
     *,
-    moved: Moved | None = None,
+    moved: OutputChange | None = None,
     repaired: Repaired | None = None,
     assumption: Assumption | None = None,
 ) -> Pruned:

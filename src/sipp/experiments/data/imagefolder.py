@@ -168,7 +168,8 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
         if self.mode == "train":
             key = hashlib.sha256(f"crop {self.seed} {self.epoch} {item}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big"))
-            cropped = see(image, draw_window(*image.size, generator))
+            width, height = image.size
+            cropped = see(image, draw_window(width, height, generator))
         else:
             cropped = centre_crop(image)
         pixels = torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
