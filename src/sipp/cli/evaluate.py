@@ -76,15 +76,9 @@ def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, 
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
     why: set[str] = set()
     found_nk = measure_outputs(
-        dense,
-        pruned,
-        data,
-        lambda f, g, batch: _measure(f, g, batch, why),
-        output,
-        None,
-        progress=progress,
+        dense, pruned, data, lambda f, g, batch: _measure(f, g, batch, why), output, None, progress=progress,
         title="measuring",
-    ).measured
+    ).measured  # fmt: skip
     moved_n, classes_n, same_n, label_n, outside_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
     labelled, finite_n = bool(label_n.all()), moved_n.isfinite()
     is_finite = bool(finite_n.all())

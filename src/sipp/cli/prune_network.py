@@ -278,39 +278,23 @@ def _prune(
     if holdout is None:
         return pruned, stored, None
     certificate = sipp.certify(
-        model,
-        stored,
-        holdout.batches,
-        delta=request.holdout_delta,
-        confidence=request.options.confidence,
-        output=output_of(request.output),
-        calibration=None if calibration is None else calibration.batches,
+        model, stored, holdout.batches, delta=request.holdout_delta, confidence=request.options.confidence,
+        output=output_of(request.output), calibration=None if calibration is None else calibration.batches,
         ledger=request.ledger,
-    )
+    )  # fmt: skip
     return pruned, stored, certificate
 
 
 def _prune_to(
     request: PruneRequest, model: nn.Module, calibration: Points, holdout: Points
 ) -> tuple[Pruned | None, PrunedTo, AnyCertificate | None]:
+    options = request.options
     walk = sipp.prune_to(
-        model,
-        calibration.batches,
-        holdout.batches,
-        epsilon=request.epsilon,
-        max_accuracy_drop=request.max_accuracy_drop,
-        delta=request.holdout_delta,
-        confidence=request.options.confidence,
-        method=request.options.method,
-        seed=request.options.seed,
-        reduce=request.options.reduce,
-        floor=request.options.floor,
-        repair=request.options.repair,
-        include=request.options.include,
-        exclude=request.options.exclude,
-        output=output_of(request.output),
-        ledger=request.ledger,
-    )
+        model, calibration.batches, holdout.batches, epsilon=request.epsilon,
+        max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta, confidence=options.confidence,
+        method=options.method, seed=options.seed, reduce=options.reduce, floor=options.floor, repair=options.repair,
+        include=options.include, exclude=options.exclude, output=output_of(request.output), ledger=request.ledger,
+    )  # fmt: skip
     return walk.pruned, walk, walk.certificate
 
 
