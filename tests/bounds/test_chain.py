@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from oracles.true_error import Apply
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -112,6 +113,7 @@ def test_functions_that_are_no_part_of_a_chain() -> None:
     assert "dropout" in obstacle(Net(F.dropout))  # training=True unless said otherwise
     assert "dropout" in obstacle(Net(lambda x: F.dropout(x, 0.5, True)))
     assert "mul" in obstacle(Net(lambda x: 3 * x))
+    assert "data type" in obstacle(nn.Sequential(nn.Linear(6, 8), Apply(lambda x: torch.softmax(x, 1, torch.half))))
     assert "slope" in obstacle(Net(lambda x: F.leaky_relu(x, 3.0)))
     assert "other points" in obstacle(Net(lambda x: torch.softmax(x, 0)))
     assert obstacle(Net(lambda x: x.t().reshape(x.shape))) != ""

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import Data, batches_of, count_points, points_at
-from sipp.inputs.capture import Forms, OnUse, capture, depends_on_batch
+from sipp.inputs.capture import Forms, depends_on_batch, runner
 from sipp.inputs.subject import Subject, subject_of
 from sipp.progress import Advance, progress_bar
 from sipp.records.batches import Batch, Use
@@ -188,47 +189,35 @@ def check_assumption_of(
     """What the points of a subject, and a holdout, say about the assumption of T4."""
     check_record("constants", constants, Constants)
     subject = resolve_points(subject, DELTA, constants=constants)
-    weights, c_constant = {weight.name: weight for weight in subject.weights}, constants.c_constant
-    data, n_points, seed = subject.data, subject.n_points, subject.seed
+    data, n_points, c_constant = subject.data, subject.n_points, constants.c_constant
     if data is None:
         raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
-    network = _Network(subject, chunk_of(subject.scoring.chunk_bytes, device_of(subject.model)))
+    unit: DrawUnit = "batches" if depends_on_batch(subject.model, subject.scoring.norm_stats) else "points"
     counts = [n_points or count_points(data), 0 if holdout is None else n_holdout or count_points(holdout)]
     total = None if None in counts else sum(n for n in counts if n)
-    failures, pairs, n_held_out = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0), 0
+    checked: Forms = {}  # the network's layers are checked once, not for every draw
+    failures, pairs, n_held_out = Counter[str](), Counter[str](), 0
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
-        draws = _draws(network, data, n_points, seed, "calibration", advance)
-        sensitivity, n_above, n_calibration = _look_at_calibration(network, draws, weights, c_constant)
-        for draw in () if holdout is None else _draws(network, holdout, n_holdout, seed, "holdout", advance):
-            _look_at_holdout(network, draw, sensitivity, c_constant, failures, pairs)
+        draws = _draws(subject, data, n_points, unit, "calibration", advance)
+        sensitivity, n_above, n_calibration = _calibrated(subject, draws, c_constant, checked)
+        for draw in () if holdout is None else _draws(subject, holdout, n_holdout, unit, "holdout", advance):
             n_held_out += 1
+            for name, n_failures, n_pairs in _holdout_counts(subject, draw, sensitivity, c_constant, checked):
+                failures[name] += n_failures
+                pairs[name] += n_pairs
     needed = _share_needed(constants.k_constant) * n_calibration
     layers = tuple(
         LayerAssumption(
-            name=name,
+            name=weight.name,
             fan_in=weight.fan_in,
             n_weights=weight.n_weights,
-            n_holding=int((n_above[name] >= needed).sum()),
-            es_failures=failures[name] if n_held_out else None,
-            n_pairs=pairs[name] if n_held_out else None,
+            n_holding=int((n_above[weight.name] >= needed).sum()),
+            es_failures=failures[weight.name] if n_held_out else None,
+            n_pairs=pairs[weight.name] if n_held_out else None,
         )
-        for name, weight in weights.items()
+        for weight in subject.weights
     )
-    unit: DrawUnit = "batches" if network.is_batch_dependent else "points"
     return Assumption(layers, c_constant, constants.k_constant, n_calibration, n_held_out, unit)
-
-
-@dataclass(frozen=True)
-class _Network:
-    """A model and how it is run."""
-
-    subject: Subject
-    chunk_bytes: int
-    checked: Forms = field(default_factory=dict)  # its layers are checked once, not for every draw
-
-    @property
-    def is_batch_dependent(self) -> bool:
-        return depends_on_batch(self.subject.model, self.subject.scoring.norm_stats)
 
 
 def _share_needed(k_constant: float) -> float:
@@ -236,15 +225,14 @@ def _share_needed(k_constant: float) -> float:
 
 
 def _draws(
-    network: _Network, data: Data, n_points: int | None, seed: int, role: str, advance: Advance
+    subject: Subject, data: Data, n_points: int | None, unit: DrawUnit, role: str, advance: Advance
 ) -> Iterator[Batch]:
     """What T4 calls independent: each point as a batch of its own, or whole batches where points depend on them.
 
     `advance` is told of the points of a draw when the next one is asked for.
     """
-    device = device_of(network.subject.model)
-    for batch in batches_of(data, device=device, n_points=n_points, seed=seed, role=role):
-        if network.is_batch_dependent:
+    for batch in batches_of(data, device=device_of(subject.model), n_points=n_points, seed=subject.seed, role=role):
+        if unit == "batches":
             yield batch
             advance(batch.n_points)
             continue
@@ -253,7 +241,7 @@ def _draws(
             advance(1)
 
 
-def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
+def _ratios(subject: Subject, draw: Batch, checked: Forms) -> dict[str, Tensor]:
     """g_j(x) of T2 (F x K) for every weight that this draw reaches; the others have no ratio but 0."""
     reached: set[str] = set()
 
@@ -268,75 +256,61 @@ def _ratios(network: _Network, draw: Batch) -> dict[str, Tensor]:
             )
         reached.add(weight.name)
 
-    _run(network, draw, on_use)
-    all_sites = network.subject.sites
-    kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in all_sites)
-    sites = tuple(replace(site, weights=weights) for site, weights in zip(all_sites, kept) if weights)
+    runner(subject.model, subject.sites, subject.scoring.norm_stats)(draw, on_use)
+    kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in subject.sites)
+    sites = tuple(replace(site, weights=weights) for site, weights in zip(subject.sites, kept) if weights)
     if not sites:
         return {}
-    here = replace(network.subject, sites=sites).with_points(None, [(draw.kwargs or draw.args, None)])
-    scores = score(here, checked=network.checked)
-    return {layer.weight.name: layer.sensitivity_FK for layer in scores.layers}
+    here = replace(subject, sites=sites).with_points(None, [(draw.kwargs or draw.args, None)])
+    return {layer.weight.name: layer.sensitivity_FK for layer in score(here, checked=checked).layers}
 
 
-def _run(network: _Network, draw: Batch, on_use: OnUse) -> None:
-    subject, norm_stats = network.subject, network.subject.scoring.norm_stats
-    no_output = lambda output, batch: None  # noqa: E731
-    capture(subject.model, subject.sites, [draw], on_use=on_use, on_output=no_output, norm_stats=norm_stats)
-
-
-def _look_at_calibration(
-    network: _Network, draws: Iterable[Batch], weights: dict[str, Weight], c_constant: float
+def _calibrated(
+    subject: Subject, draws: Iterable[Batch], c_constant: float, checked: Forms
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
     """s_j (T3), the number of draws with g_j(x) > 1/C, both F x K by weight name, and the number of draws."""
     sensitivity: dict[str, Tensor] = {}
     n_above: dict[str, Tensor] = {}
     n_draws = 0
+    fan_in = {weight.name: weight.fan_in for weight in subject.weights}
     for draw in draws:
         n_draws += 1
-        for name, ratio_FK in _ratios(network, draw).items():
+        for name, ratio_FK in _ratios(subject, draw, checked).items():
             # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold, not more
-            is_above_FK = ratio_FK > (1 + ratio_rounding(weights[name].fan_in)) / c_constant
-            if name not in sensitivity:
-                sensitivity[name], n_above[name] = ratio_FK, is_above_FK.to(torch.int32)
-            else:
-                sensitivity[name] = torch.maximum(sensitivity[name], ratio_FK)
-                n_above[name] += is_above_FK
-    missing = [name for name in weights if name not in sensitivity]
-    if missing:
-        raise ModelError(
-            f"no input reached {missing[0]}: the layer is not called in forward, or its weight is used "
-            "through a functional call that cannot be seen",
-            fix=f"leave it as it is with exclude={missing[0]!r}",
-            option="exclude",
-        )
+            is_above_FK = ratio_FK > (1 + ratio_rounding(fan_in[name])) / c_constant
+            sensitivity[name] = torch.maximum(sensitivity.get(name, ratio_FK), ratio_FK)
+            n_above[name] = n_above.get(name, 0) + is_above_FK.to(torch.int32)
+    for name in fan_in:
+        if name not in sensitivity:
+            raise ModelError(
+                f"no input reached {name}: the layer is not called in forward, or its weight is used "
+                "through a functional call that cannot be seen",
+                fix=f"leave it as it is with exclude={name!r}",
+                option="exclude",
+            )
     return sensitivity, n_above, n_draws
 
 
-def _look_at_holdout(
-    network: _Network,
-    draw: Batch,
-    sensitivity: dict[str, Tensor],
-    c_constant: float,
-    failures: dict[str, int],
-    pairs: dict[str, int],
-) -> None:
-    """Adds the pairs of one draw, and those that break the ES inequality, to the running numbers."""
-    ratios = _ratios(network, draw)
+def _holdout_counts(
+    subject: Subject, draw: Batch, sensitivity: dict[str, Tensor], c_constant: float, checked: Forms
+) -> list[tuple[str, int, int]]:
+    """For each use of a weight in one draw: its name, the pairs that break the ES inequality, and all pairs."""
+    ratios = _ratios(subject, draw, checked)
+    chunk_bytes = chunk_of(subject.scoring.chunk_bytes, device_of(subject.model))
+    counts = []
 
     def on_use(weight: Weight, use: Use, batch: Batch) -> None:
-        name = weight.name
-        limit_FK = c_constant * sensitivity[name].to(BOUND_DTYPE)
+        rounding = ratio_rounding(weight.fan_in)
+        limit_FK = c_constant * sensitivity[weight.name].to(BOUND_DTYPE)
         # Only a weight whose largest ratio of the draw passes its limit has failures: the kernels' ratios tell which,
         # with the rounding on their side, and only these few are looked at pair by pair.
-        is_suspect_FK = ratios[name] > limit_FK * (1 - ratio_rounding(weight.fan_in))
-        limit_FK = limit_FK * (1 + ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
-        rows_FK = to_rows(weight, network.subject.model.get_parameter(name).detach()).to(BOUND_DTYPE)
-        n_failures, n_pairs = _count(rows_FK, limit_FK, is_suspect_FK, use, network.chunk_bytes)
-        failures[name] += n_failures
-        pairs[name] += n_pairs
+        is_suspect_FK = ratios[weight.name] > limit_FK * (1 - rounding)
+        limit_FK = limit_FK * (1 + rounding) + SMALLEST_RATIO
+        rows_FK = to_rows(weight, subject.model.get_parameter(weight.name).detach()).to(BOUND_DTYPE)
+        counts.append((weight.name, *_count(rows_FK, limit_FK, is_suspect_FK, use, chunk_bytes)))
 
-    _run(network, draw, on_use)
+    runner(subject.model, subject.sites, subject.scoring.norm_stats)(draw, on_use)
+    return counts
 
 
 def _count(weight_FK: Tensor, limit_FK: Tensor, is_suspect_FK: Tensor, use: Use, chunk_bytes: int) -> tuple[int, int]:

@@ -1,22 +1,19 @@
 """Whether a network is what T12 speaks of: a chain of pruned fully-connected layers and 1-Lipschitz activations.
 
 The same mechanism as for T13 reads it: a graph that repeats the model's own output on given points, of operations that
-are exactly what they seem (`sound/tracing.py`, `sound/calls.py`). Whatever is not known to belong to a chain is an
-obstacle.
+are exactly what they seem (`sound/tracing.py`, `sound/known_operations.py`). Whatever is not known to belong to a chain
+is an obstacle.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
-from sipp.bounds.sound.calls import NoBound, disguise, op_name
-from sipp.bounds.sound.checks import check_operations
-from sipp.bounds.sound.tracing import Inputs, close, fx_graph, trace_one
+from sipp.bounds.sound.known_operations import NoBound, hidden_behaviour, named_options, op_name
+from sipp.bounds.sound.tracing import Inputs, fx_graph, same_output, trace
 from sipp.errors import DataError, ModelError
 from sipp.inputs.capture import scoring_mode
 
@@ -39,7 +36,7 @@ def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
     if type(model) is nn.Linear:  # a tracer takes a single layer apart
         model, weights = nn.Sequential(model), {f"0.{name}" for name in weights}
     for name, module in model.named_modules():
-        if found := disguise(module):
+        if found := hidden_behaviour(module):
             return f"{found} in {name or 'the model itself'}"
     try:
         with scoring_mode(model, "running"):
@@ -49,10 +46,10 @@ def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
             "the paper's formula covers plain chains of fully-connected layers only; this model is not one that can be "
             f"read ({type(error).__name__})"
         )
-    return _walk(root, weights) or _repeat_problem(model, inputs)
+    return _obstacle_in_graph(root, weights) or _obstacle_when_run(model, inputs)
 
 
-def _walk(root: fx.GraphModule, weights: set[str]) -> str:
+def _obstacle_in_graph(root: fx.GraphModule, weights: set[str]) -> str:
     """The first operation of a graph that does not belong to a chain."""
     previous: fx.Node | None = None
     seen: set[str] = set()
@@ -64,15 +61,14 @@ def _walk(root: fx.GraphModule, weights: set[str]) -> str:
             previous = node
             continue
         if sources != [previous]:
-            return _not_next(root, node)
-        problem = "" if node.op == "output" else _node_problem(root, node, weights, seen)
-        if problem:
-            return problem
+            return _not_next(node)
+        if node.op != "output" and (found := _obstacle_at(root, node, weights, seen)):
+            return found
         previous = node
     return ""
 
 
-def _not_next(root: fx.GraphModule, node: fx.Node) -> str:
+def _not_next(node: fx.Node) -> str:
     """Names a node that takes more than the output of the node before it; for a tensor, the module that reads it."""
     if node.op == "get_attr":
         owner = str(node.target).rpartition(".")[0] or "the model itself"
@@ -88,24 +84,18 @@ def _tied_to(root: fx.GraphModule, layer: str, weights: set[str]) -> str:
     return next((name for name in sorted(weights) if shared.get(name) is own), "")
 
 
-def _repeat_problem(model: nn.Module, inputs: Inputs) -> str:
+def _obstacle_when_run(model: nn.Module, inputs: Inputs) -> str:
     """Where the graph does not repeat the model on the inputs, or not when each point is run by itself."""
     try:
         with torch.no_grad():
-            root = trace_one(model, inputs)
-            given = inputs if isinstance(inputs, Tensor) else next(iter(_values(inputs)))
-            points = given.to(next(root.parameters()))
-            check_operations(root, (points,), {})
+            traced = trace([model], inputs)
+            root, points = traced.graphs[0], next(iter((*traced.args, *traced.kwargs.values())))
             together, alone = root(points), torch.cat([root(point) for point in points.split(1)])
     except (NoBound, ModelError, DataError) as why:
         return f"the graph of the model could not be checked: {why}"
     except Exception as error:  # the model may refuse a single point, or need a second input
         return f"the model could not be run point by point ({type(error).__name__})"
-    return "" if close(alone, together) else "a point's output depends on the other points of its batch"
-
-
-def _values(inputs: Sequence[Tensor] | Mapping[str, Tensor]) -> Iterable[Tensor]:
-    return inputs.values() if isinstance(inputs, Mapping) else inputs
+    return "" if same_output(alone, together) else "a point's output depends on the other points of its batch"
 
 
 def _is_shape(node: fx.Node) -> bool:
@@ -116,7 +106,7 @@ def _is_shape(node: fx.Node) -> bool:
     return is_getattr or (is_item and all(_is_shape(source) for source in node.all_input_nodes))
 
 
-def _node_problem(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: set[str]) -> str:
+def _obstacle_at(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: set[str]) -> str:
     op = op_name(node, root)
     if node.op == "call_module" and op == "linear":
         name = f"{node.target}.weight"
@@ -129,23 +119,19 @@ def _node_problem(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: 
             return f"{node.target} is used twice"
         seen.add(name)
         return ""
-    if op == "dropout" and node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True) is False:
-        return ""
-    if op in _SLOPED:
-        return "" if _slope(root, node, *_SLOPED[op]) <= 1 else f"operation {op} with a slope above 1"
     if op in ("Softplus", "softplus"):  # it is the identity above its threshold, and was log(1 + e^-t) / beta more
         return "operation softplus (it jumps down at its threshold, so that 1 does not bound its slope)"
-    if op in _ONE_LIPSCHITZ and node.op in ("call_module", "call_function", "call_method"):
-        return ""
+    if node.op.startswith("call") and op in (*_ONE_LIPSCHITZ, *_SLOPED, "dropout"):
+        try:
+            options = named_options(node, root, root, node.args, node.kwargs)
+        except NoBound as why:
+            return f"operation {op} ({why})"
+        slope = options.get(*_SLOPED[op]) if op in _SLOPED else 1.0
+        if not isinstance(slope, int | float) or not 0 <= slope <= 1:
+            return f"operation {op} with a slope above 1"
+        if op == "dropout" and options.get("training", True) is not False:
+            return "operation dropout, in train mode"
+        return "" if options.get("dtype") is None else f"operation {op} in another data type"
     if node.op == "call_module":
         return f"layer {node.target} ({type(root.get_submodule(str(node.target))).__name__})"
     return f"operation {op if node.op.startswith('call') else f'{node.op} {node.target}'}"
-
-
-def _slope(root: fx.GraphModule, node: fx.Node, option: str, default: float) -> float:
-    """The largest slope of a sloped activation, infinite where it is not a number of at least 0."""
-    if node.op == "call_module":
-        value: Any = getattr(root.get_submodule(str(node.target)), option)
-    else:
-        value = node.kwargs.get(option, node.args[1] if len(node.args) > 1 else default)
-    return float(value) if isinstance(value, int | float) and value >= 0 else float("inf")

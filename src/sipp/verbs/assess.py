@@ -9,8 +9,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from sipp.bounds.same_architecture import check_same_architecture, first_batch
 from sipp.bounds.statements import statements_of
-from sipp.bounds.twins import first_batch, same_network, same_tensors
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.batches import Data
 from sipp.inputs.layers import unwrap
@@ -65,9 +65,8 @@ def assess(
         given = _with_masks(dense, pruned)
     else:
         given = unwrap(pruned)
-        same_tensors(dense, given)
         batch, data = first_batch(data, device_of(dense), seed)
-        same_network(dense, given, batch, scoring.norm_stats)
+        check_same_architecture(dense, given, batch, scoring.norm_stats)
     choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
     # sipp-det: its scores are the sensitivities
     options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from oracles.true_error import true_errors
 from torch import Tensor, nn
 
-from sipp.bounds.sound import operations
+from sipp.bounds.sound import error_growth
 from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
 
 N_SEEDS = 75  # times seven architectures: 525 networks, each on four inputs
@@ -208,7 +208,7 @@ def test_a_map_that_feeds_more_than_batchnorm_is_not_folded_away() -> None:
 def test_the_same_check_catches_what_a_layer_adds_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     net = _random_net("mlp", 0)
     assert _covers(net.dense, net.pruned, net.x, sound_bound(net.dense, net.pruned, net.x))
-    monkeypatch.setattr(operations, "norm_B", lambda value: torch.zeros(value.shape[0], dtype=torch.float64))
+    monkeypatch.setattr(error_growth, "norm_B", lambda value: torch.zeros(value.shape[0], dtype=torch.float64))
     assert not _covers(net.dense, net.pruned, net.x, sound_bound(net.dense, net.pruned, net.x))
 
 

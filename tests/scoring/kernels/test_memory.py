@@ -14,8 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.subject import subject_of
-from sipp.records import Reduce
-from sipp.records.options import Scoring
+from sipp.records.options import Reduce, Scoring
 from sipp.records.scores import LayerScores
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu

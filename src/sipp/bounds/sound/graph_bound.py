@@ -6,31 +6,30 @@ product of operator norms: it grows with depth and says nothing useful about dee
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
-from sipp.bounds.sound.calls import (
+from sipp.bounds.sound.error_growth import Effect, effect, folds, norm_B
+from sipp.bounds.sound.known_operations import (
     METADATA,
     MOVEMENTS,
     Call,
-    Flow,
+    ConstantPair,
     NoBound,
-    Pair,
+    ValueAndError,
     in_place,
     module_of,
     named_options,
     op_name,
     spelling,
 )
-from sipp.bounds.sound.checks import check_operations
-from sipp.bounds.sound.norms import ROUND_UP
-from sipp.bounds.sound.operations import Effect, effect, folds, norm_B
-from sipp.bounds.sound.tracing import Inputs, Traced, close, trace_both
+from sipp.bounds.sound.operator_norms import ROUND_UP
+from sipp.bounds.sound.tracing import Inputs, Traced, same_output, trace
 from sipp.records.checking import check_flag
 
 # What may be computed from constants: operations without randomness and without side effects.
@@ -99,25 +98,23 @@ def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_bat
     nodes: list[NodeBound] = []
     with torch.no_grad():
         try:
-            traced = trace_both(dense, pruned, inputs)
-            flow = _walk(traced, fold_batchnorm, nodes)
-            for graph in (traced.dense, traced.pruned):
-                check_operations(graph, traced.args, traced.kwargs)
+            traced = trace([dense, pruned], inputs)
+            output = _propagate(traced, fold_batchnorm, nodes)
+            if not same_output(output.value, traced.outputs[0]):
+                raise NoBound("the graph does not repeat the model's output")
         except NoBound as reason:
             return GraphBound(None, None, f"no bound: {reason}", tuple(nodes))
-    if not close(flow.value, traced.output):
-        return GraphBound(None, None, "no bound: the graph does not repeat the model's output", tuple(nodes))
-    absolute_B = flow.error_B * ROUND_UP
+    absolute_B = output.error_B * ROUND_UP
     # norm_B rounds up; divided twice by its slack it rounds down, so that the ratio is not too small.
-    norms_B = norm_B(flow.value) / ROUND_UP**2
+    norms_B = norm_B(output.value) / ROUND_UP**2
     epsilon_B = torch.where(absolute_B == 0, torch.zeros_like(absolute_B), absolute_B / norms_B)
     epsilon_B = torch.where(torch.isfinite(norms_B), epsilon_B, torch.full_like(epsilon_B, math.inf))
     return GraphBound(epsilon_B, absolute_B, "", tuple(nodes))
 
 
-def _walk(traced: Traced, fold_batchnorm: bool, nodes: list[NodeBound]) -> Flow:
+def _propagate(traced: Traced, fold_batchnorm: bool, nodes: list[NodeBound]) -> ValueAndError:
     """The output of the network with its error bound; appends what each operation did to `nodes`."""
-    root = traced.dense
+    root = traced.graphs[0]
     values: dict[fx.Node, Any] = {}
     uses = {node: len(node.users) for node in root.graph.nodes}
     given = iter(traced.args)
@@ -125,7 +122,7 @@ def _walk(traced: Traced, fold_batchnorm: bool, nodes: list[NodeBound]) -> Flow:
         if node.op == "placeholder":
             values[node] = _placeholder(node, given, traced)
         elif node.op == "get_attr":
-            values[node] = Pair(_attribute(root, node.target), _attribute(traced.pruned, node.target))
+            values[node] = ConstantPair(_attribute(root, node.target), _attribute(traced.graphs[1], node.target))
         elif node.op == "output":
             return _output(map_arg(node.args[0], values.__getitem__), traced.n_samples)
         else:
@@ -148,11 +145,11 @@ def _step(
     nodes: list[NodeBound],
 ) -> Any:
     """The value of one operation with its error bound, or a constant."""
-    root, op, module = traced.dense, op_name(node, traced.dense), module_of(node)
+    root, op, module = traced.graphs[0], op_name(node, traced.graphs[0]), module_of(node)
     args: Any = map_arg(node.args, values.__getitem__)
     kwargs: Any = map_arg(node.kwargs, values.__getitem__)
     try:
-        if not any(isinstance(leaf, Flow) for leaf in _leaves((args, kwargs))):
+        if not any(isinstance(leaf, ValueAndError) for leaf in _leaves((args, kwargs))):
             return _constant(node, op, traced, args, kwargs)
         if op in METADATA or (op == "getattr" and args[1] in METADATA):
             return _run(node, root, args, kwargs)
@@ -160,15 +157,15 @@ def _step(
             return args[0][args[1]]
         call, overwrites = _call(node, op, traced, args, kwargs)
         if foldable and folds(call):
-            return Flow(call.value, torch.full_like(call.flow.error_B, math.inf), call)
+            return ValueAndError(call.value, torch.full_like(call.input.error_B, math.inf), call)
         done = effect(call)
-        result = _flows(call.value, done)
+        result = _with_error(call.value, done)
         if overwrites:
-            _overwrite(values, uses, call.flow, result)
+            _overwrite(values, uses, call.input, result)
     except NoBound as why:
         raise NoBound(f"op {spelling(node, root)} in module {module}{f' ({why})' if str(why) else ''}") from None
     before = call.options.get("input")
-    name = f"{before.affine.op}+{op}" if isinstance(before, Flow) and before.affine is not None else op
+    name = f"{before.affine.op}+{op}" if isinstance(before, ValueAndError) and before.affine is not None else op
     worst = (float(done.injected_B.max()), float(done.error_B.max()))
     nodes.append(NodeBound(node.name, name, module, done.gain, *worst))
     return result
@@ -178,16 +175,17 @@ def _call(node: fx.Node, op: str, traced: Traced, args: Any, kwargs: Any) -> tup
     """A node run on the dense network's values, and whether it overwrites its first argument."""
     if op in MOVEMENTS:
         _check_movement(list(_leaves((args, kwargs))))
-    options = named_options(node, traced.dense, traced.pruned, args, kwargs)
-    overwrites = in_place(node, traced.dense, options)
+    options = named_options(node, traced.graphs[0], traced.graphs[1], args, kwargs)
+    overwrites = in_place(node, traced.graphs[0], options)
     if overwrites:
         before = options.get("input")
-        if op in MOVEMENTS or not isinstance(before, Flow):
+        if op in MOVEMENTS or not isinstance(before, ValueAndError):
             raise NoBound("it changes a shape or a constant in place")
         # Run on a copy; what else looks at the overwritten tensor is seen to by _overwrite.
-        args, kwargs = _mapped((args, kwargs), lambda leaf: _copied(leaf) if leaf is before else leaf)
-    value = _run(node, traced.dense, args, kwargs)
-    return Call(op, options, value, lambda other: _rerun(node, traced.dense, args, kwargs, other)), overwrites
+        copied: Any = replace(before, value=before.value.clone())
+        args, kwargs = map_aggregate((args, kwargs), lambda leaf: copied if leaf is before else leaf)
+    value = _run(node, traced.graphs[0], args, kwargs)
+    return Call(op, options, value, lambda other: _rerun(node, traced.graphs[0], args, kwargs, other)), overwrites
 
 
 def _feeds_batch_norm(node: fx.Node, root: fx.GraphModule) -> bool:
@@ -196,38 +194,36 @@ def _feeds_batch_norm(node: fx.Node, root: fx.GraphModule) -> bool:
     return len(users) == 1 and op_name(users[0], root) == "batch_norm" and users[0].all_input_nodes[:1] == [node]
 
 
-def _flows(value: Any, done: Effect) -> Any:
+def _with_error(value: Any, done: Effect) -> Any:
     """The result of an operation with its error; a sample with a value that is not finite has no finite error."""
     if isinstance(value, (tuple, list)):
-        return tuple(_flows(piece, done) for piece in value)
+        return tuple(_with_error(piece, done) for piece in value)
     finite_B = torch.isfinite(value).reshape(value.shape[0], -1).all(dim=1)
-    return Flow(value, torch.where(finite_B, done.error_B, torch.full_like(done.error_B, math.inf)))
+    return ValueAndError(value, torch.where(finite_B, done.error_B, torch.full_like(done.error_B, math.inf)))
 
 
-def _overwrite(values: dict[fx.Node, Any], uses: dict[fx.Node, int], before: Flow, after: Flow) -> None:
+def _overwrite(
+    values: dict[fx.Node, Any], uses: dict[fx.Node, int], before: ValueAndError, after: ValueAndError
+) -> None:
     """Gives everything that is used later and was overwritten its new value; refuses where only a part was."""
+
+    def shares(leaf: Any) -> bool:
+        storage = before.value.untyped_storage().data_ptr()
+        return isinstance(leaf, ValueAndError) and leaf.value.untyped_storage().data_ptr() == storage
+
     for node, value in values.items():
-        if uses[node] == 0 or not any(_shares(leaf, before) for leaf in _leaves(value)):
+        if uses[node] == 0 or not any(shares(leaf) for leaf in _leaves(value)):
             continue
-        if not isinstance(value, Flow) or not value.value.is_set_to(before.value):
+        if not isinstance(value, ValueAndError) or not value.value.is_set_to(before.value):
             raise NoBound(f"an operation in place overwrites a part of {node.name}, which is used later")
         values[node] = after
 
 
-def _shares(leaf: Any, flow: Flow) -> bool:
-    storage = flow.value.untyped_storage().data_ptr()
-    return isinstance(leaf, Flow) and leaf.value.untyped_storage().data_ptr() == storage
-
-
-def _copied(flow: Flow) -> Flow:
-    return Flow(flow.value.clone(), flow.error_B)
-
-
 def _check_movement(leaves: Sequence[Any]) -> None:
     """Refuses to move values to places that a network value or a changed parameter decides."""
-    if sum(isinstance(leaf, Flow) for leaf in leaves) != 1:
+    if sum(isinstance(leaf, ValueAndError) for leaf in leaves) != 1:
         raise NoBound("it combines two network values")
-    if any(isinstance(leaf, Pair) and not torch.equal(leaf.dense, leaf.pruned) for leaf in leaves):
+    if any(isinstance(leaf, ConstantPair) and not torch.equal(leaf.dense, leaf.pruned) for leaf in leaves):
         raise NoBound("it depends on a parameter that was changed")
 
 
@@ -235,10 +231,10 @@ def _constant(node: fx.Node, op: str, traced: Traced, args: Any, kwargs: Any) ->
     """The result of an operation on constants, in both networks."""
     if op not in _CONSTANT_OPS or node.op == "call_module":
         raise NoBound("not known to be a constant")
-    dense = _run(node, traced.dense, args, kwargs)
-    pruned = _run(node, traced.pruned, args, kwargs, pruned=True)
+    dense = _run(node, traced.graphs[0], args, kwargs)
+    pruned = _run(node, traced.graphs[1], args, kwargs, pruned=True)
     if isinstance(dense, Tensor):
-        return Pair(dense, pruned)
+        return ConstantPair(dense, pruned)
     if dense != pruned:
         raise NoBound("it differs between the two networks")
     return dense
@@ -248,11 +244,11 @@ def _run(node: fx.Node, root: fx.GraphModule, args: Any, kwargs: Any, *, pruned:
     """What an operation returns on the dense network's values (or on the pruned one's constants)."""
 
     def plain(leaf: Any) -> Any:
-        if isinstance(leaf, Pair):
+        if isinstance(leaf, ConstantPair):
             return leaf.pruned if pruned else leaf.dense
-        return leaf.value if isinstance(leaf, Flow) else leaf
+        return leaf.value if isinstance(leaf, ValueAndError) else leaf
 
-    args, kwargs = _mapped((args, kwargs), plain)
+    args, kwargs = map_aggregate((args, kwargs), plain)
     if node.op == "call_module":
         return root.get_submodule(str(node.target))(*args, **kwargs)
     if node.op == "call_method":
@@ -260,21 +256,16 @@ def _run(node: fx.Node, root: fx.GraphModule, args: Any, kwargs: Any, *, pruned:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _rerun(node: fx.Node, root: fx.GraphModule, args: Any, kwargs: Any, other: Tensor) -> Any:
+def _rerun(node: fx.Node, root: fx.GraphModule, args: Any, kwargs: Any, other: Any) -> Any:
     """What an operation returns with another tensor in the place of its network value."""
-    args, kwargs = _mapped((args, kwargs), lambda leaf: other if isinstance(leaf, Flow) else leaf)
+    args, kwargs = map_aggregate((args, kwargs), lambda leaf: other if isinstance(leaf, ValueAndError) else leaf)
     return _run(node, root, args, kwargs)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested tuples, lists, dicts and slices with everything inside them changed."""
-    return map_aggregate(value, change)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
     """Everything inside nested tuples, lists, dicts and slices."""
     found: list[Any] = []
-    _mapped(value, found.append)
+    map_aggregate(value, found.append)
     return iter(found)
 
 
@@ -284,14 +275,14 @@ def _placeholder(node: fx.Node, given: Iterator[Any], traced: Traced) -> Any:
     value = traced.kwargs[name] if name in traced.kwargs else next(given, node.args[0] if node.args else None)
     if not isinstance(value, Tensor):
         return value
-    return Flow(value, torch.zeros(traced.n_samples, dtype=torch.float64, device=value.device))
+    return ValueAndError(value, torch.zeros(traced.n_samples, dtype=torch.float64, device=value.device))
 
 
-def _output(result: Any, n_samples: int) -> Flow:
+def _output(result: Any, n_samples: int) -> ValueAndError:
     """The network's one output."""
     if isinstance(result, (tuple, list)) and len(result) == 1:
         result = result[0]
-    if not isinstance(result, Flow) or result.value.dim() == 0 or result.value.shape[0] != n_samples:
+    if not isinstance(result, ValueAndError) or result.value.dim() == 0 or result.value.shape[0] != n_samples:
         raise NoBound("the model does not return one tensor with a row per sample that depends on the input")
     return result
 

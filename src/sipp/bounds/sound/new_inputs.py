@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.bounds.network import MOST_SHARE, coverage
+from sipp.bounds.sound.error_growth import nan_as_inf, norm_B
 from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
-from sipp.bounds.sound.norms import ROUND_UP
-from sipp.bounds.sound.operations import norm_B, worse
+from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.pointkeys import draw_keys_of
@@ -73,7 +73,7 @@ def _as_run(dense: nn.Module, pruned: nn.Module, batch: Batch, found: GraphBound
     for rounding_B, _ in runs:
         total_B = total_B + ROUNDING_FACTOR * rounding_B.to(total_B)
     size_B = runs[0][1].to(total_B) / ROUND_UP**2  # norm_B rounds up; this rounds down
-    epsilon_B = worse(total_B / size_B)
+    epsilon_B = nan_as_inf(total_B / size_B)
     return torch.where(torch.isfinite(size_B), epsilon_B, torch.full_like(epsilon_B, math.inf))
 
 

@@ -1,4 +1,4 @@
-"""Two models and a batch in, the two models as graphs of the same operations out, checked on that batch.
+"""Models and a batch in, the models as graphs of the same operations out, checked on that batch.
 
 `torch.fx` is tried first and `torch.export` where it fails. A graph counts only if it repeats what the model itself
 computes on the batch: what a tracer loses (an `x += y` where x has a second name, a branch) must not be bounded.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from sipp.bounds.sound.calls import NoBound, disguise
+from sipp.bounds.sound.known_operations import NoBound, hidden_behaviour
 from sipp.errors import DataError, ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME
 
@@ -26,27 +26,44 @@ SAME_OUTPUT = 1e-9
 
 @dataclass(frozen=True)
 class Traced:
-    """Two networks as graphs of the same operations, the arguments they are run on and the dense model's own output."""
+    """Networks as graphs of the same operations, the arguments they are run on and the networks' own outputs."""
 
-    dense: fx.GraphModule
-    pruned: fx.GraphModule
+    graphs: list[fx.GraphModule]
+    outputs: list[Tensor]
     args: tuple[Tensor, ...]
     kwargs: dict[str, Tensor]
     n_samples: int
-    output: Tensor
 
 
-def trace_both(dense: nn.Module, pruned: nn.Module, inputs: Inputs) -> Traced:
-    """The graphs of float64 copies in eval mode; raises NoBound where there is none that repeats the models."""
+def trace(models: Sequence[nn.Module], inputs: Inputs) -> Traced:
+    """The graphs of float64 copies, in eval mode, of a dense network (and of the pruned one).
+
+    Raises NoBound where no graph repeats its model.
+    """
+    sides = dict(zip(("dense", "pruned"), models))
+    for side, model in sides.items():
+        if not isinstance(model, nn.Module):
+            raise ModelError(
+                f"the {side} network is a {type(model).__name__}, not an nn.Module", fix="give an instance"
+            )
+    device = next((p.device for model in models for p in model.parameters()), torch.device("cpu"))
+    args, kwargs, n_samples = _arguments(inputs, device)
+    for side, model in sides.items():
+        _check_model(side, model)
     with ONE_AT_A_TIME:  # tracers replace functions of torch and of Python while they work
-        graphs, outputs, (args, kwargs, n_samples) = _traced({"dense": dense, "pruned": pruned}, inputs)
-    return Traced(graphs[0], graphs[1], args, kwargs, n_samples, outputs[0])
-
-
-def trace_one(model: nn.Module, inputs: Inputs) -> fx.GraphModule:
-    """The graph of a float64 copy in eval mode; raises NoBound where there is none that repeats the model."""
-    with ONE_AT_A_TIME:
-        return _traced({"dense": model}, inputs)[0][0]
+        try:
+            # Copies: the models given keep their mode, their precision and their buffers.
+            copies = [copy.deepcopy(model).eval().to(torch.float64) for model in models]
+            outputs = [_single(model(*_fresh(args), **_fresh(kwargs))) for model in copies]
+        except NoBound:
+            raise
+        except Exception as failure:
+            raise NoBound(f"the models do not run on this batch in float64: {_first_line(failure)}") from failure
+        for model in copies:
+            for name, module in model.named_modules():
+                if module.training:  # a train of its own, or a forward that sets the mode
+                    raise NoBound(f"module {name or 'the model itself'} ({type(module).__name__}) stays in train mode")
+        return Traced(_graphs(copies, args, kwargs, outputs), outputs, args, kwargs, n_samples)
 
 
 class _Tracer(fx.Tracer):
@@ -68,49 +85,30 @@ def fx_graph(model: nn.Module) -> fx.GraphModule:
     return fx.GraphModule(tracer.root, graph, type(model).__name__)
 
 
-def _traced(
-    given: Mapping[str, nn.Module], inputs: Inputs
-) -> tuple[list[fx.GraphModule], list[Tensor], tuple[tuple[Tensor, ...], dict[str, Tensor], int]]:
-    """The graphs of these networks, their own outputs, and the arguments they were run on."""
-    for side, model in given.items():
-        if not isinstance(model, nn.Module):
-            raise ModelError(
-                f"the {side} network is a {type(model).__name__}, not an nn.Module", fix="give an instance"
-            )
-    device = next((p.device for model in given.values() for p in model.parameters()), torch.device("cpu"))
-    args, kwargs, n_samples = _arguments(inputs, device)
-    for side, model in given.items():
-        _check_model(side, model)
-    try:
-        # Copies: the models given keep their mode, their precision and their buffers.
-        models = [copy.deepcopy(model).eval().to(torch.float64) for model in given.values()]
-        outputs = [_single(model(*_fresh(args), **_fresh(kwargs))) for model in models]
-    except NoBound:
-        raise
-    except Exception as failure:
-        raise NoBound(f"the models do not run on this batch in float64: {_first_line(failure)}") from failure
+def _graphs(models: Sequence[nn.Module], args: Any, kwargs: Any, outputs: Sequence[Tensor]) -> list[fx.GraphModule]:
+    """The graphs of the first tracer whose graphs repeat these outputs."""
     reasons = []
-    tracers: dict[str, Callable[..., list[fx.GraphModule]]] = {"fx": _trace_fx, "export": _trace_export}
+    tracers: dict[str, Callable[..., fx.GraphModule]] = {"fx": lambda model, *_: fx_graph(model), "export": _export}
     for name, tracer in tracers.items():
         try:
-            graphs = tracer(models, args, kwargs)
+            graphs = [tracer(model, args, kwargs) for model in models]
         except Exception as failure:  # a tracer can fail in any way: the next one, or the reason, takes over
             reasons.append(f"{name}: {_first_line(failure)}")
             continue
         _check_same_operations(graphs[0], graphs[-1])
         if all(_repeats(graph, args, kwargs, output) for graph, output in zip(graphs, outputs)):
-            return graphs, outputs, (args, kwargs, n_samples)
+            return graphs
         reasons.append(f"{name}: the graph does not repeat the model's output")
     raise NoBound(f"could not trace: {'; '.join(reasons)}")
 
 
-def close(value: Tensor, output: Tensor) -> bool:
-    """Whether two outputs agree up to rounding (NaN and infinities in the same places)."""
+def same_output(value: Tensor, output: Tensor, share: float = SAME_OUTPUT) -> bool:
+    """Whether two float64 outputs agree up to a share of the largest value (NaN and infinities in the same places)."""
     if value.shape != output.shape:
         return False
     finite = output[torch.isfinite(output)].abs()
     largest = float(finite.max()) if finite.numel() else 0.0
-    return torch.allclose(value, output, rtol=0.0, atol=SAME_OUTPUT * largest, equal_nan=True)
+    return torch.allclose(value, output, rtol=0.0, atol=share * largest, equal_nan=True)
 
 
 def _arguments(inputs: Inputs, device: torch.device) -> tuple[tuple[Tensor, ...], dict[str, Tensor], int]:
@@ -150,26 +148,21 @@ def _check_model(side: str, model: nn.Module) -> None:
         if not bool(torch.isfinite(parameter).all()):
             raise ModelError(f"parameter {name} of the {side} model holds NaN or infinity", fix="repair or reload it")
     for name, module in model.named_modules():
-        if found := disguise(module):
+        if found := hidden_behaviour(module):
             raise NoBound(f"{found} in module {name or 'the model itself'} of the {side} model")
 
 
-def _trace_fx(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.GraphModule]:
-    return [fx_graph(model) for model in models]
-
-
-def _trace_export(models: Sequence[nn.Module], args: Any, kwargs: Any) -> list[fx.GraphModule]:
-    programs = [torch.export.export(model, _fresh(args), _fresh(kwargs)) for model in models]
+def _export(model: nn.Module, args: Any, kwargs: Any) -> fx.GraphModule:
+    program = torch.export.export(model, _fresh(args), _fresh(kwargs))
     # The graph is compared with the model on the batch: guards of its own, which newer torch adds, are not needed.
     known = inspect.signature(torch.export.ExportedProgram.module).parameters
-    options = {"check_guards": False} if "check_guards" in known else {}
-    return [program.module(**options) for program in programs]
+    return program.module(**({"check_guards": False} if "check_guards" in known else {}))
 
 
 def _repeats(graph: fx.GraphModule, args: Any, kwargs: Any, output: Tensor) -> bool:
     """Whether a graph gives the model's own output on the batch; a graph that cannot be run does not."""
     try:
-        return close(_single(graph(*_fresh(args), **_fresh(kwargs))), output)
+        return same_output(_single(graph(*_fresh(args), **_fresh(kwargs))), output)
     except Exception:
         return False
 

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.bounds.sound.calls import MOVEMENTS, Call, Flow, NoBound, Pair
-from sipp.bounds.sound.norms import (
+from sipp.bounds.sound.known_operations import MOVEMENTS, Call, ConstantPair, NoBound, ValueAndError
+from sipp.bounds.sound.operator_norms import (
     ROUND_UP,
     SLOPES,
     SOFTMAX_NORM,
@@ -52,11 +52,11 @@ def effect(call: Call) -> Effect:
     if op in _SEVERAL:
         return _SEVERAL[op](call)
     others = {name: option for name, option in options.items() if name != "input"}
-    if any(isinstance(option, Flow) for option in others.values()):
+    if any(isinstance(option, ValueAndError) for option in others.values()):
         raise NoBound("it combines two network values")
     if op in _WEIGHTED:
         return _WEIGHTED[op](call)
-    if any(isinstance(option, Pair) for option in others.values()):
+    if any(isinstance(option, ConstantPair) for option in others.values()):
         raise NoBound("it has a parameter")
     if op in MOVEMENTS:
         return _scaled(call, _movement_gain(call))
@@ -78,27 +78,27 @@ def norm_B(value: Tensor) -> Tensor:
         return rows.new_zeros(rows.shape[0])
     scale_B1 = rows.abs().amax(dim=1, keepdim=True)
     safe_B1 = torch.where(scale_B1 > 0, scale_B1, torch.ones_like(scale_B1))
-    return worse(torch.linalg.vector_norm(rows / safe_B1, dim=1) * scale_B1.squeeze(1) * ROUND_UP)
+    return nan_as_inf(torch.linalg.vector_norm(rows / safe_B1, dim=1) * scale_B1.squeeze(1) * ROUND_UP)
 
 
-def worse(error_B: Tensor) -> Tensor:
+def nan_as_inf(error_B: Tensor) -> Tensor:
     """The errors with NaN (an overflow, or 0 times infinity) as infinity: an unknown error is never a small one."""
     return torch.where(torch.isnan(error_B), torch.full_like(error_B, math.inf), error_B)
 
 
 def folds(call: Call) -> bool:
     """Whether a call is a linear map with fixed weights whose rows lie on the axis that a BatchNorm after it scales."""
-    if isinstance(call.options.get("weight"), Flow) or isinstance(call.options.get("bias"), Flow):
+    if isinstance(call.options.get("weight"), ValueAndError) or isinstance(call.options.get("bias"), ValueAndError):
         return False
     return call.op in CONVOLUTIONS or (call.op == "linear" and call.value.dim() == 2)
 
 
-def _effect(flow: Flow, gain: float, injected_B: Tensor) -> Effect:
-    return Effect(worse(gain * flow.error_B + injected_B), gain, injected_B)
+def _effect(tracked: ValueAndError, gain: float, injected_B: Tensor) -> Effect:
+    return Effect(nan_as_inf(gain * tracked.error_B + injected_B), gain, injected_B)
 
 
 def _scaled(call: Call, gain: float) -> Effect:
-    return _effect(call.flow, gain, torch.zeros_like(call.flow.error_B))
+    return _effect(call.input, gain, torch.zeros_like(call.input.error_B))
 
 
 # Operations with weights: e <= ||W^|| e_in + ||(W^ - W) a + (b^ - b)||.
@@ -111,7 +111,7 @@ def _affine(call: Call) -> Effect:
 
 def _affine_effect(call: Call, weights: tuple[Tensor, Tensor], biases: tuple[Any, Any]) -> Effect:
     """The effect of a linear map with these (dense, pruned) weights and biases."""
-    a = call.flow.value
+    a = call.input.value
     if weights[0].shape != weights[1].shape:
         raise ModelError(
             f"weight shapes differ, {tuple(weights[0].shape)} and {tuple(weights[1].shape)}", where=call.op
@@ -120,14 +120,12 @@ def _affine_effect(call: Call, weights: tuple[Tensor, Tensor], biases: tuple[Any
     if call.op == "linear":
         if a.dim() < 2:
             raise NoBound("its input has no batch axis")
-        return _effect(
-            call.flow, linear_norm(weights[1]).value, norm_B(F.linear(a, weights[1] - weights[0], changed_bias))
-        )
+        return _effect(call.input, linear_norm(weights[1]), norm_B(F.linear(a, weights[1] - weights[0], changed_bias)))
     _spatial(call)
     names = ("stride", "padding", "dilation", "groups", "padding_mode")
     geometry = {name: call.options[name] for name in names if name in call.options}
-    gain = conv_norm(weights[1], input_size=tuple(a.shape[2:]), **geometry).value
-    return _effect(call.flow, gain, norm_B(_convolve(a, weights[1] - weights[0], changed_bias, geometry)))
+    gain = conv_norm(weights[1], input_size=tuple(a.shape[2:]), **geometry)
+    return _effect(call.input, gain, norm_B(_convolve(a, weights[1] - weights[0], changed_bias, geometry)))
 
 
 def _convolve(a: Tensor, weight: Tensor, bias: Tensor | None, geometry: dict[str, Any]) -> Tensor:
@@ -149,12 +147,12 @@ def _batch_norm(call: Call) -> Effect:
     if options.get("training", False) or options.get("running_mean") is None or options.get("running_var") is None:
         raise NoBound("it uses the statistics of the batch")
     (scale, shift), (pruned_scale, pruned_shift) = (_scale_and_shift(options, side) for side in (0, 1))
-    before = call.flow.affine
+    before = call.input.affine
     if before is None:
-        a = call.flow.value
+        a = call.input.value
         channels = (1, -1, *([1] * (a.dim() - 2)))
         change = (pruned_scale - scale).reshape(channels) * a + (pruned_shift - shift).reshape(channels)
-        return _effect(call.flow, float(pruned_scale.abs().max()) * ROUND_UP, norm_B(change))
+        return _effect(call.input, float(pruned_scale.abs().max()) * ROUND_UP, norm_B(change))
     weights, biases = [], []
     for side, (s, t) in enumerate(((scale, shift), (pruned_scale, pruned_shift))):
         weight, bias = _sides(before.options["weight"])[side], _sides(before.options.get("bias"))[side]
@@ -176,9 +174,9 @@ def _scale_and_shift(options: dict[str, Any], side: int) -> tuple[Tensor, Tensor
 def _prelu(call: Call) -> Effect:
     """The effect of a ReLU with learned slopes."""
     slope, pruned_slope = _sides(call.options["weight"])
-    a = call.flow.value
+    a = call.input.value
     gain = max(1.0, float(pruned_slope.abs().max()))
-    return _effect(call.flow, gain, norm_B(F.prelu(a, pruned_slope) - F.prelu(a, slope)))
+    return _effect(call.input, gain, norm_B(F.prelu(a, pruned_slope) - F.prelu(a, slope)))
 
 
 # Operations on several values.
@@ -187,28 +185,28 @@ def _prelu(call: Call) -> Effect:
 def _add(call: Call) -> Effect:
     """The effect of a sum or a difference: the errors add up; a constant adds what it was changed by."""
     terms = [(call.options["input"], 1.0), (call.options["other"], abs(float(call.options.get("alpha", 1))))]
-    spreads = [_spread(term, call.value) * factor for term, factor in terms if isinstance(term, Flow)]
-    flows = [term for term, _ in terms if isinstance(term, Flow)]
-    injected_B = torch.zeros_like(flows[0].error_B)
+    spreads = [_spread(term, call.value) * factor for term, factor in terms if isinstance(term, ValueAndError)]
+    tracked_terms = [term for term, _ in terms if isinstance(term, ValueAndError)]
+    injected_B = torch.zeros_like(tracked_terms[0].error_B)
     for term, factor in terms:
-        if isinstance(term, Pair):
+        if isinstance(term, ConstantPair):
             injected_B = injected_B + factor * norm_B(_change(term).expand_as(call.value))
-    error_B = sum((spread * flow.error_B for spread, flow in zip(spreads, flows)), injected_B)
-    return Effect(worse(error_B), max(spreads), injected_B)
+    error_B = sum((spread * tracked.error_B for spread, tracked in zip(spreads, tracked_terms)), injected_B)
+    return Effect(nan_as_inf(error_B), max(spreads), injected_B)
 
 
 def _mul(call: Call) -> Effect:
     """The effect of multiplying or dividing by a constant."""
     left, right = call.options["input"], call.options["other"]
-    if isinstance(left, Flow) == isinstance(right, Flow):
+    if isinstance(left, ValueAndError) == isinstance(right, ValueAndError):
         raise NoBound("it combines two network values")
-    if call.op == "div" and (call.options.get("rounding_mode") is not None or isinstance(right, Flow)):
+    if call.op == "div" and (call.options.get("rounding_mode") is not None or isinstance(right, ValueAndError)):
         raise NoBound("it divides by a network value or rounds")
-    flow, constant = (left, right) if isinstance(left, Flow) else (right, left)
-    sides = [torch.as_tensor(side, dtype=torch.float64, device=flow.value.device) for side in _sides(constant)]
+    tracked, constant = (left, right) if isinstance(left, ValueAndError) else (right, left)
+    sides = [torch.as_tensor(side, dtype=torch.float64, device=tracked.value.device) for side in _sides(constant)]
     factor, pruned_factor = (1.0 / side for side in sides) if call.op == "div" else sides
-    gain = float(pruned_factor.abs().max()) * _spread(flow, call.value) * ROUND_UP
-    return _effect(flow, gain, norm_B(((pruned_factor - factor) * flow.value).expand_as(call.value)))
+    gain = float(pruned_factor.abs().max()) * _spread(tracked, call.value) * ROUND_UP
+    return _effect(tracked, gain, norm_B(((pruned_factor - factor) * tracked.value).expand_as(call.value)))
 
 
 def _cat(call: Call) -> Effect:
@@ -216,32 +214,32 @@ def _cat(call: Call) -> Effect:
     dim, parts = call.options.get("dim", 0), call.options["tensors"]
     if dim % call.value.dim() == 0:
         raise NoBound("it joins along the batch axis")
-    errors = [part.error_B for part in parts if isinstance(part, Flow)]
+    errors = [part.error_B for part in parts if isinstance(part, ValueAndError)]
     zero_B = torch.zeros_like(errors[0])
     injected_B = zero_B
     for part in parts:
-        if isinstance(part, Pair):
+        if isinstance(part, ConstantPair):
             injected_B = torch.hypot(injected_B, norm_B(_change(part)))
     error_B = zero_B
     for part_B in (*errors, injected_B):
         error_B = torch.hypot(error_B, part_B)
-    return Effect(worse(error_B), 1.0, injected_B)
+    return Effect(nan_as_inf(error_B), 1.0, injected_B)
 
 
 def _sides(option: Any) -> tuple[Any, Any]:
-    """A constant as (dense, pruned); what is no Pair is the same in both networks."""
-    return (option.dense, option.pruned) if isinstance(option, Pair) else (option, option)
+    """A constant as (dense, pruned); what is no ConstantPair is the same in both networks."""
+    return (option.dense, option.pruned) if isinstance(option, ConstantPair) else (option, option)
 
 
-def _change(pair: Pair) -> Tensor:
+def _change(pair: ConstantPair) -> Tensor:
     return pair.pruned.to(torch.float64) - pair.dense.to(torch.float64)
 
 
-def _spread(flow: Flow, out: Tensor) -> float:
+def _spread(tracked: ValueAndError, out: Tensor) -> float:
     """sqrt of how often broadcasting to `out` repeats each value."""
-    if flow.value.dim() != out.dim() or flow.value.shape[0] != out.shape[0]:
+    if tracked.value.dim() != out.dim() or tracked.value.shape[0] != out.shape[0]:
         raise NoBound("broadcasting moves the batch axis")
-    return math.sqrt(out.numel() / flow.value.numel()) if flow.value.numel() else 1.0
+    return math.sqrt(out.numel() / tracked.value.numel()) if tracked.value.numel() else 1.0
 
 
 # Operations with a gain that depends on their options.
@@ -249,13 +247,13 @@ def _spread(flow: Flow, out: Tensor) -> float:
 
 def _movement_gain(call: Call) -> float:
     """sqrt of how often the operation writes one value, read off from what it does to numbered values."""
-    value = call.flow.value
+    value = call.input.value
     numbers = torch.arange(1, value.numel() + 1, dtype=torch.float64, device=value.device).reshape(value.shape)
-    moved, filled = call.rerun(numbers), call.rerun(torch.zeros_like(numbers))
-    pieces = zip(moved, filled) if isinstance(moved, (tuple, list)) else [(moved, filled)]
+    runs = (call.rerun(numbers), call.rerun(torch.zeros_like(numbers)), call.value)
+    pieces = zip(*runs) if isinstance(call.value, (tuple, list)) else [runs]
     per_sample = max(value.numel() // value.shape[0], 1)
     most = 0
-    for after, fill in pieces:
+    for after, fill, seen in pieces:
         # Less the constants it fills in, what is left is a value's number, or zero.
         number = (after - fill).nan_to_num().long()
         if number.dim() == 0 or number.shape[0] != value.shape[0]:
@@ -264,6 +262,11 @@ def _movement_gain(call: Call) -> float:
         own = own.reshape(-1, *([1] * (number.dim() - 1)))
         if bool(((number > 0) & ((number - 1) // per_sample != own)).any()):
             raise NoBound("it mixes the samples of the batch")
+        # The numbers speak for the values only if these went the same way.
+        moved = F.pad(value.reshape(-1), (1, 0))[number.clamp(min=0)]
+        moved = torch.where(number > 0, moved, fill.to(moved.dtype))
+        if seen.dtype != moved.dtype or not torch.equal(seen.nan_to_num(), moved.nan_to_num()):
+            raise NoBound("it does more than move values")
         counts = number[number > 0].bincount()
         most = max(most, int(counts.max()) if counts.numel() else 0)
     return math.sqrt(most)
@@ -271,7 +274,7 @@ def _movement_gain(call: Call) -> float:
 
 def _spatial(call: Call) -> tuple[int, ...]:
     """The spatial sizes of the input of a convolution or pooling of the rank in its name."""
-    rank, value = int(call.op[-2]), call.flow.value
+    rank, value = int(call.op[-2]), call.input.value
     if value.dim() != rank + 2:
         raise NoBound("its input has no batch axis")
     return tuple(value.shape[2:])
@@ -316,7 +319,7 @@ def _adaptive_max_pool(call: Call) -> float:
 
 def _reduced(call: Call) -> int:
     """The number of values of one sample that a mean, a sum or a softmax joins."""
-    value, dim = call.flow.value, call.options.get("dim")
+    value, dim = call.input.value, call.options.get("dim")
     dims = (
         [d % value.dim() for d in (dim if isinstance(dim, Sequence) else [dim])] if dim not in (None, (), []) else [0]
     )

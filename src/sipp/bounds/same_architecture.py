@@ -1,10 +1,13 @@
-"""Whether a network that was given is the dense one with other weights: statements about weights speak of no other."""
+"""Checks that a given network is the dense one with other weights: statements about weights speak of no other.
+
+The tensors must have the same names and shapes, the modules the same types, and the dense network with the given
+weights must compute what the given network does.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +17,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
-from sipp.bounds.sound.calls import disguise
-from sipp.bounds.sound.tracing import close
+from sipp.bounds.sound.known_operations import hidden_behaviour
+from sipp.bounds.sound.tracing import SAME_OUTPUT, same_output
 from sipp.errors import ModelError
 from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
@@ -28,35 +31,18 @@ ALIKE = "compare a network with a pruned copy of itself"
 FEW_UNITS = 64
 
 
-def same_tensors(dense: nn.Module, given: nn.Module) -> None:
-    """Raises a ModelError unless the given network's tensors have the names and shapes of the dense one's."""
-    ours, theirs = (_plain_state(role, model) for role, model in (("dense", dense), ("pruned", given)))
-    for name in [*ours, *theirs]:
-        if name not in ours or name not in theirs:
-            side = "pruned" if name in theirs else "dense"
-            raise ModelError(
-                f"{name} is in the {side} network only; both must have the same names",
-                fix="make torch.nn.utils.prune permanent with its `remove`, call sipp.release, or give masks",
-            )
-        if ours[name].shape != theirs[name].shape:
-            shapes = f"{tuple(ours[name].shape)} and {tuple(theirs[name].shape)}"
-            raise ModelError(f"{name} has the shapes {shapes}", fix=ALIKE)
-
-
-def same_network(dense: nn.Module, given: nn.Module, batch: Batch, norm_stats: NormStats) -> None:
-    """Raises a ModelError unless the dense network with the given weights computes what the given network does."""
+def check_same_architecture(dense: nn.Module, given: nn.Module, batch: Batch, norm_stats: NormStats) -> None:
+    """Raises a ModelError unless the given network is the dense one with other weights, as far as a batch shows."""
+    _check_same_tensors(dense, given)
     if given is dense:
         return
-    _same_modules(dense, given)
+    _check_same_modules(dense, given)
     with torch.no_grad():
-        twin = _with_weights(dense, given)
-        for precision in (torch.float64, None):  # the second where a network does not run in float64
-            try:
-                outputs = [_outputs(model, batch, norm_stats, precision) for model in (twin, given)]
-                break
-            except Exception:
-                if precision is None:
-                    raise
+        copied = _with_weights(dense, given)
+        try:
+            outputs = [_outputs(model, batch, norm_stats, torch.float64) for model in (copied, given)]
+        except Exception:  # a network that does not run in float64
+            outputs = [_outputs(model, batch, norm_stats, None) for model in (copied, given)]
     if not any(isinstance(leaf, Tensor) for leaf in outputs[0]) or len(outputs[0]) != len(outputs[1]):
         raise ModelError("the two networks' outputs cannot be compared", fix="let forward return tensors")
     for ours, theirs in zip(*outputs):
@@ -101,7 +87,22 @@ def _plain_state(role: str, model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _same_modules(dense: nn.Module, given: nn.Module) -> None:
+def _check_same_tensors(dense: nn.Module, given: nn.Module) -> None:
+    """Raises a ModelError unless the given network's tensors have the names and shapes of the dense one's."""
+    ours, theirs = (_plain_state(role, model) for role, model in (("dense", dense), ("pruned", given)))
+    for name in [*ours, *theirs]:
+        if name not in ours or name not in theirs:
+            side = "pruned" if name in theirs else "dense"
+            raise ModelError(
+                f"{name} is in the {side} network only; both must have the same names",
+                fix="make torch.nn.utils.prune permanent with its `remove`, call sipp.release, or give masks",
+            )
+        if ours[name].shape != theirs[name].shape:
+            shapes = f"{tuple(ours[name].shape)} and {tuple(theirs[name].shape)}"
+            raise ModelError(f"{name} has the shapes {shapes}", fix=ALIKE)
+
+
+def _check_same_modules(dense: nn.Module, given: nn.Module) -> None:
     """Raises a ModelError where modules of the same name are of another type, or only one is what it seems."""
     ours, theirs = (dict(model.named_modules(remove_duplicate=False)) for model in (dense, given))
     for name in [*ours, *theirs]:
@@ -113,9 +114,9 @@ def _same_modules(dense: nn.Module, given: nn.Module) -> None:
             raise ModelError(
                 f"module {where} is a {kinds[0]} and a {kinds[1]}: they differ in more than weights", fix=ALIKE
             )
-        if (found := disguise(theirs[name])) != disguise(ours[name]):
+        if (found := hidden_behaviour(theirs[name])) != hidden_behaviour(ours[name]):
             raise ModelError(
-                f"{found or disguise(ours[name])} in module {where} of one of the two networks only",
+                f"{found or hidden_behaviour(ours[name])} in module {where} of one of the two networks only",
                 fix="take it off, or put it on both",
             )
 
@@ -123,10 +124,10 @@ def _same_modules(dense: nn.Module, given: nn.Module) -> None:
 def _with_weights(dense: nn.Module, given: nn.Module) -> nn.Module:
     """A float64 copy of the dense network with the given tensors; raises a ModelError where a tie does not hold."""
     try:
-        twin = copy.deepcopy(dense).to(torch.float64)
+        copied = copy.deepcopy(dense).to(torch.float64)
     except Exception as error:
         raise ModelError(f"the dense network cannot be copied, {type(error).__name__}: {error}") from error
-    ours, theirs = twin.state_dict(), _plain_state("pruned", given)
+    ours, theirs = copied.state_dict(), _plain_state("pruned", given)
     for name, value in theirs.items():
         ours[name].copy_(value)
     for name, value in theirs.items():
@@ -138,7 +139,7 @@ def _with_weights(dense: nn.Module, given: nn.Module) -> nn.Module:
                 "pruned network the two hold other values",
                 fix=ALIKE,
             )
-    return twin
+    return copied
 
 
 def _outputs(model: nn.Module, batch: Batch, norm_stats: NormStats, precision: torch.dtype | None) -> list[Any]:
@@ -151,26 +152,17 @@ def _outputs(model: nn.Module, batch: Batch, norm_stats: NormStats, precision: t
         wanted = precision if precision is not None and value.is_floating_point() else value.dtype
         return value.to(device, wanted, copy=True)
 
-    kind = precision or next((p.dtype for p in _floating(batch)), torch.get_default_dtype())
-    runs = copy.deepcopy(model).to(kind)
+    values = (value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor))
+    kinds = (value.dtype for value in values if value.is_floating_point())
+    runs = copy.deepcopy(model).to(precision or next(kinds, torch.get_default_dtype()))
     args, kwargs = tuple(ready(value) for value in batch.args), {k: ready(v) for k, v in batch.kwargs.items()}
     with torch.random.fork_rng(), scoring_mode(runs, norm_stats):
         torch.manual_seed(0)
         return list(tree_leaves(run_batch(runs, replace(batch, args=args, kwargs=kwargs))))
 
 
-def _floating(batch: Batch) -> Iterator[Tensor]:
-    values = (value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor))
-    return (value for value in values if value.is_floating_point())
-
-
 def _alike(ours: Tensor, theirs: Tensor) -> bool:
     """Whether two outputs agree up to rounding."""
-    theirs = theirs.to(ours.device)
-    if ours.shape != theirs.shape or not ours.is_floating_point() or ours.dtype == torch.float64:
-        return close(ours.to(torch.float64), theirs.to(torch.float64)) if ours.shape == theirs.shape else False
-    finite = ours[torch.isfinite(ours)].abs()
-    largest = float(finite.max()) if finite.numel() else 0.0
-    return torch.allclose(
-        theirs, ours, rtol=0.0, atol=FEW_UNITS * torch.finfo(ours.dtype).eps * largest, equal_nan=True
-    )
+    is_exact = not ours.is_floating_point() or ours.dtype == torch.float64
+    share = SAME_OUTPUT if is_exact else FEW_UNITS * torch.finfo(ours.dtype).eps
+    return same_output(theirs.to(ours.device, torch.float64), ours.to(torch.float64), share)

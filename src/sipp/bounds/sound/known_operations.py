@@ -1,7 +1,8 @@
-"""A node of a traced network as a call with a known name and named arguments, whichever way the model spelled it.
+"""Which known operation a node of a traced network is, with its arguments by name, whichever way the model spelled it.
 
-`nn.ReLU()`, `F.relu(x)`, `torch.relu(x)`, `x.relu_()` and `aten.relu` all come out as op "relu" of "input". A call that
-is not known here keeps its own name, and no table of bounds will have it.
+`nn.ReLU()`, `F.relu(x)`, `torch.relu(x)`, `x.relu_()` and `aten.relu` all come out as op "relu" of "input". Modules are
+known by their type and functions by their identity, never by their name. What PyTorch's own functions compute is taken
+on trust. An operation, or an argument, that is not listed here has no bound.
 """
 
 import builtins
@@ -16,13 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from sipp.bounds.sound.operator_norms import SLOPES
+
 
 class NoBound(Exception):
     """Why an operation has no bound, without its name and place."""
 
 
 @dataclass(frozen=True)
-class Pair:
+class ConstantPair:
     """A tensor that does not depend on the input: as the dense and as the pruned network hold it."""
 
     dense: Tensor
@@ -30,7 +33,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Flow:
+class ValueAndError:
     """A value of the dense network, one sample per entry of its first axis, and a bound on the pruned one's distance.
 
     `affine` is set on the output of a linear map whose error is left to the BatchNorm that follows; its own error is
@@ -52,12 +55,12 @@ class Call:
     rerun: Callable[[Tensor], Any]
 
     @property
-    def flow(self) -> Flow:
+    def input(self) -> ValueAndError:
         """The network value the operation acts on."""
-        flow = self.options.get("input")
-        if not isinstance(flow, Flow):
+        tracked = self.options.get("input")
+        if not isinstance(tracked, ValueAndError):
             raise NoBound("its first argument is not a network value")
-        return flow
+        return tracked
 
 
 # Operations that only move, copy or leave out values, or fill in constants; their arguments need no names.
@@ -71,8 +74,13 @@ MOVEMENTS = frozenset(
 # What may be asked of a network value that is the same in both networks.
 METADATA = frozenset(("size", "dim", "ndim", "numel", "shape", "dtype", "device"))
 _AUGMENTED = {operator.iadd: "add", operator.isub: "sub", operator.imul: "mul", operator.itruediv: "div"}
-# Where a function's name is trusted: a user's own function called "relu" is not one.
-_NAMESPACES = (F, torch, operator, builtins, torch._C._nn, math)
+# The functions whose name is trusted, as they were when this file was read: no function of a user called "relu" is one.
+_FUNCTIONS = {
+    function: name
+    for space in (F, torch, operator, builtins, math)
+    for name, function in vars(space).items()
+    if callable(function) and getattr(function, "__name__", "") == name
+}
 _ALIASES = {
     "concat": "cat",
     "concatenate": "cat",
@@ -93,8 +101,9 @@ _AVG_POOL = (
 _ADAPTIVE = ("input", "output_size", "return_indices")
 _DROPOUT = ("input", "p", "training", "inplace")
 _REDUCE = ("input", "dim", "keepdim", "dtype")
-# Positional arguments in PyTorch's order; anything not listed takes ("input", "inplace").
+# All arguments that are understood, in PyTorch's order.
 _PARAMETERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(SLOPES, ("input", "inplace")),
     "linear": ("input", "weight", "bias"),
     **{f"conv{rank}d": _CONV for rank in (1, 2, 3)},
     "batch_norm": ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
@@ -107,8 +116,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), _DROPOUT),
     **dict.fromkeys(("alpha_dropout", "feature_alpha_dropout"), _DROPOUT),
     **dict.fromkeys(("mean", "sum"), _REDUCE),
-    "softmax": ("input", "dim", "_stacklevel", "dtype"),
-    "log_softmax": ("input", "dim", "_stacklevel", "dtype"),
+    **dict.fromkeys(("softmax", "log_softmax"), ("input", "dim", "dtype")),
     **dict.fromkeys(("add", "sub"), ("input", "other", "alpha")),
     "mul": ("input", "other"),
     "div": ("input", "other", "rounding_mode"),
@@ -119,6 +127,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("elu", "celu"), ("input", "alpha", "inplace")),
     "gelu": ("input", "approximate"),
 }
+_WITHOUT_EFFECT = frozenset(("_stacklevel", "momentum", "cudnn_enabled"))  # on any value, in eval mode
 _SCHEMA_NAMES = {"self": "input", "train": "training"}
 
 _NORM_ATTRIBUTES = ("running_mean", "running_var", "weight", "bias", "eps")
@@ -171,32 +180,27 @@ _MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
 
 
 # What these modules ran when this file was read: one whose class was given another forward since is not known.
-_STOCK: dict[type[nn.Module], Any] = {kind: vars(kind).get("forward") for kind in (*_MODULES, nn.Softplus)}
+_OWN_FORWARD: dict[type[nn.Module], Any] = {kind: kind.forward for kind in _MODULES}
 
 
-def disguise(module: nn.Module) -> str:
+def hidden_behaviour(module: nn.Module) -> str:
     """Why a module may do something else than its type says, which no graph shows; empty if it is what it seems.
 
     A hook or a forward of its own is run in the place of the known operation, and a tracer records the operation.
     """
-    if vars(module)["_forward_hooks"] or vars(module)["_forward_pre_hooks"]:
+    own, all_modules = vars(module), torch.nn.modules.module  # not by getattr: a model's own may raise anything
+    if own["_forward_hooks"] or own["_forward_pre_hooks"]:
         return "forward hook"
-    if _global_hooks():
+    if all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks:
         return "forward hook for all modules"
-    if "forward" in vars(module):
+    if own.keys() & {"forward", "_call_impl", "_conv_forward"}:
         return "forward that was put in the place of its own"
-    # Not by getattr: a model's own __getattr__ may raise anything.
-    if isinstance(vars(module)["_modules"].get("parametrizations"), nn.ModuleDict):
+    if isinstance(own["_modules"].get("parametrizations"), nn.ModuleDict):
         return "parametrised weight"
     kind = type(module)
-    if kind in _STOCK and vars(kind).get("forward") is not _STOCK[kind]:
+    if kind.forward is not _OWN_FORWARD.get(kind, kind.forward):
         return f"forward of {kind.__name__} that was replaced"
     return ""
-
-
-def _global_hooks() -> bool:
-    state = torch.nn.modules.module
-    return bool(state._global_forward_hooks or state._global_forward_pre_hooks)
 
 
 def op_name(node: Node, root: GraphModule) -> str:
@@ -222,37 +226,49 @@ def in_place(node: Node, root: GraphModule, options: Mapping[str, Any]) -> bool:
         module = root.get_submodule(str(node.target))
         return bool(getattr(module, "inplace", False)) and op_name(node, root) != "identity"
     name = _function_name(node.target)
-    augmented = (
-        name.startswith("i") and getattr(operator, name, None) is node.target and op_name(node, root) == name[1:]
-    )
-    return augmented or (name.endswith("_") and not name.endswith("__")) or bool(options.get("inplace", False))
+    ends_in_place = name.endswith("_") and not name.endswith("__")
+    return node.target in _AUGMENTED or ends_in_place or bool(options.get("inplace", False))
 
 
 def named_options(
     node: Node, dense: GraphModule, pruned: GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A node's arguments by name; a parameter or buffer as the Pair of what the two networks hold."""
-    op = op_name(node, dense)
+    """A node's arguments by name, or NoBound; a parameter or buffer comes as a ConstantPair."""
     if node.op == "call_module":
         if len(args) + len(kwargs) != 1:
             raise NoBound("it is called with more than one argument")
-        options = {"input": args[0] if args else next(iter(kwargs.values()))}
-        path = str(node.target)
-        kind = type(dense.get_submodule(path))
-        for attribute in _MODULES[kind][1] if kind in _MODULES else ():
-            values = (getattr(dense.get_submodule(path), attribute), getattr(pruned.get_submodule(path), attribute))
-            options[attribute] = Pair(*values) if isinstance(values[0], Tensor) else values[0]
-        return options
+        modules = (dense.get_submodule(str(node.target)), pruned.get_submodule(str(node.target)))
+        return {"input": args[0] if args else next(iter(kwargs.values())), **_module_options(*modules)}
+    op = op_name(node, dense)
     if op in MOVEMENTS:
         return {"input": args[0] if args else kwargs.get("input")}
+    if op not in _PARAMETERS:
+        raise NoBound("")
+    names = _PARAMETERS[op]
     if isinstance(node.target, torch._ops.OpOverload):
         schema = [argument.name for argument in node.target._schema.arguments]
         names = tuple(_SCHEMA_NAMES.get(name, name) for name in schema)
-    else:
-        names = _PARAMETERS.get(op, ("input", "inplace"))
-        if op == "batch_norm" and node.target is not F.batch_norm:
-            raise NoBound("its arguments are not in the order of nn.functional.batch_norm")
-    return _bind(names, args, kwargs)
+    elif op == "batch_norm" and node.target is not F.batch_norm:
+        raise NoBound("its arguments are not in the order of nn.functional.batch_norm")
+    if len(args) > len(names):
+        raise NoBound(f"it is called with {len(args)} arguments")
+    options = dict(zip(names, args))
+    options.update({_SCHEMA_NAMES.get(key, key): value for key, value in kwargs.items()})
+    unknown = options.keys() - {*_PARAMETERS[op], *_WITHOUT_EFFECT}
+    if unknown or len(options) != len(args) + len(kwargs):
+        raise NoBound(f"its arguments are not understood: {', '.join(sorted(unknown or options))}")
+    return options
+
+
+def _module_options(dense: nn.Module, pruned: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that are arguments of its operation."""
+    options: dict[str, Any] = {}
+    for name in _MODULES[type(dense)][1] if type(dense) in _MODULES else ():
+        ours, theirs = getattr(dense, name), getattr(pruned, name)
+        if not isinstance(ours, Tensor) and ours != theirs:
+            raise NoBound(f"its {name} differs between the two networks")
+        options[name] = ConstantPair(ours, theirs) if isinstance(ours, Tensor) else ours
+    return options
 
 
 def module_of(node: Node) -> str:
@@ -264,18 +280,6 @@ def module_of(node: Node) -> str:
     return str(paths[-1]) if paths and paths[-1] else "the model itself"
 
 
-def _bind(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    if len(args) > len(names):
-        raise NoBound(f"it is called with {len(args)} arguments")
-    options = dict(zip(names, args))
-    for key, value in kwargs.items():
-        name = _SCHEMA_NAMES.get(key, key)
-        if name in options or name not in names:
-            raise NoBound(f"argument {key!r} is not known")
-        options[name] = value
-    return options
-
-
 def _function_name(target: Any) -> str:
     """The bare name of a function of PyTorch or Python, or of a tensor method; with its module for any other."""
     if isinstance(target, str):
@@ -283,7 +287,6 @@ def _function_name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         namespace, name = target._schema.name.split("::")
         return name if namespace == "aten" else f"{namespace}::{name}"
-    name = str(getattr(target, "__name__", target))
-    if any(getattr(space, name, None) is target for space in _NAMESPACES):
-        return name
-    return f"{getattr(target, '__module__', '?')}.{name}"
+    if target in _FUNCTIONS:
+        return _FUNCTIONS[target]
+    return f"{getattr(target, '__module__', '?')}.{getattr(target, '__name__', target)}"

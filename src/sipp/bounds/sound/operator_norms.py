@@ -2,8 +2,8 @@
 activations.
 
 A bound here is on the linear MAP, not on the kernel tensor: the 3 x 3 all-ones kernel has Frobenius norm 3 but
-stretches some images almost ninefold. Every number comes from a full decomposition or a factorisation that
-went through, and is rounded up; power iteration converges from below and is never a bound.
+stretches some images almost ninefold. Every number comes from a full decomposition and is rounded up; power iteration
+converges from below and is never a bound.
 
 Axes: G groups, F rows of one group, C input channels of one group, T taps of the kernel, Q frequencies, R aliases.
 """
@@ -18,14 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.bounds.sound.padded_norms import Axis, section_norm
 from sipp.errors import ModelError, OptionError
 
 # Relative slack that turns a float64 decomposition (error about 1e-12 at worst) into an upper bound.
 ROUND_UP = 1.0 + 1e-9
 # The frequencies are taken in blocks of at most this many complex entries (64 MiB).
 BLOCK_ENTRIES = 1 << 22
-# Above this many multiply-adds (about a minute on one core) the transfer form is left out; `form` then says "taps".
+# Above this many multiply-adds (about a minute on one core) only the windows are counted.
 MAX_TRANSFER_WORK = 1e11
 
 # Largest slope of each activation, rounded up.
@@ -49,24 +48,6 @@ SLOPES = {
     "hardswish": HARDSWISH_SLOPE,
 }
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
-Form = Literal[
-    "zero", "matrix", "taps", "transfer", "section", "copies x taps", "copies x transfer", "copies x section"
-]
-COPIES: dict[Form, Form] = {"taps": "copies x taps", "transfer": "copies x transfer", "section": "copies x section"}
-
-
-@dataclass(frozen=True)
-class MapNorm:
-    """An upper bound on an operator norm, and the formula it comes from.
-
-    `zero`: the weight is zero. `matrix`: sigma_1 of a matrix, exact. `taps`: sqrt(prod m) sigma_1(W as F x K).
-    `transfer`: the largest sigma_1 of the kernel's transfer matrix over a DFT grid. `section`: a factorisation of the
-    zero-padded map's own Gram matrix. `copies` in front of another form: that form times the norm of a padding that
-    repeats inputs.
-    """
-
-    value: float
-    form: Form
 
 
 @dataclass(frozen=True)
@@ -84,60 +65,35 @@ class ConvGeometry:
         axes = zip(input_size, self.kernel, self.stride, self.dilation, self.padding)
         return tuple((n + left + right - d * (k - 1) - 1) // s + 1 for n, k, s, d, (left, right) in axes)
 
-    def axes(self, input_size: Sequence[int]) -> list[Axis]:
-        """The windows over an image of this size, one record per axis."""
-        lefts = [left for left, _ in self.padding]
-        fields = zip(input_size, self.kernel, self.stride, self.dilation, lefts, self.n_out(input_size))
-        return [Axis(*axis) for axis in fields]
 
-    def has_whole_window(self, input_size: Sequence[int]) -> bool:
-        """Whether some window of the convolution lies inside the image, clear of the padding."""
-        # The first window that does not reach into the padding on the left, counted from zero.
-        firsts = [-(-axis.left // axis.stride) for axis in self.axes(input_size)]
-        return all(
-            first < axis.n_out and first * axis.stride - axis.left + axis.dilation * (axis.kernel - 1) < axis.n_in
-            for first, axis in zip(firsts, self.axes(input_size))
-        )
-
-
-def linear_norm(weight_FK: Tensor) -> MapNorm:
+def linear_norm(weight_FK: Tensor) -> float:
     """The largest singular value of a matrix, rounded up."""
     weight_FK, scale = _normalised(weight_FK)
-    if scale == 0.0:
-        return MapNorm(0.0, "zero")
-    return MapNorm(_sigma(weight_FK) * scale * ROUND_UP, "matrix")
+    return _sigma(weight_FK) * scale * ROUND_UP if scale else 0.0
 
 
 def conv_norm(
     weight: Tensor,
     *,
+    input_size: Sequence[int],
     stride: int | Sequence[int] = 1,
     padding: int | str | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     padding_mode: PaddingMode = "zeros",
-    input_size: Sequence[int] | None = None,
-) -> MapNorm:
-    """An upper bound on the norm of a convolution (any rank) as a linear map on images; the least of the valid forms.
+) -> float:
+    """An upper bound on the norm of a convolution (any rank) as a linear map on images of this size.
 
-    `weight` is (rows, channels per group, *kernel). Without `input_size` (the spatial sizes of the input) only the
-    `taps` form is known, and padding that repeats inputs has no bound. A grouped convolution is block diagonal: its
-    norm is that of its worst group.
+    `weight` is (rows, channels per group, *kernel). A grouped convolution is block diagonal: its norm is that of its
+    worst group.
     """
     geometry = conv_geometry(weight, stride=stride, padding=padding, dilation=dilation, padding_mode=padding_mode)
     weight, scale = _normalised(weight)
     if scale == 0.0:
-        return MapNorm(0.0, "zero")
+        return 0.0
     weight_GFCT = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-    if padding_mode == "zeros":
-        best = _zero_padded_norm(weight_GFCT, geometry, input_size)
-    elif input_size is None:
-        raise OptionError(
-            f"padding_mode={padding_mode!r} repeats inputs", fix="give input_size to bound the convolution's norm"
-        )
-    else:
-        best = _repeating_norm(weight_GFCT, geometry, input_size)
-    return MapNorm(best.value * scale * ROUND_UP, best.form)
+    norm = _zero_padded_norm if padding_mode == "zeros" else _repeating_norm
+    return norm(weight_GFCT, geometry, input_size) * scale * ROUND_UP
 
 
 def conv_geometry(
@@ -207,33 +163,22 @@ def per_axis(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
     return values * rank if len(values) == 1 else values
 
 
-def _zero_padded_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Sequence[int] | None) -> MapNorm:
+def _zero_padded_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Sequence[int]) -> float:
     """The norm of a zero-padded convolution of a weight of unit scale, not rounded."""
-    axes = zip(geometry.kernel, geometry.stride, geometry.dilation)
-    if input_size is None:
-        covers = [_cover(k, s, d, k) for k, s, d in axes]
-    else:
-        covers = [_cover(k, s, d, n) for (k, s, d), n in zip(axes, geometry.n_out(input_size))]
-    # A window's output is at most sigma_1(W) times the window, and the windows hold an input at most prod(m) times.
-    best = MapNorm(math.sqrt(math.prod(covers)) * _sigma(weight_GFCT.flatten(2)), "taps")
-    if input_size is None:
-        return best
-    apart = math.prod(covers) == 1
-    if apart and geometry.has_whole_window(input_size):
-        return best  # exact
-    if not apart:
-        # On a circle this long the padding reads only zeros, and windows that coincide on it read only zeros: the map
-        # is a part of the circular convolution. T13's n + p for stride 1, extended to strides, dilations, any padding.
-        lengths = [n + max(sides) for n, sides in zip(input_size, geometry.padding)]
-        grid = [-(-length // s) * s for length, s in zip(lengths, geometry.stride)]
-        transfer = _transfer_norm(weight_GFCT, geometry, grid, geometry.stride)
-        if transfer is not None and transfer < best.value:
-            best = MapNorm(transfer, "transfer")
-    section = section_norm(weight_GFCT, geometry.axes(input_size), best.value)
-    return best if section is None or best.value <= section else MapNorm(section, "section")
+    axes = zip(geometry.kernel, geometry.stride, geometry.dilation, geometry.n_out(input_size))
+    cover = math.prod(_cover(k, s, d, n) for k, s, d, n in axes)
+    # A window's output is at most sigma_1(W) times the window, and the windows hold an input at most `cover` times.
+    counted = math.sqrt(cover) * _sigma(weight_GFCT.flatten(2))
+    if cover == 1:
+        return counted
+    # On a circle this long the padding reads only zeros, and windows that coincide on it read only zeros: the map is a
+    # part of the circular convolution. T13's n + p for stride 1, extended to strides, dilations, any padding.
+    lengths = [n + max(sides) for n, sides in zip(input_size, geometry.padding)]
+    grid = [-(-length // s) * s for length, s in zip(lengths, geometry.stride)]
+    return min(counted, _transfer_norm(weight_GFCT, geometry, grid, geometry.stride))
 
 
-def _repeating_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Sequence[int]) -> MapNorm:
+def _repeating_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Sequence[int]) -> float:
     """The norm of a convolution whose padding repeats inputs, of a weight of unit scale, not rounded."""
     # The padding writes each input at most c times per axis, so its norm is sqrt(prod c); then an unpadded convolution.
     copies = math.prod(
@@ -242,25 +187,19 @@ def _repeating_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Seq
     padded_size = [n + left + right for n, (left, right) in zip(input_size, geometry.padding)]
     rank = len(geometry.kernel)
     unpadded = ConvGeometry(geometry.kernel, geometry.stride, geometry.dilation, ((0, 0),) * rank, "zeros")
-    inner = _zero_padded_norm(weight_GFCT, unpadded, padded_size)
-    best = MapNorm(math.sqrt(copies) * inner.value, COPIES[inner.form] if copies > 1 else inner.form)
+    norm = math.sqrt(copies) * _zero_padded_norm(weight_GFCT, unpadded, padded_size)
     if geometry.padding_mode != "circular":
-        return best
+        return norm
     # A circular convolution of the n inputs themselves; windows that go round more than once repeat its outputs.
     divides = all(n % s == 0 for n, s in zip(input_size, geometry.stride))
     transfer = _transfer_norm(weight_GFCT, geometry, input_size, geometry.stride if divides else (1,) * rank)
-    if transfer is None:
-        return best
     spans = [(n_windows - 1) * s + 1 for n_windows, s in zip(geometry.n_out(input_size), geometry.stride)]
     rounds = math.prod(-(-span // n) for span, n in zip(spans, input_size))
-    direct = math.sqrt(rounds) * transfer
-    return MapNorm(direct, "transfer") if direct < best.value else best
+    return min(norm, math.sqrt(rounds) * transfer)
 
 
-def _transfer_norm(
-    weight_GFCT: Tensor, geometry: ConvGeometry, grid: Sequence[int], stride: Sequence[int]
-) -> float | None:
-    """The norm of a strided circular convolution on `grid` (each axis a multiple of its stride); None if too costly.
+def _transfer_norm(weight_GFCT: Tensor, geometry: ConvGeometry, grid: Sequence[int], stride: Sequence[int]) -> float:
+    """The norm of a strided circular convolution on `grid` (each axis a multiple of its stride); inf if too costly.
 
     Without stride it is the largest sigma_1 of H(q) = sum_t W_t exp(2 pi i q.t d / N) over the frequencies q. With
     stride s the frequencies q, q + N/s, .. fold onto one output frequency: sigma_1 of [H H ..] / sqrt(s) side by side.
@@ -272,7 +211,7 @@ def _transfer_norm(
     n_frequencies = math.prod([*coarse[:-1], coarse[-1] // 2 + 1])
     small, large = sorted((n_rows, n_channels * n_aliases))
     if n_groups * n_frequencies * small**2 * (large + small) > MAX_TRANSFER_WORK:
-        return None
+        return math.inf
     device = weight_GFCT.device
     dilation_A = torch.tensor(geometry.dilation, dtype=torch.int64, device=device)
     taps_TA = _cartesian([range(k) for k in geometry.kernel], device) * dilation_A

@@ -13,11 +13,11 @@ from oracles.dense_map import worst_direction
 from oracles.true_error import Apply, Shifted, true_errors
 from torch import Tensor, nn
 
-from sipp.bounds.sound import operations
-from sipp.bounds.sound.calls import Call, Flow
+from sipp.bounds.sound import error_growth
+from sipp.bounds.sound.error_growth import Effect
 from sipp.bounds.sound.graph_bound import sound_bound
-from sipp.bounds.sound.norms import linear_norm
-from sipp.bounds.sound.operations import Effect
+from sipp.bounds.sound.known_operations import Call, ValueAndError
+from sipp.bounds.sound.operator_norms import linear_norm
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def test_each_operation_is_bounded_and_the_bound_is_reached(name: str) -> None:
 
 
 def _max_for_sum(call: Call) -> Effect:
-    errors = [term.error_B for term in call.options.values() if isinstance(term, Flow)]
+    errors = [term.error_B for term in call.options.values() if isinstance(term, ValueAndError)]
     return Effect(torch.stack(errors).amax(dim=0), 1.0, torch.zeros_like(errors[0]))
 
 
@@ -192,7 +192,7 @@ def test_the_same_check_catches_a_gain_that_is_too_small(
     name: str, function: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert PROBES[name]().holds()
-    monkeypatch.setattr(operations, function, broken)
+    monkeypatch.setattr(error_growth, function, broken)
     assert not PROBES[name]().holds()
 
 
@@ -203,7 +203,7 @@ def test_the_same_check_catches_a_gain_that_is_too_small(
         ("sub", "_SEVERAL", "sub", _max_for_sum),
         ("cat", "_SEVERAL", "cat", _max_for_root),
         ("stack", "_SEVERAL", "stack", _max_for_root),
-        ("mean", "_GAINS", "mean", lambda call: 1 / operations._reduced(call)),
+        ("mean", "_GAINS", "mean", lambda call: 1 / error_growth._reduced(call)),
         ("log softmax", "_GAINS", "log_softmax", lambda call: 1.0),
         ("leaky relu", "_GAINS", "leaky_relu", lambda call: 1.0),
         ("elu", "_GAINS", "elu", lambda call: 1.0),
@@ -217,7 +217,7 @@ def test_the_same_check_catches_a_wrong_entry_of_the_tables(
     name: str, table: str, op: str, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert PROBES[name]().holds()
-    monkeypatch.setitem(getattr(operations, table), op, broken)
+    monkeypatch.setitem(getattr(error_growth, table), op, broken)
     assert not PROBES[name]().holds()
 
 
