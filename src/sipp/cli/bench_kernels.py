@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.cli.data_option import Source, check_fits, draw, images_lines, open_source
+from sipp.cli.data_option import Source, check_fits, data_or_noise, draw, images_lines, open_source
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.model_option import find_device, load_model
-from sipp.experiments.nets import NETS
 from sipp.inputs.batches import batches_of
 from sipp.records.numerics import inverse_or_zero
 from sipp.scoring import kernels
@@ -34,13 +33,9 @@ def measure(
     model: str, weights: Path | None, data: str | None, normalise: str | None, device: str, repeats: int
 ) -> tuple[str, list[dict[str, Any]], list[str]]:
     """The machine in words, a line for each shape of kernel and for the network, and how images became numbers."""
-    if data is None and model not in NETS:
-        raise CommandError(
-            f"{model} needs points to run on", where="sipp bench", fix="give --data, such as random:32x3x32x32"
-        )
+    spec = data_or_noise(data, model, N_POINTS, "sipp bench")
     where = find_device(device)
     lines = [_kernel_line(*shape, where, repeats) for shape in SHAPES]
-    spec = data if data is not None else "random:" + "x".join(map(str, (N_POINTS, *NETS[model].input_shape)))
     source = open_source(spec, "calibration", "--data", model=model, normalise=normalise)
     lines.append(_network_line(model, load_model(model, weights, device=device), source, repeats))
     machine = f"{where.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"

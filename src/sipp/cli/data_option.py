@@ -33,6 +33,7 @@ from sipp.experiments.data import (
 )
 from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
 from sipp.experiments.data.imagefolder import SUFFIXES
+from sipp.experiments.nets import NETS
 from sipp.inputs.batches import batches_of, fresh, points_per_batch
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.pointkeys import set_hash
@@ -103,6 +104,17 @@ def open_source(
     if chosen is not None:
         raise CommandError(f"{spec} holds no images", where=f"--normalise {normalise}", fix="leave it out")
     return source
+
+
+def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> str:
+    """What --data says; without it, noise in the shape that a built-in network takes."""
+    if data is not None:
+        return data
+    if model not in NETS:
+        raise CommandError(
+            f"{model} needs points to run on", where=where, fix=f"give --data, such as random:{n_points}x3x32x32"
+        )
+    return "random:" + "x".join(map(str, (n_points, *NETS[model].input_shape)))
 
 
 def points_read(option: str, spec: str | None) -> list[tuple[str, Path]]:

@@ -129,7 +129,7 @@ def as_command_error(error: SippError, where: str, fix: str) -> CommandError:
 
 def _typed(text: str, option: str) -> str:
     """The text with an argument spelled as it is typed: --keep for keep=."""
-    return text.replace(f"{option}=", f"--{option} ").rstrip() if option in SAME_NAME else text
+    return text.replace(f"{option}=", f"--{option.replace('_', '-')} ").rstrip() if option in SAME_NAME else text
 
 
 def _unexpected(error: BaseException, debug: bool) -> CommandError:

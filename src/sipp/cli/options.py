@@ -111,7 +111,8 @@ def _record(kind: Any, typed: dict[str, Any]) -> Any:
     except SippError as error:
         if error.option not in typed:
             raise
-        raise as_command_error(error, f"--{error.option} {typed[error.option]}", "see --help") from error
+        where = f"--{error.option.replace('_', '-')} {typed[error.option]}"
+        raise as_command_error(error, where, "see --help") from error
 
 
 def prune_option(name: str) -> Any:

@@ -16,6 +16,7 @@ from sipp.cli.data_option import (
     Reader,
     check_fits,
     collect,
+    data_or_noise,
     draw_holdout,
     images_lines,
     n_calibration,
@@ -183,11 +184,10 @@ def _data_spec(request: PruneRequest) -> str:
     """What --data says; noise where the network's shape is known and nothing is written."""
     if request.data is not None:
         return request.data
-    noise = f"random:{N_NOISE}x3x224x224"
-    if request.model in NETS:
-        noise = "random:" + "x".join(map(str, (N_NOISE, *NETS[request.model].input_shape)))
-        if request.dry_run and not request.has_tolerance:
-            return noise
+    is_known = request.model in NETS
+    if is_known and request.dry_run and not request.has_tolerance:
+        return data_or_noise(None, request.model, N_NOISE, "sipp prune")
+    noise = data_or_noise(None, request.model, N_NOISE, "") if is_known else f"random:{N_NOISE}x3x224x224"
     raise CommandError(
         f"{request.options.method} needs data" if not request.has_tolerance else "a tolerance is certified on data",
         where="sipp prune",

@@ -14,7 +14,7 @@ from torch import nn
 
 import sipp
 from sipp.allocation.patterns import breaking
-from sipp.cli.data_option import Points, check_fits, draw, open_source
+from sipp.cli.data_option import Points, Reader, data_or_noise
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.model_option import load_model
 from sipp.experiments.nets import NETS, build
@@ -114,16 +114,9 @@ def _built(name: str) -> tuple[str, Tensors]:
 
 def example_for(stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None) -> tuple[Any, Points]:
     """So many points as the network takes them, of `data` or of noise in a built-in network's shape."""
-    if data is None and stored.name not in NETS:
-        raise CommandError(
-            f"{stored.name} needs points to run on",
-            where=f"FILE {stored.contents.path}",
-            fix=f"give --data, such as random:{n_points}x3x32x32",
-        )
-    spec = data if data is not None else "random:" + "x".join(map(str, (n_points, *NETS[stored.name].input_shape)))
-    source = open_source(spec, "calibration", "--data", model=stored.name, normalise=normalise)
-    points = draw(source, n_points, seed=0, batch_size=n_points, model=stored.model)
-    check_fits(stored.model, points, stored.name, "--data")
+    spec = data_or_noise(data, stored.name, n_points, f"FILE {stored.contents.path}")
+    reader = Reader(stored.model, stored.name, normalise, batch_size=n_points)
+    points = reader.draw(reader.open(spec, "calibration", "--data"), n_points, "--data")
     batch = next(iter(batches_of(points.batches)))
     return batch.kwargs or batch.args, points
 

@@ -31,15 +31,14 @@ def check_share(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_keep(keep: Any) -> float:
-    """The share of prunable weights to keep, if it is one."""
+def check_keep(keep: Any) -> None:
+    """Refuses what is no share of prunable weights to keep."""
     if not _is(keep, numbers.Real) or not 0.0 < keep <= 1.0:
         raise OptionError(
             f"keep={keep!r:.60} is not in (0, 1]",
             fix="give the share of prunable weights to keep: 0.15 keeps 15 %",
             option="keep",
         )
-    return float(keep)
 
 
 def check_whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:

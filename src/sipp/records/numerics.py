@@ -56,7 +56,8 @@ def row_scales(weight_FK: Tensor) -> Tensor:
 
 def budget_of(keep: float, n_weights: int) -> int:
     """The number of weights that the share `keep` means: the nearest whole number, refused when that is none."""
-    budget = math.floor(check_keep(keep) * n_weights + 0.5)
+    check_keep(keep)
+    budget = math.floor(keep * n_weights + 0.5)
     if budget == 0:
         raise OptionError(
             f"keep={keep!r} of {n_weights} prunable weights keeps none",

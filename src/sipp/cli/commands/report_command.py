@@ -12,7 +12,7 @@ import typer
 import sipp
 from sipp.cli.errors import REPAIR, CommandError, naming_option
 from sipp.cli.options import Force
-from sipp.errors import DataError, OptionError
+from sipp.errors import OptionError
 from sipp.extras import needed_for
 from sipp.report import figure_names, files_read, read_whole_results, render, write_figures
 from sipp.report.read import Result
@@ -40,7 +40,9 @@ def report(
         raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
     if figures is not None:
         _check_figures(figures, results, force)
-    _write(out, render(results, version=f"sipp {sipp.__version__}", broken=broken), force)
+    text = render(results, version=f"sipp {sipp.__version__}", broken=broken)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text
     drawn = [] if figures is None else write_figures(results, figures)
     if figures is not None and not drawn:
         what = "nothing was drawn: no result has a number for a figure"
@@ -92,14 +94,3 @@ def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
             )
         for name in names:
             check_file(folder / name, FIGURE, force=force, makes_folder=True)
-
-
-def _write(path: Path, text: str, force: bool) -> None:
-    """Writes the page, and the folder it is to lie in; it is whole or as it was before."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"the page could not be written ({error.strerror or error})", where=path, fix="free space or allow writing"
-        ) from error
-    write_file(path, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text
