@@ -28,7 +28,7 @@ from common import table
 from published import encoder, images_of, moved, outputs, resnet, sentences
 from torch import Tensor, nn
 
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.records.options import PruneOptions
@@ -115,7 +115,7 @@ def measured(case: Case, method: str, keeps: list[float]) -> dict[float, list[tu
     parts = torch.arange(len(dense)).chunk(N_SAMPLES)
     found: dict[float, list[tuple[float, float, str]]] = {keep: [] for keep in keeps}
     for data, at in zip(case.samples, parts):
-        ranking = rank(subject_of(case.net, data), PruneOptions(method=method, floor=FLOOR), statements=False)
+        ranking = rank(task_of(case.net, data), PruneOptions(method=method, floor=FLOOR), statements=False)
         for keep in keeps:
             pruned = cut(ranking, round(keep * ranking.n_weights), seed=0)
             got = outputs(pruned.model, case.new)[at]
@@ -153,7 +153,7 @@ def dead_lines(name: str, case: Case) -> list[list[str]]:
     for row in METHODS:
         counts = []
         for floor in (FLOOR, "off"):
-            ranking = rank(subject_of(case.net, data), PruneOptions(method=row.name, floor=floor), statements=False)
+            ranking = rank(task_of(case.net, data), PruneOptions(method=row.name, floor=floor), statements=False)
             pruned = cut(ranking, round(SPARSEST * ranking.n_weights), seed=0)
             counts.append(str(sum(len(layer.dead_rows) for layer in pruned.layers)))
         lines.append([name, row.name, *counts])

@@ -22,7 +22,7 @@ import sipp
 from sipp.certificates.measures import relative_errors
 from sipp.experiments.data import load_cifar10, normalise
 from sipp.experiments.nets import build
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.records.binomial import upper_limit
@@ -69,7 +69,7 @@ def main() -> None:
         return
     print(f"ResNet20, {n_points} calibration points (T4 at delta {PRUNE_DELTA:g}), {len(holdout)} holdout points")
     rankings = {
-        name: rank(subject_of(net, calibration), PruneOptions(method=method, **options))
+        name: rank(task_of(net, calibration), PruneOptions(method=method, **options))
         for name, method, options in RANKINGS
     }
     side_by_side(net, rankings, calibration, holdout, fresh)
@@ -137,7 +137,7 @@ def cost_of_a_walk(net, calibration) -> None:  # type: ignore[no-untyped-def]
     for method in WALK_METHODS:
 
         def score(method: Method = method) -> None:
-            rankings[method] = rank(subject_of(net, calibration), PruneOptions(method=method))
+            rankings[method] = rank(task_of(net, calibration), PruneOptions(method=method))
 
         def prune_once(method: Method = method) -> None:
             cut(rankings[method], rankings[method].n_weights // 2)

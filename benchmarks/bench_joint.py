@@ -21,7 +21,7 @@ from common import table
 from published import accuracy, images_of, resnet
 
 import sipp
-from sipp.inputs.batches import batches_of
+from sipp.inputs.data import data_of
 from sipp.repairing.joint import AIMS, Joint, joint
 from sipp.repairing.layer_by_layer import _divided
 
@@ -65,7 +65,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     images, net = images_of(options.data, options.seed), resnet(options.weights)
     data = list(images.points(0, options.points).split(options.batch))
-    parts = _divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=options.seed))
+    parts = _divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=options.seed).batches())
     lines = []
     for keep in options.keep:
         masks = sipp.prune(net, None, keep=keep, method="wt", progress=False).masks

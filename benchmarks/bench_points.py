@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sipp.errors import DeadRowsWarning
 from sipp.experiments.data import load_cifar10, normalise
 from sipp.experiments.nets import build
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.records.options import Method, PruneOptions
@@ -63,7 +63,7 @@ def main() -> None:
         options_of = PruneOptions(method=method, reduce=reduce, delta=delta)  # type: ignore[arg-type]
         values = []
         for seed in range(options.repetitions):
-            ranking = rank(subject_of(net, points(n, seed), seed=seed), options_of)
+            ranking = rank(task_of(net, points(n, seed), seed=seed), options_of)
             values.append(accuracy(cut(ranking, round(options.keep * ranking.n_weights), seed=seed).model, *tests))
         return f"{statistics.mean(values):.2f} +- {statistics.stdev(values):.2f}"
 

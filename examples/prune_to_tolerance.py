@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import sipp
+from sipp.experiments.data import digits_splits, load_digits
 from sipp.records.certificate import from_json, to_json
 from sipp.verbs.verify import verify
-from sipp.experiments.data import digits_splits, load_digits
 
 digits = load_digits()
 splits = digits_splits(digits, seed=0)

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.layers import Adapter, Use, by_point, register
+from sipp.inputs.layers import Adapter, WeightUse, by_point, register
 
 CASES_PER_PROCESS = 250
 N_POINTS = 4
@@ -46,13 +46,13 @@ class TaughtWindows(Taught):
 
 
 def taught_uses(module, args, kwargs, n_points):
-    yield Use("weight", *by_point(args[0], n_points))
+    yield WeightUse("weight", *by_point(args[0], n_points))
 
 
 def wild_uses(module, args, kwargs, n_points):
     x = args[0].reshape(len(args[0]), 1, 1, -1)
     choice = random.Random(str(tuple(x.shape)))
-    yield Use(
+    yield WeightUse(
         "weight",
         x,
         n_position_dims=choice.choice([-1, 0, 1, 1, 2, 3]),

@@ -15,9 +15,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.layers import find_sites
-from sipp.inputs.uses import fitted
-from sipp.records.batches import Batch, Use
+from sipp.inputs.layers import find_prunable_layers
+from sipp.inputs.weight_uses import checked_use
+from sipp.records.batches import Batch, WeightUse
 
 N_CASES = 160
 
@@ -133,8 +133,8 @@ def test_a_lack_of_memory_passes_as_it_is(error: Exception) -> None:
 
 # --- The one place where uses are checked, for adapters that check nothing --------------------------------------------
 
-GOOD = Use("weight", torch.rand(3, 2, 5, 4), n_position_dims=1)
-BAD: dict[str, Use] = {
+GOOD = WeightUse("weight", torch.rand(3, 2, 5, 4), n_position_dims=1)
+BAD: dict[str, WeightUse] = {
     "fan-in": replace(GOOD, windows=torch.rand(3, 2, 5, 3)),
     "too few dimensions": replace(GOOD, windows=torch.rand(3, 2), n_position_dims=1),
     "more positions than there are": replace(GOOD, n_position_dims=3),
@@ -158,14 +158,14 @@ BAD: dict[str, Use] = {
 
 
 def a_weight_of_6_rows_and_4_columns() -> Iterator[object]:
-    for site in find_sites(nn.Linear(4, 6)):
-        yield from site.weights.values()
+    for layer in find_prunable_layers(nn.Linear(4, 6)):
+        yield from layer.weights.values()
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_use_that_is_not_of_its_weight_is_refused(case: str) -> None:
     (weight,) = a_weight_of_6_rows_and_4_columns()
     batch = Batch(0, "batch 0", (torch.rand(3, 4),), {}, None, 3)
-    assert fitted(GOOD, weight, torch.device("cpu"), batch) == GOOD
+    assert checked_use(GOOD, weight, torch.device("cpu"), batch) == GOOD
     with pytest.raises((DataError, ModelError), match=r"^(takes|has an adapter|lies on)"):
-        fitted(BAD[case], weight, torch.device("cpu"), batch)
+        checked_use(BAD[case], weight, torch.device("cpu"), batch)

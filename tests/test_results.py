@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sipp.report.panels import panels_of
-from sipp.report.read import Run, read_results
+from sipp.report.compare_runs import panels_of
+from sipp.report.results import Run, read_results
 
 RESULTS = Path(__file__).parents[1] / "results"
 STUDIES = sorted(path.parent for path in RESULTS.glob("*/README.md"))

@@ -11,7 +11,7 @@ from sipp.allocation import largest, largest_above_floor, least_of_layers
 from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, dead_rows
 from sipp.pruning.ranking import rank
 from sipp.records.options import PruneOptions
@@ -166,7 +166,7 @@ def test_no_row_of_the_digits_network_dies_at_two_per_cent(method: str) -> None:
     torch.manual_seed(0)
     model = build("digits-cnn").eval()
     data = [(torch.rand(16, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 10)]
-    ranking = rank(subject_of(model, data), PruneOptions(method=method, floor=0.1))
+    ranking = rank(task_of(model, data), PruneOptions(method=method, floor=0.1))
     pruned = cut(ranking, round(0.02 * ranking.n_weights))
     kept = sum(int(mask.sum()) for mask in pruned.masks.values())
     assert kept == pruned.budget and not any(dead_rows(*layer) for layer in zip(pruned.dense, pruned.rows))

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
-from sipp.bounds.assumption import Assumption, check_assumption
+from sipp.bounds.assumption import check_assumption
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.records.assumption import Assumption
 
 Seen = dict[str, tuple[int, int, int]]
 N_CALIBRATION, N_HOLDOUT = 3, 5

@@ -21,9 +21,8 @@ import sipp
 from sipp.allocation.row_bounds import draws_for, eps_given, eps_rand, expected_kept
 from sipp.bounds.network import LEAST_OF_ROW, coverage, floored
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.apart import MOST_APART, hold_back
-from sipp.inputs.batches import batches_of
-from sipp.inputs.subject import subject_of
+from sipp.inputs.data import MOST_APART, data_of, split_last
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.ranking import rank
 from sipp.pruning.sparse_rows import RAND
 from sipp.records.options import PruneOptions
@@ -87,8 +86,8 @@ def test_without_data_or_with_an_iterator_that_is_used_up_the_reason_is_said() -
 
 
 def test_rankings_for_training_score_no_baseline_and_split_nothing() -> None:
-    assert rank(subject_of(mlp(), points(60)), PruneOptions(method="wt")).scores is None
-    scores = rank(subject_of(mlp(), points(60)), PruneOptions(method="sipp-det")).scores
+    assert rank(task_of(mlp(), points(60)), PruneOptions(method="wt")).scores is None
+    scores = rank(task_of(mlp(), points(60)), PruneOptions(method="sipp-det")).scores
     assert scores.n_apart is None and scores.layers[0].first_FK is None
 
 
@@ -191,7 +190,7 @@ def test_one_point_repeated_is_one_point() -> None:
     assert sound.bound.coverage.n == 0 and not sound.bound.met
     lstm, sequence = nn.LSTM(5, 3, batch_first=True), torch.rand(3, 4, 5)
     packed = pack_padded_sequence(sequence, [4, 3, 2], batch_first=True)
-    assert rank(subject_of(lstm, [packed, packed]), PruneOptions(method="sipp-det")).scores.n_distinct == 3
+    assert rank(task_of(lstm, [packed, packed]), PruneOptions(method="sipp-det")).scores.n_distinct == 3
 
 
 @pytest.mark.parametrize("method", ["sipp-det", "sipp-hybrid", "sipp-simple", "wt"])
@@ -286,12 +285,12 @@ def test_splitting_changes_no_score() -> None:
     x = torch.rand(90, 2, 6, 6)
     for data in (x, list(x.split(7)), iter(x.split(25))):
         split = rank(
-            subject_of(model, data, scoring=sipp.Scoring(kernel="reference")),
+            task_of(model, data, scoring=sipp.Scoring(kernel="reference")),
             PruneOptions(method="sipp-det"),
             statements=True,
         )
         whole = rank(
-            subject_of(model, list(x.split(90)), scoring=sipp.Scoring(kernel="reference")),
+            task_of(model, list(x.split(90)), scoring=sipp.Scoring(kernel="reference")),
             PruneOptions(method="sipp-det"),
         )
         assert split.scores.n_apart == 22
@@ -299,7 +298,7 @@ def test_splitting_changes_no_score() -> None:
             torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
     tensor = [
         rank(
-            subject_of(model, x, scoring=sipp.Scoring(kernel="reference")),
+            task_of(model, x, scoring=sipp.Scoring(kernel="reference")),
             PruneOptions(method="sipp-det"),
             statements=s,
         )
@@ -311,7 +310,7 @@ def test_splitting_changes_no_score() -> None:
 @pytest.mark.parametrize("sizes", [(200,), (7,) * 30, (1, 90, 3, 60, 2), (64, 64), (3,)])
 def test_the_last_points_are_held_back_whatever_the_batches(sizes: tuple[int, ...]) -> None:
     x = torch.arange(sum(sizes)).float()[:, None]
-    held = list(hold_back(batches_of(list(x.split(list(sizes))))))
+    held = list(split_last(data_of(list(x.split(list(sizes)))).batches()))
     first = torch.cat([batch.args[0][:n] for batch, n in held])
     last = torch.cat([batch.args[0][n:] for batch, n in held])
     assert len(last) == min(MOST_APART, len(x) // 4)
@@ -326,7 +325,7 @@ def test_a_loader_that_reuses_its_memory_is_read_in_time() -> None:
 
     model, x = mlp(), points(80)
     a, b = (
-        rank(subject_of(model, data), PruneOptions(method="sipp-det"), statements=True)
+        rank(task_of(model, data), PruneOptions(method="sipp-det"), statements=True)
         for data in (reusing(), list(x.split(10)))
     )
     assert all(torch.equal(one, other) for one, other in zip(a.ranks, b.ranks)) and a.scores.n_distinct == 80
@@ -374,7 +373,7 @@ def test_shares_and_chances_of_error_of_two_statements_add_up() -> None:
     assert found.share == rows and found.layers_share == pytest.approx(rows + delta)
     assert found.network_share == pytest.approx(rows + network)
     assert found.joint_confidence == pytest.approx(0.94)
-    scores = rank(subject_of(model, x), PruneOptions(method="sipp-det", confidence=0.97), statements=True).scores
+    scores = rank(task_of(model, x), PruneOptions(method="sipp-det", confidence=0.97), statements=True).scores
     quotients = [(one.apart_FK.double() / floored(one)).max() for one in scores.layers]
     assert found.c_constant == pytest.approx(float(max(quotients)), rel=1e-4)
     assert found.c_constant > float(max(quotients))  # what float32 may have lost is on the safe side

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import batches_of
+from sipp.inputs.data import data_of
 from sipp.inputs.independence import allowed_between
 from sipp.verbs.certify import certify, certify_accuracy
 
@@ -58,11 +58,11 @@ def test_a_coordinate_is_compared_with_its_own_size_where_rounding_is_coarse() -
 
 
 def test_what_may_differ_is_less_than_what_is_claimed() -> None:
-    batch = next(batches_of([mixed(N).half()]))
+    batch = next(data_of([mixed(N).half()]).batches())
     net = nn.Linear(4, 2).half()
     assert allowed_between(net, batch) == 8 * 2**-10
     assert allowed_between(net, batch, 0.5) == 8 * 2**-10
-    wide = next(batches_of([mixed(N)]))
+    wide = next(data_of([mixed(N)]).batches())
     assert allowed_between(nn.Linear(4, 2), wide) == 1.5e-5
     assert allowed_between(nn.Linear(4, 2), wide, 1e-5) == 1e-5
     assert 0 < allowed_between(nn.Linear(4, 2), wide, 0.0) < 1e-5

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs.batches import batches_of
-from sipp.inputs.pointkeys import draw_keys_of
+from sipp.inputs.data import data_of
+from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.options import Method
 from sipp.verbs.certify import certify_accuracy
 
@@ -102,7 +102,7 @@ def test_only_points_that_are_given_count_as_checked() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64])
 def test_a_point_is_the_same_in_another_dtype(dtype: torch.dtype) -> None:
     def keys(x: Tensor) -> list[bytes]:
-        return [key for batch in batches_of(x, role="holdout") for key in draw_keys_of(batch)]
+        return [key for batch in data_of(x, role="holdout").batches() for key in draw_keys_of(batch)]
 
     assert keys(points(1)) == keys(points(1).to(dtype))
     assert set(keys(points(1))).isdisjoint(keys(points(2).to(dtype)))

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from sipp.cli.errors import fail_well
 from sipp.cli.evaluate import evaluate
 from sipp.cli.main import app
-from sipp.report.words import number
+from sipp.report.numbers import number
 
 
 @pytest.fixture

@@ -13,18 +13,19 @@ from report.synthetic import big_run
 from safetensors.torch import save_file
 
 from sipp.report import render
-from sipp.report.read import read_pruned, read_results, read_run
-from sipp.report.tables import certified_cell, choice_of, method_table, networks_table, tone_of
+from sipp.report.compare_networks import certified_cell, networks_table
+from sipp.report.results import read_pruned_result, read_results, read_run_result
+from sipp.report.run_article import best_choice, method_table, tone_of
 
 
 def test_the_table_has_every_method_at_every_keep(tmp_path: Path) -> None:
-    found = read_run(big_run(tmp_path / "run", methods=("wt", "sipp-blend"), n_levels=3, n_seeds=2, n_layers=2))
+    found = read_run_result(big_run(tmp_path / "run", methods=("wt", "sipp-blend"), n_levels=3, n_seeds=2, n_layers=2))
     table = method_table(found)
     assert table is not None and [name for name, _ in table.rows] == ["wt", "sipp-blend"] and len(table.head) == 4
     records = [r for r in found.records if r.method == "wt" and r.level == 1]
     mean = sum(r.after.top1 for r in records) / len(records)
     assert table.rows[0][1][0].text == f"{100 * mean:.1f}"
-    choice = choice_of(found)
+    choice = best_choice(found)
     page = render([found], version="x")
     assert choice is not None and choice.heading in page and page.index(choice.heading) < page.index("data-plot")
 
@@ -62,7 +63,7 @@ def networks(tmp_path: Path) -> Path:
 def test_networks_stand_side_by_side_with_their_certificates(networks: Path, tmp_path: Path) -> None:
     results = read_results([networks])
     table = networks_table(results)  # type: ignore[arg-type]
-    assert table is not None and [name for name, _ in table.rows] == ["k0.9", "k0.5"]
+    assert [name for name, _ in table.rows] == ["k0.9", "k0.5"]
     certificate = json.loads((networks / "k0.9" / "certificate.json").read_text())
     assert table.rows[0][1][-1] == certified_cell(certificate["epsilon"]) and table.rows[1][1][-1].text == "none"
     page = render(results, version="x")
@@ -82,9 +83,9 @@ def test_figures_of_several_networks_and_none_of_one(networks: Path, tmp_path: P
 def test_a_certificate_of_another_network_is_marked_and_not_shown(networks: Path) -> None:
     (networks / "k0.5" / "certificate.json").write_bytes((networks / "k0.9" / "certificate.json").read_bytes())
     (networks / "k0.5" / "notes.json").write_text("[1]")
-    found = read_pruned(networks / "k0.5")
+    found = read_pruned_result(networks / "k0.5")
     assert found.certificates == {} and any("other networks" in mark for mark in found.marks)
-    real = read_pruned(networks / "k0.9")
+    real = read_pruned_result(networks / "k0.9")
     assert real.certificates and any("--verify checks it" in mark for mark in real.marks)
 
 
@@ -92,5 +93,5 @@ def test_a_forged_certificate_is_marked(networks: Path) -> None:
     path = networks / "k0.9" / "certificate.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "violations": 0, "k_allowed": 0}))
-    found = read_pruned(networks / "k0.9")
+    found = read_pruned_result(networks / "k0.9")
     assert found.certificates == {} and any("no certificate that can be read" in mark for mark in found.marks)

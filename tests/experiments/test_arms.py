@@ -14,8 +14,8 @@ from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import walk
 from sipp.experiments.runs.run_recipe import run
 from sipp.report.palette import style_of
-from sipp.report.read import read_run
 from sipp.report.rendering import render
+from sipp.report.results import read_run_result
 from sipp.storage.pairs import load_pair, load_values
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -58,7 +58,7 @@ def test_both_forms_in_one_run(tmp_path: Path) -> None:
     alone = run(small("digits-iterative", *settings), out=tmp_path / "b", device="cpu")
     mean = masks(alone.folder, "seed0.sipp-det.01")
     assert all(torch.equal(found[key], mean[key]) for key in found)
-    read = read_run(both.folder)
+    read = read_run_result(both.folder)
     assert read.finished and read.marks == () and "sipp-det mean" in render([read], version="sipp test")
     labels = ("sipp-det", "sipp-det mean", "wt")
     looks = [style_of(label, labels) for label in labels]

@@ -22,7 +22,7 @@ from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records, step_name, without_clock
 from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import only_alive, rank
 from sipp.records.options import PruneOptions
@@ -120,7 +120,7 @@ def n_revived(*, broken: bool) -> tuple[int, int]:
     with torch.no_grad():
         for name, mask in alive.items():
             net.get_parameter(name).mul_(mask)
-    ranking = rank(subject_of(net, [points]), PruneOptions(method="sipp-det"))
+    ranking = rank(task_of(net, [points]), PruneOptions(method="sipp-det"))
     budget = sum(int(mask.sum()) for mask in alive.values()) - 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.inputs import attribution
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.records.scores import Scores
 from sipp.scoring import sensitivities
 
@@ -56,7 +56,7 @@ def shuffled(m: nn.Module, x: Tensor) -> Tensor:
 
 
 def scores_of(model: nn.Module, data: object, reduce: str = "max") -> Scores:
-    return sensitivities.score(subject_of(model, data), reduce=reduce)
+    return sensitivities.score(task_of(model, data), reduce=reduce)
 
 
 def layer_of(seed: int = 0) -> nn.Linear:

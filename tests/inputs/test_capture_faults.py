@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import batches_of, points_per_batch
+from sipp.inputs.data import data_of, points_per_batch
 
 F64 = torch.float64
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
@@ -130,11 +130,11 @@ def test_forms_of_data(form: str) -> None:
     ],
 )
 def test_small_points_come_many_at_once(points: Tensor, sizes: list[int]) -> None:
-    assert [batch.n_points for batch in batches_of(points)] == sizes
-    assert [batch.n_points for batch in batches_of(TensorDataset(points, points[:, :0]))] == sizes
+    assert [batch.n_points for batch in data_of(points).batches()] == sizes
+    assert [batch.n_points for batch in data_of(TensorDataset(points, points[:, :0])).batches()] == sizes
     of_unknown_size = Items(len(points), lambda i: points[i])
-    assert {batch.n_points for batch in itertools.islice(batches_of(of_unknown_size), 1)} == {16}
-    assert [batch.n_points for batch in batches_of(points, batch_size=11)][:1] == [11]
+    assert {batch.n_points for batch in itertools.islice(data_of(of_unknown_size).batches(), 1)} == {16}
+    assert [batch.n_points for batch in data_of(points, batch_size=11).batches()][:1] == [11]
 
 
 def test_a_gpu_takes_more_points_at_once() -> None:
@@ -145,7 +145,7 @@ def test_a_gpu_takes_more_points_at_once() -> None:
 def test_a_tensor_and_a_dataset_of_it_give_the_same_points() -> None:
     points = randn(300, 4)
     drawn, other, again = (
-        torch.cat([batch.args[0] for batch in batches_of(data, n_points=50, seed=seed)])
+        torch.cat([batch.args[0] for batch in data_of(data, n_points=50, seed=seed).batches()])
         for data, seed in ((points, 3), (TensorDataset(points), 3), (points, 4))
     )
     assert torch.equal(drawn, other) and len(drawn) == 50 and not torch.equal(drawn, again)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.scoring import sensitivities
 
 N, WIDTH = 8, 5  # points, features
@@ -178,6 +178,6 @@ def test_a_weight_that_is_used_again_by_more_points_has_no_mean() -> None:
     torch.manual_seed(0)
     shared, x = nn.Linear(4, 4), torch.rand(8, 4)
     model = Longer(shared, shared)
-    assert sensitivities.score(subject_of(model, [x]), with_means=True).layers[0].mean_FK is None
+    assert sensitivities.score(task_of(model, [x]), with_means=True).layers[0].mean_FK is None
     with pytest.raises(DataError, match=r"told apart.*reduce='max'"):
         sipp.sensitivity(model, [x], reduce="mean")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import ModelError
 from sipp.experiments.nets.registry import build, net_spec
-from sipp.inputs.layers import Adapter, Use, by_point, register
+from sipp.inputs.layers import Adapter, WeightUse, by_point, register
 from sipp.inputs.layers.registry import _REGISTRY
 
 SLIGHTLY = 1.01
@@ -213,13 +213,13 @@ class Doubled(nn.Module):
         return 2 * F.linear(x, self.weight, self.bias)
 
 
-def its_use(module: nn.Module, args: tuple, kwargs: dict, n_points: int) -> Iterator[Use]:
-    yield Use("weight", *by_point(args[0], n_points))
+def its_use(module: nn.Module, args: tuple, kwargs: dict, n_points: int) -> Iterator[WeightUse]:
+    yield WeightUse("weight", *by_point(args[0], n_points))
 
 
-def its_rows_apart(module: nn.Module, args: tuple, kwargs: dict, n_points: int) -> Iterator[Use]:
-    yield Use("weight", *by_point(args[0], n_points)._replace(n_rows=1))
-    yield Use("weight", *by_point(args[0], n_points)._replace(row_start=1))
+def its_rows_apart(module: nn.Module, args: tuple, kwargs: dict, n_points: int) -> Iterator[WeightUse]:
+    yield WeightUse("weight", *by_point(args[0], n_points)._replace(n_rows=1))
+    yield WeightUse("weight", *by_point(args[0], n_points)._replace(row_start=1))
 
 
 @pytest.fixture

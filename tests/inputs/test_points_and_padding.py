@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs import subject
 from sipp.inputs.capture import capture
-from sipp.inputs.layers import find_sites
-from sipp.inputs.subject import subject_of
-from sipp.records.batches import Batch, Use
+from sipp.inputs.data import Data
+from sipp.inputs.layers import find_prunable_layers
+from sipp.inputs.scoring_task import task_of
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.scores import Scores
 from sipp.records.weights import Weight
 from sipp.scoring import sensitivities
@@ -41,8 +41,8 @@ def padded_to(n_steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def scores_of(model: nn.Module, batch: Batch, reduce: str, monkeypatch: pytest.MonkeyPatch) -> Scores:
     """The scores of one batch as it is given, with what it says of padding."""
     with monkeypatch.context() as patched:
-        patched.setattr(subject, "batches_of", lambda *args, **kwargs: iter([batch]))
-        return sensitivities.score(subject_of(model, [None]), reduce=reduce)
+        patched.setattr(Data, "batches", lambda *args: iter([batch]))
+        return sensitivities.score(task_of(model, [None]), reduce=reduce)
 
 
 def same(a: Scores, b: Scores) -> bool:
@@ -95,13 +95,13 @@ def test_padding_changes_no_score(kind: str, reduce: str, monkeypatch: pytest.Mo
 def test_patches_of_padding_are_zero_and_the_others_counted() -> None:
     x, real_BT = padded_to(9)
     model = nn.Sequential(nn.Linear(WIDTH, 3))
-    seen: list[Use] = []
+    seen: list[WeightUse] = []
 
-    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         seen.append(use)
 
     batch = Batch(0, "batch 0", (x,), {}, None, len(x), real_BT)
-    capture(model, find_sites(model), [batch], on_use=on_use, on_output=lambda output, batch: None)
+    capture(model, find_prunable_layers(model), [batch], on_use=on_use, on_output=lambda output, batch: None)
     assert torch.equal(seen[0].counts_B, LENGTHS)
     assert torch.equal(seen[0].windows[:, 0], torch.where(real_BT[..., None], x, 0))
     assert bool((x[~real_BT] != 0).any())  # what the model sees is left as it was

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.experiments.pipelines.shared import only_alive
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, best_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
@@ -143,7 +143,7 @@ def test_a_blend_whose_output_is_not_finite_is_not_taken() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_weights_that_an_earlier_step_pruned_come_last_in_every_blend() -> None:
     model = net()
-    ranking = rank(subject_of(model, [points()]), PruneOptions(method="sipp-blend", floor="off"))
+    ranking = rank(task_of(model, [points()]), PruneOptions(method="sipp-blend", floor="off"))
     generator = torch.Generator().manual_seed(0)
     alive = {w.name: torch.rand(w.n_rows, w.fan_in, generator=generator) < 0.4 for w in ranking.weights}
     n_alive = sum(int(mask.sum()) for mask in alive.values())
@@ -170,8 +170,8 @@ def test_an_untrained_network_is_cut_by_shares_of_its_layers_whatever_is_left(bu
     model, x = net(), points()
     with torch.no_grad():
         model[4].weight.mul_(1e-3)  # magnitude and sensitivity would leave it nothing
-    subject = subject_of(model, [x], scoring=Scoring(norm_stats="batch"))
-    pruned = cut(rank(subject, PruneOptions(method="sipp-blend", floor="off")), budget, seed=0)
+    task = task_of(model, [x], scoring=Scoring(norm_stats="batch"))
+    pruned = cut(rank(task, PruneOptions(method="sipp-blend", floor="off")), budget, seed=0)
     assert pruned.choice.tried == (pruned.choice.taken,) and pruned.choice.taken.is_shared
     assert "shares" in str(pruned.choice)
     sensitivities, parts = sipp.sensitivity(model, [x[:60]]), {}

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import sipp
 from sipp.bounds.statements import statements_of
 from sipp.errors import DataError, OptionError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.records.options import Method, PruneOptions
@@ -91,7 +91,7 @@ def test_det_keeps_the_globally_largest_sensitivities(method: Method) -> None:
 
 
 def test_det_masks_are_nested() -> None:
-    ranking = rank(subject_of(small_net(), batches()), PruneOptions(method="sipp-det"))
+    ranking = rank(task_of(small_net(), batches()), PruneOptions(method="sipp-det"))
     previous = None
     for budget in (ranking.n_weights, 300, 200, 60, 7):
         with warnings.catch_warnings():
@@ -163,7 +163,7 @@ def test_hybrid_takes_per_row_the_smaller_bound() -> None:
         model.weight.uniform_(0.9, 1.1)
         model.weight[6:, :40] *= 1e5  # rows led by a few weights, beside rows without a leader
     ranking = rank(
-        subject_of(model, torch.rand(40, 300) + 0.5),
+        task_of(model, torch.rand(40, 300) + 0.5),
         PruneOptions(method="sipp-hybrid", delta=0.5, constants=sipp.Constants(c_constant=1.0)),
     )
     pruned = cut(ranking, 1500)
@@ -248,7 +248,7 @@ def test_a_transposed_weight_is_scored_like_its_linear_twin() -> None:
 
 
 def test_a_new_layer_type_takes_ten_lines() -> None:
-    from sipp.inputs.layers import Adapter, Use, by_point, register
+    from sipp.inputs.layers import Adapter, WeightUse, by_point, register
     from sipp.inputs.layers.registry import _REGISTRY
 
     class Doubled(nn.Module):
@@ -260,7 +260,7 @@ def test_a_new_layer_type_takes_ten_lines() -> None:
             return 2 * x @ self.kernel.t()
 
     def uses(module, args, kwargs, n_points):  # type: ignore[no-untyped-def]
-        yield Use("kernel", *by_point(args[0], n_points))
+        yield WeightUse("kernel", *by_point(args[0], n_points))
 
     def output(module, args, kwargs):  # type: ignore[no-untyped-def]
         return 2 * args[0] @ module.kernel.t()

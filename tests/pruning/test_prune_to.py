@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.records import certificate as record
@@ -64,7 +64,7 @@ def test_the_result_is_what_prune_gives_at_that_level() -> None:
 
 @pytest.mark.parametrize("method", ["wt", "wanda", "erk", "obs", "sipp-blend", "sipp-det", "sipp-rand", "sipp-hybrid"])
 def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
-    ranking = rank(subject_of(net(), points(100, 1)), PruneOptions(method=method))
+    ranking = rank(task_of(net(), points(100, 1)), PruneOptions(method=method))
     prepared = prepare_rows(ranking, n_cuts=30)
     for budget in (300, 40, 170, 11, 40, 384):
         rows, _ = sparse_rows(ranking, prepared, budget, seed=5)

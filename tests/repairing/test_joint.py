@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.allocation.patterns import obeys
 from sipp.errors import OptionError
-from sipp.inputs.batches import batches_of
+from sipp.inputs.data import data_of
 from sipp.records.pattern import Pattern
 from sipp.repairing import joint as module
 from sipp.repairing.joint import Joint, joint
@@ -34,10 +34,10 @@ def alike(*shape: int, seed: int = 0) -> Tensor:
 
 
 def parts_of(data: Any) -> Parts:
-    return _divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0))
+    return _divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
 
 
-def fitted(points: Tensor) -> Tensor:
+def checked_use(points: Tensor) -> Tensor:
     return points[torch.arange(len(points)) % ASIDE_OF != ASIDE_OF - 1]
 
 
@@ -104,7 +104,7 @@ def test_layers_one_after_another(a: float) -> None:
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
     masks, made = found(net, points, a=a)
-    x, w = fitted(points), [f64(net[i].weight) for i in (0, 2)]
+    x, w = checked_use(points), [f64(net[i].weight) for i in (0, 2)]
     b_F = check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w[0], a))
     assert np.allclose(f64(made.model[0].bias - net[0].bias), b_F, atol=1e-6)
     x_hat, x_dense = f64(made.model[:2](x)), f64(net[:2](x))
@@ -158,7 +158,7 @@ def test_the_end_of_a_block_corrects_what_the_stream_has_lost() -> None:
         name: name == "conv2.weight" for name in ("stem.weight", "conv1.weight", "conv2.weight", "linear.weight")
     }
     assert all(layer.intercept == ("bias" if "linear" in layer.name else "norm") for layer in made.layers)
-    x, pruned = fitted(points), made.model
+    x, pruned = checked_use(points), made.model
     s, s_hat = net.first(x), pruned.first(x)  # type: ignore[operator]
     gain_F = net.bn2.weight / (net.bn2.running_var + net.bn2.eps).sqrt()
     lost_PF = f64(((s - s_hat) / gain_F.view(1, -1, 1, 1)).movedim(1, -1).reshape(-1, 6))

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.inputs.batches import batches_of
-from sipp.inputs.layers import find_sites
+from sipp.inputs.data import data_of
+from sipp.inputs.layers import find_prunable_layers
 from sipp.records.batches import Batch
 from sipp.repairing.joint import joint
 from sipp.repairing.layer_by_layer import _divided
@@ -18,7 +18,7 @@ from sipp.repairing.streams import find_streams, read_streams
 
 
 def batch_of(data: Any) -> Batch:
-    return next(iter(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0)))
+    return next(iter(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches()))
 
 
 class Net(nn.Module):
@@ -96,8 +96,8 @@ def test_streams_are_found(case: str) -> None:
     net, x = Net(run).eval(), torch.randn(20, 6)
     nn.init.uniform_(net.norm.weight, 0.5, 2.0)
     net.norm.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
-    sites = find_sites(net)
-    found = find_streams(net, sites, ["a.weight", "b.weight", "c.weight"], batch_of(x))
+    layers = find_prunable_layers(net)
+    found = find_streams(net, layers, ["a.weight", "b.weight", "c.weight"], batch_of(x))
     assert set(found) == wanted
     for name, (module, output) in found.items():
         [(mark, stream)] = read_streams(net, {name: module}, batch_of(x)).values()
@@ -135,7 +135,7 @@ def test_padding_does_not_count() -> None:
     made = []
     for fill in (0, 5):
         data = [{"input_ids": torch.where(real > 0, ids, fill), "attention_mask": real}]
-        parts = _divided(batches_of(data, device=torch.device("cpu"), n_points=None, seed=0))
+        parts = _divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
         made.append(joint(net, masks, parts, a=1.0, chunk_bytes=1 << 12))
     assert [layer.name for layer in made[0].layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
@@ -146,7 +146,7 @@ def test_a_stream_that_is_named_has_to_be_there() -> None:
     torch.manual_seed(0)
     net, x = Net(CASES["x + layer"][0]).eval(), torch.randn(60, 6)
     masks = {f"{name}.weight": torch.rand(6, 6) < 0.5 for name in "ab"}
-    parts = _divided(batches_of(x, device=torch.device("cpu"), n_points=None, seed=0))
+    parts = _divided(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
     made = joint(net, masks, parts, a=1.0, residuals=["b.weight"], chunk_bytes=1 << 12)
     assert [layer.corrects for layer in made.layers] == [False, True]
     with pytest.raises(OptionError, match=r"a\.weight"):

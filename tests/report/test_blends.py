@@ -15,7 +15,7 @@ import sipp
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import run
 from sipp.report import read_results, render
-from sipp.report.read import read_run
+from sipp.report.results import read_run_result
 from sipp.storage.files import seal
 from sipp.verbs import gradual as little_by_little
 
@@ -104,4 +104,4 @@ def test_a_run_says_it_of_every_network_and_every_cut(tmp_path: Path, monkeypatc
     (record,) = done.records[1:]
     assert len(record["path"]) == 2 and all(" points kept aside" in cut["blend"] for cut in record["path"])
     assert record["choice"]["words"] == record["path"][-1]["blend"]
-    assert "Blend that was taken" in render([read_run(done.folder)], version="sipp test")
+    assert "Blend that was taken" in render([read_run_result(done.folder)], version="sipp test")

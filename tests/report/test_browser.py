@@ -10,8 +10,8 @@ from PIL import Image
 from report.browser import CHROMIUM, Visit, screenshot, visit
 from report.synthetic import big_run
 
-from sipp.report.read import read_results
 from sipp.report.rendering import render
+from sipp.report.results import read_results
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 

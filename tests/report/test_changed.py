@@ -14,7 +14,7 @@ from cli.commandline import files_in, run, three_lines
 from sipp.errors import DataError, OptionError
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.run_recipe import run as run_recipe
-from sipp.report.read import read_pruned, read_run, read_whole_results
+from sipp.report.results import read_pruned_result, read_run_result, read_whole_results
 from sipp.storage.files import read_json, seal, write_json
 
 SMALL = (
@@ -80,13 +80,13 @@ def forged(values: Any, path: tuple[Any, ...]) -> Any:
 
 def refused(folder: Path, words: str) -> None:
     with pytest.raises(DataError) as caught:
-        read_run(folder)
+        read_run_result(folder)
     assert words in str(caught.value), caught.value
 
 
 def test_a_whole_run_and_a_whole_network_have_no_marks(folder: Path, whole: Path) -> None:
-    assert read_run(folder).marks == () and read_run(folder).finished
-    assert read_pruned(whole / "net").marks == ()
+    assert read_run_result(folder).marks == () and read_run_result(folder).finished
+    assert read_pruned_result(whole / "net").marks == ()
 
 
 def test_every_field_of_a_manifest(folder: Path) -> None:
@@ -111,11 +111,11 @@ def test_a_configuration_forged_with_its_checksum_is_marked(folder: Path) -> Non
         write_json(folder / "manifest.json", {**good, "config": forged(good["config"], place)})
         if place in plan:  # then some record is of no network of this plan, or one is missing
             try:
-                marks = read_run(folder).marks
+                marks = read_run_result(folder).marks
             except DataError:
                 continue
         else:
-            marks = read_run(folder).marks
+            marks = read_run_result(folder).marks
         assert any("its configuration was changed after it was written" in mark for mark in marks), place
     with pytest.raises(OptionError, match="another configuration"):
         run_recipe(recipe(), out=folder.parent, device="cpu")
@@ -134,7 +134,7 @@ def test_every_field_of_a_record(folder: Path) -> None:
     path.write_text(text + text.splitlines()[1] + "\n")
     refused(folder, "line 3: seed0.sipp-det.01 stands there twice")
     run_recipe(recipe(), out=folder.parent, device="cpu")  # which makes the records anew
-    assert path.read_text() == text and read_run(folder).marks == ()
+    assert path.read_text() == text and read_run_result(folder).marks == ()
 
 
 def test_every_field_of_the_record_beside_a_network_and_the_network_itself(folder: Path) -> None:
@@ -170,7 +170,7 @@ def test_other_code_and_another_name_are_marked(folder: Path) -> None:
     values["origins"][-1]["code"] = "sipp 0.0.1"
     write_json(folder / "manifest.json", values)
     other = folder.rename(folder.with_name("mine"))
-    assert ["other code" in mark or "renamed" in mark for mark in read_run(other).marks] == [True, True]
+    assert ["other code" in mark or "renamed" in mark for mark in read_run_result(other).marks] == [True, True]
 
 
 def test_a_changed_run_is_not_drawn(folder: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_every_field_of_a_pruned_network_s_record(net: Path, tmp_path: Path) -> 
     for place in leaves(good):
         path.write_text(json.dumps(forged(good, place)))
         with pytest.raises(DataError, match=r"report\.json"):
-            read_pruned(net)
+            read_pruned_result(net)
         n_tried += 1
     assert n_tried > 100
     done = run("report", net, "--out", tmp_path / "page.html")
@@ -221,7 +221,7 @@ def test_a_record_sealed_anew_still_has_to_fit_the_network(net: Path) -> None:
     for place in [*((key,) for key in SEALED), *layer, *(("certificate", key) for key in derived)]:
         path.write_text(json.dumps(seal(forged(good, place))))
         with pytest.raises(DataError, match=r"report\.json|model\.safetensors"):
-            read_pruned(net)
+            read_pruned_result(net)
     fewer = copy.deepcopy(good)  # counts that fit each other, and not the weights
     fewer["layers"][0]["kept"] -= 9
     fewer["layers"][0]["keep"] = fewer["layers"][0]["kept"] / fewer["layers"][0]["n_weights"]
@@ -229,10 +229,10 @@ def test_a_record_sealed_anew_still_has_to_fit_the_network(net: Path) -> None:
     fewer["keep"] = fewer["kept"] / fewer["n_weights"]
     path.write_text(json.dumps(seal(fewer)))
     with pytest.raises(DataError, match="does not fit its weights"):
-        read_pruned(net)
+        read_pruned_result(net)
     words = {**good, "certificate": {**good["certificate"], "sentence": "No error at all."}}
     path.write_text(json.dumps(seal(words)))
-    shown = read_pruned(net).record.certificate
+    shown = read_pruned_result(net).record.certificate
     assert shown is not None and "No error" not in shown.sentence  # the words on the page are those of the counts
 
 
@@ -242,9 +242,9 @@ def test_the_network_of_a_record(net: Path) -> None:
     for change in (data[:-1] + bytes([data[-1] ^ 1]), data[:-8], b""):
         path.write_bytes(change)
         with pytest.raises(DataError, match=r"model\.safetensors"):
-            read_pruned(net)
+            read_pruned_result(net)
     path.unlink()
-    assert read_pruned(net).marks == ("Its network is not here, so that its record was not checked against it.",)
+    assert read_pruned_result(net).marks == ("Its network is not here, so that its record was not checked against it.",)
     found, broken = read_whole_results([net.parent])
     assert len(found) == 1 and not broken
 

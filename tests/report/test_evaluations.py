@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from report.synthetic import evaluation
-from report.test_read import pruned_folder
+from report.test_result_folders import pruned_folder
 
 from sipp.records.certificate import AccuracyCertificate, to_json
 from sipp.report import figure_names, read_results, render
-from sipp.report.networks import accuracy_of, dense_accuracy, network_curves
-from sipp.report.read import PrunedModel, read_pruned
-from sipp.report.tables import networks_table
+from sipp.report.compare_networks import accuracy_of, dense_accuracy, network_curves, networks_table
+from sipp.report.results import PrunedModel, read_pruned_result
 
 
 def network(folder: Path, *records: str, **changes: Any) -> Path:
@@ -61,13 +60,13 @@ def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> Non
     ],
 )
 def test_what_speaks_of_others_or_is_wrong_is_not_shown(tmp_path: Path, changes: dict[str, Any], mark: str) -> None:
-    found = read_pruned(network(tmp_path / "net", evaluation(0.9, 0.875, **changes)))
+    found = read_pruned_result(network(tmp_path / "net", evaluation(0.9, 0.875, **changes)))
     assert found.evaluations == {} and found.marks[-1] == f"eval0.json {mark}"
 
 
 def test_a_number_that_was_changed_is_not_shown(tmp_path: Path) -> None:
     text = evaluation(0.9, 0.875).replace("0.875", "0.895")
-    found = read_pruned(network(tmp_path / "net", text))
+    found = read_pruned_result(network(tmp_path / "net", text))
     assert found.evaluations == {} and found.marks[-1] == "eval0.json is no evaluation that can be read."
 
 
@@ -84,7 +83,7 @@ def several(tmp_path: Path) -> list[Path]:
 def test_networks_are_compared_on_the_same_points_only(several: list[Path]) -> None:
     models = [one for one in read_results(several) if isinstance(one, PrunedModel)]
     table = networks_table(models)
-    assert table is not None and "Accuracy: on 300 points of a.npz." in table.caption
+    assert "Accuracy: on 300 points of a.npz." in table.caption
     at = [table.head.index(name) - 1 for name in ("accuracy", "accuracy, dense")]
     cells = {name: tuple(row[i].text for i in at) for name, row in table.rows}
     assert cells == {"wt": ("80 %", "90 %"), "wt-r": ("85 %", "90 %"), "lamp": ("not measured", "not measured")}
@@ -110,7 +109,7 @@ def test_a_certified_drop_of_accuracy_has_its_column(several: list[Path]) -> Non
     )  # fmt: skip
     for has_claim in (False, True):
         table = networks_table([one for one in read_results(several) if isinstance(one, PrunedModel)])
-        assert table is not None and ("certified drop" in table.head) == has_claim
+        assert ("certified drop" in table.head) == has_claim
         (several[1] / "accuracy.json").write_text(to_json(claim))
     limit = math.ceil(1e4 * claim.drop_upper) / 100
     assert {name: row[-1].text for name, row in table.rows} == {

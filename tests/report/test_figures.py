@@ -8,10 +8,9 @@ from PIL import Image
 from report.synthetic import big_run, config, dense, write_run
 
 from sipp.report import figures, series
-from sipp.report.figures import write_figures
-from sipp.report.layer_figures import _draw_column, _rounded, draw_layers
+from sipp.report.figures import _draw_column, _rounded, draw_layers, write_figures
 from sipp.report.palette import STYLES, style_of
-from sipp.report.read import Run, read_results
+from sipp.report.results import Run, read_results
 from sipp.report.series import Curve, Point
 
 NAMES = {

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from report.browser import CHROMIUM, Visit, visit
 from report.synthetic import big_run, certificate, evaluation
-from report.test_read import pruned_folder
+from report.test_result_folders import pruned_folder
 
-from sipp.report.read import read_results
 from sipp.report.rendering import render
+from sipp.report.results import read_results
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from report.synthetic import big_run, certificate, config, dense, write_run
-from report.test_read import pruned_folder
+from report.test_result_folders import pruned_folder
 from typer.testing import CliRunner
 
 from sipp.cli.commands import report_command
 from sipp.errors import SippError
 from sipp.report.plots import statement_cards
-from sipp.report.read import read_results, read_run
 from sipp.report.rendering import embedded, render
+from sipp.report.results import read_results, read_run_result
 from sipp.storage.files import read_json, write_json
 from sipp.storage.network_schemas import BoundRecord
 
@@ -146,7 +146,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
         assert faults(made) == []
         assert f"run is not finished: {n_done} of 10 networks" in made
     (folder / "records.jsonl").write_text("".join(lines))
-    assert "run is not finished" not in render([read_run(folder)], version="sipp test")
+    assert "run is not finished" not in render([read_run_result(folder)], version="sipp test")
 
 
 def test_resumed_with_changes_says_so(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from sipp.report.palette import STYLES, style_of
+from sipp.report.palette import FREE_COLOURS, FREE_STYLES, STYLES, style_of
+from sipp.scoring.methods import NAMES
 
 BACKGROUNDS = {"light": "#ffffff", "dark": "#161c24"}
 # Full dichromacy, after Machado, Oliveira and Fernandes (2009), on linear RGB.
@@ -51,7 +52,9 @@ def contrast(colour: str, background: str) -> float:
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("scheme", BACKGROUNDS)
 def test_methods_can_be_told_apart(scheme: str, vision: str) -> None:
-    assert least_distance([getattr(style, scheme) for style in STYLES.values()], vision) > LEAST_DISTANCE
+    """Those with a row of their own, and those that get a free look."""
+    free = [pair[list(BACKGROUNDS).index(scheme)] for pair in FREE_COLOURS]
+    assert least_distance([*(getattr(style, scheme) for style in STYLES.values()), *free], vision) > LEAST_DISTANCE
 
 
 def test_red_and_green_alone_would_fail() -> None:
@@ -61,12 +64,27 @@ def test_red_and_green_alone_would_fail() -> None:
 
 @pytest.mark.parametrize("scheme", BACKGROUNDS)
 def test_methods_stand_out(scheme: str) -> None:
-    for style in STYLES.values():
+    for style in (*STYLES.values(), *FREE_STYLES):
         assert contrast(getattr(style, scheme), BACKGROUNDS[scheme]) > LEAST_CONTRAST
 
 
 def test_markers_and_dashes_tell_methods_apart_without_colour() -> None:
-    assert len({(style.marker, style.dash) for style in STYLES.values()}) == len(STYLES)
+    looks = {(style.marker, style.dash) for style in (*STYLES.values(), *FREE_STYLES)}
+    assert len(looks) == len(STYLES) + len(FREE_STYLES)
+
+
+def test_a_method_without_a_row_gets_a_look_of_its_own_and_always_the_same() -> None:
+    assert set(STYLES) <= set(NAMES)  # no look of a method that is gone
+    own = tuple(f"mine{i}" for i in range(40))
+    names = (*own[:5], *NAMES, *own[5:], "mine3 repaired", "sipp-det mean")
+    looks = {name: style_of(name, names) for name in (*NAMES, *own)}
+    assert len({(one.marker, one.dash) for one in looks.values()}) == len(looks)
+    assert len({looks[name].light for name in (*NAMES, *own[: len(FREE_COLOURS)])}) == len(NAMES) + len(FREE_COLOURS)
+    assert looks == {name: style_of(name, names) for name in (*NAMES, *own)}
+    repaired = style_of("mine3 repaired", names)
+    assert (repaired.light, repaired.marker, repaired.hollow) == (looks["mine3"].light, looks["mine3"].marker, True)
+    assert style_of("alone", ()) == style_of("alone", ("wt", "alone")) == looks["mine0"]
+    assert style_of("wt ", ("wt", "wt ")) == looks["mine0"]  # no arm: it names no reduction
 
 
 def test_repaired_networks_look_like_their_method_and_are_told_from_it_without_colour() -> None:

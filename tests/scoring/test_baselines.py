@@ -9,7 +9,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.scoring import baselines
 
 
@@ -27,13 +27,13 @@ def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def test_wt_is_the_magnitude() -> None:
     model = net()
-    scores = baselines.wt(subject_of(model))
+    scores = baselines.wt(task_of(model))
     assert list(scores) == ["0.weight", "4.weight"]
     assert torch.equal(scores["0.weight"], model[0].weight.detach().abs())
 
 
 def test_random_is_seeded() -> None:
-    first, again, other = (baselines.random(subject_of(net(), seed=seed))["4.weight"] for seed in (3, 3, 4))
+    first, again, other = (baselines.random(task_of(net(), seed=seed))["4.weight"] for seed in (3, 3, 4))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert 0.4 < float(first.mean()) < 0.6
 
@@ -63,9 +63,9 @@ def snip_oracle(model: nn.Module, name: str) -> torch.Tensor:
 def test_snip_accumulates_over_batches() -> None:
     model = net()
     expected = snip_oracle(model, "0.weight").float()
-    score = baselines.snip(subject_of(model, data()))["0.weight"]
+    score = baselines.snip(task_of(model, data()))["0.weight"]
     torch.testing.assert_close(score, expected, rtol=1e-3, atol=1e-5)
-    first_only = baselines.snip(subject_of(model, data()[:1]))["0.weight"]
+    first_only = baselines.snip(task_of(model, data()[:1]))["0.weight"]
     assert not torch.allclose(first_only, expected, rtol=1e-2)
 
 
@@ -75,7 +75,7 @@ def test_snip_leaves_gradients_flags_and_buffers_alone() -> None:
     model[4].weight.grad = torch.ones_like(model[4].weight)
     before = copy.deepcopy(model.state_dict())
     for norm_stats in ("running", "batch"):
-        baselines.snip(subject_of(model, data(), scoring=sipp.Scoring(norm_stats=norm_stats)))
+        baselines.snip(task_of(model, data(), scoring=sipp.Scoring(norm_stats=norm_stats)))
     assert model.training and not model[0].weight.requires_grad
     assert torch.equal(model[4].weight.grad, torch.ones_like(model[4].weight))
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -84,16 +84,16 @@ def test_snip_leaves_gradients_flags_and_buffers_alone() -> None:
 def test_snip_with_batch_statistics_differs_and_with_another_loss_too() -> None:
     model = net()
     running, batch = (
-        baselines.snip(subject_of(model, data(), scoring=sipp.Scoring(norm_stats=s)))["4.weight"]
+        baselines.snip(task_of(model, data(), scoring=sipp.Scoring(norm_stats=s)))["4.weight"]
         for s in ("running", "batch")
     )
     assert not torch.allclose(running, batch)
     other = baselines.snip(
-        subject_of(model, data(), scoring=sipp.Scoring(loss=lambda output, labels: output.square().mean()))
+        task_of(model, data(), scoring=sipp.Scoring(loss=lambda output, labels: output.square().mean()))
     )["4.weight"]
     assert not torch.allclose(running, other)
 
 
 def test_snip_needs_labels() -> None:
     with pytest.raises(DataError, match="labels"):
-        baselines.snip(subject_of(net(), [data()[0][0]]))
+        baselines.snip(task_of(net(), [data()[0][0]]))

@@ -10,7 +10,7 @@ from torch import nn
 
 import sipp
 from sipp.allocation import largest
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.scoring.erk import erk
 
 LAYERS = st.one_of(
@@ -24,7 +24,7 @@ LAYERS = st.one_of(
 @given(st.lists(LAYERS, min_size=1, max_size=5), st.floats(0, 1), st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_every_budget_has_the_counts_of_the_definition(layers: list[nn.Module], keep: float, seed: int) -> None:
-    scores = erk(subject_of(nn.Sequential(*layers), seed=seed))
+    scores = erk(task_of(nn.Sequential(*layers), seed=seed))
     shapes = [tuple(score.shape) for score in scores.values()]
     budget = round(keep * sum(map(math.prod, shapes)))
     kept = [int(mask.sum()) for mask in largest(list(scores.values()), budget)]
@@ -52,7 +52,7 @@ def test_a_small_layer_stays_whole_and_the_large_one_pays() -> None:
 
 
 def test_places_within_a_layer_are_drawn_by_the_seed() -> None:
-    first, again, other = (erk(subject_of(net(), seed=seed))["2.weight"] for seed in (3, 3, 4))
+    first, again, other = (erk(task_of(net(), seed=seed))["2.weight"] for seed in (3, 3, 4))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(first.flatten().sort().values, other.flatten().sort().values)
     top = first.flatten().argsort(descending=True)[:144].double() / first.numel()  # not the first ones, nor the last

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.scoring.grasp import grasp
 from sipp.scoring.places import places
 
@@ -68,7 +68,7 @@ def removed_first(model: nn.Module, names: list[str], data: list[tuple[Tensor, T
 @pytest.mark.parametrize("kind", NETS)
 def test_it_keeps_the_smallest_of_the_papers_scores(kind: str) -> None:
     model, data = case(kind)
-    scores = grasp(subject_of(model, data))
+    scores = grasp(task_of(model, data))
     expected = removed_first(model, list(scores), data)
     found = torch.cat([score.flatten() for score in scores.values()])
     assert bool((expected > 0).any()) and bool((expected < 0).any())  # the sign decides, not the magnitude
@@ -80,7 +80,7 @@ def test_it_keeps_the_smallest_of_the_papers_scores(kind: str) -> None:
 def test_removing_a_weight_of_high_place_costs_gradient() -> None:
     """The sign from first principles: shrink a weight a little, and look at the norm of the gradient."""
     model, data = case("linear")
-    scores = grasp(subject_of(model, data))
+    scores = grasp(task_of(model, data))
     name, score = "0.weight", scores["0.weight"]
 
     def squared_norm(shrunk: int | None) -> float:
@@ -99,7 +99,7 @@ def test_zero_weights_change_nothing_and_stand_between() -> None:
     model, data = case("linear")
     with torch.no_grad():
         model[0].weight[2] = 0.0
-    scores = grasp(subject_of(model, data))
+    scores = grasp(task_of(model, data))
     zero = scores["0.weight"][2].unique()
     everything = torch.cat([score.flatten() for score in scores.values()])
     assert len(zero) == 1 and bool((everything < zero).any()) and bool((everything > zero).any())
@@ -115,19 +115,19 @@ def test_a_loss_that_is_linear_in_the_weights_has_no_curvature() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     scoring = sipp.Scoring(loss=lambda output, labels: output.sum())
     data = [(torch.ones(2, 3), torch.zeros(2))]
-    assert not bool(grasp(subject_of(model, data, scoring=scoring))["0.weight"].any())
+    assert not bool(grasp(task_of(model, data, scoring=scoring))["0.weight"].any())
 
 
 def test_it_reads_an_iterator_once_leaves_the_model_alone_and_refuses_nan() -> None:
     model, data = case("linear")
     model[0].weight.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
-    once, again = grasp(subject_of(model, iter(data))), grasp(subject_of(model, data))
+    once, again = grasp(task_of(model, iter(data))), grasp(task_of(model, data))
     assert all(torch.equal(once[name], score) for name, score in again.items())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert not model[0].weight.requires_grad and model[2].weight.grad is None
     with pytest.raises(DataError, match="labels, which grasp needs"):
-        grasp(subject_of(model, [data[0][0]]))
+        grasp(task_of(model, [data[0][0]]))
     scoring = sipp.Scoring(loss=lambda output, labels: output.square().sum() * float("nan"))
     with pytest.raises(ModelError, match=r"0\.weight.*NaN"):
-        grasp(subject_of(model, data, scoring=scoring))
+        grasp(task_of(model, data, scoring=scoring))

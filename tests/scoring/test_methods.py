@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.scoring.lamp import lamp
 from sipp.scoring.methods import METHODS, NAMES, MethodInfo, method_of, score_of
 from sipp.scoring.wanda import wanda
@@ -64,9 +64,9 @@ def test_a_row_says_what_its_method_needs(row: MethodInfo) -> None:
 @pytest.mark.parametrize("row", [row for row in METHODS if not row.is_scored], ids=lambda row: row.name)
 def test_scores_have_the_shape_of_their_weights(row: MethodInfo) -> None:
     function = score_of(row)
-    assert list(inspect.signature(function).parameters) == ["subject"] and function.__doc__
+    assert list(inspect.signature(function).parameters) == ["task"] and function.__doc__
     model = net()
-    scores = function(subject_of(model, labelled(), exclude="2"))
+    scores = function(task_of(model, labelled(), exclude="2"))
     assert {name: score.shape for name, score in scores.items()} == {
         name: model.get_parameter(name).shape for name in ("0.weight", "4.weight")
     }
@@ -91,7 +91,7 @@ WEIGHTS = st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3e-20, -2e18, 7.0
 def test_lamp_is_its_definition(values: list[float]) -> None:
     layer = nn.Linear(3, 2)
     layer.weight = nn.Parameter(torch.tensor(values).view(2, 3))
-    found = lamp(subject_of(nn.Sequential(layer)))["0.weight"]
+    found = lamp(task_of(nn.Sequential(layer)))["0.weight"]
     torch.testing.assert_close(found, oracle.lamp(layer.weight.detach()), rtol=1e-12, atol=0.0)
 
 
@@ -111,7 +111,7 @@ def test_wanda_is_its_definition_whatever_the_batches() -> None:
     x = torch.randn(30, 7, 5, generator=torch.Generator().manual_seed(0))
     expected = oracle.wanda_linear(model[0], x)
     for data in (x, [x[:11], x[11:]]):
-        torch.testing.assert_close(wanda(subject_of(model, data))["0.weight"], expected, rtol=1e-10, atol=0.0)
+        torch.testing.assert_close(wanda(task_of(model, data))["0.weight"], expected, rtol=1e-10, atol=0.0)
 
 
 def test_wanda_meets_the_windows_of_convolutions() -> None:
@@ -120,7 +120,7 @@ def test_wanda_meets_the_windows_of_convolutions() -> None:
     patches = nn.functional.unfold(x.double(), 3, stride=2, padding=1).movedim(1, 2).reshape(-1, 2, 18)
     lengths = patches.square().sum(0).sqrt()  # groups x fan-in
     expected = conv.weight.detach().double().abs() * lengths.repeat_interleave(3, 0).view(6, 2, 3, 3)
-    torch.testing.assert_close(wanda(subject_of(nn.Sequential(conv), x))["0.weight"], expected, rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(wanda(task_of(nn.Sequential(conv), x))["0.weight"], expected, rtol=1e-10, atol=0.0)
 
 
 def test_wanda_keeps_the_same_share_of_every_row() -> None:
@@ -128,6 +128,6 @@ def test_wanda_keeps_the_same_share_of_every_row() -> None:
     for mask in pruned.masks.values():
         kept = mask.sum(1)
         assert bool(((kept - 0.5 * mask.shape[1]).abs() <= 1).all())
-    mask, scores = pruned.masks["0.weight"], wanda(subject_of(net(), points()))["0.weight"]
+    mask, scores = pruned.masks["0.weight"], wanda(task_of(net(), points()))["0.weight"]
     for row, kept_row in zip(scores, mask):
         assert float(row[kept_row].min()) >= float(row[~kept_row].max())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.allocation import even_layers
 from sipp.errors import DataError, ModelError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.scoring import obs as file
 from sipp.scoring.obs import DAMPING, obs
 
@@ -33,7 +33,7 @@ def test_it_is_the_least_error_whatever_the_batches(chunk_bytes: int, monkeypatc
         model[0].weight[1, 2] = 0.0
     expected = oracle.obs(model[0].weight.detach(), x.reshape(-1, 5), DAMPING)
     for data in (x, [x[:5], x[5:]]):
-        found = obs(subject_of(model, data))["0.weight"]
+        found = obs(task_of(model, data))["0.weight"]
         close(found, expected)
         assert float(found[1, 2]) == 0.0
 
@@ -43,7 +43,7 @@ def test_each_group_of_a_convolution_has_its_own_inputs() -> None:
     patches = nn.functional.unfold(x.double(), 2, stride=2, padding=1).movedim(1, 2).reshape(-1, 2, 8)
     rows = conv.weight.detach().view(6, 8)
     halves = [oracle.obs(rows[3 * g : 3 * g + 3], patches[:, g], DAMPING) for g in (0, 1)]
-    close(obs(subject_of(nn.Sequential(conv), x))["0.weight"], torch.cat(halves).view(6, 2, 2, 2))
+    close(obs(task_of(nn.Sequential(conv), x))["0.weight"], torch.cat(halves).view(6, 2, 2, 2))
 
 
 def test_recurrent_weights_meet_the_steps() -> None:
@@ -51,7 +51,7 @@ def test_recurrent_weights_meet_the_steps() -> None:
     lstm, x = nn.LSTM(3, 4, batch_first=True), drawn(6, 5, 3)
     after = lstm(x)[0].detach()
     before = torch.cat([torch.zeros(6, 1, 4), after[:, :-1]], 1)
-    scores = obs(subject_of(lstm, x))
+    scores = obs(task_of(lstm, x))
     close(scores["weight_ih_l0"], oracle.obs(lstm.weight_ih_l0.detach(), x.reshape(-1, 3), DAMPING))
     expected = oracle.obs(lstm.weight_hh_l0.detach(), before.reshape(-1, 4), DAMPING)
     torch.testing.assert_close(scores["weight_hh_l0"], expected, rtol=1e-4, atol=1e-6)  # h_t is float32 in both
@@ -67,7 +67,7 @@ def test_blocks_of_a_projection_meet_their_own_inputs() -> None:
             return self.mix(x, y, y)[0]
 
     model, x, y = Cross(), drawn(6, 3, 4), drawn(6, 5, 4, seed=1)
-    found = obs(subject_of(model, [((x, y), None)]))["mix.in_proj_weight"]
+    found = obs(task_of(model, [((x, y), None)]))["mix.in_proj_weight"]
     rows = model.mix.in_proj_weight.detach()
     close(found[:4], oracle.obs(rows[:4], x.reshape(-1, 4), DAMPING))
     close(found[4:], oracle.obs(rows[4:], y.reshape(-1, 4), DAMPING))
@@ -75,11 +75,11 @@ def test_blocks_of_a_projection_meet_their_own_inputs() -> None:
 
 def test_inputs_that_are_zero_score_zero_and_others_that_are_nothing_are_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
-    assert not bool(obs(subject_of(model, torch.zeros(4, 3)))["0.weight"].any())
+    assert not bool(obs(task_of(model, torch.zeros(4, 3)))["0.weight"].any())
     with pytest.raises(DataError, match="NaN"):
-        obs(subject_of(model, torch.full((4, 3), float("nan"))))
+        obs(task_of(model, torch.full((4, 3), float("nan"))))
     with pytest.raises(ModelError, match=r"0\.weight.*too large"):
-        obs(subject_of(model.double(), torch.full((4, 3), 1e200, dtype=torch.float64)))
+        obs(task_of(model.double(), torch.full((4, 3), 1e200, dtype=torch.float64)))
 
 
 def net() -> nn.Module:
@@ -91,7 +91,7 @@ def net() -> nn.Module:
 def test_the_same_share_of_every_layer(floor: float | str) -> None:
     pruned = sipp.prune(net(), drawn(40, 12), keep=0.5, method="obs", floor=floor)
     assert pruned.kept == pruned.budget
-    scores = obs(subject_of(net(), drawn(40, 12)))
+    scores = obs(task_of(net(), drawn(40, 12)))
     for layer in pruned.layers:
         assert abs(layer.kept - 0.5 * layer.n_weights) < (1 if floor == "off" else 3)
         score, mask = scores[layer.name], pruned.masks[layer.name]

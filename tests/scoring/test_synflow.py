@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.scoring import synflow as file
 from sipp.scoring.synflow import synflow
 
@@ -48,7 +48,7 @@ def test_every_budget_leaves_what_the_definition_leaves(
     monkeypatch.setattr(file, "STEPS", n_steps)
     make, names, shape = NETS[kind]
     model = make()
-    scores = synflow(subject_of(model, torch.randn(5, *shape)))
+    scores = synflow(task_of(model, torch.randn(5, *shape)))
     assert list(scores) == names
     flat = torch.cat([score.flatten() for score in scores.values()])
     assert len(flat.unique()) == len(flat)
@@ -62,11 +62,11 @@ def test_the_data_is_looked_at_for_its_shape_alone_and_the_model_is_left_alone()
     model[0].weight.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
     x = torch.randn(6, 2, 3, 3)
-    first, other = synflow(subject_of(model, x)), synflow(subject_of(model, [(-7 * x[:2], None)]))
+    first, other = synflow(task_of(model, x)), synflow(task_of(model, [(-7 * x[:2], None)]))
     assert all(torch.equal(first[name], score) for name, score in other.items())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert model.training and not model[0].weight.requires_grad and model[5].weight.grad is None
-    batch_stats = synflow(subject_of(model, x, scoring=sipp.Scoring(norm_stats="batch")))
+    batch_stats = synflow(task_of(model, x, scoring=sipp.Scoring(norm_stats="batch")))
     assert all(torch.equal(first[name], score) for name, score in batch_stats.items())
 
 
@@ -75,7 +75,7 @@ def test_weights_without_flow_go_first() -> None:
     model = linear()
     with torch.no_grad():
         model[2].weight[:, 1:3] = 0.0
-    scores = synflow(subject_of(model, torch.ones(1, 3)))
+    scores = synflow(task_of(model, torch.ones(1, 3)))
     still = torch.cat([scores["0.weight"][1:3].flatten(), scores["2.weight"][:, 1:3].flatten()])
     flat = torch.cat([score.flatten() for score in scores.values()]).sort().values
     assert torch.equal(still.sort().values, flat[: len(still)])
@@ -103,7 +103,7 @@ class Tagger(nn.Module):
 
 def test_tokens_recurrent_layers_and_nested_outputs() -> None:
     torch.manual_seed(0)
-    scores = synflow(subject_of(Tagger(), torch.arange(8).view(2, 4)))
+    scores = synflow(task_of(Tagger(), torch.arange(8).view(2, 4)))
     assert set(scores) == {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "out.weight"}
     assert all(len(score.unique()) > 1 for score in scores.values())
 
@@ -111,9 +111,9 @@ def test_tokens_recurrent_layers_and_nested_outputs() -> None:
 def test_what_has_no_flow_is_refused() -> None:
     x = torch.ones(2, 3)
     with pytest.raises(ModelError, match="synflow has nothing to go by"):
-        synflow(subject_of(nn.Sequential(nn.Linear(3, 3), nn.Threshold(1e9, 0.0)), x))
+        synflow(task_of(nn.Sequential(nn.Linear(3, 3), nn.Threshold(1e9, 0.0)), x))
     huge = linear()
     with torch.no_grad():
         huge[0].weight.fill_(float("inf"))
     with pytest.raises((ModelError, DataError)):
-        synflow(subject_of(huge, x))
+        synflow(task_of(huge, x))

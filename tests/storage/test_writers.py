@@ -19,7 +19,7 @@ from torch import nn
 import sipp
 from sipp.errors import DataError
 from sipp.records.network_hash import model_hash, state_hash
-from sipp.report.read import read_whole_results
+from sipp.report.results import read_whole_results
 from sipp.storage.files import staged, staged_for, sync_folder, write_atomic
 from sipp.storage.marks import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import CUT_SHORT, read_pruned

@@ -129,7 +129,9 @@ def test_a_loader_that_shuffles_is_as_good_as_a_list(monkeypatch: pytest.MonkeyP
 def test_a_loader_that_augments_or_drops_certifies_nothing(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(false_walks(change, N_BROKEN))
     monkeypatch.setitem(
-        WALK, "read_again", lambda data, role, first: ((b, evidence.keys_of(b)) for b in evidence.holdout_batches(data))
+        WALK,
+        "read_again",
+        lambda data, role, first: ((b, evidence.keys_of(b)) for b in evidence.held_out(data).batches()),
     )
     monkeypatch.setattr(WALK["_Walker"], "_dense", by_position())
     monkeypatch.setitem(WALK, "changed", lambda role: AssertionError("seen by the certificate"))
@@ -262,9 +264,7 @@ def false_with_known_points(n_runs: int) -> list[bool]:
 
 def test_calibration_points_in_another_dtype_certify_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(false_with_known_points(N_BROKEN))
-    bytes_only: set[bytes] = set()
-    monkeypatch.setattr(evidence, "add_known", lambda known, batch: bytes_only.update(evidence.keys_of(batch)))
-    monkeypatch.setattr(evidence, "are_known", lambda known, b: [key in bytes_only for key in evidence.keys_of(b)])
+    monkeypatch.setattr(evidence, "draw_keys_of", evidence.keys_of)  # their bytes alone
     assert not holds(false_with_known_points(N_BROKEN))
 
 

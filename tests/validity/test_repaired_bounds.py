@@ -42,12 +42,12 @@ def test_sound_statements_about_repaired_networks() -> None:
 def test_the_simulation_sees_points_that_judge_their_own_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was once: the points kept aside take part in the repair."""
     taken: list[Tensor] = []
-    aside, repaired = entry.take_aside, entry.repaired_cut
+    aside, repaired = entry.set_points_aside, entry.repaired_cut
 
-    def take(subject, options):  # type: ignore[no-untyped-def]
-        taken[:] = [subject.data]
-        return aside(subject, options)
+    def take(task, options):  # type: ignore[no-untyped-def]
+        taken[:] = [task.data]
+        return aside(task, options)
 
-    monkeypatch.setattr(entry, "take_aside", take)
+    monkeypatch.setattr(entry, "set_points_aside", take)
     monkeypatch.setattr(entry, "repaired_cut", lambda r, p, data, **more: repaired(r, p, taken[0], **more))
     assert n_false() > MOST_FALSE

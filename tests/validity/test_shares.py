@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.bounds.network import coverage, floored, measure, network_coverage, network_epsilon
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.records.scores import Scores
 from sipp.scoring.sensitivities import score
 
@@ -47,7 +47,7 @@ def population() -> tuple[Scores, np.ndarray]:
     """The scores of many points, and Q_l(x) / ||f(x)|| of each layer (L x points)."""
     model = chain()
     inputs = torch.randn(N_POPULATION, 3, generator=torch.Generator().manual_seed(0))
-    scores = score(subject_of(model, inputs))
+    scores = score(task_of(model, inputs))
     quadrants = [layer.quadrants_B for layer in scores.layers]
     assert all(one is not None for one in quadrants)
     return scores, torch.stack(quadrants).numpy()  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def test_the_measured_constant_keeps_its_share(is_broken: bool) -> None:
 
     fresh, events, n_trials = ratios(draw(2000)), 0, 150
     for _ in range(n_trials):
-        scores = score(subject_of(model, draw(48)), splits=True)
+        scores = score(task_of(model, draw(48)), splits=True)
         if is_broken:
             layers = tuple(replace(one, first_FK=one.sensitivity_FK) for one in scores.layers)
             scores = replace(scores, layers=layers)

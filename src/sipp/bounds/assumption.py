@@ -15,25 +15,23 @@ on any point of S, as a ratio is at most 1 < C s_j then: failures come from weig
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from rich import box
-from rich.table import Table
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import Data, batches_of, count_points, points_at
+from sipp.inputs.batches import points_at
 from sipp.inputs.capture import Forms, depends_on_batch, runner
-from sipp.inputs.subject import Subject, subject_of
+from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import Advance, progress_bar
-from sipp.records.batches import Batch, Use
+from sipp.records.assumption import Assumption, LayerAssumption, share_needed
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_flag, check_record
-from sipp.records.display import text_of
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
 from sipp.records.options import DELTA, Constants, Scoring, Selector
 from sipp.records.scores import DrawUnit
@@ -47,109 +45,11 @@ DOUBLE_BYTES = 8
 SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # a float32 ratio below has lost digits and is not told apart from 0
 
 
-@dataclass(frozen=True)
-class LayerAssumption:
-    """What was seen of the assumption at one weight tensor."""
-
-    name: str
-    fan_in: int
-    n_weights: int
-    n_holding: int  # weights with g_j(x) > 1/C on S often enough; one of value 0, or never met, has g_j = 0
-    es_failures: int | None  # pairs of the holdout with w_j a_j > C s_j z; None without a holdout
-    n_pairs: int | None  # (patch, weight) pairs of the holdout with w_j a_j != 0: each lies in exactly one quadrant
-
-    @property
-    def share_holding(self) -> float:
-        return self.n_holding / self.n_weights
-
-    @property
-    def es_failure_share(self) -> float | None:
-        """None where there was no pair to look at."""
-        return self.es_failures / self.n_pairs if self.es_failures is not None and self.n_pairs else None
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """What was seen of the assumption of T4 in a whole network. `print` it."""
-
-    layers: tuple[LayerAssumption, ...]  # in the order of the model's parameters
-    c_constant: float
-    k_constant: float
-    n_calibration: int
-    n_holdout: int  # 0 without a holdout
-    unit: DrawUnit  # what the two numbers count: batches where a point's patches depend on its batch
-
-    @property
-    def total(self) -> LayerAssumption:
-        """The whole network as if it were one layer (with its largest fan-in)."""
-        return LayerAssumption(
-            name="all",
-            fan_in=max(layer.fan_in for layer in self.layers),
-            n_weights=sum(layer.n_weights for layer in self.layers),
-            n_holding=sum(layer.n_holding for layer in self.layers),
-            es_failures=sum(layer.es_failures or 0 for layer in self.layers) if self.n_holdout else None,
-            n_pairs=sum(layer.n_pairs or 0 for layer in self.layers) if self.n_holdout else None,
-        )
-
-    @property
-    def share_needed(self) -> float:
-        """1 - exp(-1/K_s): the share of points on which each g_j must exceed 1/C."""
-        return _share_needed(self.k_constant)
-
-    @property
-    def plausible(self) -> bool:
-        """Whether every weight exceeded 1/C on S as often as the assumption says."""
-        return self.total.n_holding == self.total.n_weights
-
-    @property
-    def verdict(self) -> str:
-        """In plain words: whether the assumption looks plausible on this data, and what that means."""
-        total = self.total
-        often = f"above 1/C = {1 / self.c_constant:.3g} on at least {self.share_needed:.1%} of the {self.unit}"
-        seen = f"{total.n_holding:,} of {total.n_weights:,} weights were {often} (n={self.n_calibration})"
-        if self.plausible:
-            return (
-                f"The assumption of T4 looks plausible on this data: {seen}; T5-T12 rest on it, a held-out certificate "
-                "(T14) does not."
-            )
-        text = (
-            f"The assumption of T4 does not look plausible on this data: {seen}, and it speaks of every weight; T5-T12 "
-            "rest on it and are not proved here, a held-out certificate (T14) does not rest on it."
-        )
-        if any(layer.n_holding < layer.n_weights and layer.fan_in > self.c_constant for layer in self.layers):
-            text += (
-                " Read literally it nearly always fails for a fan-in above a few: the ratios of a row sum to at most 1 "
-                "in a patch and quadrant, so fewer than C of its weights can be above 1/C at once."
-            )
-        return text
-
-    @property
-    def es_verdict(self) -> str:
-        """In plain words: whether the inequality that the assumption is there for held on the holdout."""
-        total = self.total
-        if total.es_failures is None:
-            return "The ES inequality was not looked at: give a holdout."
-        counts = f"{total.es_failures:,} of {total.n_pairs:,} (patch, weight) pairs"
-        return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} held-out {self.unit}."
-
-    def __str__(self) -> str:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("weight", overflow="fold")
-        for column in ("fan-in", "weights", "holding", "share", "pairs", "ES failures", "share"):
-            table.add_column(column, justify="right")
-        for layer in (*self.layers, self.total):
-            counts = (layer.fan_in, layer.n_weights, layer.n_holding)
-            pairs = ("" if n is None else f"{n:,}" for n in (layer.n_pairs, layer.es_failures))
-            failed = "" if layer.es_failure_share is None else f"{layer.es_failure_share:.2g}"
-            table.add_row(layer.name, *(f"{n:,}" for n in counts), f"{layer.share_holding:.2%}", *pairs, failed)
-        return "\n".join((text_of(table), self.verdict, self.es_verdict))
-
-
 @torch.inference_mode(False)
 def check_assumption(
     model: nn.Module,
-    data: Data,
-    holdout: Data | None = None,
+    data: AnyData,
+    holdout: AnyData | None = None,
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
@@ -174,38 +74,39 @@ def check_assumption(
         >>> seen.total.share_holding, seen.total.es_failures, seen.total.n_pairs
         (1.0, 0, 2)
     """
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    return check_assumption_of(subject, holdout, constants, n_holdout, progress=check_flag("progress", progress))
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    return check_assumption_of(task, holdout, constants, n_holdout, progress=check_flag("progress", progress))
 
 
 def check_assumption_of(
-    subject: Subject,
-    holdout: Data | None,
+    task: ScoringTask,
+    holdout: AnyData | None,
     constants: Constants,
     n_holdout: int | None = None,
     *,
     progress: bool = False,
 ) -> Assumption:
-    """What the points of a subject, and a holdout, say about the assumption of T4."""
+    """What the points of a task, and a holdout, say about the assumption of T4."""
     check_record("constants", constants, Constants)
-    subject = resolve_points(subject, DELTA, constants=constants)
-    data, n_points, c_constant = subject.data, subject.n_points, constants.c_constant
-    if data is None:
-        raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
-    unit: DrawUnit = "batches" if depends_on_batch(subject.model, subject.scoring.norm_stats) else "points"
-    counts = [n_points or count_points(data), 0 if holdout is None else n_holdout or count_points(holdout)]
+    task = resolve_points(task, DELTA, constants=constants)
+    c_constant = constants.c_constant
+    unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "points"
+    data, held = task.points, None
+    if holdout is not None:
+        held = data_of(holdout, role="holdout", device=device_of(task.model), n_points=n_holdout, seed=task.seed)
+    counts = [data.n_known, held.n_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
     checked: Forms = {}  # the network's layers are checked once, not for every draw
     failures, pairs, n_held_out = Counter[str](), Counter[str](), 0
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
-        draws = _draws(subject, data, n_points, unit, "calibration", advance)
-        sensitivity, n_above, n_calibration = _calibrated(subject, draws, c_constant, checked)
-        for draw in () if holdout is None else _draws(subject, holdout, n_holdout, unit, "holdout", advance):
+        draws = _draws(data, unit, advance)
+        sensitivity, n_above, n_calibration = _calibrated(task, draws, c_constant, checked)
+        for draw in () if held is None else _draws(held, unit, advance):
             n_held_out += 1
-            for name, n_failures, n_pairs in _holdout_counts(subject, draw, sensitivity, c_constant, checked):
+            for name, n_failures, n_pairs in _holdout_counts(task, draw, sensitivity, c_constant, checked):
                 failures[name] += n_failures
                 pairs[name] += n_pairs
-    needed = _share_needed(constants.k_constant) * n_calibration
+    needed = share_needed(constants.k_constant) * n_calibration
     layers = tuple(
         LayerAssumption(
             name=weight.name,
@@ -215,23 +116,17 @@ def check_assumption_of(
             es_failures=failures[weight.name] if n_held_out else None,
             n_pairs=pairs[weight.name] if n_held_out else None,
         )
-        for weight in subject.weights
+        for weight in task.weights
     )
     return Assumption(layers, c_constant, constants.k_constant, n_calibration, n_held_out, unit)
 
 
-def _share_needed(k_constant: float) -> float:
-    return -math.expm1(-1 / k_constant)
-
-
-def _draws(
-    subject: Subject, data: Data, n_points: int | None, unit: DrawUnit, role: str, advance: Advance
-) -> Iterator[Batch]:
+def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
     """What T4 calls independent: each point as a batch of its own, or whole batches where points depend on them.
 
     `advance` is told of the points of a draw when the next one is asked for.
     """
-    for batch in batches_of(data, device=device_of(subject.model), n_points=n_points, seed=subject.seed, role=role):
+    for batch in data.batches():
         if unit == "batches":
             yield batch
             advance(batch.n_points)
@@ -241,11 +136,11 @@ def _draws(
             advance(1)
 
 
-def _ratios(subject: Subject, draw: Batch, checked: Forms) -> dict[str, Tensor]:
+def _ratios(task: ScoringTask, draw: Batch, checked: Forms) -> dict[str, Tensor]:
     """g_j(x) of T2 (F x K) for every weight that this draw reaches; the others have no ratio but 0."""
     reached: set[str] = set()
 
-    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         lowest, highest = torch.aminmax(use.windows)
         if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
             raise DataError(
@@ -256,26 +151,26 @@ def _ratios(subject: Subject, draw: Batch, checked: Forms) -> dict[str, Tensor]:
             )
         reached.add(weight.name)
 
-    runner(subject.model, subject.sites, subject.scoring.norm_stats)(draw, on_use)
-    kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in subject.sites)
-    sites = tuple(replace(site, weights=weights) for site, weights in zip(subject.sites, kept) if weights)
-    if not sites:
+    runner(task.model, task.layers, task.scoring.norm_stats)(draw, on_use)
+    kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in task.layers)
+    layers = tuple(replace(site, weights=weights) for site, weights in zip(task.layers, kept) if weights)
+    if not layers:
         return {}
-    here = replace(subject, sites=sites).with_points(None, [(draw.kwargs or draw.args, None)])
+    here = replace(task, layers=layers).with_points(None, [(draw.kwargs or draw.args, None)])
     return {layer.weight.name: layer.sensitivity_FK for layer in score(here, checked=checked).layers}
 
 
 def _calibrated(
-    subject: Subject, draws: Iterable[Batch], c_constant: float, checked: Forms
+    task: ScoringTask, draws: Iterable[Batch], c_constant: float, checked: Forms
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
     """s_j (T3), the number of draws with g_j(x) > 1/C, both F x K by weight name, and the number of draws."""
     sensitivity: dict[str, Tensor] = {}
     n_above: dict[str, Tensor] = {}
     n_draws = 0
-    fan_in = {weight.name: weight.fan_in for weight in subject.weights}
+    fan_in = {weight.name: weight.fan_in for weight in task.weights}
     for draw in draws:
         n_draws += 1
-        for name, ratio_FK in _ratios(subject, draw, checked).items():
+        for name, ratio_FK in _ratios(task, draw, checked).items():
             # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold, not more
             is_above_FK = ratio_FK > (1 + ratio_rounding(fan_in[name])) / c_constant
             sensitivity[name] = torch.maximum(sensitivity.get(name, ratio_FK), ratio_FK)
@@ -292,28 +187,30 @@ def _calibrated(
 
 
 def _holdout_counts(
-    subject: Subject, draw: Batch, sensitivity: dict[str, Tensor], c_constant: float, checked: Forms
+    task: ScoringTask, draw: Batch, sensitivity: dict[str, Tensor], c_constant: float, checked: Forms
 ) -> list[tuple[str, int, int]]:
     """For each use of a weight in one draw: its name, the pairs that break the ES inequality, and all pairs."""
-    ratios = _ratios(subject, draw, checked)
-    chunk_bytes = chunk_of(subject.scoring.chunk_bytes, device_of(subject.model))
+    ratios = _ratios(task, draw, checked)
+    chunk_bytes = chunk_of(task.scoring.chunk_bytes, device_of(task.model))
     counts = []
 
-    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         rounding = ratio_rounding(weight.fan_in)
         limit_FK = c_constant * sensitivity[weight.name].to(BOUND_DTYPE)
         # Only a weight whose largest ratio of the draw passes its limit has failures: the kernels' ratios tell which,
         # with the rounding on their side, and only these few are looked at pair by pair.
         is_suspect_FK = ratios[weight.name] > limit_FK * (1 - rounding)
         limit_FK = limit_FK * (1 + rounding) + SMALLEST_RATIO
-        rows_FK = to_rows(weight, subject.model.get_parameter(weight.name).detach()).to(BOUND_DTYPE)
+        rows_FK = to_rows(weight, task.model.get_parameter(weight.name).detach()).to(BOUND_DTYPE)
         counts.append((weight.name, *_count(rows_FK, limit_FK, is_suspect_FK, use, chunk_bytes)))
 
-    runner(subject.model, subject.sites, subject.scoring.norm_stats)(draw, on_use)
+    runner(task.model, task.layers, task.scoring.norm_stats)(draw, on_use)
     return counts
 
 
-def _count(weight_FK: Tensor, limit_FK: Tensor, is_suspect_FK: Tensor, use: Use, chunk_bytes: int) -> tuple[int, int]:
+def _count(
+    weight_FK: Tensor, limit_FK: Tensor, is_suspect_FK: Tensor, use: WeightUse, chunk_bytes: int
+) -> tuple[int, int]:
     """The pairs of one use with w_j^s a_j^t > limit_j z^{st}, j among the suspects, and all pairs with w_j a_j != 0."""
     n_groups = use.windows.shape[1]
     rows = slice(use.row_start, None if use.n_rows is None else use.row_start + use.n_rows)
@@ -338,7 +235,7 @@ def _count(weight_FK: Tensor, limit_FK: Tensor, is_suspect_FK: Tensor, use: Use,
     return n_failures, n_pairs
 
 
-def _patches(use: Use, most: int) -> Iterator[Tensor]:
+def _patches(use: WeightUse, most: int) -> Iterator[Tensor]:
     """The patches of a use (G x P x K, float64, each with a largest magnitude of 1), at most `most` at a time."""
     windows = use.windows.movedim(1, 0)  # (G, B, *positions, *fan_in)
     sizes = windows.shape[1 : 2 + use.n_position_dims]

@@ -7,7 +7,6 @@ weights must compute what the given network does.
 from __future__ import annotations
 
 import copy
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from sipp.bounds.sound.known_operations import hidden_behaviour
 from sipp.bounds.sound.tracing import SAME_OUTPUT, same_output
 from sipp.errors import ModelError
-from sipp.inputs.batches import Data, batches_of, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of
@@ -52,16 +50,6 @@ def check_same_architecture(dense: nn.Module, given: nn.Module, batch: Batch, no
                 "the pruned network itself: they differ in more than weights",
                 fix=ALIKE,
             )
-
-
-def first_batch(data: Data, device: torch.device, seed: int) -> tuple[Batch, Data]:
-    """The first batch of the data, and the data as if that had not been read."""
-    with torch.random.fork_rng():  # a loader that shuffles draws from the global generator
-        batch = fresh(next(batches_of(data, device=device, seed=seed)))
-    if hasattr(data, "__next__"):
-        inputs: Any = batch.kwargs or batch.args
-        return batch, itertools.chain([(inputs, batch.labels)], data)  # type: ignore[arg-type]
-    return batch, data
 
 
 def _plain_state(role: str, model: nn.Module) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ from sipp.allocation.row_bounds import eps_given
 from sipp.bounds.chain import chain_obstacle
 from sipp.bounds.network import floored, measure, measured_network, paper_bound, row_guarantee
 from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.inputs.batches import Data
-from sipp.inputs.subject import Subject
+from sipp.inputs.data import AnyData
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.pruning.cutting import Cut, dead_rows
 from sipp.pruning.sparse_rows import RAND, STRATEGIES
 from sipp.records.bounds import Guarantee, Measured, NetworkBound, no_bound
@@ -36,16 +36,21 @@ class Statements:
 
 
 def statements_of(
-    ranking: Ranking, cut: Cut, subject: Subject | None = None, *, mode: Mode = "paper", new_points: Data | None = None
+    ranking: Ranking,
+    cut: Cut,
+    task: ScoringTask | None = None,
+    *,
+    mode: Mode = "paper",
+    new_points: AnyData | None = None,
 ) -> Statements:
     """What holds for the rows of a cut: those of a method, of a mask of the caller's, or of a repair.
 
     With points that are new to the pruning the network's statement is smaller in mode "paper" (T18), where their norms
-    are taken as the `subject` says; in mode "sound" (T13) there is none without them.
+    are taken as the `task` says; in mode "sound" (T13) there is none without them.
     """
     scores, norms = ranking.scores, None
-    if scores is not None and mode == "paper" and new_points is not None and subject is not None:
-        norms = score(replace(subject.with_points(None, new_points), seed=0))
+    if scores is not None and mode == "paper" and new_points is not None and task is not None:
+        norms = score(replace(task.with_points(None, new_points), seed=0))
     obstacle = "" if scores is None else _obstacle(ranking, cut)
     measured, eps_measured = _measured(ranking, cut, obstacle, norms)
     guarantee, bound = _guarantee_and_bound(ranking, cut, obstacle, norms)

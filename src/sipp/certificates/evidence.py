@@ -15,20 +15,11 @@ from torch import Tensor, nn
 from sipp.certificates.ledger import record_use
 from sipp.certificates.running import Output, check_model, run_model
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import batches_of, count_points, points_at
+from sipp.inputs.batches import points_at
 from sipp.inputs.capture import scoring_mode
+from sipp.inputs.data import Data, data_of
 from sipp.inputs.independence import allowed_between, why_dependent
-from sipp.inputs.pointkeys import (
-    Known,
-    add_known,
-    are_known,
-    draw_keys_of,
-    keys_of,
-    labels_of,
-    plain_keys_of,
-    set_hash,
-    sketch_of,
-)
+from sipp.inputs.point_keys import draw_keys_of, keys_of, labels_of, ledger_keys_of, set_hash, sketch_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.network_hash import model_hash
@@ -46,7 +37,7 @@ class Survey:
 
     points: Counter[tuple[bytes, str]]  # key and label
     keys: tuple[bytes, ...]  # in their order
-    plain: tuple[bytes, ...]  # `plain_keys_of`, for the sketch
+    plain: tuple[bytes, ...]  # `ledger_keys_of`, for the sketch
     draws: tuple[bytes, ...]  # `draw_keys_of`: which points are copies of others
 
     @cached_property
@@ -72,13 +63,9 @@ class Survey:
 
 @dataclass
 class _Seen:
-    """What was looked at so far; `known` are the calibration points, where there are any to compare with.
+    """What was looked at so far; `known` are the calibration points, and those that the record of the pruning names."""
 
-    `chose` are those that the record of the pruning itself names, by the keys of their numbers.
-    """
-
-    known: Known | None
-    chose: frozenset[bytes]
+    known: frozenset[bytes]
     keeps_plain: bool
     keys: list[bytes] = field(default_factory=list)
     plain: list[bytes] = field(default_factory=list)
@@ -87,11 +74,10 @@ class _Seen:
 
     def started(self, holdout: Any) -> Iterator[Batch]:
         """The batches of the holdout; the points of each count as seen from the moment it is handed out."""
-        for batch in holdout_batches(holdout):
-            self.plain.extend(plain_keys_of(batch) if self.keeps_plain else [])
-            given = [False] * batch.n_points if self.known is None else are_known(self.known, batch)
+        for batch in held_out(holdout).batches():
+            self.plain.extend(ledger_keys_of(batch) if self.keeps_plain else [])
             draws = draw_keys_of(batch)
-            self.shared.extend(one or key in self.chose for one, key in zip(given, draws, strict=True))
+            self.shared.extend(key in self.known for key in draws)
             self.keys.extend(keys_of(batch))
             self.draws.extend(draws)
             yield batch
@@ -138,13 +124,14 @@ def measure_outputs(
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
-    known = None if calibration is None else known_points(holdout_batches(calibration, "calibration"))
+    known = chose if calibration is None else chose | held_out(calibration, "calibration").keys()
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
-    seen = _Seen(known, chose, keeps_plain=ledger is not None)
+    seen = _Seen(known, keeps_plain=ledger is not None)
     measured: list[Tensor] = []
     dtypes: set[str] = set()
     modes = scoring_mode(dense, "running"), scoring_mode(pruned, "running")
-    with modes[0], modes[1], progress_bar(title, count_points(holdout), shown=progress) as advance:
+    n_points = held_out(holdout).n_known
+    with modes[0], modes[1], progress_bar(title, n_points, shown=progress) as advance:
         try:
             for batch, f, g in _outputs(dense, pruned, seen.started(holdout), output, drops_padding, finest):
                 dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
@@ -274,31 +261,24 @@ def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) ->
 
 def point_keys(data: Any, role: str) -> list[bytes]:
     """The key of every point, in order."""
-    return [key for batch in holdout_batches(data, role) for key in keys_of(batch)]
+    return [key for batch in held_out(data, role).batches() for key in keys_of(batch)]
 
 
-def known_points(batches: Iterable[Batch]) -> Known:
-    """The calibration points, in every form in which a holdout point may be compared with them."""
-    known: Known = {}
-    for batch in batches:
-        add_known(known, batch)
-    return known
-
-
-def survey(data: Any, role: str, known: Known | None = None) -> Survey:
+def survey(data: Any, role: str, known: frozenset[bytes] = frozenset()) -> Survey:
     """Which points the data holds; DataError if one of them is known already."""
     points: Counter[tuple[bytes, str]] = Counter()
     keys: list[bytes] = []
     plain: list[bytes] = []
     draws: list[bytes] = []
     shared: list[bool] = []
-    for batch in holdout_batches(data, role):
+    for batch in held_out(data, role).batches():
         here = keys_of(batch)
         points.update(zip(here, labels_of(batch)))
         keys += here
-        plain += plain_keys_of(batch)
-        draws += draw_keys_of(batch)
-        shared += [] if known is None else are_known(known, batch)
+        plain += ledger_keys_of(batch)
+        here = draw_keys_of(batch)
+        draws += here
+        shared += [key in known for key in here]
     refuse_shared(shared)
     return Survey(points, tuple(keys), tuple(plain), tuple(draws))
 
@@ -306,7 +286,7 @@ def survey(data: Any, role: str, known: Known | None = None) -> Survey:
 def read_again(data: Any, role: str, first: Survey) -> Iterator[tuple[Batch, list[bytes]]]:
     """The batches and the keys of their points; DataError where they are not the points of the first pass."""
     left = first.points.copy()
-    for batch in holdout_batches(data, role):
+    for batch in held_out(data, role).batches():
         keys = keys_of(batch)
         left.subtract(zip(keys, labels_of(batch)))
         yield batch, keys
@@ -324,9 +304,9 @@ def changed(role: str) -> DataError:
     )
 
 
-def holdout_batches(data: Any, role: str = "holdout") -> Iterator[Batch]:
-    """The batches, values as they are: what is not finite is for the claim to count, not to be refused."""
-    return batches_of(data, role=role, batch_size=BATCH_POINTS, refuses_non_finite=False)
+def held_out(data: Any, role: str = "holdout") -> Data:
+    """The data, values as they are: what is not finite is for the claim to count, not to be refused."""
+    return data_of(data, role=role, batch_size=BATCH_POINTS, refuses_non_finite=False)
 
 
 def refuse_shared(shared: list[bool]) -> None:

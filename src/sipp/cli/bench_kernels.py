@@ -17,7 +17,7 @@ import sipp
 from sipp.cli.data_option import Source, check_fits, data_or_noise, draw, images_lines, open_source
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.model_option import find_device, load_model
-from sipp.inputs.batches import batches_of
+from sipp.inputs.data import data_of
 from sipp.records.numerics import inverse_or_zero
 from sipp.scoring import kernels
 from sipp.scoring.kernels import reference
@@ -96,7 +96,7 @@ def _network_line(model: str, network: nn.Module, source: Source, repeats: int) 
         slow = sipp.sensitivity(network, few.batches, scoring=sipp.Scoring(kernel="reference"), progress=False)
         off_by = max(refuse_wrong(f"the score of {name}", fast[name], slow[name]) for name in fast)
     device = next(network.parameters()).device
-    batch = next(iter(batches_of(points.batches, device=device)))
+    batch = next(iter(data_of(points.batches, device=device).batches()))
 
     def forward() -> None:
         with torch.no_grad():

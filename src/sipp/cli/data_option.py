@@ -34,9 +34,10 @@ from sipp.experiments.data import (
 from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
 from sipp.experiments.data.imagefolder import SUFFIXES
 from sipp.experiments.nets import NETS
-from sipp.inputs.batches import batches_of, fresh, points_per_batch
+from sipp.inputs.batches import fresh
 from sipp.inputs.capture import scoring_mode
-from sipp.inputs.pointkeys import set_hash
+from sipp.inputs.data import data_of, points_per_batch
+from sipp.inputs.point_keys import set_hash
 
 Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "random"]
@@ -182,7 +183,7 @@ def n_calibration(reader: Reader, source: Source, text: str | None, theory: Call
     if text is None or text == "theory":
         first = draw(source, 1, seed=reader.seed, batch_size=1, model=reader.network)
         check_fits(reader.network, first, reader.model, "--data")
-        batch = next(iter(batches_of(first.batches)))
+        batch = next(iter(data_of(first.batches).batches()))
         return theory((batch.kwargs or batch.args, None))
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise CommandError(
@@ -234,7 +235,8 @@ def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -
     """Refuses a network that cannot run on the first point, which is no fault of the package."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with naming_option(f"{option} {points.spec}", f"give {KINDS}"):
-        batch = fresh(next(iter(batches_of(points.batches, device=device, n_points=1, refuses_non_finite=False))))
+        first = data_of(points.batches, device=device, n_points=1, refuses_non_finite=False)
+        batch = fresh(next(iter(first.batches())))
     named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
     shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in named.items())
     try:

@@ -22,7 +22,7 @@ from sipp.experiments.training.signals import Interrupted
 from sipp.extras import needed_for
 from sipp.progress import progress_bar
 from sipp.report import read_results, render
-from sipp.report.palette import STYLES
+from sipp.report.palette import MARKERS, STYLES
 from sipp.storage.marks import FIGURE_MARK
 from sipp.storage.outputs import FIGURE as FIGURE_KIND
 from sipp.storage.outputs import PAGE as PAGE_KIND
@@ -39,7 +39,6 @@ SETTINGS = (  # more methods, fewer levels and epochs: the whole demo stays unde
     "train.decay.milestones=[4]",
 )
 FIGURE, PAGE = "accuracy.png", "page.html"
-MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}
 
 
 @dataclass(frozen=True)

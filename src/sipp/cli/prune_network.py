@@ -31,7 +31,7 @@ from sipp.cli.options import output_of, typed_name
 from sipp.cli.output import show, size, too_wide
 from sipp.cli.pruned_table import layer_table, path_record, statements
 from sipp.experiments.nets import NETS
-from sipp.inputs.apart import ASIDE_SHARE
+from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate
 from sipp.records.checking import check_share

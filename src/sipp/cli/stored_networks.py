@@ -18,7 +18,7 @@ from sipp.cli.data_option import Points, Reader, data_or_noise
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.model_option import load_model
 from sipp.experiments.nets import NETS, build
-from sipp.inputs.batches import batches_of
+from sipp.inputs.data import data_of
 from sipp.records.certificate import AnyCertificate, from_json
 from sipp.records.pattern import pattern_of
 from sipp.storage.artifact_index import class_name
@@ -117,7 +117,7 @@ def example_for(stored: StoredNetwork, data: str | None, n_points: int, normalis
     spec = data_or_noise(data, stored.name, n_points, f"FILE {stored.contents.path}")
     reader = Reader(stored.model, stored.name, normalise, batch_size=n_points)
     points = reader.draw(reader.open(spec, "calibration", "--data"), n_points, "--data")
-    batch = next(iter(batches_of(points.batches)))
+    batch = next(iter(data_of(points.batches).batches()))
     return batch.kwargs or batch.args, points
 
 

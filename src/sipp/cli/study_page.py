@@ -13,8 +13,7 @@ from sipp.experiments.runs.plan import plan
 from sipp.experiments.runs.sharing import find_made, stage_key
 from sipp.experiments.studies import Study
 from sipp.report import read_results, render
-from sipp.report.parts import About
-from sipp.report.words import Finding
+from sipp.report.contents import About, Finding
 from sipp.storage import pairs
 from sipp.storage.outputs import PAGE, write_file
 

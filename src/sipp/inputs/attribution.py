@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sipp.inputs.output_check import tolerance_of
-from sipp.records.batches import Use
+from sipp.records.batches import WeightUse
 from sipp.records.numerics import integers
 from sipp.records.weights import Weight
 
@@ -37,7 +37,7 @@ class Found:
     n_points: int
     is_tied: bool  # another order fits these points as well
 
-    def for_use(self, use: Use) -> Order:
+    def for_use(self, use: WeightUse) -> Order:
         """The order of a use of another number of points, whose adapter may have read the same layout otherwise.
 
         A tensor of steps x points is told from its shape, unless there are as many points as steps.
@@ -63,7 +63,7 @@ class _Sample:
     """Some patches of each point of one use (B x N), in each order that is worth a try."""
 
     patches: dict[Order, Tensor]
-    use: Use  # without its windows
+    use: WeightUse  # without its windows
     n_steps: int
     n_points: int
     tolerance: float
@@ -77,7 +77,7 @@ class Recorder:
         self.samples: dict[UseKey, _Sample] = {}
         self._seen: Counter[str] = Counter()
 
-    def __call__(self, weight: Weight, use: Use) -> Use:
+    def __call__(self, weight: Weight, use: WeightUse) -> WeightUse:
         patches = {order: _sampled(use, order) for order in _candidates(use)}
         bare = replace(use, windows=use.windows[:0])
         sizes, dtype = (_n_steps(use), len(use.windows)), use.windows.dtype
@@ -101,7 +101,7 @@ class Grouper:
         self.orders = orders
         self._seen: Counter[str] = Counter()
 
-    def __call__(self, weight: Weight, use: Use) -> Use:
+    def __call__(self, weight: Weight, use: WeightUse) -> WeightUse:
         found = self.orders.get(_next_key(self._seen, weight))
         return grouped(use, "together" if found is None else found.for_use(use))
 
@@ -144,7 +144,7 @@ def _are_alike(readings: list[Tensor]) -> bool:
     return all(torch.equal(readings[0], other) for other in readings[1:])
 
 
-def grouped(use: Use, order: Order) -> Use:
+def grouped(use: WeightUse, order: Order) -> WeightUse:
     """The use with its patches in this order, from the order in which its adapter reports it."""
     if order == "reported" or not use.attributed:
         return use
@@ -174,12 +174,12 @@ def _next_key(seen: Counter[str], weight: Weight) -> UseKey:
     return weight.name, seen[weight.name]
 
 
-def _n_steps(use: Use) -> int:
+def _n_steps(use: WeightUse) -> int:
     """The patches of a point that a turn of the order would move, as its adapter reports them."""
     return use.windows.shape[2] if use.n_position_dims else 1
 
 
-def _candidates(use: Use) -> tuple[Order, ...]:
+def _candidates(use: WeightUse) -> tuple[Order, ...]:
     """The orders that are worth a try."""
     if not use.attributed:
         return ()
@@ -199,7 +199,7 @@ def _distance(first_BN: Tensor, moved_BN: Tensor, placed_B: Tensor) -> Tensor:
     return torch.where(size > 0, off / size, off)
 
 
-def _sampled(use: Use, order: Order) -> Tensor:
+def _sampled(use: WeightUse, order: Order) -> Tensor:
     """Some patches of each point (B x N): of the first, the last and a middle position along every axis.
 
     Beside the first its neighbour: evenly spaced positions alone may all be the same point's in a wrong order.

@@ -1,30 +1,19 @@
-"""Turns whatever a user calls data into a stream of checked batches."""
+"""One batch as a user gives it in, one that was checked out; and what is made of checked ones: parts, copies, sums."""
 
 from __future__ import annotations
 
-import itertools
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from sipp.errors import DataError
 from sipp.records.batches import Batch
-from sipp.records.checking import check_seed, check_whole
 from sipp.records.numerics import integers
 
-Data = Iterable[Any] | Tensor | Dataset[Any]
-# Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.
-FEWEST_POINTS, MOST_POINTS = 16, 1024
-BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
-# Data of unknown length counts as endless if its first batch comes again so often at equal distances, or after so many
-# points, unless n_points bounds it.
-MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000
 LABEL_NAMES = ("labels", "label")  # of a dict batch
 WAYS_OUT = {
     "ndarray": "give torch.from_numpy(array)",
@@ -34,175 +23,8 @@ WAYS_OUT = {
 }
 
 
-def batches_of(
-    data: Data,
-    *,
-    device: torch.device | None = None,
-    n_points: int | None = None,
-    seed: int = 0,
-    role: str = "calibration",
-    batch_size: int | None = None,
-    refuses_non_finite: bool = True,
-) -> Iterator[Batch]:
-    """The batches of `data`, at most `n_points` points in all, moved to `device` if one is given.
-
-    A batch is a tensor, (inputs, labels) or a dict of tensors; inputs may be a tuple or a dict of tensors. The entry
-    `labels` (or `label`) of a dict batch is its labels; in a pair (dict, labels) the whole dict goes to the model.
-    From a tensor or a Dataset the points are drawn uniformly without replacement with the given seed (T4); from any
-    other iterable the first `n_points` are taken, cutting the last batch if need be. `role` names the data in errors;
-    `batch_size` is for a tensor or a Dataset, and follows the size of a point if not given.
-    """
-    if n_points is not None:
-        check_whole("n_points", n_points, least=1)
-    check_seed(seed)
-    left, n_seen = n_points, 0
-    is_endless = _endless() if n_points is None and not _has_length(data) else None
-    for index, raw in _read(_source(data, n_points, seed, role, batch_size, device), role):
-        batch = _as_batch(raw, index, role)
-        if is_endless is not None and is_endless(batch):
-            raise DataError(
-                f"{role} does not seem to end: {n_seen:,} points so far, and no length is known",
-                fix=f"give finite data (a list of batches){', or n_points' if role == 'calibration' else ''}",
-            )
-        if batch.n_points == 0:
-            continue
-        if left is not None and batch.n_points > left:
-            batch = points_at(batch, slice(left))
-        batch = batch if device is None else _on_device(batch, device)
-        if refuses_non_finite:
-            _refuse_non_finite(batch)
-        yield batch
-        n_seen += batch.n_points
-        if left is not None:
-            left -= batch.n_points
-            if left == 0:
-                return
-    if n_seen == 0:
-        raise DataError(f"{role} holds no points; a used-up iterator looks like this too, give a list or a loader")
-    if left:
-        warnings.warn(f"asked for {n_points} points, {role} has only {n_seen}", stacklevel=2)
-
-
-def points_per_batch(inputs: Tensor, device: torch.device) -> int:
-    """As many as fit so many bytes; few of whole numbers: a token is small, what a network makes of it is not."""
-    # Half-precision products of torch are slow on a CPU, and end the process on some (an illegal instruction)
-    is_half = inputs.element_size() < 4 and device.type == "cpu"
-    if not inputs.is_floating_point() or is_half:
-        return FEWEST_POINTS
-    point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())
-    n_bytes = BATCH_BYTES if device.type == "cpu" else GPU_BATCH_BYTES
-    return min(max(n_bytes // point_bytes, FEWEST_POINTS), MOST_POINTS)
-
-
-def count_points(data: Data) -> int | None:
-    """The number of points, where that is known without reading them."""
-    if isinstance(data, Tensor):
-        return len(data) if data.ndim else None
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return _length(data)
-    return None
-
-
-def _length(data: Any) -> int:
-    """The length of a Dataset; a DataError where it does not tell."""
-    try:
-        return len(data)
-    except Exception as error:  # their code: anything may be raised
-        raise DataError(
-            f"a {type(data).__name__} does not tell its length ({error!r})",
-            fix="give it a __len__ that counts its points",
-        ) from error
-
-
-def _source(
-    data: Data, n_points: int | None, seed: int, role: str, batch_size: int | None, device: torch.device | None
-) -> Iterable[Any]:
-    if isinstance(data, tuple | Mapping):
-        raise DataError(
-            f"{role} is a single {type(data).__name__}, not an iterable of batches", fix="wrap it in a list, [batch]"
-        )
-    if isinstance(data, Tensor):
-        check_dense(data, role)
-    if isinstance(data, Tensor) and data.ndim > 0:
-        chosen = _chosen(len(data), n_points, seed)
-        step = batch_size or points_per_batch(data, device or data.device)
-        return data.split(step) if chosen is None else (data[part] for part in chosen.split(step))
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow to read
-            batch_size = points_per_batch(data.tensors[0], device or data.tensors[0].device)
-        chosen = _chosen(_length(data), n_points, seed)
-        data = data if chosen is None else Subset(data, chosen.tolist())
-        # a generator of its own: a DataLoader draws its base seed, and must not draw it from the global one
-        return DataLoader(data, batch_size=batch_size or FEWEST_POINTS, generator=torch.Generator())
-    kind = type(data).__name__
-    if isinstance(data, str | bytes | Tensor) or kind == "ndarray" or not isinstance(data, Iterable):
-        hint = f": {WAYS_OUT['ndarray']}" if kind == "ndarray" else ""
-        raise DataError(f"{role} is a {kind}, not a tensor of points or an iterable of batches{hint}")
-    return data
-
-
-def _chosen(n_all: int, n_points: int | None, seed: int) -> Tensor | None:
-    """The points drawn with the seed; None: all of them, in their order."""
-    if n_points is None or n_points >= n_all:
-        return None
-    generator = torch.Generator("cpu").manual_seed(seed)
-    return torch.randperm(n_all, generator=generator, dtype=torch.int64, device="cpu")[:n_points]
-
-
-def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
-    """The raw batches with their numbers; one that cannot be read is an error that names it, never skipped."""
-    try:
-        iterator = iter(source)
-    except Exception as error:  # their code: anything may be raised
-        raise DataError(
-            f"{role} cannot be gone through, its __iter__ fails ({error!r})", fix="give a list of batches"
-        ) from error
-    for index in itertools.count():
-        try:
-            raw = next(iterator)
-        except StopIteration:
-            return
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(f"{role} batch {index} could not be read, and no point is skipped: {error!r}") from error
-        yield index, raw
-
-
-def _endless() -> Callable[[Batch], bool]:
-    """A function that is given one batch after another, and says True where they look like going on for ever."""
-    first: list[Any] = []
-    gap = since = n_repeats = n_seen = 0
-
-    def is_endless(batch: Batch) -> bool:
-        nonlocal gap, since, n_repeats, n_seen
-        inputs = [v.data if isinstance(v, PackedSequence) else v for v in (*batch.args, *batch.kwargs.values())]
-        since += 1
-        if not first:
-            first.extend(value.clone() for value in inputs)  # a loader may fill one buffer again and again
-        elif len(first) == len(inputs) and all(map(_same, first, inputs)):
-            # at equal distances only: in finite data the first batch may well have copies
-            n_repeats = n_repeats + 1 if since == gap else 1
-            gap, since = since, 0
-        n_seen += batch.n_points
-        return n_repeats > MOST_REPEATS or n_seen > MOST_UNCOUNTED
-
-    return is_endless
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-
-
-def _has_length(data: Any) -> bool:
-    """Whether the data says how long it is; a __len__ may raise, as that of a loader of an IterableDataset does."""
-    try:
-        return len(data) >= 0
-    except Exception:  # their code: anything may be raised, and the data itself may be fine
-        return False
-
-
-def _as_batch(raw: Any, index: int, role: str) -> Batch:
+def as_batch(raw: Any, index: int, role: str) -> Batch:
+    """The batch with this number, checked; an error names it."""
     where = f"{role} batch {index}"
     inputs, labels, is_pair = raw, None, False
     if isinstance(raw, Sequence) and not isinstance(raw, PackedSequence | str):
@@ -224,7 +46,7 @@ def _as_batch(raw: Any, index: int, role: str) -> Batch:
             labels = kwargs.pop(name)
     elif isinstance(inputs, Sequence) and not isinstance(inputs, PackedSequence | str):
         args = tuple(inputs)
-    named = [(f"input {i}", value) for i, value in enumerate(args)] + [(str(k), value) for k, value in kwargs.items()]
+    named = [*((f"input {i}", value) for i, value in enumerate(args)), *kwargs.items()]
     sizes = [_n_points(value, f"{where}, {name}") for name, value in named]
     if len(set(sizes)) != 1:
         raise DataError(
@@ -320,14 +142,7 @@ def points_at(batch: Batch, where: slice | Tensor) -> Batch:
             return [value[i] for i in integers(0, batch.n_points)[where].tolist()]
         return value
 
-    return replace(
-        batch,
-        args=tuple(cut(value) for value in batch.args),
-        kwargs={name: cut(value) for name, value in batch.kwargs.items()},
-        labels=cut(batch.labels),
-        n_points=len(integers(0, batch.n_points)[where]),
-        real_BT=cut(batch.real_BT),
-    )
+    return replace(_changed(batch, cut), n_points=len(integers(0, batch.n_points)[where]))
 
 
 def fresh(batch: Batch) -> Batch:
@@ -338,29 +153,74 @@ def fresh(batch: Batch) -> Batch:
             return value._replace(data=value.data.clone())
         return value.clone() if isinstance(value, Tensor) else value
 
-    kwargs = {name: copied(value) for name, value in batch.kwargs.items()}
-    args = tuple(copied(value) for value in batch.args)
-    return replace(batch, args=args, kwargs=kwargs, labels=copied(batch.labels))
+    return _changed(batch, copied)
 
 
-def _on_device(batch: Batch, device: torch.device) -> Batch:
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with all that can be moved on this device."""
+
     def move(value: Any) -> Any:
         movable: Any = value  # PackedSequence.to is typed for dtypes only
         return movable.to(device) if isinstance(value, Tensor | PackedSequence) else value
 
+    return _changed(batch, move)
+
+
+def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
     return replace(
         batch,
-        args=tuple(move(value) for value in batch.args),
-        kwargs={name: move(value) for name, value in batch.kwargs.items()},
-        labels=move(batch.labels),
-        real_BT=move(batch.real_BT),
+        args=tuple(change(value) for value in batch.args),
+        kwargs={name: change(value) for name, value in batch.kwargs.items()},
+        labels=change(batch.labels),
+        real_BT=change(batch.real_BT),
     )
 
 
-def _refuse_non_finite(batch: Batch) -> None:
-    named = [(f"input {i}", value) for i, value in enumerate(batch.args)] + list(batch.kwargs.items())
-    for name, value in named:
-        tensor = value.data if isinstance(value, PackedSequence) else value
+def as_given(batch: Batch) -> tuple[Any, Any]:
+    """The batch as a caller would give it: (inputs, labels)."""
+    return batch.kwargs or batch.args, batch.labels
+
+
+def tensors_of_inputs(batch: Batch) -> dict[str, Tensor]:
+    """The numbers of every input, by its name in errors: those of a packed sequence are its data."""
+    named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
+    return {name: value.data if isinstance(value, PackedSequence) else value for name, value in named.items()}
+
+
+def concatenated(first: Batch, second: Batch) -> Batch | None:
+    """One batch of the points of both, without labels; None unless all inputs are tensors by point, and alike."""
+    given, other = _by_name(first), _by_name(second)
+    if given.keys() != other.keys():
+        return None
+    if not all(_is_alike(given[name], first.n_points, other[name], second.n_points) for name in given):
+        return None
+    both = {name: torch.cat([given[name], other[name]]) for name in given}
+    return replace(
+        first,
+        args=tuple(both[i] for i in range(len(first.args))),
+        kwargs={name: both[name] for name in first.kwargs},
+        labels=None,
+        n_points=first.n_points + second.n_points,
+        real_BT=both.get(None),
+    )
+
+
+def _by_name(batch: Batch) -> dict[int | str | None, Any]:
+    """The inputs by place or name; None names the positions that count."""
+    real = [] if batch.real_BT is None else [(None, batch.real_BT)]
+    return dict([*enumerate(batch.args), *batch.kwargs.items(), *real])
+
+
+def _is_alike(a: Any, n_a: int, b: Any, n_b: int) -> bool:
+    """Whether both are tensors of so many points, of the same form."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.ndim == 0 or b.ndim == 0:
+        return False
+    return (len(a), len(b)) == (n_a, n_b) and a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
+
+
+def refuse_non_finite(batch: Batch) -> None:
+    """Raises a DataError where an input holds a number that is NaN or infinite."""
+    for name, tensor in tensors_of_inputs(batch).items():
         if not tensor.is_floating_point():
             continue
         if "mask" in name:  # an additive attention mask says "never" with -inf
@@ -368,7 +228,8 @@ def _refuse_non_finite(batch: Batch) -> None:
         if tensor.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()):
             continue  # NaN counts as both extremes; one reading, where nothing is wrong
         bad = ~torch.isfinite(tensor)
-        where = "" if isinstance(value, PackedSequence) else f", first in point {int(bad.nonzero()[0, 0])}"
+        is_packed = any(isinstance(value, PackedSequence) for value in (*batch.args, *batch.kwargs.values()))
+        where = "" if is_packed else f", first in point {int(bad.nonzero()[0, 0])}"
         raise DataError(
             f"{int(bad.sum())} of {tensor.numel()} values are NaN or infinite{where}",
             where=f"{batch.where}, {name}",

@@ -13,26 +13,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.attribution import Grouper, Orders, Recorder, orders_of, placements
-from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import Alone, tensors_in
-from sipp.inputs.layers import Site
+from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
-from sipp.inputs.outside_reads import Watch
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was
-from sipp.inputs.routing import Routing
-from sipp.inputs.uses import fitted, without_padding
-from sipp.records.batches import Batch, Use
+from sipp.inputs.watching import Routing, Watch
+from sipp.inputs.weight_uses import checked_use, with_padding_zeroed
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import integers, is_out_of_memory
 from sipp.records.options import NormStats
 from sipp.records.weights import Weight
 
-OnUse = Callable[[Weight, Use, Batch], None]
+OnUse = Callable[[Weight, WeightUse, Batch], None]
 OnOutput = Callable[[Any, Batch], None]
-Group = Callable[[Weight, Use], Use]  # a use with its patches grouped by point, before its padding is taken out
+Group = Callable[
+    [Weight, WeightUse], WeightUse
+]  # a use with its patches grouped by point, before its padding is taken out
 Run = Callable[[Batch, OnUse], Any]  # the output of a batch, its uses handed over on the way
 
 _log = logging.getLogger("sipp")
@@ -54,7 +54,7 @@ Forms = dict[tuple[Any, ...], Probe]  # by shapes and dtypes of the inputs
 
 def capture(
     model: nn.Module,
-    sites: Iterable[Site],
+    layers: Iterable[PrunableLayer],
     batches: Iterable[Batch],
     *,
     on_use: OnUse,
@@ -62,34 +62,36 @@ def capture(
     norm_stats: NormStats = "running",
 ) -> None:
     """Calls `on_use` for every use of a weight, in the order of execution, and `on_output` after each batch."""
-    run = runner(model, sites, norm_stats)
+    run = runner(model, layers, norm_stats)
     for batch in batches:
         on_output(run(batch, on_use), batch)
 
 
 def runner(
-    model: nn.Module, sites: Iterable[Site], norm_stats: NormStats = "running", checked: Forms | None = None
+    model: nn.Module, layers: Iterable[PrunableLayer], norm_stats: NormStats = "running", checked: Forms | None = None
 ) -> Run:
-    """A function that runs a batch, with hooks on the sites while it does, and hands over its uses.
+    """A function that runs a batch, with hooks on the prunable layers while it does, and hands over its uses.
 
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
     With `checked`, what is known of the forms of batches so far, a batch of a new form is probed first (see `probe`).
     Without, uses are grouped by point as their shapes suggest.
     """
-    sites = tuple(sites)
+    layers = tuple(layers)
 
     def run(batch: Batch, on_use: OnUse) -> Any:
-        known = None if checked is None else probe(model, sites, batch, norm_stats, checked)
+        known = None if checked is None else probe(model, layers, batch, norm_stats, checked)
         group = _as_reported if known is None else Grouper(known.orders)
-        watch = None if known is None else Watch(sites, batch.where)  # a branch that the few did not take may read
+        watch = None if known is None else Watch(layers, batch.where)  # a branch that the few did not take may read
         now = _Now(batch, on_use, group, None if known is None else known.checked, watch)
-        return _run_hooked(model, sites, now, norm_stats)
+        return _run_hooked(model, layers, now, norm_stats)
 
     return run
 
 
-def probe(model: nn.Module, sites: Iterable[Site], batch: Batch, norm_stats: NormStats, known: Forms) -> Probe:
+def probe(
+    model: nn.Module, layers: Iterable[PrunableLayer], batch: Batch, norm_stats: NormStats, known: Forms
+) -> Probe:
     """What is known of batches of this form; if nothing is, a few of its points are run twice to find out.
 
     They are checked for what hooks on layers cannot see: a layer whose output is not what its uses give, a weight that
@@ -99,41 +101,43 @@ def probe(model: nn.Module, sites: Iterable[Site], batch: Batch, norm_stats: Nor
     form = _form(batch)
     found = known.get(form)
     if found is None or (found.only_of is not None and found.only_of is not batch):
-        now = _probed(model, tuple(sites), batch, norm_stats, few=found is None)
+        now = _probed(model, tuple(layers), batch, norm_stats, few=found is None)
         _tell_together(now, found, batch)
         found = known[form] = now
     return found
 
 
-def _probed(model: nn.Module, sites: tuple[Site, ...], batch: Batch, norm_stats: NormStats, *, few: bool) -> Probe:
+def _probed(
+    model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats, *, few: bool
+) -> Probe:
     """The probe of a few points; of the whole batch where they do not tell enough, or the model takes no fewer."""
     chosen = few_of(batch.n_points)
     if few or len(chosen) == batch.n_points:
         try:
-            found = _probe_points(model, sites, batch, chosen, norm_stats)
+            found = _probe_points(model, layers, batch, chosen, norm_stats)
             if found.only_of is None or len(chosen) == batch.n_points:
                 return found
         except (DataError, ModelError):
             if len(chosen) == batch.n_points:
                 raise
-    return _probe_points(model, sites, batch, integers(0, batch.n_points), norm_stats)
+    return _probe_points(model, layers, batch, integers(0, batch.n_points), norm_stats)
 
 
 def _probe_points(
-    model: nn.Module, sites: tuple[Site, ...], batch: Batch, chosen: Tensor, norm_stats: NormStats
+    model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, chosen: Tensor, norm_stats: NormStats
 ) -> Probe:
     """The probe of these points of the batch."""
     few, checked = points_at(batch, chosen), set[str]()
     first, moved, placed = Recorder(), Recorder(), integers(0, len(chosen))
-    watch, routing = Watch(sites, batch.where), Routing()
+    watch, routing = Watch(layers, batch.where), Routing()
     only_run = None if len(chosen) > 1 else routing  # else it looks at the second, in which little else is done
-    _run_hooked(model, sites, _Now(few, _ignored, first, checked, watch, only_run), norm_stats)
+    _run_hooked(model, layers, _Now(few, _ignored, first, checked, watch, only_run), norm_stats)
     alone: Alone | None = None
     for placed in placements(len(chosen)) if len(chosen) > 1 else ():
         moved = Recorder()
         try:
             now = _Now(points_at(few, placed), _ignored, moved, None, None, routing)
-            output = _run_hooked(model, sites, now, norm_stats)
+            output = _run_hooked(model, layers, now, norm_stats)
         except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
             continue
         alone = chosen[placed], output
@@ -182,11 +186,11 @@ class _Now:
             yield
 
 
-def _ignored(weight: Weight, use: Use, batch: Batch) -> None:
+def _ignored(weight: Weight, use: WeightUse, batch: Batch) -> None:
     pass
 
 
-def _as_reported(weight: Weight, use: Use) -> Use:
+def _as_reported(weight: Weight, use: WeightUse) -> WeightUse:
     return use
 
 
@@ -207,21 +211,20 @@ def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) ->
 
 def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     """Says on which data the model failed, how, and what to try."""
-    named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
-    given = ", ".join(f"{name}: {_described(value)}" for name, value in named.items())
+    inputs = tensors_of_inputs(batch)
+    given = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in inputs.items())
     text = f"{batch.where} ({given}): the model's forward fails on it, {type(error).__name__}: {error}"
     if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:
         text += " (the labels of a dict batch are not passed; if the model takes them, give the pair (dict, labels))"
     wanted = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    found = {t.dtype for t in map(_tensor, named.values()) if t is not None}
-    if wanted and not found <= wanted and "type" in str(error):
+    if wanted and not {t.dtype for t in inputs.values()} <= wanted and "type" in str(error):
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in wanted))
         return f"{text}; its parameters are {names}: convert the points to that if it takes no others"
     return f"{text}; give inputs of the shape and type that the model takes"
 
 
-def _run_hooked(model: nn.Module, sites: Iterable[Site], now: _Now, norm_stats: NormStats) -> Any:
-    """The model's output on a batch, with hooks on the sites that hand over its uses and check outputs.
+def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, norm_stats: NormStats) -> Any:
+    """The model's output on a batch, with hooks on the prunable layers that hand over its uses and check outputs.
 
     The model is given a copy: a first layer that works in place must not change the caller's data.
     """
@@ -242,8 +245,8 @@ def _run_hooked(model: nn.Module, sites: Iterable[Site], now: _Now, norm_stats: 
         stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
         if any(map(_is_compiled, model.modules())):  # it would compile our hooks too
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        for site in sites:
-            for handle in _hooks(site, now):
+        for layer in layers:
+            for handle in _hooks(layer, now):
                 stack.callback(handle.remove)
         if now.watch is not None:
             stack.enter_context(now.watch)
@@ -255,36 +258,36 @@ def _run_hooked(model: nn.Module, sites: Iterable[Site], now: _Now, norm_stats: 
     return output
 
 
-def _hooks(site: Site, now: _Now) -> Iterator[Any]:
-    """Registers the hooks of one site. The user's own run first, so that ours see what the layer sees and gives."""
-    module = site.module
-    checks = now.checked is not None and site.module_name not in now.checked
+def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[Any]:
+    """Registers the hooks of one layer. The user's own run first, so that ours see what the layer sees and gives."""
+    module = layer.module
+    checks = now.checked is not None and layer.module_name not in now.checked
     awaited: list[Expected | None] = []  # one for each checked call under way
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
         if now.watch is not None:
-            now.watch.enter(site)
+            now.watch.enter(layer)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with now.apart():
             by_use = []
-            for weight, whole, use in _uses(site, args, kwargs, now.batch, now.group):
+            for weight, whole, use in _uses(layer, args, kwargs, now.batch, now.group):
                 if checks:
-                    by_use.append(products(site, weight, whole))
+                    by_use.append(products(layer, weight, whole))
                 now.on_use(weight, use, now.batch)
             if checks:
-                awaited.append(expected_output(site, args, kwargs, by_use))
+                awaited.append(expected_output(layer, args, kwargs, by_use))
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         expected = awaited.pop() if awaited else None
         if expected is not None:
             with now.apart():
-                refuse_other_map(site, expected, output, now.batch)
-                now.met.add(site.module_name)
+                refuse_other_map(layer, expected, output, now.batch)
+                now.met.add(layer.module_name)
 
     def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if now.watch is not None:
-            now.watch.leave(site)
+            now.watch.leave(layer)
 
     # reads by the user's own hooks of the module are the module's
     yield module.register_forward_pre_hook(enter, prepend=True)
@@ -294,42 +297,28 @@ def _hooks(site: Site, now: _Now) -> Iterator[Any]:
 
 
 def _uses(
-    site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch, group: Group
-) -> Iterator[tuple[Weight, Use, Use]]:
+    layer: PrunableLayer, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch, group: Group
+) -> Iterator[tuple[Weight, WeightUse, WeightUse]]:
     """The uses of one call: the weight, the use as its adapter reports it, and by point without its padding."""
-    reported = iter(site.adapter.uses(site.module, args, kwargs, batch.n_points))
+    reported = iter(layer.adapter.uses(layer.module, args, kwargs, batch.n_points))
     while True:
         try:
             use = next(reported, None)
             if use is None:
                 return
-            weight = site.weights.get(use.parameter)
+            weight = layer.weights.get(use.parameter)
             if weight is None:  # not chosen, or tied to an embedding
                 continue
-            fits = fitted(use, weight, site.module.get_parameter(use.parameter).device, batch)
+            fits = checked_use(use, weight, layer.module.get_parameter(use.parameter).device, batch)
         except (DataError, ModelError) as error:
-            raise type(error)(f"{site.label} {error.what}", where=batch.where, fix=error.fix) from None
+            raise type(error)(f"{layer.label} {error.what}", where=batch.where, fix=error.fix) from None
         if fits is not None:
-            yield weight, use, without_padding(group(weight, use), batch)
+            yield weight, use, with_padding_zeroed(group(weight, use), batch)
 
 
 def _form(batch: Batch) -> tuple[Any, ...]:
-    named = [*enumerate(batch.args), *batch.kwargs.items()]
-    tensors = ((name, t) for name, value in named if (t := _tensor(value)) is not None)
-    return (batch.n_points > 1, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in tensors))
-
-
-def _tensor(value: Any) -> Tensor | None:
-    if isinstance(value, PackedSequence):
-        return value.data
-    return value if isinstance(value, Tensor) else None
-
-
-def _described(value: Any) -> str:
-    tensor = _tensor(value)
-    if tensor is None:
-        return type(value).__name__
-    return f"{str(tensor.dtype).removeprefix('torch.')} {' x '.join(map(str, tensor.shape))}"
+    inputs = tensors_of_inputs(batch)
+    return (batch.n_points > 1, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in inputs.items()))
 
 
 @contextmanager

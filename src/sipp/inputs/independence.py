@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
-from sipp.inputs.batches import points_at
+from sipp.inputs.batches import points_at, tensors_of_inputs
 from sipp.records.batches import Batch
 from sipp.records.numerics import integers
 
@@ -47,8 +46,7 @@ def allowed_between(model: nn.Module, batch: Batch, finest: float | None = None)
     """
     tensors = [*model.parameters(), *model.buffers()]
     is_cpu = all(t.device.type == "cpu" for t in tensors) and torch.get_float32_matmul_precision() == "highest"
-    inputs = [v.data if isinstance(v, PackedSequence) else v for v in (*batch.args, *batch.kwargs.values())]
-    floats = {tensor.dtype for tensor in (*tensors, *inputs) if tensor.is_floating_point()}
+    floats = {t.dtype for t in (*tensors, *tensors_of_inputs(batch).values()) if t.is_floating_point()}
     if torch.is_autocast_enabled("cpu"):
         floats.add(torch.get_autocast_dtype("cpu"))
     coarsest = max(floats or {torch.float32}, key=lambda dtype: torch.finfo(dtype).eps)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import ModelError
-from sipp.inputs.layers import Site, by_point
-from sipp.records.batches import Batch, Use
+from sipp.inputs.layers import PrunableLayer, by_point
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import exact_matmul, places_of
 from sipp.records.weights import Weight, to_rows
 
@@ -40,20 +40,20 @@ class Expected:
     values: Tensor  # of some patches and rows: B x P x F
     terms: Tensor  # B, or one number: the root of the sum of the squared terms
     tolerance: float
-    use: Use | None  # None: `values` is the whole output, laid out as the layer's own
+    use: WeightUse | None  # None: `values` is the whole output, laid out as the layer's own
     weight: Weight | None
 
 
 def expected_output(
-    site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], by_use: list[Expected | None]
+    layer: PrunableLayer, args: tuple[Any, ...], kwargs: dict[str, Any], by_use: list[Expected | None]
 ) -> Expected | None:
     """What this call must give, before the layer has run; None where that cannot be told, which is logged.
 
     `by_use` holds the `products` of each of its uses.
     """
-    output = site.adapter.output
+    output = layer.adapter.output
     if callable(output):
-        values = _first_tensor(output(site.module, args, kwargs))
+        values = _first_tensor(output(layer.module, args, kwargs))
         if values is not None:
             # a copy, for what the function gives may be a view of an input that forward works on in place
             values = values.detach().clone()
@@ -61,11 +61,11 @@ def expected_output(
             return Expected(values, values.double().square().nansum().sqrt(), tolerance, None, None)
     elif not by_use or (output == "products" and len(by_use) == 1 and by_use[0] is not None):
         return by_use[0] if by_use else None  # a call without patches has nothing to tell
-    _log.warning("%s: its output cannot be told from its uses, and is not checked", site.label)
+    _log.warning("%s: its output cannot be told from its uses, and is not checked", layer.label)
     return None
 
 
-def products(site: Site, weight: Weight, use: Use) -> Expected | None:
+def products(layer: PrunableLayer, weight: Weight, use: WeightUse) -> Expected | None:
     """The products of some patches of a use with the rows, plus the bias; None unless it is a use of all rows."""
     if use.row_start != 0 or use.n_rows not in (None, weight.n_rows) or use.windows.numel() == 0:
         return None
@@ -75,28 +75,28 @@ def products(site: Site, weight: Weight, use: Use) -> Expected | None:
     n_points, n_groups, n_positions = windows.shape[:3]
     patches_GPK = windows.movedim(1, 0).to(dtype).reshape(n_groups, n_points * n_positions, weight.fan_in)
     rows = _rows_looked_at(weight, n_groups, windows.device)
-    rows_FK = to_rows(weight, site.module.get_parameter(use.parameter).detach())
+    rows_FK = to_rows(weight, layer.module.get_parameter(use.parameter).detach())
     rows_GRK = rows_FK[rows].unflatten(0, (n_groups, -1)).to(dtype)
     with exact_matmul():
         values = torch.bmm(patches_GPK, rows_GRK.mT).double().movedim(0, 1).reshape(n_points, n_positions, len(rows))
     # the squared terms of a point's patches and these rows: sum_k (sum_p a_pk^2) (sum_r w_rk^2), no second product
     squares_GBK = patches_GPK.double().square().unflatten(1, (n_points, -1)).sum(2)
     terms_B = (squares_GBK * rows_GRK.double().square().sum(1)[:, None]).sum((0, 2))
-    bias = getattr(site.module, "bias", None)
+    bias = getattr(layer.module, "bias", None)
     if isinstance(bias, Tensor) and bias.numel() == weight.n_rows:
         values = values + bias.detach().flatten()[rows].double()
     terms_B = terms_B + values.square().flatten(1).sum(1)
     return Expected(values, terms_B.sqrt(), tolerance_of(windows), use, weight)
 
 
-def refuse_other_map(site: Site, expected: Expected, output: Any, batch: Batch) -> None:
+def refuse_other_map(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) -> None:
     """Raises ModelError unless the real output is the expected one, up to rounding."""
     real = _first_tensor(output)
     if real is None or not real.is_floating_point():
-        raise ModelError(f"{_not_the_map(site, batch)}: it gives no real numbers but a {type(output).__name__}")
+        raise ModelError(f"{_not_the_map(layer, batch)}: it gives no real numbers but a {type(output).__name__}")
     laid_out = real if expected.use is None else _laid_out(real, expected.use, expected.weight, batch.n_points)
     if laid_out is None or laid_out.shape != expected.values.shape:
-        raise ModelError(f"{_not_the_map(site, batch)}: its output has the shape {tuple(real.shape)}")
+        raise ModelError(f"{_not_the_map(layer, batch)}: its output has the shape {tuple(real.shape)}")
     got, wanted = laid_out.detach().double(), expected.values.double()
     # what overflows in the layer is for the layers behind it to refuse
     distance = torch.where(torch.isfinite(got) & torch.isfinite(wanted), got - wanted, 0).square()
@@ -106,18 +106,18 @@ def refuse_other_map(site: Site, expected: Expected, output: Any, batch: Batch) 
     ratio = (distance.sqrt() - smallest).clamp(min=0) / torch.where(expected.terms > 0, expected.terms, 1)
     tolerance = max(expected.tolerance, tolerance_of(real) * (MANY_STEPS if expected.use is None else 1))
     if bool((ratio > tolerance).any()):
-        raise ModelError(f"{_not_the_map(site, batch)}: its output is off by {float(ratio.max()):.2g} of its size")
+        raise ModelError(f"{_not_the_map(layer, batch)}: its output is off by {float(ratio.max()):.2g} of its size")
 
 
-def _not_the_map(site: Site, batch: Batch) -> str:
+def _not_the_map(layer: PrunableLayer, batch: Batch) -> str:
     return (
-        f"{site.label}: its forward is not the known map of {site.known_as} (its class, a patched forward or a hook "
-        f"changes what goes in or comes out), so its scores would be wrong; leave it as it is with "
-        f"exclude={site.module_name!r}, or teach its type with sipp.inputs.layers.register. On {batch.where}"
+        f"{layer.label}: its forward is not the known map of {layer.known_as} (its class, a patched forward or a "
+        f"hook changes what goes in or comes out), so its scores would be wrong; leave it as it is with "
+        f"exclude={layer.module_name!r}, or teach its type with sipp.inputs.layers.register. On {batch.where}"
     )
 
 
-def _looked_at(use: Use) -> tuple[Tensor, Tensor]:
+def _looked_at(use: WeightUse) -> tuple[Tensor, Tensor]:
     """The points and the positions (counted through) whose patches are compared: evenly spaced, first and last too."""
     windows = use.windows
     positions = windows.shape[2 : 2 + use.n_position_dims]
@@ -140,7 +140,7 @@ def _spread(n_all: int, n_taken: int, device: torch.device) -> Tensor:
     return torch.linspace(0, n_all - 1, n_taken, dtype=torch.float64, device=device).round().long()
 
 
-def _patches_at(use: Use, points: Tensor, positions: Tensor) -> Tensor:
+def _patches_at(use: WeightUse, points: Tensor, positions: Tensor) -> Tensor:
     """The windows of these points at these positions: B x G x P x fan-in."""
     shape = use.windows.shape[2 : 2 + use.n_position_dims]
     if not shape:
@@ -149,7 +149,7 @@ def _patches_at(use: Use, points: Tensor, positions: Tensor) -> Tensor:
     return use.windows[index].movedim(2, 1)
 
 
-def _laid_out(real: Tensor, use: Use, weight: Weight | None, n_points: int) -> Tensor | None:
+def _laid_out(real: Tensor, use: WeightUse, weight: Weight | None, n_points: int) -> Tensor | None:
     """The outputs of the patches looked at as B x P x F; None where the output has no such shape."""
     n_dims = max(1, use.n_position_dims)
     sizes = use.windows.shape

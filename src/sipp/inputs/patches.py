@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sipp.records.batches import Use
+from sipp.records.batches import WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, scale_to_one
 
 Extremes = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -61,7 +61,7 @@ def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
 
 
 def split_windows(
-    use: Use, *, bytes_per_patch: int, chunk_bytes: int, bytes_per_point: int = 0
+    use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int, bytes_per_point: int = 0
 ) -> Iterator[tuple[slice, Tensor]]:
     """Pieces of the use's windows that fit `chunk_bytes`: the points they belong to, and the windows.
 

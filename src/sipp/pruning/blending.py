@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import batches_of
 from sipp.inputs.distance import error_of, outputs_of
 from sipp.inputs.restore import copy_of
 from sipp.records.choice import Candidate, Choice
-from sipp.records.numerics import SCORE_DTYPE, device_of
+from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.options import Reduce
 from sipp.records.ranking import Blend
 from sipp.records.weights import Weight, from_rows
@@ -56,7 +55,7 @@ def choose(
     Of a network that was never trained, the masks of the one blend that is made for it.
     """
     sparse = copy_of(model)
-    batches = list(batches_of(blend.points, device=device_of(model), role="calibration"))
+    batches = list(blend.points.batches())
     outputs, n_points = outputs_of(model, batches, blend.norm_stats), sum(batch.n_points for batch in batches)
 
     def moved_by(masks: Sequence[Tensor]) -> float:

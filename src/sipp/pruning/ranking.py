@@ -1,4 +1,4 @@
-"""A subject and a method in, the score of every prunable weight out, with what statements about it rest on.
+"""A task and a method in, the score of every prunable weight out, with what statements about it rest on.
 
 Everything that does not depend on the budget: one ranking serves any number of budgets.
 """
@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.inputs.apart import ASIDE_SHARE, keep_aside
-from sipp.inputs.batches import Data, batches_of, count_points, fresh, points_at
+from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.data import ASIDE_SHARE, Data
 from sipp.inputs.layers import warn_of_frozen
-from sipp.inputs.pointkeys import draw_keys_of
-from sipp.inputs.subject import Subject
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
@@ -35,7 +34,7 @@ N_EXAMPLES = 4  # points on which a graph must repeat the model
 N_SAMPLE = 32  # points on which the output of a cut is measured
 
 
-def rank(subject: Subject, options: PruneOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
+def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
     """The scores of every prunable weight by one method: all of pruning that does not depend on the budget.
 
     `statements` asks for what only statements need: sensitivities beside the scores of a baseline (T17), and the
@@ -43,35 +42,34 @@ def rank(subject: Subject, options: PruneOptions, *, progress: bool = False, sta
     """
     check_flag("progress", progress)
     info = checked_method(options)
-    warn_of_frozen(subject.model, subject.weights)
-    if subject.data is None and info.needs_data:
+    warn_of_frozen(task.model, task.weights)
+    if task.data is None and info.needs_data:
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of points or a Dataset", option="method"
         )
-    data, aside = subject.data, None
+    data, aside = task.data, None
     if info.is_blend:
-        subject, aside = take_aside(subject, options)
+        task, aside = set_points_aside(task, options)
     else:
-        subject = resolve_points(subject, options.delta, method=info.name, constants=options.constants)
+        task = resolve_points(task, options.delta, method=info.name, constants=options.constants)
     by_name = None
     if not info.is_scored:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
-            by_name = score_of(info)(subject)
-    unscored = _why_unscored(info, subject.data, statements)
+            by_name = score_of(info)(task)
+    unscored = _why_unscored(info, task.data, statements)
     scores, first = None, None
-    if not unscored and subject.data is not None:
-        n_points = subject.n_points or count_points(subject.data)
-        with progress_bar("scoring", n_points, shown=progress) as advance:
-            scores, first = _scored(subject, info, options.reduce or info.reduce, statements, advance)
+    if not unscored and task.data is not None:
+        with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
+            scores, first = _scored(task, info, options.reduce or info.reduce, statements, advance)
             scores = _chosen_on(scores, aside, data if options.repair else None)
     if by_name is not None:
-        ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in subject.weights)
+        ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
     else:
         assert scores is not None
         ranks = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
     return Ranking(
-        model=subject.model,
-        weights=subject.weights,
+        model=task.model,
+        weights=task.weights,
         ranks=ranks,
         scores=scores,
         method=info.name,
@@ -84,7 +82,7 @@ def rank(subject: Subject, options: PruneOptions, *, progress: bool = False, sta
         sample=None if first is None else points_at(first, slice(N_SAMPLE)),
         floor=least_share(options),
         pattern=None if options.pattern is None else pattern_of(options.pattern),
-        blend=_blend(subject, scores, aside) if info.is_blend and scores is not None else None,
+        blend=_blend(task, scores, aside) if info.is_blend and scores is not None else None,
     )
 
 
@@ -116,25 +114,21 @@ def points_seen(ranking: Ranking) -> frozenset[bytes]:
 
 def _chosen_on(scores: Scores, *parts: Data | None) -> Scores:
     """The scores, with these points as ones that chose the pruning too."""
-    keys = {
-        key
-        for data in parts
-        if data is not None and not (isinstance(data, list) and not data) and not scores.batch_dependent
-        for batch in batches_of(data, role="calibration")
-        for key in draw_keys_of(batch)
-    }
-    return replace(scores, chose=scores.chose | keys)
+    used = [data for data in parts if data is not None and not data.is_empty and not scores.batch_dependent]
+    return replace(scores, chose=scores.chose.union(*(data.keys() for data in used)))
 
 
-def _blend(subject: Subject, scores: Scores, aside: Data | None) -> Blend:
+def _blend(task: ScoringTask, scores: Scores, aside: Data | None) -> Blend:
     """What a blend is chosen from; with too few points to keep some aside, it is chosen on those that were scored."""
     sensitivities: dict[Reduce, tuple[Tensor, ...]] = {}
     sensitivities["max"] = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
     means = [layer.mean_FK.cpu() for layer in scores.layers if layer.mean_FK is not None]
     if len(means) == len(scores.layers):
         sensitivities["mean"] = tuple(means)
-    chosen: Any = aside or subject.data
-    return Blend(sensitivities, list(chosen), bool(aside), subject.scoring.norm_stats)
+    has_aside = aside is not None and not aside.is_empty
+    chosen = aside if has_aside else task.data
+    assert chosen is not None
+    return Blend(sensitivities, chosen, has_aside, task.scoring.norm_stats)
 
 
 def _why_unscored(info: MethodInfo, data: Data | None, statements: bool) -> str:
@@ -145,7 +139,7 @@ def _why_unscored(info: MethodInfo, data: Data | None, statements: bool) -> str:
         return f"{info.name} looks at no data: give some, and there is a statement (T17)"
     if not statements:
         return f"{info.name} needs no sensitivities, and none were scored; sipp.assess gives a statement for its masks"
-    if info.needs_data and hasattr(data, "__next__"):
+    if info.needs_data and not data.can_be_read_again:
         return (
             f"{info.name} has used up the iterator: give a list, a loader or a tensor, and there is a statement (T17)"
         )
@@ -153,7 +147,7 @@ def _why_unscored(info: MethodInfo, data: Data | None, statements: bool) -> str:
 
 
 def _scored(
-    subject: Subject, info: MethodInfo, reduce: Reduce, splits: bool, advance: Callable[[int], None]
+    task: ScoringTask, info: MethodInfo, reduce: Reduce, splits: bool, advance: Callable[[int], None]
 ) -> tuple[Scores, Batch]:
     """The scores of a model, and the first batch of points."""
     examples: list[Batch] = []
@@ -163,7 +157,7 @@ def _scored(
         if not examples:
             examples.append(fresh(batch))
 
-    scores = score(subject, reduce=reduce, on_batch=on_batch, splits=splits, with_means=info.is_blend)
+    scores = score(task, reduce=reduce, on_batch=on_batch, splits=splits, with_means=info.is_blend)
     return scores, examples[0]
 
 
@@ -175,14 +169,14 @@ def _few(batch: Batch) -> Any:
     return dict(zip(given, few)) if isinstance(given, dict) else few
 
 
-def take_aside(subject: Subject, options: PruneOptions) -> tuple[Subject, Data]:
-    """The subject with the points to score, and those that are kept aside for a sound statement (T18)."""
-    is_theory = subject.scoring.n_points == "theory"
-    subject = resolve_points(subject, options.delta, method=options.method, constants=options.constants)
-    if is_theory and subject.n_points is not None:  # so many are to be left
-        subject = subject.with_points(math.ceil(subject.n_points / (1 - ASIDE_SHARE)), subject.data)
-    scored, aside = keep_aside(subject.batches())
-    return subject.with_points(None, scored), aside
+def set_points_aside(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:
+    """The task with the points to score, and those that are kept aside for a sound statement (T18)."""
+    is_theory = task.scoring.n_points == "theory"
+    task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
+    if is_theory and task.n_points is not None:  # so many are to be left
+        task = task.with_points(math.ceil(task.n_points / (1 - ASIDE_SHARE)), task.data)
+    scored, aside = task.points.set_aside()
+    return task.with_points(None, scored), aside
 
 
 def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:

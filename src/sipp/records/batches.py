@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Use:
+class WeightUse:
     """One meeting of (some rows of) a weight with patches, as a layer adapter reports it.
 
     `windows` is a view of shape (B, G, *positions, *fan_in): the positions are the patches of a point, the fan-in

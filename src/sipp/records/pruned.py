@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import Tensor, nn
 
+from sipp.records.assumption import Assumption
 from sipp.records.bounds import Guarantee, Measured, NetworkBound
 from sipp.records.choice import Choice
 from sipp.records.network_hash import tensors_hash
@@ -24,16 +25,6 @@ REGROWN = (
 )
 
 Origin = Method | Literal["given"]  # "given": the new weights were the caller's own
-
-
-class Assumption(Protocol):
-    """What data says of the assumption of T4, in words: the record of `check_assumption`."""
-
-    @property
-    def verdict(self) -> str: ...
-
-    @property
-    def es_verdict(self) -> str: ...
 
 
 def layer_bound(eps: float | None, sign_complexity: float | None) -> float | None:

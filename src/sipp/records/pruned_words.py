@@ -111,8 +111,8 @@ def _layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: 
 def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
     """A line or two below a table of layers: what its columns mean."""
     shown = (SHOWN_AS.get(name, name) for name in strategies)
-    words = [_ROW_WORDS, *(_STRATEGY_WORDS[name] for name in shown if name in _STRATEGY_WORDS)]
-    words += _BOUND_WORDS if has_bounds else ()
+    strategy_words = (_STRATEGY_WORDS[name] for name in shown if name in _STRATEGY_WORDS)
+    words = [_ROW_WORDS, *strategy_words, *(_BOUND_WORDS if has_bounds else ())]
     return [textwrap.fill("; ".join(words), WIDTH, initial_indent="  ", subsequent_indent="  ")]
 
 
@@ -123,15 +123,6 @@ def pruned_html(pruned: Pruned) -> str:
     return (
         f"<div><strong>{escape(headline(pruned))}</strong><pre>{escape(first)}</pre><details>{folded}</details></div>"
     )
-
-
-def budget_line(pruned: Pruned) -> str:
-    """Why the number kept is not the number asked for; empty where it is."""
-    if pruned.kept == pruned.budget:
-        return ""
-    if pruned.draws == "fixed":
-        return f"asked for {pruned.budget:,}: with draws='fixed' the number kept is random, and at most that on average"
-    return f"asked for {pruned.budget:,}: only {pruned.kept:,} weights have a positive sensitivity to draw by"
 
 
 def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
@@ -149,51 +140,52 @@ def summary_lines(pruned: Pruned, certified: str = "", *, in_full: bool = False)
         n_rows, names = sum(len(layer.dead_rows) for layer in dead), [layer.name for layer in dead]
         more = f" and {len(dead) - N_NAMED} more layers" if len(dead) > N_NAMED else ""
         lines.append(("warning", f"{n_rows:,} rows died, in {', '.join(names[:N_NAMED])}{more}"))
-    if missing := budget_line(pruned):
-        lines.append(("weights", missing))
+    if pruned.kept != pruned.budget:
+        why = f"only {pruned.kept:,} weights have a positive sensitivity to draw by"
+        if pruned.draws == "fixed":
+            why = "with draws='fixed' the number kept is random, and at most that on average"
+        lines.append(("weights", f"asked for {pruned.budget:,}: {why}"))
     if pruned.choice is not None:
         lines.append(("chosen", f"{pruned.method} took {pruned.choice}"))
     if pruned.repair is not None:
         lines.append(("repair", pruned.repair.sentence))
-    lines += _all_statements(pruned) if in_full else _telling_statements(pruned)
+    lines += _statements(pruned, in_full=in_full)
     if pruned.assumption is not None:
         lines.append(("assumption", f"{pruned.assumption.verdict} {pruned.assumption.es_verdict}"))
     return [labelled(label, text) for label, text in lines]
 
 
-def _all_statements(pruned: Pruned) -> list[tuple[str, str]]:
-    """What was measured (T19) and what the paper's theory says, of rows, layers and the network."""
+def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:
+    """What was measured (T19) and what the paper's theory says, of rows, layers and the network.
+
+    Not in full: those with a bound below 1, of the network or of a layer, and one line where there is none.
+    """
     if pruned.guarantee is None:
         return [("statements", f"none: {pruned.bound.reason}")]
+    measured_layers, paper_layers = _telling_layers(pruned)
     delta = f"; Delta of each layer holds {pruned.guarantee.layers}" if pruned.guarantee.met else ""
-    measured = [] if pruned.measured is None else [("measured", str(pruned.measured))]
-    paper = ("paper's theory", f"rows and layers: {pruned.guarantee}{delta}")
-    return [*measured, ("network", str(pruned.bound)), paper]
-
-
-def _telling_statements(pruned: Pruned) -> list[tuple[str, str]]:
-    """The statements with a bound below 1, of the network or of a layer; one line where there is none."""
-    if pruned.guarantee is None:
-        return _all_statements(pruned)
-    of_layers = [layer for layer in pruned.layers if layer.kept < layer.n_weights]
-    measured = pruned.measured
-    telling = {
-        "measured": measured is not None
-        and (_is_small(measured.epsilon) or any(_is_small(layer.bound_measured) for layer in of_layers)),
-        "network": pruned.bound.met and _is_small(pruned.bound.epsilon),
-        "paper's theory": pruned.guarantee.met and any(_is_small(layer.bound) for layer in of_layers),
-    }
-    found = [(label, text) for label, text in _all_statements(pruned) if telling[label]]
-    return found or [("theory", f"its bound says nothing here ({_why_nothing(pruned)})")]
+    found = [
+        (pruned.bound.met and _is_small(pruned.bound.epsilon), "network", str(pruned.bound)),
+        (paper_layers, "paper's theory", f"rows and layers: {pruned.guarantee}{delta}"),
+    ]
+    if pruned.measured is not None:
+        is_telling = _is_small(pruned.measured.epsilon) or measured_layers
+        found.insert(0, (is_telling, "measured", str(pruned.measured)))
+    shown = [(label, text) for is_telling, label, text in found if in_full or is_telling]
+    return shown or [("theory", f"its bound says nothing here ({_why_nothing(pruned)})")]
 
 
 def has_telling_layers(pruned: Pruned) -> bool:
     """Whether a bound of a layer that lost weights is below 1: then the columns of bounds are worth their room."""
-    if pruned.guarantee is None:
-        return False
+    return pruned.guarantee is not None and any(_telling_layers(pruned))
+
+
+def _telling_layers(pruned: Pruned) -> tuple[bool, bool]:
+    """Whether a layer that lost weights has a bound below 1: a measured one, and one of the paper's theory."""
     lost = [layer for layer in pruned.layers if layer.kept < layer.n_weights]
-    assumed = [layer.bound for layer in lost] if pruned.guarantee.met else []
-    return any(map(_is_small, [*assumed, *(layer.bound_measured for layer in lost)]))
+    is_met = pruned.guarantee is not None and pruned.guarantee.met
+    measured = any(_is_small(layer.bound_measured) for layer in lost)
+    return measured, is_met and any(_is_small(layer.bound) for layer in lost)
 
 
 def _is_small(bound: float | None) -> bool:

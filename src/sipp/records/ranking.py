@@ -20,7 +20,7 @@ class Blend:
     """What the choice is made from, whatever the budget."""
 
     sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart
-    points: list[Any]  # batches of calibration points that choose it
+    points: Any  # the calibration points that choose it, a Data
     is_aside: bool  # those were not scored
     norm_stats: NormStats
 

@@ -31,9 +31,9 @@ def find_corrected(gatherer: Gatherer, residuals: Collection[str] | None) -> dic
     order = [name for group in gatherer.census.order for name in group]
     found = {}
     if residuals is None or residuals:
-        streams = find_streams(gatherer.dense, gatherer.dense_sites, order, gatherer.batches[0])
+        streams = find_streams(gatherer.dense, gatherer.dense_layers, order, gatherer.batches[0])
         wanted = {name: one for name, one in streams.items() if residuals is None or name in residuals}
-        twins = dict(zip((site.module for site in gatherer.dense_sites), gatherer.repaired_sites))
+        twins = dict(zip((layer.module for layer in gatherer.dense_layers), gatherer.repaired_layers))
         for name, (module, output) in wanted.items():
             weight = next(iter(twins[module].weights.values()))
             one = Corrected(weight, module, twins[module].module)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.capture import Forms, runner
-from sipp.inputs.layers import Site
+from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import patches_of, split_windows
-from sipp.records.batches import Batch, Use
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.weights import Weight, to_rows
 from sipp.repairing.moments import Moments
@@ -30,7 +30,7 @@ PATCHES_PER_FEATURE = 128  # neighbouring windows of an image are much alike: of
 FEWEST_POSITIONS = 4  # along an axis that is thinned out
 
 Rows = tuple[int, int, int]  # first row, number of rows and of groups of a use: each such block has sums of its own
-OnUse = Callable[[Weight, Use, Batch], None]
+OnUse = Callable[[Weight, WeightUse, Batch], None]
 Targets = dict[str, list[Tensor]]  # by weight: the dense outputs of its chunks of patches, G x R x P
 
 
@@ -82,7 +82,7 @@ def rows_of(key: Rows) -> slice:
     return slice(key[0], key[0] + key[1])
 
 
-def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch], forms: Forms) -> Census:
+def take_census(model: nn.Module, layers: Sequence[PrunableLayer], batches: Sequence[Batch], forms: Forms) -> Census:
     """One pass of the dense network, in which every batch of a new form is checked (see `runner`)."""
     order: list[list[str]] = []
     windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
@@ -90,9 +90,9 @@ def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch
     n_uses: list[Counter[str]] = []
     n_bytes: Counter[str] = Counter()
     n_patches: Counter[str] = Counter()
-    fan_in = {weight.name: weight.fan_in for site in sites for weight in site.weights.values()}
+    fan_in = {weight.name: weight.fan_in for layer in layers for weight in layer.weights.values()}
 
-    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         name = weight.name
         n_uses[-1][name] += 1
         n_here = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
@@ -109,7 +109,7 @@ def take_census(model: nn.Module, sites: Sequence[Site], batches: Sequence[Batch
             windows[name] = [use.windows]
             positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
 
-    run = runner(model, sites, checked=forms)
+    run = runner(model, layers, checked=forms)
     for batch in batches:
         n_uses.append(Counter())
         run(batch, on_use)
@@ -161,8 +161,8 @@ class Gatherer:
 
     dense: nn.Module
     repaired: nn.Module  # its weights change between calls
-    dense_sites: tuple[Site, ...]
-    repaired_sites: tuple[Site, ...]
+    dense_layers: tuple[PrunableLayer, ...]
+    repaired_layers: tuple[PrunableLayer, ...]
     batches: tuple[Batch, ...]
     is_aside: tuple[bool, ...]  # by batch: only for choosing and judging
     census: Census
@@ -175,13 +175,13 @@ class Gatherer:
         """The outputs, without bias, of these weights of the dense network on batch i."""
         found: Targets = {name: [] for name in names}
 
-        def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+        def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE
             rows_GRK = _rows(self.dense, weight, use).to(dtype)
             for windows in self._chunks(weight, use):
                 found[weight.name].append(rows_GRK @ _patches(windows, use, dtype))
 
-        self._run(self.dense, self.dense_sites, names, i, on_use)
+        self._run(self.dense, self.dense_layers, names, i, on_use)
         return found
 
     def gather(self, names: Sequence[str], known: Sequence[Targets] | None) -> dict[str, Sums]:
@@ -195,7 +195,9 @@ class Gatherer:
             targets = self.targets(names, i) if known is None else known[i]
             left = {name: list(reversed(targets[name])) for name in names}
 
-            def on_use(weight: Weight, use: Use, batch: Batch, left: Targets = left, is_aside: bool = is_aside) -> None:
+            def on_use(
+                weight: Weight, use: WeightUse, batch: Batch, left: Targets = left, is_aside: bool = is_aside
+            ) -> None:
                 one = sums[weight.name]
                 self._add(one, one.aside if is_aside else one.fit, weight, use, left[weight.name])
 
@@ -209,12 +211,12 @@ class Gatherer:
     def _replayed(self, names: Sequence[str], i: int, on_use: OnUse) -> None:
         """Hands over the uses of these weights of the repaired network, which is run from where it is new."""
         with self.replaying(i):
-            self._run(self.repaired, self.repaired_sites, names, i, on_use)
+            self._run(self.repaired, self.repaired_layers, names, i, on_use)
 
     def replaying(self, i: int) -> AbstractContextManager[None]:
         """A context in which the repaired network, on batch i, computes only what is new."""
-        sites = self.repaired_sites
-        unfinished = {s.module for s in sites if any(w.name not in self.finished for w in s.weights.values())}
+        layers = self.repaired_layers
+        unfinished = {s.module for s in layers if any(w.name not in self.finished for w in s.weights.values())}
         return self.replay.of(self.repaired, i, unfinished)
 
     def _check_replay(self, names: Sequence[str]) -> None:
@@ -222,7 +224,7 @@ class Gatherer:
         if self.replay.is_off or not self.replay.kept.get(0):
             return
         met: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._run(self.repaired, self.repaired_sites, names, 0, lambda _, use, __: met[0].append(use.windows.clone()))
+        self._run(self.repaired, self.repaired_layers, names, 0, lambda _, use, __: met[0].append(use.windows.clone()))
         try:
             self._replayed(names, 0, lambda _, use, __: met[1].append(use.windows.clone()))
             is_same = len(met[0]) == len(met[1]) and all(map(_same, *met))
@@ -231,7 +233,7 @@ class Gatherer:
         if not is_same:
             self.replay.switch_off()
 
-    def _add(self, sums: Sums, into: dict[Rows, Moments], weight: Weight, use: Use, left: list[Tensor]) -> None:
+    def _add(self, sums: Sums, into: dict[Rows, Moments], weight: Weight, use: WeightUse, left: list[Tensor]) -> None:
         """Adds one use of the pruned network to the moments; `left` are the dense outputs, the next one last."""
         rows_GRK = _rows(self.repaired, weight, use).to(BOUND_DTYPE)
         n_groups, n_rows, _ = rows_GRK.shape
@@ -252,7 +254,7 @@ class Gatherer:
     def _run(
         self,
         model: nn.Module,
-        sites: tuple[Site, ...],
+        layers: tuple[PrunableLayer, ...],
         names: Sequence[str],
         i: int,
         on_use: OnUse,
@@ -262,7 +264,7 @@ class Gatherer:
         if n_left == 0:
             return
 
-        def counted(weight: Weight, use: Use, batch: Batch) -> None:
+        def counted(weight: Weight, use: WeightUse, batch: Batch) -> None:
             nonlocal n_left
             if weight.name in names:
                 on_use(weight, _thinned(use, self.census.strides[weight.name], i), batch)
@@ -270,14 +272,14 @@ class Gatherer:
                 if n_left == 0:
                     raise _EnoughError
 
-        wanted = [site for site in sites if any(weight.name in names for weight in site.weights.values())]
+        wanted = [layer for layer in layers if any(weight.name in names for weight in layer.weights.values())]
         try:
             with exact_matmul():
                 runner(model, wanted, checked=self.forms)(self.batches[i], counted)
         except _EnoughError:
             pass
 
-    def _chunks(self, weight: Weight, use: Use) -> Iterator[Tensor]:
+    def _chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
         """The windows of a use in pieces that fit the memory, the same ones for both networks."""
         n_rows = weight.n_rows if use.n_rows is None else use.n_rows
         per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
@@ -285,7 +287,7 @@ class Gatherer:
             yield windows
 
 
-def _thinned(use: Use, strides: tuple[int, ...], phase: int) -> Use:
+def _thinned(use: WeightUse, strides: tuple[int, ...], phase: int) -> WeightUse:
     """The use with some of its positions, others in the next batch; of a use with padding, or in other axes, all."""
     if math.prod(strides) == 1 or use.counts_B is not None or use.n_position_dims != len(strides):
         return use
@@ -296,13 +298,13 @@ def _thinned(use: Use, strides: tuple[int, ...], phase: int) -> Use:
 _NOT_ALIGNED = "the pruned network does not meet the same patches (tokens routed otherwise?)"
 
 
-def _rows(model: nn.Module, weight: Weight, use: Use) -> Tensor:
+def _rows(model: nn.Module, weight: Weight, use: WeightUse) -> Tensor:
     """The rows of the use's groups (G x R x K) in the model as it is."""
     rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
     stop = weight.n_rows if use.n_rows is None else use.row_start + use.n_rows
     return rows_FK[use.row_start : stop].unflatten(0, (use.windows.shape[1], -1))
 
 
-def _patches(windows: Tensor, use: Use, dtype: torch.dtype) -> Tensor:
+def _patches(windows: Tensor, use: WeightUse, dtype: torch.dtype) -> Tensor:
     ones_B = torch.ones(len(windows), dtype=BOUND_DTYPE, device=windows.device)
     return patches_of(windows, use.n_position_dims, ones_B, dtype)

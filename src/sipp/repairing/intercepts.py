@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.independence import tensors_in
-from sipp.inputs.layers import Site
+from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.repair import Intercept
 
@@ -42,23 +42,23 @@ class Place:
 NOWHERE = Place("none", "", 0, 0)
 
 
-def find_places(model: nn.Module, sites: Sequence[Site], batch: Batch) -> dict[str, Place]:
+def find_places(model: nn.Module, layers: Sequence[PrunableLayer], batch: Batch) -> dict[str, Place]:
     """Where the intercepts of each weight go; a weight that several modules hold has none."""
-    holders = Counter(weight.name for site in sites for weight in site.weights.values())
-    norms = _norms_behind(model, sites, batch)
+    holders = Counter(weight.name for layer in layers for weight in layer.weights.values())
+    norms = _norms_behind(model, layers, batch)
     found = {}
-    for site in sites:
-        for local, weight in site.weights.items():
-            place = _bias(model, site, local, weight.n_rows) or norms.get(weight.name, NOWHERE)
+    for layer in layers:
+        for local, weight in layer.weights.items():
+            place = _bias(model, layer, local, weight.n_rows) or norms.get(weight.name, NOWHERE)
             found[weight.name] = place if holders[weight.name] == 1 else NOWHERE
     return found
 
 
-def _bias(model: nn.Module, site: Site, local: str, n_rows: int) -> Place | None:
+def _bias(model: nn.Module, layer: PrunableLayer, local: str, n_rows: int) -> Place | None:
     """The module's own bias of this weight, if it has one that no other module shares."""
-    if site.adapter.output != "products" and not isinstance(site.module, _OWN_KINDS):
+    if layer.adapter.output != "products" and not isinstance(layer.module, _OWN_KINDS):
         return None
-    names = dict(site.module.named_parameters())
+    names = dict(layer.module.named_parameters())
     bias_name = "in_proj_bias" if local in _PACKED else local.replace("weight", "bias")
     bias = names.get(bias_name)
     start = _PACKED.index(local) * n_rows if local in _PACKED else 0
@@ -66,17 +66,17 @@ def _bias(model: nn.Module, site: Site, local: str, n_rows: int) -> Place | None
         return None
     if sum(own is bias for module in model.modules() for own in module._parameters.values()) != 1:
         return None
-    prefix = f"{site.module_name}." if site.module_name else ""
+    prefix = f"{layer.module_name}." if layer.module_name else ""
     return Place("bias", prefix + bias_name, start, 1)
 
 
-def _norms_behind(model: nn.Module, sites: Sequence[Site], batch: Batch) -> dict[str, Place]:
+def _norms_behind(model: nn.Module, layers: Sequence[PrunableLayer], batch: Batch) -> dict[str, Place]:
     """The running mean behind each weight without a bias whose layer is read by that norm and by nothing else."""
     bare = {
-        id(site.module.get_parameter(local)): weight.name
-        for site in sites
-        for local, weight in site.weights.items()
-        if site.adapter.output == "products" and getattr(site.module, "bias", None) is None
+        id(layer.module.get_parameter(local)): weight.name
+        for layer in layers
+        for local, weight in layer.weights.items()
+        if layer.adapter.output == "products" and getattr(layer.module, "bias", None) is None
     }
     means = {
         id(module.running_mean): (name, len(module.running_mean))
@@ -86,7 +86,7 @@ def _norms_behind(model: nn.Module, sites: Sequence[Site], batch: Batch) -> dict
     with scoring_mode(model, "running"), _Readers(bare) as readers:
         output = run_batch(model, fresh(batch))
     shown = {id(tensor) for tensor in tensors_in(output)}
-    n_rows = {weight.name: weight.n_rows for site in sites for weight in site.weights.values()}
+    n_rows = {weight.name: weight.n_rows for layer in layers for weight in layer.weights.values()}
     n_reads = Counter(mean for reads in readers.reads.values() for mean in reads)
     found = {}
     for weight, made in readers.made.items():

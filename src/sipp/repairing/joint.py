@@ -28,7 +28,7 @@ from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.repairing.aims import Aims, find_corrected
 from sipp.repairing.gathering import Gatherer, Sums, rows_of, solvable, stretches, take_census
 from sipp.repairing.intercepts import Place, apply_shift, find_places, shift
-from sipp.repairing.layer_by_layer import Parts, _sites
+from sipp.repairing.layer_by_layer import Parts, _masked_layers
 from sipp.repairing.moments import Moments
 from sipp.repairing.searching import Rows, Rule, search
 from sipp.repairing.solving import solve_rows
@@ -150,15 +150,15 @@ def _pruned(task: _Task, a: float, advance: Advance) -> Joint:
     """The network for one a."""
     dense, parts, forms = task.dense, task.parts, Forms()
     pruned = copy_of(dense)
-    sites = _sites(dense, task.masks)
-    weights = {weight.name: weight for site in sites for weight in site.weights.values()}
-    census = take_census(dense, sites, parts.batches, forms)
-    twin_sites = _sites(pruned, task.masks)
+    dense_layers = _masked_layers(dense, task.masks)
+    weights = {weight.name: weight for layer in dense_layers for weight in layer.weights.values()}
+    census = take_census(dense, dense_layers, parts.batches, forms)
+    twin_layers = _masked_layers(pruned, task.masks)
     gatherer = Gatherer(
-        dense, pruned, sites, twin_sites, parts.batches, parts.is_aside, census, forms, task.chunk_bytes
+        dense, pruned, dense_layers, twin_layers, parts.batches, parts.is_aside, census, forms, task.chunk_bytes
     )
     corrected = find_corrected(gatherer, task.residuals)
-    places = find_places(dense, sites, parts.batches[0])
+    places = find_places(dense, dense_layers, parts.batches[0])
     masks, layers = dict(task.masks), []
     for stretch, fits in stretches(census):
         aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import Data, batches_of, fresh, points_at
+from sipp.inputs.batches import concatenated, fresh, points_at
 from sipp.inputs.capture import Forms
+from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.distance import output_error
-from sipp.inputs.joining import joined
-from sipp.inputs.layers import Site, find_sites
-from sipp.inputs.pointkeys import draw_keys_of
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers
+from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.restore import copy_of
 from sipp.progress import Advance, progress_bar
 from sipp.records.batches import Batch
@@ -59,7 +59,7 @@ def repair_network(
     dense: nn.Module,
     given: nn.Module,
     masks: Mapping[str, Tensor],
-    data: Data,
+    data: AnyData,
     *,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,
@@ -70,7 +70,7 @@ def repair_network(
 ) -> Repaired:
     """A copy of the `given` network whose kept weights are fitted to the dense one, layer by layer, then by `steps`."""
     check_same_tensors(dense, given, masks)
-    parts = _divided(batches_of(data, device=device_of(dense), n_points=n_points, seed=seed))
+    parts = _divided(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
     repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     at_first, before = output_error(dense, given, parts.aside), _judged(dense, given, parts)
     with progress_bar("repairing", len(masks) + steps, shown=progress) as advance:
@@ -120,13 +120,21 @@ def _refit_all(
     advance: Advance,
 ) -> tuple[LayerRepair, ...]:
     """Refits all weights of `repaired` in place, in the order of execution."""
-    sites, forms = _sites(dense, masks), Forms()
-    weights = {weight.name: weight for site in sites for weight in site.weights.values()}
-    census = take_census(dense, sites, parts.batches, forms)
+    layers, forms = _masked_layers(dense, masks), Forms()
+    weights = {weight.name: weight for layer in layers for weight in layer.weights.values()}
+    census = take_census(dense, layers, parts.batches, forms)
     gatherer = Gatherer(
-        dense, repaired, sites, _sites(repaired, masks), parts.batches, parts.is_aside, census, forms, chunk_bytes
+        dense,
+        repaired,
+        layers,
+        _masked_layers(repaired, masks),
+        parts.batches,
+        parts.is_aside,
+        census,
+        forms,
+        chunk_bytes,
     )
-    places = find_places(dense, sites, parts.batches[0])
+    places = find_places(dense, layers, parts.batches[0])
     done = []
     for stretch, fits in stretches(census):
         all_names = [name for group in stretch for name in group]
@@ -141,11 +149,11 @@ def _refit_all(
     return (*done, *unmet)
 
 
-def _sites(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Site, ...]:
+def _masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[PrunableLayer, ...]:
     """The modules that hold masked weights, with those weights alone."""
-    found = find_sites(model, include=[glob.escape(name) for name in masks])
-    chosen = (replace(site, weights={l: w for l, w in site.weights.items() if w.name in masks}) for site in found)
-    return tuple(site for site in chosen if site.weights)
+    found = find_prunable_layers(model, include=[glob.escape(name) for name in masks])
+    chosen = (replace(layer, weights={l: w for l, w in layer.weights.items() if w.name in masks}) for layer in found)
+    return tuple(layer for layer in chosen if layer.weights)
 
 
 def check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
@@ -222,7 +230,7 @@ def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
     found: list[Batch] = []
     for batch in batches:
         fits = found and found[-1].n_points + batch.n_points <= most
-        both = joined(found[-1], batch) if fits else None
+        both = concatenated(found[-1], batch) if fits else None
         if both is None:
             found.append(batch)
         else:

@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.layers import Site
-from sipp.inputs.uses import without_padding
-from sipp.records.batches import Batch, Use
+from sipp.inputs.layers import PrunableLayer
+from sipp.inputs.weight_uses import with_padding_zeroed
+from sipp.records.batches import Batch, WeightUse
 
 SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm makes smaller than that are not asked to correct anything
 
@@ -57,7 +57,7 @@ def read_streams(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batc
 
 
 def find_streams(
-    model: nn.Module, sites: Sequence[Site], order: Sequence[str], batch: Batch
+    model: nn.Module, layers: Sequence[PrunableLayer], order: Sequence[str], batch: Batch
 ) -> dict[str, tuple[nn.Module, Tensor]]:
     """By weight: the module whose output is added to a stream, and that output on the batch.
 
@@ -66,10 +66,10 @@ def find_streams(
     """
     place = {name: i for i, name in enumerate(order)}
     modules = {}
-    for site in sites:
-        names = [weight.name for weight in site.weights.values()]
-        if site.adapter.output == "products" and len(names) == 1 and names[0] in place:
-            modules[names[0]] = site.module
+    for layer in layers:
+        names = [weight.name for weight in layer.weights.values()]
+        if layer.adapter.output == "products" and len(names) == 1 and names[0] in place:
+            modules[names[0]] = layer.module
     n_found: Counter[str] = Counter()
     outputs: dict[str, Tensor] = {}
     ranks = {id(p): place[name] for name, p in model.named_parameters() if name in place}
@@ -87,7 +87,7 @@ def find_streams(
     }
 
 
-def as_use(module: nn.Module, tensor: Tensor, batch: Batch) -> Use | None:
+def as_use(module: nn.Module, tensor: Tensor, batch: Batch) -> WeightUse | None:
     """What has the shape of a layer's output as windows of its patches, its rows in place of the fan-in.
 
     None where the points cannot be told apart.
@@ -97,10 +97,10 @@ def as_use(module: nn.Module, tensor: Tensor, batch: Batch) -> Use | None:
             return None
         images = tensor.unflatten(0, (batch.n_points, -1)).movedim(2, 1)  # B x F x images x size
         windows = images.unflatten(1, (module.groups, -1)).movedim(2, -1)
-        return Use("", windows, n_position_dims=len(module.kernel_size) + 1)
+        return WeightUse("", windows, n_position_dims=len(module.kernel_size) + 1)
     if tensor.ndim < 2 or len(tensor) % batch.n_points:
         return None
-    return without_padding(Use("", tensor.reshape(batch.n_points, 1, -1, tensor.shape[-1])), batch)
+    return with_padding_zeroed(WeightUse("", tensor.reshape(batch.n_points, 1, -1, tensor.shape[-1])), batch)
 
 
 def along_rows(module: nn.Module, vector_F: Tensor, n_dims: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -12,23 +12,14 @@ from textwrap import fill
 from typing import Any
 
 from sipp.extras import needed_for
+from sipp.records.display import short_names
 from sipp.report import palette, series
-from sipp.report.layer_figures import draw_layers
-from sipp.report.networks import (
-    ACCURACY,
-    CERTIFIED,
-    MOVED,
-    accuracy_of,
-    by_parent,
-    certified,
-    dense_accuracy,
-    moved,
-    network_curves,
-)
-from sipp.report.panels import Panel, panels_of
-from sipp.report.read import PrunedModel, Result, Run
+from sipp.report.compare_networks import Comparison, by_parent, comparisons_of
+from sipp.report.compare_runs import Panel, panels_of
+from sipp.report.numbers import number
+from sipp.report.palette import MARKERS, Style
+from sipp.report.results import PrunedModel, Result, Run
 from sipp.report.series import METRICS, Curve
-from sipp.scoring.methods import Style
 from sipp.storage.files import make_folder, write_atomic
 from sipp.storage.marks import FIGURE_MARK
 
@@ -44,8 +35,13 @@ MOST_NAMES = 5  # of lines in a legend inside the axes
 LABEL_LENGTH = 28  # of a line of an axis label
 NEAR_ZERO = 0.5  # percentage points: linear below, logarithmic above; as on the page
 STEEP = 10.0  # percentage points of loss from which on the axis of changes is logarithmic away from zero
-EPSILON_RATIO = 12.0  # from which on an axis of epsilon is logarithmic
-MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}
+EPSILON_RATIO = 12.0  # of the largest to the least, from which on an axis of errors is logarithmic; as on the page
+ROW, DENSE_ROW, MANY = 0.125, 0.1, 30  # inches of a layer beside its bars, and where there are more than so many
+LEAST_HEIGHT = 2.4  # inches of the figure of layers
+MARGINS = 0.75  # inches above and below the bars of a block
+MOST_COLUMNS = 6  # of bars side by side: beyond, a second block below
+NAME_LENGTH = 30  # of a layer beside its bars
+HATCH = "//////"
 PRINT_STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -78,32 +74,28 @@ def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
 
     make_folder(folder)
     written = []
-    for run, stem in _stems(results):
-        for name, (width, draw) in _figures(run).items():
-            with matplotlib.rc_context(PRINT_STYLE):
+    with matplotlib.rc_context(PRINT_STYLE):
+        for run, stem in _stems(results):
+            for name, (width, draw) in _figures(run).items():
                 figure = Figure(figsize=(width, HEIGHT))
                 if draw(figure, run):
                     figure.draw_without_rendering()
                     figure.set_layout_engine("none")  # laid out once for both formats
-                    written += [_save(figure, folder, f"{stem}-{name}", kind) for kind in FORMATS]
-    for name, drawn in _network_figures(results).items():
-        with matplotlib.rc_context(PRINT_STYLE):
+                    written += _save(figure, folder, f"{stem}-{name}")
+        for name, draw_network in _network_figures(results).items():
             figure = Figure(figsize=(COLUMN, HEIGHT))
-            drawn(figure.subplots())
-            written += [_save(figure, folder, name, kind) for kind in FORMATS]
-    shown = _panels(results)
-    if shown:
-        with matplotlib.rc_context(PRINT_STYLE):
-            n_rows = math.ceil(len(shown) / 2)
+            draw_network(figure.subplots())
+            written += _save(figure, folder, name)
+        if panels := _panels(results):
+            n_rows = math.ceil(len(panels) / 2)
             figure = Figure(figsize=(WIDE, n_rows * PANEL_HEIGHT))
-            for axes, panel in zip(
-                figure.subplots(n_rows, 2, squeeze=False).flat, [*shown, *[None] * (len(shown) % 2)]
-            ):
-                if panel is None or not _metric_drawer(series.default_metric(panel.run))(axes, panel.run):
+            places = figure.subplots(n_rows, 2, squeeze=False).flat
+            for axes, panel in zip(places, [*panels, *[None] * (len(panels) % 2)]):
+                if panel is None or not _draw_metric(axes, panel.run, key=series.default_metric(panel.run)):
                     axes.set_axis_off()
                 else:
                     axes.set_title(_literal(panel.title), fontsize=7, wrap=True)
-            written += [_save(figure, folder, PANELS, kind) for kind in FORMATS]
+            written += _save(figure, folder, PANELS)
     return written
 
 
@@ -128,29 +120,28 @@ def _network_figures(results: Sequence[Result]) -> dict[str, Callable[[Any], Non
     found: dict[str, Callable[[Any], None]] = {}
     for index, group in enumerate(groups):
         stem = "networks" if index == 0 else f"networks-{index + 1}"
-        for name, label, value in (
-            ("accuracy", ACCURACY, accuracy_of(group)),
-            ("moved", MOVED, moved),
-            ("certified", CERTIFIED, certified),
-        ):
-            if curves := network_curves(group, value):
-                dense = dense_accuracy(group) if name == "accuracy" else None
-                found[f"{stem}-{name}"] = partial(_network_curves, label=label, curves=curves, dense=dense)
+        found |= {f"{stem}-{one.key}": partial(_draw_comparison, comparison=one) for one in comparisons_of(group)}
     return found
 
 
-def _network_curves(axes: Any, *, label: str, curves: tuple[Curve, ...], dense: float | None) -> None:
+def _draw_comparison(axes: Any, *, comparison: Comparison) -> None:
     """Accuracies beside the dense one's, or errors from zero, on a logarithmic axis where they are steep."""
+    curves = comparison.curves
     _curves(axes, tuple(curve.method for curve in curves), curves, 100.0)
-    values = [point.mean for curve in curves for point in curve.points]
-    if label == ACCURACY:
-        _dense_line(axes, dense)
-    elif min(values) > 0 and max(values) / min(values) > EPSILON_RATIO:
+    if not comparison.are_errors:
+        _dense_line(axes, comparison.dense)
+    elif _is_steep(point.mean for curve in curves for point in curve.points):
         axes.set_yscale("log")
         _plain_ticks(axes.yaxis)
     else:
         axes.set_ylim(bottom=0)
-    axes.set_ylabel(fill(f"{label} (%)", LABEL_LENGTH))
+    axes.set_ylabel(fill(f"{comparison.label} (%)", LABEL_LENGTH))
+
+
+def _is_steep(values: Iterable[float]) -> bool:
+    """Whether errors are drawn on a logarithmic axis, which has no zero."""
+    known = list(values)
+    return min(known) > 0 and max(known) / min(known) > EPSILON_RATIO
 
 
 def _dense_line(axes: Any, dense: float | None) -> None:
@@ -177,28 +168,33 @@ def _literal(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def _save(figure: Any, folder: Path, name: str, kind: str) -> Path:
-    path = folder / _file_name(name, kind)
-    # No date: the same numbers give the same file.
-    metadata = {"CreationDate": None, "Creator": FIGURE_MARK} if kind == "pdf" else {"Software": FIGURE_MARK}
-    drawn = BytesIO()
-    figure.savefig(drawn, format=kind, dpi=DPI, metadata=metadata)
-    write_atomic(path, drawn.getvalue())
-    return path
+def _save(figure: Any, folder: Path, name: str) -> list[Path]:
+    """The files written, one in each format."""
+    paths = []
+    for kind in FORMATS:
+        # No date: the same numbers give the same file.
+        metadata = {"CreationDate": None, "Creator": FIGURE_MARK} if kind == "pdf" else {"Software": FIGURE_MARK}
+        drawn = BytesIO()
+        figure.savefig(drawn, format=kind, dpi=DPI, metadata=metadata)
+        paths.append(folder / _file_name(name, kind))
+        write_atomic(paths[-1], drawn.getvalue())
+    return paths
 
 
 def _figures(run: Run) -> dict[str, tuple[float, Draw]]:
-    metrics: dict[str, tuple[float, Draw]] = {
-        key.replace("_", "-"): (COLUMN, _alone(_metric_drawer(key))) for key in series.metrics_of(run)
+    """{name: (its width, what draws it)} of all figures of a run."""
+    metrics = {key.replace("_", "-"): partial(_draw_metric, key=key) for key in series.metrics_of(run)}
+    on_axes = {
+        **metrics,
+        "certified-epsilon": partial(_draw_epsilons, certified=True),
+        "theory-epsilon": partial(_draw_epsilons, certified=False),
     }
     return {
-        **metrics,
-        "certified-epsilon": (COLUMN, _alone(partial(_epsilons, certified=True))),
-        "theory-epsilon": (COLUMN, _alone(partial(_epsilons, certified=False))),
+        **{name: (COLUMN, _alone(draw)) for name, draw in on_axes.items()},
         "layers-keep": (WIDE, partial(draw_layers, field="keep", label="kept share of the layer (%)", scale=100.0)),
         "layers-epsilon": (WIDE, partial(draw_layers, field="eps", label="epsilon of the layer", scale=1.0)),
-        "scores": (COLUMN, _alone(_scores)),
-        "time": (COLUMN, _alone(_times)),
+        "scores": (COLUMN, _alone(_draw_scores)),
+        "time": (COLUMN, _alone(_draw_times)),
     }
 
 
@@ -207,26 +203,22 @@ def _alone(draw: Draw) -> Draw:
     return lambda figure, run: draw(figure.subplots(), run)
 
 
-def _metric_drawer(key: str) -> Draw:
-    def draw(axes: Any, run: Run) -> bool:
-        metric, curves = METRICS[key], series.curves(run, key)
-        dense = series.dense_point(run, key)
-        if not _curves(axes, series.methods_of(run), curves, 100.0):
-            return False
-        _dense_line(axes, None if dense is None else dense.mean)
-        if metric.unit == "points":
-            axes.set_ylabel(f"{metric.label}\n(percentage points)")
-            least = 100 * min(point.low for curve in curves for point in curve.points)
-            most = 100 * max(point.high for curve in curves for point in curve.points)
-            if least < -STEEP:
-                axes.set_yscale("symlog", linthresh=NEAR_ZERO, linscale=0.6)
-                axes.set_ylim(1.25 * least, max(NEAR_ZERO, 1.25 * most))
-                _plain_ticks(axes.yaxis, least=NEAR_ZERO)
-        else:
-            axes.set_ylabel(f"{metric.label} (%)")
+def _draw_metric(axes: Any, run: Run, *, key: str) -> bool:
+    metric, curves = METRICS[key], series.curves(run, key)
+    if not _curves(axes, series.methods_of(run), curves, 100.0):
+        return False
+    _dense_line(axes, series.dense_mean(run, key))
+    if metric.unit != "points":
+        axes.set_ylabel(f"{metric.label} (%)")
         return True
-
-    return draw
+    axes.set_ylabel(f"{metric.label}\n(percentage points)")
+    least = 100 * min(point.low for curve in curves for point in curve.points)
+    most = 100 * max(point.high for curve in curves for point in curve.points)
+    if least < -STEEP:
+        axes.set_yscale("symlog", linthresh=NEAR_ZERO, linscale=0.6)
+        axes.set_ylim(1.25 * least, max(NEAR_ZERO, 1.25 * most))
+        _plain_ticks(axes.yaxis, least=NEAR_ZERO)
+    return True
 
 
 def _curves(axes: Any, methods: tuple[str, ...], curves: tuple[Curve, ...], scale: float) -> bool:
@@ -275,18 +267,17 @@ def _plain_ticks(axis: Any, *, least: float = 0.0) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _epsilons(axes: Any, run: Run, *, certified: bool) -> bool:
+def _draw_epsilons(axes: Any, run: Run, *, certified: bool) -> bool:
     curves = series.certified_curves(run) if certified else series.theory_curves(run)
     if not _curves(axes, series.methods_of(run), curves, 1.0):
         return False
-    values = [point.mean for curve in curves for point in curve.points]
-    if min(values) > 0 and max(values) / min(values) > EPSILON_RATIO:
+    if _is_steep(point.mean for curve in curves for point in curve.points):
         axes.set_yscale("log")
     axes.set_ylabel("certified epsilon (holdout)" if certified else "epsilon of the theory")
     return True
 
 
-def _scores(axes: Any, run: Run) -> bool:
+def _draw_scores(axes: Any, run: Run) -> bool:
     """The scores of the first method at the first level, of all layers together."""
     if run.bins is None or not series.methods_of(run):
         return False
@@ -310,21 +301,15 @@ def _scores(axes: Any, run: Run) -> bool:
     return True
 
 
-def _times(axes: Any, run: Run) -> bool:
+def _draw_times(axes: Any, run: Run) -> bool:
     found = series.times(run)
     names = list(found)
     under = [0.0] * len(names)
     for part in series.PARTS:
         values = [found[name][part] for name in names]
         if any(values):
-            axes.barh(
-                [_literal(name) for name in names],
-                values,
-                left=under,
-                label=part,
-                color=palette.PARTS[part][0],
-                height=0.6,
-            )
+            labels, colour = [_literal(name) for name in names], palette.PARTS[part][0]
+            axes.barh(labels, values, left=under, label=part, color=colour, height=0.6)
             under = [a + b for a, b in zip(under, values)]
     if not any(under):
         return False
@@ -333,3 +318,79 @@ def _times(axes: Any, run: Run) -> bool:
     axes.set_xlabel("seconds, summed over levels and seeds")
     axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.2))
     return True
+
+
+# --- layers ---------------------------------------------------------------------------------------------------------
+
+
+def draw_layers(figure: Any, run: Run, field: str, label: str, scale: float) -> bool:
+    """Whether there was anything to draw: `field` of each layer at the last level, of every method that has it."""
+    names, levels = list(series.layers_of(run)), series.levels_of(run)
+    columns = _layer_columns(run, field, scale)
+    if not columns:
+        return False
+    n_blocks = -(-len(columns) // MOST_COLUMNS)
+    n_across = -(-len(columns) // n_blocks)
+    row = DENSE_ROW if len(names) > MANY else ROW
+    figure.set_size_inches(WIDE, max(LEAST_HEIGHT, n_blocks * (row * len(names) + MARGINS)))
+    grid = figure.subplots(n_blocks, n_across, squeeze=False, sharex=True, sharey=True)
+    values = [value for _, column in columns for value in column if value is not None]
+    positive = [value for value in values if value > 0]
+    is_steep = field == "eps" and bool(positive) and max(positive) / min(positive) > EPSILON_RATIO
+    for place, axes in enumerate(grid.flat):
+        if place >= len(columns):
+            axes.set_axis_off()
+            continue
+        method, column = columns[place]
+        _draw_column(axes, column, palette.style_of(method, series.methods_of(run)), is_steep)
+        axes.set_title(_literal(method), fontsize=7, loc="left")
+        axes.tick_params(axis="x", labelbottom=place + n_across >= len(columns))  # the last of its column
+    first = grid.flat[0]
+    if is_steep:
+        first.set_xscale("log")
+    else:
+        first.set_xlim(0, 1.3 * max(values) or 1.0)  # with room for numbers
+    first.set_ylim(len(names) - 0.5, -0.5)
+    texts = [_literal(name) for name in _layer_names(names)]
+    for axes in grid[:, 0]:
+        axes.set_yticks(range(len(names)), texts, fontsize=5.5 if len(names) > MANY else 6.5)
+        axes.tick_params(axis="y", labelleft=True)
+    figure.supxlabel(f"{label}, at {number(list(levels.values())[-1], 'share')} keep", fontsize=8)
+    return True
+
+
+def _layer_names(names: Sequence[str]) -> list[str]:
+    """The names beside bars: without the end that nearly all of them have, shortened, and still different."""
+    bare = [re.sub(r"(\D.*)\.weight$", r"\1", name) for name in names]
+    return short_names(bare if len(set(bare)) == len(set(names)) else names, NAME_LENGTH)
+
+
+def _layer_columns(run: Run, field: str, scale: float) -> list[tuple[str, list[float | None]]]:
+    """(method, value of each layer at the last level) of the methods that know one."""
+    last = list(series.levels_of(run))[-1] if series.levels_of(run) else 0
+    found = []
+    for method in series.methods_of(run):
+        known = [getattr(row, field) for row in series.layer_rows(run, method, last)]
+        if any(value is not None for value in known):
+            found.append((method, [None if value is None else scale * value for value in known]))
+    return found
+
+
+def _draw_column(axes: Any, column: Sequence[float | None], style: Style, is_steep: bool) -> None:
+    """Bars from zero; dots where the axis is logarithmic, which has no zero for a bar to start at."""
+    at = [i for i, value in enumerate(column) if value is not None and (value > 0 or not is_steep)]
+    lengths = [column[i] for i in at]
+    inside = "white" if style.hollow else style.light
+    if is_steep:
+        axes.plot(lengths, at, "o", markersize=3, markeredgecolor=style.light, markerfacecolor=inside)
+    else:
+        hatch = HATCH if style.hollow else None
+        bars = axes.barh(at, lengths, height=0.68, color=inside, edgecolor=style.light, linewidth=0.5, hatch=hatch)
+        axes.bar_label(bars, fmt=_rounded, padding=1.5, fontsize=5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def _rounded(value: float) -> str:
+    """Two digits of what is small; never a power of ten for a hundred."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"

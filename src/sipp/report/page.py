@@ -10,8 +10,8 @@ from sipp import __version__
 from sipp.errors import OptionError
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
 from sipp.records.pruned import Pruned
-from sipp.report.read import PrunedModel
 from sipp.report.rendering import render
+from sipp.report.results import PrunedModel
 from sipp.storage.files import plain
 from sipp.storage.network_schemas import CertificateRecord, PrunedRecord
 from sipp.storage.outputs import PAGE, check_file, write_file

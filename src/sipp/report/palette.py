@@ -6,43 +6,86 @@ The colours can be told apart with protanopia, deuteranopia and tritanopia, and 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
 
 from sipp.experiments.arms import BETWEEN
-from sipp.scoring.methods import METHODS, Style
 
-STYLES: dict[str, Style] = {row.name: row.style for row in METHODS}
-# For methods that are not listed: told apart by marker and dash.
-OTHERS = (
-    Style("#7a4a2b", "#c99a7a", "up", (1, 2)),
-    Style("#b0126e", "#ff7ab8", "diamond", (5, 2, 1, 2)),
-    Style("#3f6b00", "#a3d15c", "square", (9, 4)),
+Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
+
+
+@dataclass(frozen=True)
+class Style:
+    """The look of one method on the page and in figures."""
+
+    light: str  # colour on a light background, and in print
+    dark: str
+    marker: Marker
+    dash: tuple[int, ...] = ()  # lengths of line and gap; empty: a solid line
+    hollow: bool = False  # markers are outlines, and bars are hatched: a repaired network
+
+
+STYLES: dict[str, Style] = {
+    "sipp-blend": Style("#090416", "#f6ffac", "circle", (9, 3)),
+    "sipp-hybrid": Style("#0b5fb0", "#4eacfc", "circle"),
+    "sipp-det": Style("#bc3700", "#ff8a54", "square"),
+    "sipp-rand": Style("#00875f", "#2bd19b", "diamond"),
+    "sipp-simple": Style("#7e2281", "#cb7cca", "up", (7, 3)),
+    "wt": Style("#b38704", "#f2d04b", "down", (4, 3)),
+    "snip": Style("#389acf", "#b5e3ff", "cross", (2, 3)),
+    "random": Style("#565a5c", "#989a9b", "plus", (8, 3, 2, 3)),
+    "lamp": Style("#700407", "#c7273e", "up", (1, 2)),
+    "wanda": Style("#9621fb", "#534bff", "square", (5, 2, 1, 2)),
+    "synflow": Style("#2c009b", "#7158b9", "diamond", (6, 2)),
+    "grasp": Style("#7f919e", "#3a7087", "down", (1, 3)),
+    "erk": Style("#c44ef3", "#da0211", "cross", (6, 3)),
+    "obs": Style("#471647", "#bdfc04", "plus", (3, 2)),
+}
+
+# For methods without a row above, each as far as possible from the colours of all before it. A ninth such method of one
+# page has the colours of the first again; its marker and dash are still its own.
+FREE_COLOURS = (
+    ("#9b914b", "#cc9900"),
+    ("#19342d", "#99ffd9"),
+    ("#330066", "#b4646e"),
+    ("#0f572a", "#ff6666"),
+    ("#330600", "#9f66ff"),
+    ("#6600cc", "#ff99cc"),
+    ("#ff1a8c", "#4dff79"),
+    ("#42783a", "#b2bcff"),
+)
+FREE_MARKERS: tuple[Marker, ...] = ("up", "diamond", "square", "down", "circle", "cross", "plus")
+FREE_DASHES = tuple((line, gap) for gap in (4, 5, 6, 7) for line in (10, 7, 4, 2))  # no row above has such a gap
+FREE_STYLES = tuple(
+    Style(*FREE_COLOURS[i % len(FREE_COLOURS)], marker, dash)
+    for i, (dash, marker) in enumerate(product(FREE_DASHES, FREE_MARKERS))
 )
 
 # Parts of a stack (time, histograms), from quiet to loud.
+QUIET, LOUD = ("#c3cad4", "#4a5361"), ("#0b5fb0", "#4eacfc")
 PARTS: dict[str, tuple[str, str]] = {
-    "kept": ("#0b5fb0", "#4eacfc"),
-    "pruned": ("#c3cad4", "#4a5361"),
-    "just pruned": ("#c3cad4", "#4a5361"),
-    "repaired": ("#0b5fb0", "#4eacfc"),
-    "train": ("#c3cad4", "#4a5361"),
-    "score": ("#0b5fb0", "#4eacfc"),
+    "kept": LOUD,
+    "pruned": QUIET,
+    "just pruned": QUIET,
+    "repaired": LOUD,
+    "train": QUIET,
+    "score": LOUD,
     "prune": ("#bc3700", "#ff8a54"),
     "certify": ("#00875f", "#2bd19b"),
     "other": ("#7e2281", "#cb7cca"),
 }
 
 # A diverging scale for the heat map: less than average, average, more than average.
-LESS = ("#b35806", "#ff9d4d")
-MORE = ("#0b5fb0", "#4eacfc")
+LESS, MORE = ("#b35806", "#ff9d4d"), LOUD
 
-
+MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}  # in print
 ARM_DASH = (2, 2)  # of an arm that names its reduction; () where its method has a dash of its own
 REPAIRED = "repaired"  # of an arm, and of a part: drawn hollow
 
 
 def style_of(method: str, methods: tuple[str, ...]) -> Style:
-    """The look of a method; one that is not listed gets the look of its place among the others of the run.
+    """The look of a method; one without a row gets a free look, by its place among such methods of `methods`.
 
     An arm that names a reduction ("sipp-det mean") looks like its method, and has another dash beside the other form.
     A repaired one ("sipp-det repaired") has its method's colour and marker, hollow, and a dot in each gap of its line.
@@ -50,23 +93,22 @@ def style_of(method: str, methods: tuple[str, ...]) -> Style:
     if method in STYLES:
         return STYLES[method]
     if method.endswith(BETWEEN + REPAIRED):
-        plain = method.removesuffix(BETWEEN + REPAIRED)
-        style = style_of(plain, (*methods, plain))
-        return replace(style, dash=_dotted(style.dash), hollow=True)
-    name, _, reduce = method.partition(BETWEEN)
-    if name in STYLES and reduce:
+        style = style_of(method.removesuffix(BETWEEN + REPAIRED), methods)
+        # A solid line becomes long strokes with a dot between them
+        dash = (*style.dash, 1, style.dash[-1]) if style.dash else (12, 3, 1, 3)
+        return replace(style, dash=dash, hollow=True)
+    name = method.partition(BETWEEN)[0]
+    if not _is_free(method):
         beside = [one for one in methods if one.partition(BETWEEN)[0] == name and one.partition(BETWEEN)[2] != REPAIRED]
         style = STYLES[name]
         is_first = name not in beside and beside[:1] == [method]
-        return style if is_first or len(beside) < 2 else replace(style, dash=_other_dash(style))
-    others = [name for name in methods if name not in STYLES and not name.endswith(BETWEEN + REPAIRED)]
-    return OTHERS[others.index(method) % len(OTHERS)]
+        return style if is_first or len(beside) < 2 else replace(style, dash=() if style.dash else ARM_DASH)
+    bare = (one.removesuffix(BETWEEN + REPAIRED) for one in methods)
+    others = [one for one in dict.fromkeys((*bare, method)) if _is_free(one)]
+    return FREE_STYLES[others.index(method) % len(FREE_STYLES)]
 
 
-def _other_dash(style: Style) -> tuple[int, ...]:
-    return () if style.dash else ARM_DASH
-
-
-def _dotted(dash: tuple[int, ...]) -> tuple[int, ...]:
-    """The dash with a dot in its last gap; a solid line becomes long strokes with a dot between them."""
-    return (*dash, 1, dash[-1]) if dash else (12, 3, 1, 3)
+def _is_free(method: str) -> bool:
+    """Whether it is neither a method with a row above nor an arm of one that names a reduction."""
+    name, _, reduce = method.partition(BETWEEN)
+    return method not in STYLES and not (name in STYLES and reduce)

@@ -11,17 +11,13 @@ from typing import Any
 
 from sipp.extras import needed_for
 from sipp.report import palette, series
-from sipp.report.blends import blend_plots
-from sipp.report.evaluations import evaluation_plots
-from sipp.report.networks import networks_part
-from sipp.report.parts import About, Part
-from sipp.report.plots import Plot, pruned_plots, run_plots
-from sipp.report.pruned_parts import pruned_part
-from sipp.report.read import Broken, PrunedModel, Result, Run
-from sipp.report.repairs import repair_plots
-from sipp.report.run_parts import panels_part, run_part, run_titles
-from sipp.report.size_and_speed import bench_plots
-from sipp.scoring.methods import Style
+from sipp.report.compare_networks import networks_article
+from sipp.report.compare_runs import runs_article
+from sipp.report.contents import About, Article
+from sipp.report.palette import Style
+from sipp.report.pruned_article import pruned_article
+from sipp.report.results import Broken, PrunedModel, Result, Run
+from sipp.report.run_article import run_article, run_titles
 from sipp.storage.marks import PAGE_MARK
 
 TEMPLATE = "template.html.j2"
@@ -39,7 +35,8 @@ def render(
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
 
-    parts, plots = _parts(results, about)
+    articles = _articles(results, about)
+    plots = {plot["id"]: plot for article in articles for section in article.sections for plot in section.plots}
     methods = _methods(results)
     styles = {
         name: {"cls": f"m{i}", "marker": style.marker, "dash": list(style.dash), "hollow": style.hollow}
@@ -50,9 +47,9 @@ def render(
     script = _file("draw.js") + _file("names.js") + _file("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_file(TEMPLATE)).render(
-        heading=_heading(parts, results, about),
+        heading=_heading(articles, results, about),
         lede=LEDE,
-        parts=parts,
+        articles=articles,
         broken=[f"Not shown: {one.folder.name} is broken. {one.reason}" for one in broken],
         version=version,
         policy=_policy(css, script),
@@ -64,30 +61,20 @@ def render(
     )
 
 
-def _parts(results: Sequence[Result], about: About | None) -> tuple[list[Part], dict[str, Plot]]:
-    """The parts of the page in their order, what speaks of several results first, and all plots by their names."""
+def _articles(results: Sequence[Result], about: About | None) -> list[Article]:
+    """The articles of the page in their order, what speaks of several results first."""
     runs = [result for result in results if isinstance(result, Run)]
     models = [result for result in results if isinstance(result, PrunedModel)]
-    parts: list[Part] = []
-    plots: dict[str, Plot] = {}
-    if len(runs) > 1 or about is not None:
-        part, drawn = panels_part(runs, about)
-        parts, plots = [*parts, part], plots | {plot["id"]: plot for plot in drawn}
-    if len(models) > 1:
-        part, drawn = networks_part(models)
-        parts, plots = [*parts, part], plots | {plot["id"]: plot for plot in drawn}
+    articles = [runs_article(runs, about)] if len(runs) > 1 or about is not None else []
+    articles += [networks_article(models)] if len(models) > 1 else []
     titles = iter(run_titles(runs))
     for index, result in enumerate(results):
         ident = f"part{index}"
         if isinstance(result, Run):
-            found = run_plots(result, ident)
-            parts.append(run_part(result, ident, found, next(titles)))
+            articles.append(run_article(result, ident, next(titles)))
         else:
-            found = pruned_plots(result, ident) | evaluation_plots(result, ident)
-            found |= blend_plots(result, ident) | repair_plots(result, ident) | bench_plots(result, ident)
-            parts.append(pruned_part(result, ident, found))
-        plots |= {plot["id"]: plot for plot in found.values()}
-    return parts, plots
+            articles.append(pruned_article(result, ident))
+    return articles
 
 
 def embedded(values: Any) -> str:
@@ -130,7 +117,7 @@ def _colours(methods: dict[str, Style]) -> str:
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 
 
-def _heading(parts: Sequence[Part], results: Sequence[Result], about: About | None) -> str:
+def _heading(articles: Sequence[Article], results: Sequence[Result], about: About | None) -> str:
     if about is not None:
         return about.title
-    return parts[0].title if len(parts) == 1 else f"{len(results)} pruning results"
+    return articles[0].title if len(articles) == 1 else f"{len(results)} pruning results"

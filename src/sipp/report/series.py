@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Literal
 
-from sipp.report.read import Run
-from sipp.storage.network_schemas import NetworkRecord
-
-Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
+from sipp.report.numbers import Unit
+from sipp.report.results import Run
+from sipp.storage.network_schemas import LayerRecord, NetworkRecord, ScoreCounts
 
 PARTS = ("score", "prune", "certify", "train", "other")  # of the time of a stage; "other" is what no part accounts for
 COMPILE = "compile"  # a part that no plot counts
 DENSE = "dense"
+Value = Callable[[NetworkRecord, NetworkRecord | None], float | None]  # of a network and the dense one of its seed
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,10 @@ class Metric:
 
     label: str
     unit: Unit
-    value: Callable[
-        [NetworkRecord, NetworkRecord | None], float | None
-    ]  # of a network and the dense one of the same seed
+    value: Value
 
 
-def _change(value: Callable[[NetworkRecord], float]) -> Callable[[NetworkRecord, NetworkRecord | None], float | None]:
+def _change(value: Callable[[NetworkRecord], float]) -> Value:
     # Far below one test point: equal shares differ by nothing, not by rounding.
     return lambda one, dense: None if dense is None else round(value(one) - value(dense), 12)
 
@@ -109,38 +106,47 @@ def records_at(run: Run, method: str, level: int) -> list[NetworkRecord]:
 
 def curves(run: Run, metric: str) -> tuple[Curve, ...]:
     """The metric against keep, one curve per method; a difference is taken seed by seed, then averaged."""
+    return _curves(by_level(run, metric))
+
+
+def by_level(run: Run, metric: str) -> dict[tuple[str, int], Point]:
+    """{(method, level): the metric over seeds}, where every seed knows it."""
     dense, value = dense_of(run), METRICS[metric].value
-    return _curves(run, lambda record: value(record, dense.get(record.seed)))
+    return _points(run, lambda record: value(record, dense.get(record.seed)))
 
 
-def dense_point(run: Run, metric: str) -> Point | None:
-    """The metric of the dense networks, None where it has no meaning for them."""
-    values = [METRICS[metric].value(record, record) for record in dense_of(run).values()]
-    return _point(1.0, values) if metric != "before_top1" else None
+def dense_mean(run: Run, metric: str) -> float | None:
+    """The metric of the dense networks, None where it has no meaning for them, or there is none."""
+    point = _point(1.0, [METRICS[metric].value(record, record) for record in dense_of(run).values()])
+    return None if point is None or metric == "before_top1" else point.mean
 
 
 def certified_curves(run: Run) -> tuple[Curve, ...]:
     """Epsilon of the holdout certificates against keep; a level at which one seed has no finite one has no point."""
-    return _curves(run, lambda record: record.certificate.limit if record.certificate else None)
+    return _curves(_points(run, lambda record: record.certificate.limit if record.certificate else None))
 
 
 def theory_curves(run: Run) -> tuple[Curve, ...]:
     """Epsilon of the theory's network statement against keep, met or not."""
-    return _curves(run, lambda record: record.bound.epsilon if record.bound else None)
+    return _curves(_points(run, lambda record: record.bound.epsilon if record.bound else None))
 
 
-def _curves(run: Run, value: Callable[[NetworkRecord], float | None]) -> tuple[Curve, ...]:
-    found = []
+def _points(run: Run, value: Callable[[NetworkRecord], float | None]) -> dict[tuple[str, int], Point]:
+    found = {}
     for method in methods_of(run):
-        points = []
         for level in levels_of(run):
             records = records_at(run, method, level)
             point = _point(_mean([record.keep for record in records]), [value(record) for record in records])
             if point is not None:
-                points.append(point)
-        if points:
-            found.append(Curve(method, tuple(points)))
-    return tuple(found)
+                found[method, level] = point
+    return found
+
+
+def _curves(points: Mapping[tuple[str, int], Point]) -> tuple[Curve, ...]:
+    found: dict[str, list[Point]] = {}
+    for (method, _), point in points.items():
+        found.setdefault(method, []).append(point)
+    return tuple(Curve(method, tuple(of_method)) for method, of_method in found.items())
 
 
 def _point(keep: float, values: list[float | None]) -> Point | None:
@@ -177,12 +183,16 @@ def layers_of(run: Run) -> dict[str, int]:
 
 def layer_rows(run: Run, method: str, level: int) -> list[LayerRow]:
     """One row per layer, empty if this level is not done."""
-    records = [record for record in records_at(run, method, level) if record.layers]
+    return rows_of_layers([record.layers for record in records_at(run, method, level) if record.layers])
+
+
+def rows_of_layers(networks: Sequence[Sequence[LayerRecord]]) -> list[LayerRow]:
+    """One row per layer of these networks, which have the same layers."""
+    totals = [sum(layer.kept for layer in layers) for layers in networks]
     rows = []
-    for same in zip(*(record.layers for record in records)):
+    for same in zip(*networks):
         eps = [layer.eps for layer in same]
         known = [value for value in eps if value is not None]
-        totals = [sum(layer.kept for layer in record.layers) for record in records]
         rows.append(
             LayerRow(
                 keep=_mean(layer.kept / layer.n_weights if layer.n_weights else 0.0 for layer in same),
@@ -194,30 +204,20 @@ def layer_rows(run: Run, method: str, level: int) -> list[LayerRow]:
     return rows
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Counts of scores by bin, of all weights and of those kept; `zero` weights have the score 0."""
-
-    zero: int
-    counts: tuple[int, ...]
-    kept: tuple[int, ...]
-
-
-def histograms(run: Run, method: str, level: int) -> list[Histogram]:
-    """One histogram per layer, of the first seed; empty where the run did not record them."""
+def histograms(run: Run, method: str, level: int) -> list[ScoreCounts]:
+    """The scores of each layer by bin, of the first seed; empty where the run did not record them."""
     records = records_at(run, method, level)
-    if not records or any(layer.scores is None for layer in records[0].layers):
-        return []
-    scores = [layer.scores for layer in records[0].layers if layer.scores is not None]
-    return [Histogram(one.zero, one.counts, one.kept) for one in scores]
+    found = [layer.scores for layer in records[0].layers] if records else []
+    known = [scores for scores in found if scores is not None]
+    return known if len(known) == len(found) else []
 
 
-def added(parts: list[Histogram]) -> Histogram:
-    """The histogram of all layers together."""
-    return Histogram(
-        zero=sum(part.zero for part in parts),
-        counts=tuple(sum(column) for column in zip(*(part.counts for part in parts))),
-        kept=tuple(sum(column) for column in zip(*(part.kept for part in parts))),
+def added(layers: Sequence[ScoreCounts]) -> ScoreCounts:
+    """The scores of all layers together."""
+    return ScoreCounts(
+        zero=sum(layer.zero for layer in layers),
+        counts=tuple(sum(column) for column in zip(*(layer.counts for layer in layers))),
+        kept=tuple(sum(column) for column in zip(*(layer.kept for layer in layers))),
     )
 
 

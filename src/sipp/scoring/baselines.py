@@ -6,36 +6,36 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.inputs.subject import Subject
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.scoring.gradients import batch_loss, with_gradients
 
 
-def wt(subject: Subject) -> dict[str, Tensor]:
+def wt(task: ScoringTask) -> dict[str, Tensor]:
     """The magnitude of every prunable weight, {parameter name: tensor of its shape}; data is not looked at."""
-    return {name: parameter.detach().to(SCORE_DTYPE).abs() for name, parameter in subject.parameters().items()}
+    return {name: parameter.detach().to(SCORE_DTYPE).abs() for name, parameter in task.parameters().items()}
 
 
-def random(subject: Subject) -> dict[str, Tensor]:
+def random(task: ScoringTask) -> dict[str, Tensor]:
     """A uniform random score for every prunable weight, {parameter name: tensor of its shape}."""
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = torch.Generator().manual_seed(task.seed)
     return {
         name: torch.rand(parameter.shape, generator=generator, dtype=SCORE_DTYPE, device="cpu").to(parameter.device)
-        for name, parameter in subject.parameters().items()
+        for name, parameter in task.parameters().items()
     }
 
 
-def snip(subject: Subject) -> dict[str, Tensor]:
+def snip(task: ScoringTask) -> dict[str, Tensor]:
     """|w * dL/dw| of every prunable weight, L summed over all batches: {parameter name: tensor of its shape}.
 
     The batches must carry labels. Gradients, flags and buffers of the model are left as they were.
     """
-    chosen = subject.parameters()
+    chosen = task.parameters()
     parameters = list(chosen.values())
-    with with_gradients(subject, parameters):
+    with with_gradients(task, parameters):
         totals = [torch.zeros_like(parameter, dtype=SCORE_DTYPE) for parameter in parameters]
-        for batch in subject.batches():
-            value = batch_loss(subject, batch, "snip")
+        for batch in task.batches():
+            value = batch_loss(task, batch, "snip")
             for total, gradient in zip(totals, torch.autograd.grad(value, parameters, allow_unused=True)):
                 if gradient is not None:
                     total += gradient

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.inputs.subject import Subject
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.numerics import BOUND_DTYPE, integers
 
 
-def erk(subject: Subject) -> dict[str, Tensor]:
+def erk(task: ScoringTask) -> dict[str, Tensor]:
     """(sum of a layer's sizes) / (place - 1/2), places drawn at random: {parameter name: tensor of its shape}.
 
     The method wants a density in proportion to (n_out + n_in + height + width) / (n_out n_in height width), at most 1,
@@ -22,8 +22,8 @@ def erk(subject: Subject) -> dict[str, Tensor]:
     random, as at initialisation in the paper; weights that are 0 come last, so a pruned network is pruned further
     with the same shares.
     """
-    generator = torch.Generator().manual_seed(subject.seed)
-    return {name: _of_layer(parameter.detach(), generator) for name, parameter in subject.parameters().items()}
+    generator = torch.Generator().manual_seed(task.seed)
+    return {name: _of_layer(parameter.detach(), generator) for name, parameter in task.parameters().items()}
 
 
 def _of_layer(weight: Tensor, generator: torch.Generator) -> Tensor:

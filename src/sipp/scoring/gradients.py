@@ -15,16 +15,16 @@ from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.labels import cross_entropy
 from sipp.inputs.restore import check_can_be_written
-from sipp.inputs.subject import Subject
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.batches import Batch
 from sipp.records.options import Loss
 
 
 @contextmanager
-def with_gradients(subject: Subject, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def with_gradients(task: ScoringTask, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """A context in eval mode in which these parameters have gradients, also recurrent ones; see `scoring_mode`."""
-    check_can_be_written(subject.model)
-    with scoring_mode(subject.model, subject.scoring.norm_stats):
+    check_can_be_written(task.model)
+    with scoring_mode(task.model, task.scoring.norm_stats):
         required = [parameter.requires_grad for parameter in parameters]
         try:
             for parameter in parameters:
@@ -43,13 +43,13 @@ def twice_differentiable() -> Iterator[None]:
         yield
 
 
-def batch_loss(subject: Subject, batch: Batch, method: str) -> Tensor:
+def batch_loss(task: ScoringTask, batch: Batch, method: str) -> Tensor:
     """The loss of a batch times its number of points; a DataError names the method that needs the labels."""
     if batch.labels is None:
         raise DataError(f"batch {batch.index} has no labels, which {method} needs", fix="give (inputs, labels)")
     copied = fresh(batch)  # of what was made under inference_mode, too
-    loss = subject.scoring.loss or cross_entropy
-    return _loss_of(loss, run_batch(subject.model, copied), copied, method) * batch.n_points
+    loss = task.scoring.loss or cross_entropy
+    return _loss_of(loss, run_batch(task.model, copied), copied, method) * batch.n_points
 
 
 def _loss_of(loss: Loss, output: Any, batch: Batch, method: str) -> Tensor:

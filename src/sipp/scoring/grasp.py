@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.inputs.subject import Subject
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.batches import Batch
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.gradients import batch_loss, twice_differentiable, with_gradients
 from sipp.scoring.places import places
 
 
-def grasp(subject: Subject) -> dict[str, Tensor]:
+def grasp(task: ScoringTask) -> dict[str, Tensor]:
     """The place of w (H g) among those of all weights, the largest last: {parameter name: tensor of its shape}.
 
     g and H are gradient and Hessian, by the prunable weights, of the loss summed over all points. To first order the
@@ -26,16 +26,16 @@ def grasp(subject: Subject) -> dict[str, Tensor]:
     The batches must carry labels, and are all held in memory: g must be known before H g. The paper takes ten points a
     class, and divides the outputs by 200 before the loss, which `loss=` can do.
     """
-    chosen = subject.parameters()
+    chosen = task.parameters()
     parameters = list(chosen.values())
-    batches = list(subject.batches())
-    with with_gradients(subject, parameters), twice_differentiable():
+    batches = list(task.batches())
+    with with_gradients(task, parameters), twice_differentiable():
         gradient = _zeros(parameters)
         for batch in batches:
-            _add(gradient, torch.autograd.grad(_loss(subject, batch), parameters, allow_unused=True))
+            _add(gradient, torch.autograd.grad(_loss(task, batch), parameters, allow_unused=True))
         curved = _zeros(parameters)  # H g
         for batch in batches:
-            _add(curved, _hessian_times(_loss(subject, batch), parameters, gradient))
+            _add(curved, _hessian_times(_loss(task, batch), parameters, gradient))
     kept = [parameter.detach().to(BOUND_DTYPE) * along for parameter, along in zip(parameters, curved)]
     for name, layer in zip(chosen, kept):
         if not bool(torch.isfinite(layer).all()):
@@ -43,8 +43,8 @@ def grasp(subject: Subject) -> dict[str, Tensor]:
     return dict(zip(chosen, places(kept)))
 
 
-def _loss(subject: Subject, batch: Batch) -> Tensor:
-    return batch_loss(subject, batch, "grasp")
+def _loss(task: ScoringTask, batch: Batch) -> Tensor:
+    return batch_loss(task, batch, "grasp")
 
 
 def _hessian_times(

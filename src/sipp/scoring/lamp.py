@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.inputs.subject import Subject
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.numerics import BOUND_DTYPE
 
 
-def lamp(subject: Subject) -> dict[str, Tensor]:
+def lamp(task: ScoringTask) -> dict[str, Tensor]:
     """w_j^2 / sum of w_k^2 over the k of its layer with |w_k| >= |w_j|, {parameter name: tensor of its shape}.
 
     The largest weight of a layer has the score 1, so no layer dies while another has weights to give. Equal magnitudes
     are ordered by position, the first counts as the larger. Zeros score 0.
     """
-    return {name: shares_of(parameter.detach()) for name, parameter in subject.parameters().items()}
+    return {name: shares_of(parameter.detach()) for name, parameter in task.parameters().items()}
 
 
 def shares_of(weight: Tensor) -> Tensor:

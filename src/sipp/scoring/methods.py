@@ -1,6 +1,7 @@
 """THE list of methods: one row each. `prune`, recipes, the command line and the page read it.
 
-To add a method: write its score in a file of this folder, add a row here. Importing this file loads no torch.
+To add a method: write its score in a file of this folder, add a row here; the page gives it a look by itself.
+Importing this file loads no torch.
 """
 
 from __future__ import annotations
@@ -16,36 +17,25 @@ from sipp.records.options import Reduce
 
 Need = Literal["data", "labels"]
 Cut = Literal["global", "layer", "row", "sampled", "hybrid"]
-Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
-Score = Callable[[Any], dict[str, Any]]  # of a Subject, {parameter name: tensor}; this file loads no torch
+Score = Callable[[Any], dict[str, Any]]  # of a ScoringTask, {parameter name: tensor}; this file loads no torch
 
 SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
 BLEND = "blend"  # as a score: sensitivities and magnitudes blended, how is chosen on points kept aside (T20)
 
-
-@dataclass(frozen=True)
-class Style:
-    """The look of one method on the page and in figures."""
-
-    light: str  # colour on a light background, and in print
-    dark: str
-    marker: Marker
-    dash: tuple[int, ...] = ()  # lengths of line and gap; empty: a solid line
-    hollow: bool = False  # markers are outlines, and bars are hatched: a repaired network
+NOTHING: frozenset[Need] = frozenset()
+POINTS: frozenset[Need] = frozenset({"data"})
+LABELS: frozenset[Need] = frozenset({"data", "labels"})
 
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """One method: what it scores by, what it needs, how rows are cut, what is promised, how it looks."""
+    """One method: what it scores by, what it needs, which weights go."""
 
     name: str
-    label: str  # on plots
     about: str  # one line for tables, without |
-    score: str  # "file:function" of this folder, {parameter name: tensor} of a Subject; or SENSITIVITY
-    needs: frozenset[Need]
-    cut: Cut  # which weights go: the smallest of all, the same share of each layer or row, or by sampling
-    promise: str  # the statement about a row it keeps
-    style: Style
+    score: str  # "file:function" of this folder, {parameter name: tensor} of a ScoringTask; or SENSITIVITY, or BLEND
+    needs: frozenset[Need] = NOTHING
+    cut: Cut = "global"  # which weights go: the smallest of all, the same share of each layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
     floor: float | None = None  # under rows and layers, where nothing else is asked for; None: rows may die
 
@@ -67,67 +57,35 @@ class MethodInfo:
         return bool(self.needs)
 
 
-NOTHING: frozenset[Need] = frozenset()
-POINTS: frozenset[Need] = frozenset({"data"})
-LABELS: frozenset[Need] = frozenset({"data", "labels"})
-
 METHODS: tuple[MethodInfo, ...] = (
-    MethodInfo(
-        "sipp-blend", "SiPP-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on points kept aside",
-        BLEND, POINTS, "global", "T17", Style("#090416", "#f6ffac", "circle", (9, 3)), floor=0.1,
-    ),
-    MethodInfo(
-        "sipp-hybrid", "SiPP-hybrid", "per row the better of keeping the most sensitive weights and sampling",
-        SENSITIVITY, POINTS, "hybrid", "T9", Style("#0b5fb0", "#4eacfc", "circle"),
-    ),
-    MethodInfo(
-        "sipp-det", "SiPP-det", "keeps the most sensitive weights",
-        SENSITIVITY, POINTS, "global", "T5", Style("#bc3700", "#ff8a54", "square"),
-    ),
-    MethodInfo(
-        "sipp-rand", "SiPP-rand", "samples weights by sensitivity and re-weights them",
-        SENSITIVITY, POINTS, "sampled", "T6", Style("#00875f", "#2bd19b", "diamond"),
-    ),
-    MethodInfo(
-        "sipp-simple", "SiPP-simple", "keeps the most sensitive weights, with the simple bound's constants",
-        SENSITIVITY, POINTS, "global", "T5", Style("#7e2281", "#cb7cca", "up", (7, 3)),
-    ),
-    MethodInfo(
-        "wt", "WT", "keeps the largest magnitudes (weight thresholding)",
-        "baselines:wt", NOTHING, "global", "T17 with data", Style("#b38704", "#f2d04b", "down", (4, 3)),
-    ),
-    MethodInfo(
-        "snip", "SNIP", "keeps the largest weight x gradient of the loss, in magnitude",
-        "baselines:snip", LABELS, "global", "T17", Style("#389acf", "#b5e3ff", "cross", (2, 3)),
-    ),
-    MethodInfo(
-        "random", "random", "keeps weights at random",
-        "baselines:random", NOTHING, "global", "T17 with data", Style("#565a5c", "#989a9b", "plus", (8, 3, 2, 3)),
-    ),
-    MethodInfo(
-        "lamp", "LAMP", "magnitudes, each relative to the larger ones of its layer",
-        "lamp:lamp", NOTHING, "global", "T17 with data", Style("#700407", "#c7273e", "up", (1, 2)),
-    ),
-    MethodInfo(
-        "wanda", "Wanda", "magnitude times the length of its input, compared within each row",
-        "wanda:wanda", POINTS, "row", "T17", Style("#9621fb", "#534bff", "square", (5, 2, 1, 2)),
-    ),
-    MethodInfo(
-        "synflow", "SynFlow", "keeps the paths of the largest products of magnitudes, found in 100 steps",
-        "synflow:synflow", POINTS, "global", "T17", Style("#2c009b", "#7158b9", "diamond", (6, 2)),
-    ),
-    MethodInfo(
-        "grasp", "GraSP", "keeps the weights that carry most of the gradient's norm",
-        "grasp:grasp", LABELS, "global", "T17", Style("#7f919e", "#3a7087", "down", (1, 3)),
-    ),
-    MethodInfo(
-        "erk", "ERK", "random weights, as many of a layer as the sum of its sizes says",
-        "erk:erk", NOTHING, "global", "T17 with data", Style("#c44ef3", "#da0211", "cross", (6, 3)),
-    ),
-    MethodInfo(
-        "obs", "OBS", "keeps the weights that the others of their row could replace worst, layer by layer",
-        "obs:obs", POINTS, "layer", "T17", Style("#471647", "#bdfc04", "plus", (3, 2)),
-    ),
+    MethodInfo("sipp-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on points kept aside",
+               BLEND, POINTS, floor=0.1),
+    MethodInfo("sipp-hybrid", "per row the better of keeping the most sensitive weights and sampling",
+               SENSITIVITY, POINTS, "hybrid"),
+    MethodInfo("sipp-det", "keeps the most sensitive weights",
+               SENSITIVITY, POINTS),
+    MethodInfo("sipp-rand", "samples weights by sensitivity and re-weights them",
+               SENSITIVITY, POINTS, "sampled"),
+    MethodInfo("sipp-simple", "keeps the most sensitive weights, with the simple bound's constants",
+               SENSITIVITY, POINTS),
+    MethodInfo("wt", "keeps the largest magnitudes (weight thresholding)",
+               "baselines:wt"),
+    MethodInfo("snip", "keeps the largest weight x gradient of the loss, in magnitude",
+               "baselines:snip", LABELS),
+    MethodInfo("random", "keeps weights at random",
+               "baselines:random"),
+    MethodInfo("lamp", "magnitudes, each relative to the larger ones of its layer",
+               "lamp:lamp"),
+    MethodInfo("wanda", "magnitude times the length of its input, compared within each row",
+               "wanda:wanda", POINTS, "row"),
+    MethodInfo("synflow", "keeps the paths of the largest products of magnitudes, found in 100 steps",
+               "synflow:synflow", POINTS),
+    MethodInfo("grasp", "keeps the weights that carry most of the gradient's norm",
+               "grasp:grasp", LABELS),
+    MethodInfo("erk", "random weights, as many of a layer as the sum of its sizes says",
+               "erk:erk"),
+    MethodInfo("obs", "keeps the weights that the others of their row could replace worst, layer by layer",
+               "obs:obs", POINTS, "layer"),
 )  # fmt: skip
 
 NAMES: tuple[str, ...] = tuple(row.name for row in METHODS)

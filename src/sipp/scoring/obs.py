@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sipp.errors import ModelError
 from sipp.inputs.patches import patches_of, split_windows
-from sipp.inputs.subject import Subject, each_use
-from sipp.records.batches import Batch, Use
+from sipp.inputs.scoring_task import ScoringTask, each_use
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.weights import Weight, from_rows, to_rows
 
@@ -21,7 +21,7 @@ Rows = tuple[int, int]  # first row, and the one after the last
 Grams = dict[Rows, Tensor]  # K x K sums of x x^T over the patches x that these rows met
 
 
-def obs(subject: Subject) -> dict[str, Tensor]:
+def obs(task: ScoringTask) -> dict[str, Tensor]:
     """w_j^2 / (2 [H^-1]_jj), H = X X^T + damping of the row's own inputs X: {parameter name: tensor of its shape}.
 
     Half the squared error, over all patches, that the removal of w_j leaves in the outputs of its row when the other
@@ -32,9 +32,9 @@ def obs(subject: Subject) -> dict[str, Tensor]:
     Grams are float64, one K x K for each weight (and group of a convolution, block of a projection) at the same time;
     the patches pass in chunks.
     """
-    grams: dict[str, Grams] = {weight.name: {} for weight in subject.weights}
+    grams: dict[str, Grams] = {weight.name: {} for weight in task.weights}
 
-    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         n_rows = use.n_rows or weight.n_rows - use.row_start
         gram_GKK = _gram(use)
         step = n_rows // len(gram_GKK)
@@ -43,9 +43,9 @@ def obs(subject: Subject) -> dict[str, Tensor]:
             met = grams[weight.name].setdefault((start, start + step), torch.zeros_like(gram_KK))
             met += gram_KK
 
-    each_use(subject, on_use)
+    each_use(task, on_use)
     scores = {}
-    for weight, parameter in zip(subject.weights, subject.parameters().values()):
+    for weight, parameter in zip(task.weights, task.parameters().values()):
         weight_FK = to_rows(weight, parameter.detach()).to(BOUND_DTYPE)
         saliency_FK = weight_FK.square() * _stiffness(weight, grams.pop(weight.name), weight_FK) / 2
         if not bool(torch.isfinite(saliency_FK).all()):
@@ -54,7 +54,7 @@ def obs(subject: Subject) -> dict[str, Tensor]:
     return scores
 
 
-def _gram(use: Use) -> Tensor:
+def _gram(use: WeightUse) -> Tensor:
     """The sum over all patches of x x^T, G x K x K, in pieces of bounded size."""
     windows = use.windows
     n_groups, fan_in = windows.shape[1], windows.shape[2 + use.n_position_dims :].numel()

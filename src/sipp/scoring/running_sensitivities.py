@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.patches import Values, patches_of, split_windows, to_score_dtype, values_of
-from sipp.records.batches import Batch, Use
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory, row_scales
 from sipp.records.options import Reduce
 from sipp.records.scores import LayerScores
@@ -59,7 +59,7 @@ class RunningSensitivities:
         self.counts_BF: Tensor | None = None  # patches of each point for each row, where `sums_TBFK` waits for more
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
 
-    def add(self, use: Use, batch: Batch, n_uses: int, n_first: int | None = None) -> None:
+    def add(self, use: WeightUse, batch: Batch, n_uses: int, n_first: int | None = None) -> None:
         """Takes one use into account. `n_uses` is how many a pass makes of the weight, for `mean`: several wait.
 
         The points from `n_first` on belong to S2 and are kept apart from the others (T19).
@@ -133,7 +133,7 @@ class RunningSensitivities:
             apart_FK=self.apart[0] if self.apart is not None else None,
         )
 
-    def _count(self, use: Use, rows: slice, batch: Batch) -> None:
+    def _count(self, use: WeightUse, rows: slice, batch: Batch) -> None:
         """Notes how many patches each point brings. A use that hides its points counts in full for every point."""
         if self.outputs_B is None:
             self.outputs_B = torch.zeros(batch.n_points, dtype=torch.int64, device="cpu")
@@ -141,7 +141,7 @@ class RunningSensitivities:
         self.norms.is_attributed &= use.attributed
         self.outputs_B += _counts(use).to(self.outputs_B) * (rows.stop - rows.start)
 
-    def _add_max(self, use: Use, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
+    def _add_max(self, use: WeightUse, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
         """Takes the largest ratios of these points into the running maximum."""
         if self.kernel.FUSED and not is_wide:
             self._add_fused(use, rows, points, values)
@@ -159,7 +159,7 @@ class RunningSensitivities:
 
         self._piecewise(part, rows, take)
 
-    def _add_fused(self, use: Use, rows: slice, points: slice, values: Values) -> None:
+    def _add_fused(self, use: WeightUse, rows: slice, points: slice, values: Values) -> None:
         """Takes these points in by a kernel that does all of it in one go; halves of them where memory is short."""
         part = _part(use, points)
         if not self._attempt(part, rows, partial(self._fused, part, rows, points, values)):
@@ -168,7 +168,7 @@ class RunningSensitivities:
                 if half.start < half.stop:
                     self._add_fused(use, rows, half, values)
 
-    def _fused(self, use: Use, rows: slice, points: slice, values: Values) -> None:
+    def _fused(self, use: WeightUse, rows: slice, points: slice, values: Values) -> None:
         """One call of the kernel, for a use of these points alone."""
         scale_B, applied_B, windows = values.scale_B[points], values.scale_B[points], use.windows
         if windows.dtype != SCORE_DTYPE:
@@ -194,7 +194,7 @@ class RunningSensitivities:
         best_FK = (best_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
         torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
 
-    def _add_mean(self, use: Use, rows: slice, values: Values, batch: Batch, n_uses: int) -> None:
+    def _add_mean(self, use: WeightUse, rows: slice, values: Values, batch: Batch, n_uses: int) -> None:
         """Adds one use to the sums over patches, a block of points at a time."""
         if not self.norms.is_attributed:
             raise DataError(
@@ -220,7 +220,7 @@ class RunningSensitivities:
                 if self._attempt(use, rows, partial(self._mean_block, use, rows, points, values, is_wide)):
                     start = points.stop
 
-    def _mean_block(self, use: Use, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
+    def _mean_block(self, use: WeightUse, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
         """Adds the ratios of these points; nothing is taken before all of it is known."""
         part = replace(use, windows=use.windows[points])
         kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
@@ -246,7 +246,7 @@ class RunningSensitivities:
         best_FK = means_BFK.amax(0).clamp_(max=1)
         torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
 
-    def _runs(self, use: Use, rows: slice, values: Values) -> Iterator[tuple[slice, bool]]:
+    def _runs(self, use: WeightUse, rows: slice, values: Values) -> Iterator[tuple[slice, bool]]:
         """Stretches of points that have anything to say, and whether they need float64 because float32 might underflow.
 
         A point without activations has no ratio but 0/0 := 0, and Z = 0.
@@ -273,7 +273,7 @@ class RunningSensitivities:
                 yield slice(start, stop), kind
             start = stop
 
-    def _underflows(self, use: Use, rows: slice, point: int, scale: float) -> bool:
+    def _underflows(self, use: WeightUse, rows: slice, point: int, scale: float) -> bool:
         """Whether float32 loses an activation of this point, or its product with a weight of the same column.
 
         A fused kernel divides each patch by its sum before anything is multiplied; others do not.
@@ -302,13 +302,13 @@ class RunningSensitivities:
     def _scaled_rows(self, rows: slice) -> Tensor:
         return self.rows_FK[rows].to(BOUND_DTYPE) * self.scale_F[rows, None]
 
-    def _piece_sizes(self, use: Use, rows: slice) -> dict[str, int]:
+    def _piece_sizes(self, use: WeightUse, rows: slice) -> dict[str, int]:
         """How the windows of a use are cut: patches, a signed part of them, and seven lines for each row."""
         n_rows_per_group = (rows.stop - rows.start) // use.windows.shape[1]
         per_patch = FLOAT_BYTES * use.windows.shape[1] * (2 * self.weight.fan_in + 7 * n_rows_per_group)
         return {"bytes_per_patch": per_patch, "chunk_bytes": self.chunk_bytes}
 
-    def _piecewise(self, use: Use, rows: slice, take: Callable[[slice, Tensor], None]) -> None:
+    def _piecewise(self, use: WeightUse, rows: slice, take: Callable[[slice, Tensor], None]) -> None:
         """Calls `take` for pieces that fit the memory; a piece that does not is cut further, the others follow."""
         for points, windows in split_windows(use, **self._piece_sizes(use, rows)):
             if not self._attempt(use, rows, partial(take, points, windows)):
@@ -318,7 +318,7 @@ class RunningSensitivities:
 
                 self._piecewise(replace(use, windows=windows), rows, take_within)
 
-    def _attempt(self, use: Use, rows: slice, work: Callable[[], None]) -> bool:
+    def _attempt(self, use: WeightUse, rows: slice, work: Callable[[], None]) -> bool:
         """Whether `work` ran; if memory did not suffice, chunk_bytes is half of what it was, or an error is raised."""
         try:
             work()
@@ -338,7 +338,7 @@ class RunningSensitivities:
         return False
 
 
-def _are_extreme(use: Use, scale_B: Tensor) -> Tensor:
+def _are_extreme(use: WeightUse, scale_B: Tensor) -> Tensor:
     """Whether the scale of a point is no ordinary number of float32, so that to scale in float32 would lose it."""
     is_ordinary_B = (scale_B >= SMALLEST_NORMAL) & (scale_B <= 1 / SMALLEST_NORMAL)
     return torch.zeros_like(is_ordinary_B) if use.windows.dtype == BOUND_DTYPE else ~is_ordinary_B
@@ -352,19 +352,19 @@ def _sides(points: slice, n_first: int | None) -> Iterator[tuple[slice, bool]]:
             yield part, is_apart
 
 
-def _n_patches(use: Use) -> int:
+def _n_patches(use: WeightUse) -> int:
     """How many patches the windows show of each point."""
     return use.windows.shape[2 : 2 + use.n_position_dims].numel()
 
 
-def _counts(use: Use) -> Tensor:
+def _counts(use: WeightUse) -> Tensor:
     """How many patches each point has."""
     if use.counts_B is not None:
         return use.counts_B
     return torch.full((len(use.windows),), _n_patches(use), dtype=torch.int64, device="cpu")
 
 
-def _part(use: Use, points: slice) -> Use:
+def _part(use: WeightUse, points: slice) -> WeightUse:
     """The use of some of its points."""
     counts_B = None if use.counts_B is None else use.counts_B[points]
     return replace(use, windows=use.windows[points], counts_B=counts_B)

@@ -13,11 +13,9 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from sipp.errors import DataError
-from sipp.inputs.apart import hold_back
-from sipp.inputs.batches import FEWEST_POINTS, Data, count_points, fresh, points_at
+from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import (
     Forms,
     OnUse,
@@ -29,11 +27,12 @@ from sipp.inputs.capture import (
     runner,
     scoring_mode,
 )
+from sipp.inputs.data import FEWEST_POINTS, AnyData, split_last
 from sipp.inputs.independence import ORDER, Alone, allowed_between, is_same_alone, why_dependent
-from sipp.inputs.pointkeys import batch_key, draw_keys_of
-from sipp.inputs.subject import Subject, subject_of
+from sipp.inputs.point_keys import batch_key, draw_keys_of
+from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
-from sipp.records.batches import Batch, Use
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_choice, check_flag
 from sipp.records.numerics import device_of, exact_matmul
 from sipp.records.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring, Selector
@@ -51,7 +50,7 @@ AUTO_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 @torch.inference_mode(False)
 def sensitivity(
     model: nn.Module,
-    data: Data,
+    data: AnyData,
     *,
     reduce: Reduce = "max",
     include: Selector | None = None,
@@ -74,11 +73,11 @@ def sensitivity(
         {'0.weight': (3, 4), '2.weight': (2, 3)}
     """
     check_flag("progress", progress)
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    chosen = resolve_points(subject, delta)
-    with progress_bar("scoring", chosen.n_points or count_points(data), shown=progress) as advance:
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    chosen = resolve_points(task, delta)
+    with progress_bar("scoring", chosen.points.n_known, shown=progress) as advance:
         scores = score(chosen, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
-    parameters = subject.parameters()
+    parameters = task.parameters()
     return {
         layer.weight.name: from_rows(layer.weight, layer.sensitivity_FK, parameters[layer.weight.name])
         for layer in scores.layers
@@ -86,7 +85,7 @@ def sensitivity(
 
 
 def score(
-    subject: Subject,
+    task: ScoringTask,
     *,
     reduce: Reduce = "max",
     on_batch: Callable[[Batch], None] | None = None,
@@ -94,23 +93,23 @@ def score(
     splits: bool = False,
     with_means: bool = False,
 ) -> Scores:
-    """The scores of all weights of a subject over the calibration points (T3), with the norms of T11 and T12.
+    """The scores of all weights of a task over the calibration points (T3), with the norms of T11 and T12.
 
     `checked` holds the forms of batches whose layers were checked in earlier calls (see `runner`), and grows.
     With `splits` the last points are S2 of T19, and their maxima are kept apart from those of S1 too. `with_means` adds
     the means over patches to the maxima, in the same pass (T20); without where points cannot be told apart.
     """
     check_choice("reduce", reduce, get_args(Reduce))
-    model, norm_stats = subject.model, subject.scoring.norm_stats
+    model, norm_stats = task.model, task.scoring.norm_stats
     is_batch_dependent = depends_on_batch(model, norm_stats)
     splits = splits and reduce == "max" and not is_batch_dependent
     looks = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
     both = with_means and reduce == "max"
-    seen = _Seen(_running(subject, reduce), _running(subject, "mean") if both else {})
+    seen = _Seen(_running(task, reduce), _running(task, "mean") if both else {})
     dependence = ""
     forms = {} if checked is None else checked
-    run = runner(model, subject.sites, norm_stats, forms)
-    for batch, n_first, known in _probed_batches(subject, forms, splits, waits=both or reduce == "mean"):
+    run = runner(model, task.layers, norm_stats, forms)
+    for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
         found = draw_keys_of(batch)
         seen.keys |= {batch_key(found)} if is_batch_dependent else set(found[:n_first])
         seen.apart |= set(found[n_first:])
@@ -150,7 +149,7 @@ class _Seen:
     def consumer(self, n_uses: dict[str, int], n_first: int) -> OnUse:
         """What takes the uses of one batch in, whose points from `n_first` on belong to S2."""
 
-        def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+        def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             mine = self.running[weight.name]
             if mine.order is None:
                 mine.order = sum(other.order is not None for other in self.running.values())
@@ -181,26 +180,26 @@ class _Seen:
         self.largest_batch = max(self.largest_batch, batch.n_points)
 
 
-def _running(subject: Subject, reduce: Reduce) -> dict[str, RunningSensitivities]:
+def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivities]:
     """The running state of every weight, empty."""
-    device = device_of(subject.model)
-    kernel, n_bytes = kernels.pick(subject.scoring.kernel, device), chunk_of(subject.scoring.chunk_bytes, device)
-    return {
-        weight.name: RunningSensitivities(weight, subject.model, kernel, reduce, n_bytes) for weight in subject.weights
-    }
+    device = device_of(task.model)
+    kernel, n_bytes = kernels.pick(task.scoring.kernel, device), chunk_of(task.scoring.chunk_bytes, device)
+    return {weight.name: RunningSensitivities(weight, task.model, kernel, reduce, n_bytes) for weight in task.weights}
 
 
-def _probed_batches(subject: Subject, forms: Forms, splits: bool, *, waits: bool) -> Iterator[tuple[Batch, int, Probe]]:
+def _probed_batches(
+    task: ScoringTask, forms: Forms, splits: bool, *, waits: bool
+) -> Iterator[tuple[Batch, int, Probe]]:
     """The batches, how many points of each belong to S1 (T19; all, unless S is split), and what is known of them.
 
     A mean over a point's patches ends with its last use. With `waits`, where a weight has several, the sums wait for it
     for all points of a batch, so batches that are ours to make are made small.
     """
-    model, norm_stats = subject.model, subject.scoring.norm_stats
-    batches = subject.batches()
-    for batch, n_first in hold_back(batches) if splits else ((batch, batch.n_points) for batch in batches):
-        known = probe(model, subject.sites, batch, norm_stats, forms)
-        is_ours = isinstance(subject.data, Tensor | TensorDataset)
+    model, norm_stats = task.model, task.scoring.norm_stats
+    batches = task.batches()
+    for batch, n_first in split_last(batches) if splits else ((batch, batch.n_points) for batch in batches):
+        known = probe(model, task.layers, batch, norm_stats, forms)
+        is_ours = task.points.has_cheap_points
         if not (waits and is_ours and max(known.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
             yield batch, n_first, known
             continue

@@ -15,7 +15,7 @@ from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import run_batch
 from sipp.inputs.independence import tensors_in
 from sipp.inputs.restore import copy_of
-from sipp.inputs.subject import Subject
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.batches import Batch
 from sipp.records.numerics import BOUND_DTYPE, integers
 from sipp.scoring.gradients import with_gradients
@@ -24,7 +24,7 @@ from sipp.scoring.places import places
 STEPS = 100
 
 
-def synflow(subject: Subject) -> dict[str, Tensor]:
+def synflow(task: ScoringTask) -> dict[str, Tensor]:
     """When a weight goes, and after which others of its step: {parameter name: tensor of its shape}.
 
     A copy in float64 has the absolute values of all parameters and is given ones; R is the sum of its outputs, and the
@@ -35,15 +35,15 @@ def synflow(subject: Subject) -> dict[str, Tensor]:
     The data is looked at for the shape of one point: floating-point inputs become ones, tokens and masks stay. Norms
     have their running statistics, whatever `norm_stats` says: one point of ones has none of its own.
     """
-    scoring = replace(subject.scoring, norm_stats="running")
-    positive = replace(subject, model=copy_of(subject.model).to(BOUND_DTYPE), scoring=scoring)
+    scoring = replace(task.scoring, norm_stats="running")
+    positive = replace(task, model=copy_of(task.model).to(BOUND_DTYPE), scoring=scoring)
     with torch.no_grad():
         for parameter in positive.model.parameters():
             parameter.abs_()
     chosen = positive.parameters()
     parameters = list(chosen.values())
     with with_gradients(positive, parameters):
-        score = _removed_in_steps(positive.model, parameters, _ones(subject))
+        score = _removed_in_steps(positive.model, parameters, _ones(task))
     parts = score.split([parameter.numel() for parameter in parameters])
     return {name: part.view(parameter.shape) for (name, parameter), part in zip(chosen.items(), parts)}
 
@@ -84,9 +84,9 @@ def _flow(model: nn.Module, parameters: Sequence[nn.Parameter], batch: Batch) ->
     return flow
 
 
-def _ones(subject: Subject) -> Batch:
+def _ones(task: ScoringTask) -> Batch:
     """One point of the data with ones for its numbers."""
-    batch = next(iter(subject.batches()), None)
+    batch = next(iter(task.batches()), None)
     if batch is None:
         raise DataError("there is no point whose shape synflow could take", fix="give at least one")
     point = points_at(batch, slice(0, 1))

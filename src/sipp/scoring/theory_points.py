@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch import nn
 
 from sipp.errors import DataError
+from sipp.inputs.batches import as_given
 from sipp.inputs.capture import capture
-from sipp.inputs.subject import Subject, subject_of
-from sipp.records.batches import Batch, Use
+from sipp.inputs.scoring_task import ScoringTask, task_of
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_number, check_record, check_share
 from sipp.records.options import DEFAULT_METHOD, DELTA, Constants, Method, Selector
 from sipp.records.weights import Weight
@@ -51,22 +50,22 @@ def sample_size(
     """
     check_record("constants", constants, Constants)
     return _points_for(
-        subject_of(model, [example], include=include, exclude=exclude), delta, method_of(method).name, constants
+        task_of(model, [example], include=include, exclude=exclude), delta, method_of(method).name, constants
     )
 
 
-def _points_for(subject: Subject, delta: float, method: Method, constants: Constants) -> int:
-    """n of T4, with eta and rho read off the subject's data, one batch."""
+def _points_for(task: ScoringTask, delta: float, method: Method, constants: Constants) -> int:
+    """n of T4, with eta and rho read off the task's data, one batch."""
     outputs: dict[str, int] = {}
     fan_ins: list[int] = []
 
-    def on_use(weight: Weight, use: Use, batch: Batch) -> None:
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         per_point = use.windows.shape[2 : 2 + use.n_position_dims].numel()
         most = per_point if use.counts_B is None else int(use.counts_B.max())
         outputs[weight.name] = outputs.get(weight.name, 0) + most * (use.n_rows or weight.n_rows - use.row_start)
         fan_ins.append(weight.fan_in)
 
-    capture(subject.model, subject.sites, subject.batches(), on_use=on_use, on_output=lambda output, batch: None)
+    capture(task.model, task.layers, task.batches(), on_use=on_use, on_output=lambda output, batch: None)
     if not fan_ins:
         raise DataError(
             "the example brings no patch to any prunable weight", fix="give a batch of at least one whole point"
@@ -83,22 +82,11 @@ def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor:
 
 
 def resolve_points(
-    subject: Subject, delta: float, *, method: Method = DEFAULT_METHOD, constants: Constants = Constants()
-) -> Subject:
-    """The subject with "theory" as a number of points, for which its first batch is looked at and not lost."""
-    data = subject.data
-    if subject.scoring.n_points != "theory" or data is None:
-        return subject
-    example: Any
-    if isinstance(data, Tensor):
-        example = data[:1]
-    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        example = default_collate([data[0]])
-    else:
-        batches = iter(data)
-        example = next(batches, None)
-        if example is None:
-            raise DataError("the data holds no batch: at least one batch with one point is needed")
-        if hasattr(data, "__next__"):  # anything else begins anew
-            data = itertools.chain([example], batches)
-    return subject.with_points(_points_for(subject.with_points(None, [example]), delta, method, constants), data)
+    task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, constants: Constants = Constants()
+) -> ScoringTask:
+    """The task with "theory" as a number of points, for which its first batch is looked at and not lost."""
+    if task.scoring.n_points != "theory" or task.data is None:
+        return task
+    first, data = task.data.first_batch(batch_size=1)
+    example = task.with_points(None, [as_given(first)])
+    return task.with_points(_points_for(example, delta, method, constants), data)

@@ -9,13 +9,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.same_architecture import check_same_architecture, first_batch
+from sipp.bounds.same_architecture import check_same_architecture
 from sipp.bounds.statements import statements_of
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.batches import Data
+from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.layers import unwrap
 from sipp.inputs.restore import copy_of
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut_as_given
 from sipp.pruning.ranking import rank
 from sipp.records.checking import check_choice, check_record
@@ -29,14 +29,14 @@ from sipp.verbs.recording import pruned_of
 def assess(
     dense: nn.Module,
     pruned: nn.Module | Mapping[str, Tensor],
-    data: Data,
+    data: AnyData,
     *,
     delta: float = DELTA,
     confidence: float = CONFIDENCE,
     include: Selector | None = None,
     exclude: Selector | None = None,
     bound: Mode = "paper",
-    holdout: Data | None = None,
+    holdout: AnyData | None = None,
     seed: int = 0,
     scoring: Scoring = Scoring(),
     constants: Constants = Constants(),
@@ -65,15 +65,15 @@ def assess(
         given = _with_masks(dense, pruned)
     else:
         given = unwrap(pruned)
-        batch, data = first_batch(data, device_of(dense), seed)
+        batch, data = data_of(data, device=device_of(dense), seed=seed).first_batch()
         check_same_architecture(dense, given, batch, scoring.norm_stats)
     choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
     # sipp-det: its scores are the sensitivities
     options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
-    ranking = rank(subject_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
+    ranking = rank(task_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
     ranking = replace(ranking, method="given")
     found = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
-    said = statements_of(ranking, found, subject_of(dense, **choice), mode=bound, new_points=holdout)
+    said = statements_of(ranking, found, task_of(dense, **choice), mode=bound, new_points=holdout)
     return pruned_of(ranking, found, said)
 
 

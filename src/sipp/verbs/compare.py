@@ -18,14 +18,14 @@ from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import ledger_lines
 from sipp.certificates.running import Output
 from sipp.errors import DataError, DeadRowsWarning, OptionError
-from sipp.inputs.apart import as_given
-from sipp.inputs.batches import Data, batches_of, fresh, points_at
+from sipp.inputs.batches import as_given, points_at
+from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.labels import Truth, cross_entropy, truth_of, why_not_measured
-from sipp.inputs.pointkeys import draw_keys_of
-from sipp.inputs.subject import Subject, subject_of
+from sipp.inputs.point_keys import draw_keys_of
+from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
-from sipp.pruning.ranking import rank, take_aside
+from sipp.pruning.ranking import rank, set_points_aside
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_seed
 from sipp.records.comparison import Compared, Comparison
@@ -44,12 +44,12 @@ LABELLED: tuple[Method, ...] = ("snip",)  # besides, where the data has labels
 @torch.inference_mode(False)
 def compare(
     model: nn.Module,
-    data: Data,
+    data: AnyData,
     *,
     keeps: Sequence[float] = KEEPS,
     methods: Sequence[Method] | None = None,
     repair: bool = False,
-    holdout: Data | None = None,
+    holdout: AnyData | None = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
@@ -77,16 +77,16 @@ def compare(
     check_flag("progress", progress)
     _check_ledger(ledger, holdout)
     scoring = _with_loss_of(scoring, output)
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
-    n_weights = sum(weight.n_weights for weight in subject.weights)
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
+    n_weights = sum(weight.n_weights for weight in task.weights)
     n_kept = [budget_of(keep, n_weights) for keep in _listed("keeps", keeps)]  # which refuses what is no share
     budgets = dict(zip(map(float, keeps), n_kept))
     asked = None if methods is None else [method_of(name).name for name in _listed("methods", methods)]
-    points = _points(subject, holdout)
+    points = _points(task, holdout)
     names = dict.fromkeys(asked or _usual(points))
-    judged = subject.with_points(None, points.chosen)
-    dense = _Judge(subject.model, points, output)
-    baseline = dense.judge(subject.model, checks=holdout is not None, ledger=ledger)
+    judged = task.with_points(None, points.chosen)
+    dense = _Judge(task.model, points, output)
+    baseline = dense.judge(task.model, checks=holdout is not None, ledger=ledger)
     if baseline.why_no_accuracy:
         warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=2)
     rows: list[Compared] = []
@@ -99,11 +99,11 @@ def compare(
                 if repair:
                     rows.append(_row(name, found, keep, dense.judge(_repaired(judged, found)), is_repaired=True))
                 advance(1)
-    n_chosen = sum(batch.n_points for batch in batches_of(points.chosen))
+    n_chosen = sum(batch.n_points for batch in points.chosen.batches())
     return Comparison(tuple(rows), n_weights, n_chosen, baseline.n_points, holdout is None, baseline.accuracy)
 
 
-def _repaired(judged: Subject, found: Cut) -> nn.Module:
+def _repaired(judged: ScoringTask, found: Cut) -> nn.Module:
     """The network as `sipp.repair` leaves it, with the points that chose its mask."""
     assert judged.data is not None
     chunk_bytes = judged.scoring.chunk_bytes
@@ -115,8 +115,8 @@ def _repaired(judged: Subject, found: Cut) -> nn.Module:
 class _Points:
     """Batches of points that choose weights, and of points that judge them."""
 
-    chosen: list[Any]
-    judging: list[Any]
+    chosen: Data
+    judging: Data
 
 
 @dataclass(frozen=True)
@@ -186,37 +186,32 @@ def _measure(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
     return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
 
 
-def _points(subject: Subject, holdout: Data | None) -> _Points:
+def _points(task: ScoringTask, holdout: AnyData | None) -> _Points:
     """The points of data and holdout, or of the data alone, with its last quarter kept aside."""
-    if subject.data is None:
-        raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
     if holdout is None:
-        subject, aside = take_aside(subject, PruneOptions())
-        if not aside:
+        task, aside = set_points_aside(task, PruneOptions())
+        if aside.is_empty:
             raise DataError("there are too few points to keep some aside", fix="give at least 4, or a holdout")
-        chosen: Any = subject.data
-        judging = _not_among(chosen, aside)
-        if not judging:
+        judging = _not_among(task.points, aside)
+        if judging.is_empty:
             raise DataError("all points kept aside are copies of others", fix="give different points, or a holdout")
-        return _Points(chosen, judging)
-    subject = resolve_points(subject, DELTA, method=DEFAULT_METHOD, constants=Constants())
-    chosen = [as_given(fresh(batch)) for batch in subject.batches()]
-    held = batches_of(holdout, device=device_of(subject.model), role="holdout")
-    return _Points(chosen, [as_given(fresh(batch)) for batch in held])
+        return _Points(task.points, judging)
+    task = resolve_points(task, DELTA, method=DEFAULT_METHOD, constants=Constants())
+    held = data_of(holdout, device=device_of(task.model), role="holdout")
+    return _Points(task.points.in_memory(), held.in_memory())
 
 
-def _not_among(chosen: Any, aside: Any) -> list[Any]:
-    """The batches kept aside, without copies of points that choose."""
-    choosing = {key for batch in batches_of(chosen) for key in draw_keys_of(batch)}
-    found = []
-    for batch in batches_of(aside):
+def _not_among(chosen: Data, aside: Data) -> Data:
+    """The points kept aside, without copies of points that choose."""
+    choosing, found = chosen.keys(), []
+    for batch in aside.batches():
         at = [i for i, key in enumerate(draw_keys_of(batch)) if key not in choosing]
         if at:
             found.append(as_given(points_at(batch, torch.tensor(at, dtype=torch.int64, device="cpu"))))
-    return found
+    return replace(aside, given=found, role="holdout")
 
 
-def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: Data | None) -> None:
+def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None) -> None:
     """Refuses a ledger that cannot be read, and one for points that are no holdout."""
     if ledger is not None and holdout is None:
         raise OptionError("ledger records looks at a holdout, and there is none", fix="give a holdout", option="ledger")
@@ -226,7 +221,7 @@ def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: Data | None) -
 
 def _usual(points: _Points) -> tuple[Method, ...]:
     """The usual methods; with class numbers as labels those that need them too."""
-    batches = list(batches_of(points.chosen))
+    batches = list(points.chosen.batches())
     labelled = all(truth_of(batch.labels, batch.n_points).classes_n is not None for batch in batches)
     return USUAL + (LABELLED if labelled else ())
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.batches import Data
+from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.restore import check_can_be_written
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.progress import progress_line
 from sipp.pruning.averages import (
     Average,
@@ -87,7 +87,7 @@ def budget_at(t: float, n_weights: int, last: int) -> int:
 def gradual(
     model: nn.Module,
     train_step: Callable[[int], object],
-    data: Data | None,
+    data: AnyData | None,
     *,
     keep: float,
     steps: int,
@@ -136,8 +136,8 @@ def gradual(
             _train(train_step, step, watched)
             if step + 1 not in times:
                 continue
-            subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-            masks = _cut(rank(subject, options), masks, budget_at(times[step + 1], n_weights, last), seed)
+            task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+            masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
             watched = watched if path else unnamed(model, average)  # a copy that is made later holds by itself
             hold(model, masks, optimizer=optimizer)
             hold_all(averages, masks)
@@ -189,7 +189,7 @@ def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> 
     return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
 
 
-def _checked_course(train_step: object, data: Data | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
+def _checked_course(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
     """The number of steps and of cuts."""
     check_flag("progress", progress)
     if not callable(train_step):
@@ -200,7 +200,7 @@ def _checked_course(train_step: object, data: Data | None, steps: int, cuts: int
         check_whole("steps", steps, least=1, most=MOST_STEPS),
         check_whole("cuts", cuts, least=1, most=MOST_CUTS),
     )
-    if hasattr(data, "__next__"):
+    if data is not None and not data_of(data).can_be_read_again:
         raise OptionError("data is read once a cut", fix="give a list, a loader or a tensor", option="data")
     return n_steps, n_cuts
 
@@ -209,7 +209,7 @@ def _checked_model(
     model: nn.Module, keep: float, include: Selector | None, exclude: Selector | None, scoring: Scoring
 ) -> tuple[int, int]:
     """The number of prunable weights, and of those that are left at the end; refuses a model whose masks are held."""
-    weights = subject_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
+    weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
     check_can_be_written(model)
     if masks_of(model):
         raise ModelError("masks of the model are held, and would be released at the end", fix="release(model) first")

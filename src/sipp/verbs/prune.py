@@ -10,12 +10,13 @@ from torch import nn
 from sipp.bounds.assumption import check_assumption_of
 from sipp.bounds.statements import statements_of
 from sipp.errors import OptionError
-from sipp.inputs.batches import Data
-from sipp.inputs.subject import subject_of
+from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given
 from sipp.pruning.moved import output_moved
-from sipp.pruning.ranking import checked_method, rank, take_aside
+from sipp.pruning.ranking import checked_method, rank, set_points_aside
+from sipp.records.numerics import device_of
 from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -38,7 +39,7 @@ from sipp.verbs.recording import pruned_of
 
 def prune(
     model: nn.Module,
-    data: Data | None,
+    data: AnyData | None,
     *,
     keep: float | None = None,
     budget: int | None = None,
@@ -53,7 +54,7 @@ def prune(
     include: Selector | None = None,
     exclude: Selector | None = None,
     bound: Mode = "paper",
-    holdout: Data | None = None,
+    holdout: AnyData | None = None,
     looks_at_assumption: bool = False,
     statements: bool = True,
     repair: bool = False,
@@ -87,54 +88,63 @@ def prune(
 
 @torch.inference_mode(False)
 def prune_with(
-    model: nn.Module, data: Data | None, options: PruneOptions, *, holdout: Data | None = None, progress: bool = True
+    model: nn.Module,
+    data: AnyData | None,
+    options: PruneOptions,
+    *,
+    holdout: AnyData | None = None,
+    progress: bool = True,
 ) -> Pruned:
     """The same with its options in one record, as recipes and the command line fill it."""
-    _check_reading(options, data, holdout)
     info = checked_method(options)
-    subject = subject_of(
+    task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
-    n_kept, new_points = budget_for(options, subject.weights), holdout
-    if options.bound == "sound" and data is not None and holdout is None:
-        subject, new_points = take_aside(subject, options)
-    ranking = rank(subject, options, progress=progress, statements=options.statements or info.is_scored)
+    held = _checked_holdout(task, options, holdout)
+    n_kept, new_points = budget_for(options, task.weights), held
+    if options.bound == "sound" and data is not None and held is None:
+        task, new_points = set_points_aside(task, options)
+    ranking = rank(task, options, progress=progress, statements=options.statements or info.is_scored)
     with progress_bar("cutting", None, shown=progress):  # a blend is chosen here, among several cuts
         found, repaired = cut(ranking, n_kept, seed=options.seed), None
-        moved = output_moved(ranking, found, subject)
-    if options.repair and subject.data is not None:  # never on the new points: what chooses values cannot judge them
-        found, repaired = repaired_cut(ranking, found, subject.data, progress=progress)
-    said = statements_of(ranking, found, subject, mode=options.bound, new_points=new_points)
+        moved = output_moved(ranking, found, task)
+    if options.repair and task.data is not None:  # never on the new points: what chooses values cannot judge them
+        found, repaired = repaired_cut(ranking, found, task.data, progress=progress)
+    said = statements_of(ranking, found, task, mode=options.bound, new_points=new_points)
     assumption = None
     if options.looks_at_assumption and data is not None and ranking.scores is not None:
-        scored = subject.with_points(ranking.scores.n_points, subject.data)
-        assumption = check_assumption_of(scored, holdout, options.constants, progress=progress)
+        scored = task.with_points(ranking.scores.n_points, task.data)
+        assumption = check_assumption_of(scored, held, options.constants, progress=progress)
     return pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
 
 
-def repaired_cut(ranking: Ranking, found: Cut, data: Data, *, progress: bool = False) -> tuple[Cut, Repaired]:
+def repaired_cut(ranking: Ranking, found: Cut, data: AnyData, *, progress: bool = False) -> tuple[Cut, Repaired]:
     """The same cut with its kept weights refitted, and what the repair did."""
     fixed = repair_network(ranking.model, found.model, found.masks, data, seed=found.seed, progress=progress)
     given = cut_as_given(ranking, fixed.model, found.masks, seed=found.seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed
 
 
-def _check_reading(options: PruneOptions, data: Data | None, holdout: Data | None) -> None:
-    """Refuses what cannot be read as often as it must be, and what would serve nothing."""
-    if not options.statements and holdout is not None:
+def _checked_holdout(task: ScoringTask, options: PruneOptions, holdout: AnyData | None) -> Data | None:
+    """The holdout; refuses what cannot be read as often as it must be, and what would serve nothing."""
+    data = task.data
+    held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
+    if not options.statements and held is not None:
         raise OptionError(
             "holdout, bound='sound' and looks_at_assumption serve statements, and statements=False asks for none",
             fix="leave out one or the other",
         )
-    if options.repair and (data is None or hasattr(data, "__next__")):
+    if options.repair and (data is None or not data.can_be_read_again):
         raise OptionError(
             "repair=True refits on the data, after it was scored", fix="give a list, a loader or a tensor"
         )
-    if (options.bound == "sound" or options.looks_at_assumption) and hasattr(data, "__next__"):
+    reads_twice = options.bound == "sound" or options.looks_at_assumption
+    if reads_twice and data is not None and not data.can_be_read_again:
         raise OptionError(
             "bound='sound' and looks_at_assumption read the data twice", fix="give a list, a loader or a tensor"
         )
-    if holdout is not None and data is None:
+    if held is not None and data is None:
         raise OptionError("holdout serves statements about points, and there is no data", fix="give both, or neither")
-    if options.looks_at_assumption and hasattr(holdout, "__next__"):
+    if options.looks_at_assumption and held is not None and not held.can_be_read_again:
         raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")
+    return held

@@ -26,8 +26,7 @@ from sipp.certificates.evidence import (
     Survey,
     changed,
     follows_positions,
-    holdout_batches,
-    known_points,
+    held_out,
     read_again,
     refuse_dependent,
     survey,
@@ -37,11 +36,11 @@ from sipp.certificates.ledger import WALK, ledger_lines, record_use
 from sipp.certificates.measures import outcome_counts, outcomes_of, point_ratios
 from sipp.certificates.running import Output, check_model, run_model
 from sipp.errors import DataError, DeadRowsWarning, ModelError, OptionError
-from sipp.inputs.batches import Data
 from sipp.inputs.capture import scoring_mode
-from sipp.inputs.pointkeys import keys_of, sketch_of
+from sipp.inputs.data import AnyData, data_of
+from sipp.inputs.point_keys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import checked_method, rank
@@ -75,7 +74,7 @@ def default_levels() -> tuple[float, ...]:
 @torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
-    data: Data,
+    data: AnyData,
     holdout: Any,
     *,
     epsilon: float | None = None,
@@ -113,10 +112,10 @@ def prune_to(
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
     grid = _checked_levels(levels)
     _check_inputs(model, holdout, ledger)
-    calibration = data if iter_is_new(data) else None
+    calibration = data if data_of(data).can_be_read_again else None
     seen, points = _surveyed(calibration, holdout)
-    subject = subject_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    ranking = rank(subject, options, progress=progress)
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    ranking = rank(task, options, progress=progress)
     walker = _Walker(ranking, output, seed, len(grid), claim, _repair_data(repair, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
     if claim.n_needed > points.n:
@@ -146,16 +145,15 @@ def _certified(
     return certify_accuracy(dense, pruned, holdout, **options)
 
 
-def _surveyed(calibration: Data | None, holdout: Any) -> tuple[Survey | None, Survey]:
+def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None, Survey]:
     """What calibration data (where it can be read again) and holdout hold; they may not share a point."""
     if calibration is None:
-        return None, survey(holdout, "holdout", None)
+        return None, survey(holdout, "holdout")
     seen = survey(calibration, "calibration")
-    known = known_points(batch for batch, _ in read_again(calibration, "calibration", seen))
-    return seen, survey(holdout, "holdout", known)
+    return seen, survey(holdout, "holdout", frozenset(seen.draws))
 
 
-def _repair_data(repair: bool, calibration: Data | None) -> Data | None:
+def _repair_data(repair: bool, calibration: AnyData | None) -> AnyData | None:
     """The points that levels are repaired on; None where they are not repaired."""
     if check_flag("repair", repair) and calibration is None:
         raise OptionError("repair=True reads the data for every level", fix="give a list, a loader or a tensor")
@@ -240,7 +238,7 @@ class _Walker:
     """One copy of the network whose weights are set level by level; a point's dense output is computed once."""
 
     def __init__(
-        self, ranking: Ranking, output: Output, seed: int, n_levels: int, claim: _Claim, repair_data: Data | None
+        self, ranking: Ranking, output: Output, seed: int, n_levels: int, claim: _Claim, repair_data: AnyData | None
     ) -> None:
         self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
         self.repair_data = repair_data  # None: levels are not repaired
@@ -253,7 +251,7 @@ class _Walker:
 
     def check_independence(self, holdout: Any) -> None:
         """Raises a ModelError where the dense output at a point of the first batch depends on anything else."""
-        batch = next(iter(holdout_batches(holdout)))
+        batch = next(held_out(holdout).batches())
         with scoring_mode(self.ranking.model, "running"):
             whole = run_model(self.ranking.model, batch, self.output)
             refuse_dependent("dense", self.ranking.model, batch, self.output, whole)
@@ -346,14 +344,9 @@ def _checked_levels(levels: Sequence[float] | None) -> tuple[float, ...]:
     return grid
 
 
-def iter_is_new(data: Any) -> bool:
-    """Whether the data can be read more than once: a list, a loader, a tensor or a Dataset, not an iterator."""
-    return isinstance(data, Tensor) or not hasattr(data, "__next__")
-
-
 def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
     """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
-    if not iter_is_new(holdout):
+    if not data_of(holdout).can_be_read_again:
         raise DataError("the holdout is an iterator, and read for every level", fix="give a list, a loader or a tensor")
     check_model("dense", model)
     if ledger is not None:

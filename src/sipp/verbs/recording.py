@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sipp.bounds.assumption import Assumption
 from sipp.bounds.statements import Statements
 from sipp.pruning.cutting import Cut
 from sipp.pruning.ranking import points_seen
+from sipp.records.assumption import Assumption
 from sipp.records.network_hash import tensors_hash
 from sipp.records.pruned import OutputChange, Pruned
 from sipp.records.ranking import Ranking

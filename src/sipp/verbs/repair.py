@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sipp.errors import OptionError
-from sipp.inputs.batches import Data
+from sipp.inputs.data import AnyData
 from sipp.inputs.layers import unwrap
 from sipp.records.checking import check_flag, check_number, check_seed, check_whole
 from sipp.records.network_hash import tensors_hash
@@ -26,7 +26,7 @@ UNSTATED = (
 def repair(
     model: nn.Module,
     pruned: Pruned,
-    data: Data,
+    data: AnyData,
     *,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,

@@ -26,7 +26,7 @@ from sipp.experiments.runs.store import read_records
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import Hyper, MaskChanges, TrainState, new_state, train
 from sipp.experiments.training.schedule import Schedule
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.ranking import rank
 from sipp.records.options import PruneOptions
 from sipp.records.ranking import Ranking
@@ -81,7 +81,7 @@ def score(processes: Processes, *, n_batches: int, bad: int | None = None) -> li
         batches[bad][3, 0, 2, 2] = torch.nan
 
     def rank_batches(own: list[Any]) -> Ranking:
-        return rank(subject_of(net, own), PruneOptions(method="sipp-det"))
+        return rank(task_of(net, own), PruneOptions(method="sipp-det"))
 
     ranking = rank_together(processes, rank_batches, batches)
     assert ranking.scores is not None

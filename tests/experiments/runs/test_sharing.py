@@ -10,7 +10,7 @@ from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.run_recipe import Finished, run
 from sipp.experiments.runs.sharing import TAKEN, stage_key
-from sipp.report.read import read_run
+from sipp.report.results import read_run_result
 from sipp.storage.pairs import load_pair
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -70,7 +70,7 @@ def test_a_run_trains_only_what_is_new(tmp_path: Path) -> None:
     for stage in ("seed0.dense", "seed0.wt.01"):
         a, b = (load_pair(one.folder / stage, "final")[0] for one in (gradual, alone))
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-    assert read_run(again.folder).marks == () and len(read_run(again.folder).origins) == 1
+    assert read_run_result(again.folder).marks == () and len(read_run_result(again.folder).origins) == 1
 
 
 def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +85,8 @@ def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeyp
     both = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[wt, erk]")
     done = run(both, out=tmp_path, device="cpu", accept_changes=True)
     assert taken(done) == {"seed0.dense", "seed0.wt.01"} and done.records[1][TAKEN] == first.folder.name
-    assert [one.code for one in read_run(done.folder).origins][-1] == "another"
-    assert len(read_run(done.folder).origins) == 2
+    assert [one.code for one in read_run_result(done.folder).origins][-1] == "another"
+    assert len(read_run_result(done.folder).origins) == 2
     hurt = first.folder / "seed0.wt.01" / "final.safetensors"
     hurt.write_bytes(hurt.read_bytes()[:-1] + b"\xff")
     (done.folder / "seed0.wt.01" / "final.json").unlink()

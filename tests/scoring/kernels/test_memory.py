@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import sipp
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.records.options import Reduce, Scoring
 from sipp.records.scores import LayerScores
 from sipp.scoring.kernels import reference
@@ -52,7 +52,7 @@ def limited(kernel: ModuleType, most_patches: int, error: BaseException) -> Simp
 def run(monkeypatch: pytest.MonkeyPatch, kernel: object, reduce: str) -> tuple[LayerScores, ...]:
     monkeypatch.setattr("sipp.scoring.kernels.pick", lambda name, device: kernel)
     model, data = model_and_data()
-    return score(subject_of(model, [data]), reduce=reduce).layers  # type: ignore[arg-type]
+    return score(task_of(model, [data]), reduce=reduce).layers  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)

@@ -21,9 +21,10 @@ from sipp.bounds.network import MOST_SHARE, coverage
 from sipp.bounds.sound.error_growth import nan_as_inf, norm_B
 from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
 from sipp.bounds.sound.operator_norms import ROUND_UP
-from sipp.inputs.batches import Data, batches_of, fresh
+from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.pointkeys import draw_keys_of
+from sipp.inputs.data import AnyData, data_of
+from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.bounds import NetworkBound, no_bound
 from sipp.records.numerics import device_of
@@ -34,7 +35,7 @@ ROUNDING_FACTOR = 2.0
 
 
 def sound_network_bound(
-    dense: nn.Module, pruned: nn.Module, points: Data, scores: Scores, *, confidence: float
+    dense: nn.Module, pruned: nn.Module, points: AnyData, scores: Scores, *, confidence: float
 ) -> NetworkBound:
     """The network statement from operator norms on the graph of the model, or the operation that has no bound.
 
@@ -45,9 +46,10 @@ def sound_network_bound(
     if scores.dependence:
         return no_bound(scores.dependence, None, mode="sound")
     worst, keys, same = 0.0, set[bytes](), _same_tensors(dense, pruned)
-    if isinstance(points, list) and not points:
+    data = data_of(points, device=device_of(dense), role="holdout")
+    if data.is_empty:
         return no_bound("too few points to keep one aside: give more, or a holdout", None, mode="sound")
-    for batch in batches_of(points, device=device_of(dense), role="holdout"):
+    for batch in data.batches():
         inputs: Any = batch.kwargs or batch.args
         found = sound_bound(dense, pruned, inputs)
         if found.epsilon is None:

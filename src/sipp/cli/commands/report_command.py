@@ -15,7 +15,7 @@ from sipp.cli.options import Force
 from sipp.errors import OptionError
 from sipp.extras import needed_for
 from sipp.report import figure_names, files_read, read_whole_results, render, write_figures
-from sipp.report.read import Result
+from sipp.report.results import Result
 from sipp.storage.outputs import FIGURE, PAGE, check_file, check_place, write_file
 
 

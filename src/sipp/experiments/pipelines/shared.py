@@ -25,7 +25,7 @@ from sipp.experiments.runs.work import Network, Prepared, Work, module_of
 from sipp.experiments.seeds import prune_seed
 from sipp.experiments.training.feed import plain_batches
 from sipp.experiments.training.loop import evaluate
-from sipp.inputs.subject import subject_of
+from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import only_alive, rank
 from sipp.records.certificate import to_json
@@ -78,8 +78,8 @@ def rank_for(work: Work, stage: Stage, network: Network, *, norm_stats: NormStat
 
     def rank_batches(batches: list[Any]) -> Ranking:
         seed = prune_seed(stage.seed, label, stage.level)
-        subject = subject_of(model, batches, scoring=Scoring(norm_stats=norm_stats), seed=seed)
-        return rank(subject, options)
+        task = task_of(model, batches, scoring=Scoring(norm_stats=norm_stats), seed=seed)
+        return rank(task, options)
 
     batches = list(plain_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
     return rank_together(work.processes, rank_batches, batches)

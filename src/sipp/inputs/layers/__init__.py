@@ -2,10 +2,10 @@
 
 A layer type becomes prunable by one call, with a function that says what meets the weight in a forward pass:
 
-    from sipp.inputs.layers import Adapter, Use, by_point, register
+    from sipp.inputs.layers import Adapter, WeightUse, by_point, register
 
     def uses(module, args, kwargs, n_points):
-        yield Use("weight", *by_point(args[0], n_points))
+        yield WeightUse("weight", *by_point(args[0], n_points))
 
     register(MyLinear, Adapter(weights=lambda module: ("weight",), uses=uses))
 
@@ -14,7 +14,23 @@ plus `bias`. A layer whose output is something else says so with `Adapter(..., o
 """
 
 from sipp.inputs.layers.linear import by_point
-from sipp.inputs.layers.registry import Adapter, Site, find_sites, register, unwrap, warn_of_frozen
-from sipp.records.batches import Use
+from sipp.inputs.layers.registry import (
+    Adapter,
+    PrunableLayer,
+    find_prunable_layers,
+    register,
+    unwrap,
+    warn_of_frozen,
+)
+from sipp.records.batches import WeightUse
 
-__all__ = ["Adapter", "Site", "Use", "by_point", "find_sites", "register", "unwrap", "warn_of_frozen"]
+__all__ = [
+    "Adapter",
+    "PrunableLayer",
+    "WeightUse",
+    "by_point",
+    "find_prunable_layers",
+    "register",
+    "unwrap",
+    "warn_of_frozen",
+]

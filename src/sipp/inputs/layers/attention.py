@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.layers.linear import Points, by_size, refuse_points_along_time
-from sipp.records.batches import Use
+from sipp.records.batches import WeightUse
 
 
 def attention_weights(module: nn.MultiheadAttention) -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def attention_weights(module: nn.MultiheadAttention) -> tuple[str, ...]:
 
 def attention_uses(
     module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int
-) -> Iterator[Use]:
+) -> Iterator[WeightUse]:
     """Every position of query, key and value is a patch, but for the keys and values that key_padding_mask hides."""
     given = _given(module, args, kwargs)
     is_real_BS = _is_real(module, given)
@@ -39,8 +39,8 @@ def attention_uses(
     refuse_points_along_time(n_sequences, n_steps, n_points)
     is_same = given["query"] is given["key"] is given["value"] and is_real_BS is None
     if is_same and module.in_proj_weight is not None:  # all rows meet the same patches, which are read once
-        yield Use("in_proj_weight", *points(given["query"]))
-        yield Use("out_proj.weight", *points(_before_projection(module, given)))
+        yield WeightUse("in_proj_weight", *points(given["query"]))
+        yield WeightUse("out_proj.weight", *points(_before_projection(module, given)))
         return
     for i, name in enumerate(("query", "key", "value")):
         patches = points(given[name])
@@ -49,10 +49,10 @@ def attention_uses(
             real_BP = is_real_BS if patches.attributed else is_real_BS.flatten()[None]
         if module.in_proj_weight is not None:
             block = patches._replace(row_start=i * module.embed_dim, n_rows=module.embed_dim)
-            yield Use("in_proj_weight", *block, real_BP=real_BP)
+            yield WeightUse("in_proj_weight", *block, real_BP=real_BP)
         else:
-            yield Use(f"{name[0]}_proj_weight", *patches, real_BP=real_BP)
-    yield Use("out_proj.weight", *points(_before_projection(module, given)))
+            yield WeightUse(f"{name[0]}_proj_weight", *patches, real_BP=real_BP)
+    yield WeightUse("out_proj.weight", *points(_before_projection(module, given)))
 
 
 def attention_output(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

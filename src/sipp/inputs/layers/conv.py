@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.layers.linear import by_size, one_input
-from sipp.records.batches import Use
+from sipp.records.batches import WeightUse
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-def conv_uses(module: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[Use]:
+def conv_uses(module: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[WeightUse]:
     """One use: the windows of each group of channels; filters meet only the channels of their own group."""
     inputs = one_input(args, kwargs)
     n_axes = len(module.kernel_size)
@@ -33,7 +33,7 @@ def conv_uses(module: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], n_poi
     n_blocks = n_points if attributed else 1
     # images folded into the batch become one more position of their point: (B, images, G, ...) -> (B, G, images, ...)
     windows = windows.unflatten(0, (n_blocks, n_images // n_blocks)).movedim(2, 1)
-    yield Use("weight", windows, n_position_dims=1 + n_axes, attributed=attributed)
+    yield WeightUse("weight", windows, n_position_dims=1 + n_axes, attributed=attributed)
 
 
 def _check(module: Conv, inputs: Tensor) -> None:

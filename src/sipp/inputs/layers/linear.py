@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.records.batches import Use
+from sipp.records.batches import WeightUse
 
 
 class Points(NamedTuple):
@@ -56,12 +56,12 @@ def one_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return given[0]
 
 
-def linear_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[Use]:
+def linear_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[WeightUse]:
     """One use: every input vector is a patch, whatever the leading dimensions."""
     inputs = one_input(args, kwargs)
     if inputs.ndim == 0:
         raise DataError("takes vectors of features, not a single number")
-    yield Use("weight", *by_point(inputs, n_points))
+    yield WeightUse("weight", *by_point(inputs, n_points))
 
 
 def refuse_points_along_time(n_sequences: int, n_steps: int, n_points: int) -> None:

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.layers.linear import by_point, by_size, refuse_points_along_time
-from sipp.records.batches import Use
+from sipp.records.batches import WeightUse
 
 State = tuple[Tensor, Tensor]  # hidden h and, for an LSTM only, cell c
 
@@ -37,7 +37,9 @@ def recurrent_weights(module: nn.RNNBase) -> tuple[str, ...]:
     return tuple(f"{k}_l{i}{d}" for i in range(module.num_layers) for d in directions for k in kinds)
 
 
-def recurrent_uses(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[Use]:
+def recurrent_uses(
+    module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int
+) -> Iterator[WeightUse]:
     """Per layer and direction: weight_ih meets x_t, weight_hh meets h_{t-1}, weight_hr meets the unprojected h_t.
 
     Steps stand in the order of time in both directions, so that a position is the same one for all uses.
@@ -48,16 +50,11 @@ def recurrent_uses(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, 
     attributed = n_sequences == n_points
     is_real_BT = torch.arange(n_steps, dtype=torch.int64, device=sequence_BTI.device) < lengths_B[:, None]
 
-    def use(parameter: str, steps_BTK: Tensor) -> Use:
-        windows, real_BP = (
-            (steps_BTK[:, None], is_real_BT)
-            if attributed
-            else (
-                steps_BTK.flatten(0, 1)[None, None],
-                is_real_BT.flatten()[None],
-            )
-        )
-        return Use(parameter, windows, attributed=attributed, real_BP=real_BP)
+    def use(parameter: str, steps_BTK: Tensor) -> WeightUse:
+        if attributed:
+            return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)
+        together = steps_BTK.flatten(0, 1)[None, None]
+        return WeightUse(parameter, together, attributed=False, real_BP=is_real_BT.flatten()[None])
 
     for suffix, x, before, unprojected, _ in _replay(module, sequence_BTI, lengths_B, (hidden, cell)):
         yield use(f"weight_ih{suffix}", x)
@@ -81,11 +78,13 @@ def recurrent_output(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str
     return output_BTK if module.batch_first else output_BTK.transpose(0, 1)
 
 
-def cell_uses(module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[Use]:
+def cell_uses(
+    module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int
+) -> Iterator[WeightUse]:
     """One step: weight_ih meets x, weight_hh meets h (zeros where none is given)."""
     x, hidden, _ = _given_to_cell(module, args, kwargs)
-    yield Use("weight_ih", *by_point(x, n_points))
-    yield Use("weight_hh", *by_point(hidden, n_points))
+    yield WeightUse("weight_ih", *by_point(x, n_points))
+    yield WeightUse("weight_hh", *by_point(hidden, n_points))
 
 
 def cell_output(module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

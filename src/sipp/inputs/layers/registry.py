@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from sipp.inputs.layers.attention import attention_output, attention_uses, atten
 from sipp.inputs.layers.conv import conv_uses
 from sipp.inputs.layers.linear import linear_uses
 from sipp.inputs.layers.recurrent import cell_output, cell_uses, recurrent_output, recurrent_uses, recurrent_weights
-from sipp.records.batches import Use
+from sipp.records.batches import WeightUse
 from sipp.records.options import Selector
 from sipp.records.weights import Weight
 
@@ -35,13 +35,13 @@ class Adapter:
     """How a layer type is scored: the local names of its weights, the uses one call makes of them, and its output."""
 
     weights: Callable[[Any], tuple[str, ...]]
-    uses: Callable[[Any, tuple[Any, ...], dict[str, Any], int], Iterator[Use]]
+    uses: Callable[[Any, tuple[Any, ...], dict[str, Any], int], Iterator[WeightUse]]
     rows_last: bool = False  # the weight is stored K x F
     output: Output = "products"
 
 
 @dataclass(frozen=True)
-class Site:
+class PrunableLayer:
     """A module to listen to: its adapter, and which weight each of its local parameter names is."""
 
     module_name: str
@@ -121,30 +121,31 @@ def _cannot_be_scored(name: str, module: nn.Module) -> ModelError:
     )
 
 
-def find_sites(
+def find_prunable_layers(
     model: nn.Module, *, include: Selector | None = None, exclude: Selector | None = None
-) -> tuple[Site, ...]:
+) -> tuple[PrunableLayer, ...]:
     """The modules of `model` that hold prunable weights, in the order of the model's definition.
 
-    A parameter used by several modules is one Weight (under its first chosen name) with a site for each use, also
+    A parameter used by several modules is one Weight (under its first chosen name) with a layer for each use, also
     in modules that were not chosen: all uses are scored. Norms, embeddings, weights tied to an embedding, and
     parameters outside known layers are left alone.
     """
     chosen = _selection(model, include, exclude)
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     owned: set[str] = set()  # submodules whose weight the adapter of their parent handles
-    candidates: list[tuple[str, nn.Module, Adapter]] = []
+    candidates: list[tuple[str, nn.Module, Adapter, str]] = []
     known: dict[int, Weight] = {}
     for name, module in model.named_modules():
-        adapter = _adapter_of(module)
-        if name in owned or (adapter is None and not _refuses(module)):
+        if name in owned or not _is_layer(module):
             continue
         is_chosen = chosen(name, module)
-        if adapter is None:
+        found = _registered(module)
+        if found is None:
             if is_chosen:
                 raise _cannot_be_scored(name, module)
             continue
-        candidates.append((name, module, adapter))
+        adapter, known_as = found
+        candidates.append((name, module, adapter, known_as))
         for local in adapter.weights(module):
             if "." in local:
                 owned.add(_join(name, local.rpartition(".")[0]))
@@ -156,7 +157,7 @@ def find_sites(
                     warnings.warn(f"{_join(name, local)} is tied to an embedding and left as it is", stacklevel=3)
                 else:
                     _remember(known, _join(name, local), parameter, module, adapter)
-    for name, module, adapter in candidates:
+    for name, module, adapter, _ in candidates:
         if not chosen(name, module):
             for local, parameter in _parameters(module, adapter).items():
                 if id(parameter) in known:
@@ -167,17 +168,17 @@ def find_sites(
             f"{type(model).__name__} holds no prunable weight (after include and exclude); prunable are the weights "
             f"of {', '.join(types)}, and of types taught with sipp.inputs.layers.register"
         )
-    sites = (
-        Site(
+    layers = (
+        PrunableLayer(
             module_name=name,
             module=module,
             adapter=adapter,
             weights={l: known[id(p)] for l, p in _parameters(module, adapter).items() if id(p) in known},
-            known_as=_known_type(module) or type(module).__name__,
+            known_as=known_as,
         )
-        for name, module, adapter in candidates
+        for name, module, adapter, known_as in candidates
     )
-    return tuple(site for site in sites if site.weights)
+    return tuple(layer for layer in layers if layer.weights)
 
 
 def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
@@ -206,7 +207,7 @@ def _remember(
     if earlier is not None:
         if earlier.rows_last != adapter.rows_last:
             raise ModelError(f"{name} is tied to {earlier.name}, which stores it transposed", fix="exclude both")
-        known[id(parameter)] = Weight(**{**earlier.__dict__, "aliases": (*earlier.aliases, name)})
+        known[id(parameter)] = replace(earlier, aliases=(*earlier.aliases, name))
         return
     n_rows = parameter.shape[-1] if adapter.rows_last else parameter.shape[0]
     known[id(parameter)] = Weight(
@@ -219,26 +220,19 @@ def _remember(
     )
 
 
-def _adapter_of(module: nn.Module) -> Adapter | None:
-    return next((adapter for _, adapter in _registered(module)), None)
-
-
-def _known_type(module: nn.Module) -> str | None:
-    return next((base.__name__ for base, _ in _registered(module)), None)
-
-
-def _registered(module: nn.Module) -> Iterator[tuple[type, Adapter]]:
-    """The registered types among the module's class and its ancestors, nearest first."""
+def _registered(module: nn.Module) -> tuple[Adapter, str] | None:
+    """The adapter of the registered type that is nearest among the module's class and its ancestors, and its name."""
     for base in type(module).__mro__:
         adapter = _REGISTRY.get(base) or _REGISTRY.get(f"{base.__module__}.{base.__qualname__}")
         if adapter is not None:
-            yield base, adapter
+            return adapter, base.__name__
+    return None
 
 
-def _refuses(module: nn.Module) -> bool:
-    return isinstance(module, _UNSUPPORTED) or (
-        type(module).__module__.startswith(_QUANTISED) and hasattr(module, "weight")
-    )
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it holds a weight like those that are pruned, of a type that is known or not."""
+    is_quantised = type(module).__module__.startswith(_QUANTISED) and hasattr(module, "weight")
+    return _registered(module) is not None or isinstance(module, _UNSUPPORTED) or is_quantised
 
 
 def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
@@ -287,7 +281,7 @@ def _selection(
     model: nn.Module, include: Selector | None, exclude: Selector | None
 ) -> Callable[[str, nn.Module], bool]:
     """A test "is this module chosen", after checking that every pattern speaks of something."""
-    named = [(name, module) for name, module in model.named_modules() if _adapter_of(module) or _refuses(module)]
+    named = [(name, module) for name, module in model.named_modules() if _is_layer(module)]
     for option, patterns in (("include", _patterns(include)), ("exclude", _patterns(exclude))):
         for pattern in patterns:
             if not any(_matches(pattern, name, module) for name, module in named):

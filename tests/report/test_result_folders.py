@@ -8,7 +8,7 @@ import pytest
 from report.synthetic import big_run, certificate
 
 from sipp.errors import DataError
-from sipp.report.read import PrunedModel, Run, read_pruned, read_results, read_run
+from sipp.report.results import PrunedModel, Run, read_pruned_result, read_results, read_run_result
 from sipp.storage.files import seal
 
 
@@ -43,7 +43,7 @@ def pruned_folder(folder: Path, *, kept: tuple[int, int] = (9, 20), **changes: A
 
 
 def test_a_run(folder: Path) -> None:
-    run = read_run(folder)
+    run = read_run_result(folder)
     assert run.finished and run.n_stages == len(run.records) == 5 and run.bins is not None and run.bins.n == 24
     assert run.records[0].method is None and run.records[0].keep == 1.0
     assert run.records[1].layers[0].n_weights == 432 and run.records[1].certificate is not None
@@ -58,13 +58,13 @@ def test_a_folder_of_runs_and_no_run_twice(folder: Path) -> None:
 def test_an_unfinished_run(folder: Path) -> None:
     lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
     (folder / "records.jsonl").write_text("".join(lines[:2]))
-    assert not read_run(folder).finished and len(read_run(folder).records) == 2
+    assert not read_run_result(folder).finished and len(read_run_result(folder).records) == 2
     (folder / "records.jsonl").unlink()
-    assert read_run(folder).records == ()
+    assert read_run_result(folder).records == ()
 
 
 def test_a_pruned_model(tmp_path: Path) -> None:
-    pruned = read_pruned(pruned_folder(tmp_path / "net"))
+    pruned = read_pruned_result(pruned_folder(tmp_path / "net"))
     assert [layer.dead_rows for layer in pruned.record.layers] == [2, 0]
     assert [layer.n_weights for layer in pruned.record.layers] == [36, 100]
     assert pruned.record.bound is not None and not pruned.record.bound.holds and pruned.record.certificate is None
@@ -104,7 +104,7 @@ def test_a_broken_record_is_named_by_file_and_line(folder: Path, key: str, value
     lines[1] = change(json.loads(lines[1]), key, value)
     path.write_text("\n".join(lines))
     with pytest.raises(DataError) as caught:
-        read_run(folder)
+        read_run_result(folder)
     assert "records.jsonl line 2" in str(caught.value) and word in str(caught.value)
 
 
@@ -112,14 +112,14 @@ def test_a_cut_line(folder: Path) -> None:
     path = folder / "records.jsonl"
     path.write_text(path.read_text()[:-40])
     with pytest.raises(DataError, match=r"is not whole \(line 5"):
-        read_run(folder)
+        read_run_result(folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"values": {"config": {}}}', "\xff"])
 def test_a_broken_manifest(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=r"manifest\.json"):
-        read_run(folder)
+        read_run_result(folder)
 
 
 def test_other_folders(tmp_path: Path) -> None:
@@ -128,11 +128,11 @@ def test_other_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read as a folder"):
         read_results([tmp_path / "nothing"])
     with pytest.raises(DataError, match="no record of"):
-        read_pruned(pruned_folder(tmp_path / "net", kind="other"))
+        read_pruned_result(pruned_folder(tmp_path / "net", kind="other"))
 
 
 def test_a_bound_is_met_only_where_the_record_says_so_and_gives_it(tmp_path: Path) -> None:
     for index, (met, epsilon, expected) in enumerate([(True, 0.5, True), (True, None, False), ("yes", 0.5, False)]):
         bound = {"epsilon": epsilon, "delta": 0.1, "met": met, "reason": ""}
-        read = read_pruned(pruned_folder(tmp_path / str(index), bound=bound)).record.bound
+        read = read_pruned_result(pruned_folder(tmp_path / str(index), bound=bound)).record.bound
         assert read is not None and read.holds is expected

@@ -28,7 +28,6 @@ from sipp.storage.run_schemas import OriginRecord, checked
 
 MOST_CERTIFICATE = 1 << 20  # bytes
 Beside = CertificateRecord | EvalRecord  # what may lie beside a network and speak of it
-_AN = {"certificate": "a", "evaluation": "an"}
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,16 @@ class PrunedModel:
         """Its method, and whether the kept weights were repaired: what it is called beside others."""
         return f"{self.record.method}{BETWEEN}repaired" if self.record.repair else self.record.method
 
+    @property
+    def moved(self) -> float | None:
+        """How far the output moved on a few calibration points, None where that is not known."""
+        return None if self.record.moved is None else self.record.moved.error
+
+    @property
+    def all_certificates(self) -> list[CertificateRecord]:
+        """The certificate of `sipp prune`, then those of `sipp certify`."""
+        return [one for one in (self.record.certificate, *self.certificates.values()) if one is not None]
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -95,8 +104,7 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
     found: dict[Path, Result] = {}
     broken: dict[Path, Broken] = {}
     for path in paths:
-        named = _is_result(path)
-        folders = [path] if named else sorted(inner for inner in _folders(path) if _is_result(inner))
+        folders = _result_folders(path)
         if not folders:
             raise DataError(
                 f"neither a run (with {MANIFEST}) nor a pruned model (with {RECORD_NAME}), nor a folder of such",
@@ -107,9 +115,9 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
             if resolved in found:
                 continue
             try:
-                found[resolved] = read_run(folder) if (folder / MANIFEST).exists() else read_pruned(folder)
+                found[resolved] = (read_run_result if (folder / MANIFEST).exists() else read_pruned_result)(folder)
             except (DataError, OSError) as error:
-                if named:
+                if folder == path:  # it was itself named
                     raise
                 broken[resolved] = Broken(folder, str(error))
     return list(found.values()), list(broken.values())
@@ -119,7 +127,7 @@ def files_read(paths: Sequence[Path]) -> list[Path]:
     """Every file that is read for these folders: records, and the networks they are checked against."""
     found = []
     for path in paths:
-        for folder in [path] if _is_result(path) else (inner for inner in _folders(path) if _is_result(inner)):
+        for folder in _result_folders(path):
             names = (MANIFEST, RECORDS, RECORD_NAME, WEIGHTS_NAME, BENCH_NAME)
             found += [folder / name for name in names] + sorted(folder.glob(f"*/{FINAL}.*"))
     return found
@@ -133,14 +141,17 @@ def _is_result(folder: Path) -> bool:
         return True
 
 
-def _folders(path: Path) -> list[Path]:
+def _result_folders(path: Path) -> list[Path]:
+    """The folder itself where it is a result, else the results in it."""
+    if _is_result(path):
+        return [path]
     try:
-        return [inner for inner in path.iterdir() if inner.is_dir()]
+        return sorted(inner for inner in path.iterdir() if inner.is_dir() and _is_result(inner))
     except OSError as error:
         raise DataError(f"cannot be read as a folder ({error.strerror or error})", where=path) from error
 
 
-def read_run(folder: Path) -> Run:
+def read_run_result(folder: Path) -> Run:
     """The run in this folder, with the records of the networks that are done."""
     found = reading.read_run(folder)
     bins = next((record.score_bins for _, record in found.records if record.score_bins is not None), None)
@@ -151,16 +162,14 @@ def read_run(folder: Path) -> Run:
     return Run(folder.resolve().name, found.config, found.origins, records, found.n_stages, bins, found.marks)
 
 
-def read_pruned(folder: Path) -> PrunedModel:
+def read_pruned_result(folder: Path) -> PrunedModel:
     """The pruned model in this folder, as its report describes it."""
     record, marks = pruned_folder.read_pruned(folder)
-    beside, more = _beside(folder, record)
     bench = read_bench(folder / BENCH_NAME) if (folder / BENCH_NAME).exists() else None
     if bench is not None and bench.pruned_hash != record.pruned_hash:
-        bench, marks = (
-            None,
-            (*marks, f"{BENCH_NAME} speaks of another network, and is not shown: run sipp bench again."),
-        )
+        bench = None
+        marks += (f"{BENCH_NAME} speaks of another network, and is not shown: run sipp bench again.",)
+    beside, more = _beside(folder, record)
     certificates = {name: one for name, one in beside.items() if isinstance(one, CertificateRecord)}
     evaluations = {name: one for name, one in beside.items() if isinstance(one, EvalRecord)}
     return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates, evaluations)
@@ -178,20 +187,20 @@ def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tupl
             values = json.loads(read_file(path)) if path.stat().st_size <= MOST_CERTIFICATE else None
             if not isinstance(values, dict) or "pruned_hash" not in values:
                 continue  # another file of the user's
-            what = "evaluation" if values.get("kind") == EVAL_KIND else "certificate"
-            one: Beside = (
-                checked(EvalRecord, read_sealed(path), path)
-                if what == "evaluation"
-                else checked(CertificateRecord, values, path)
-            )
+            if values.get("kind") == EVAL_KIND:
+                what = "evaluation"
+                found[path.name] = checked(EvalRecord, read_sealed(path), path)
+            else:
+                found[path.name] = checked(CertificateRecord, values, path)
         except (OSError, ValueError, RecursionError, DataError):
             marks.append(f"{path.name} is no {what} that can be read.")
             continue
         is_other_dense = record.dense_hash is not None and values.get("dense_hash") != record.dense_hash
         if values["pruned_hash"] != record.pruned_hash or is_other_dense:
-            marks.append(f"{path.name} is {_AN[what]} {what} of other networks, and not shown.")
-            continue
-        found[path.name] = one
-        if what == "certificate":
+            del found[path.name]
+            marks.append(
+                f"{path.name} is {'a' if what == 'certificate' else 'an'} {what} of other networks, and not shown."
+            )
+        elif what == "certificate":
             marks.append(f"{path.name} is shown as it is; sipp certify --verify checks it on its points.")
     return found, tuple(marks)

@@ -1,4 +1,4 @@
-"""Runs in, panels out: runs that differ only in seeds and methods become one, and each panel says what is its own."""
+"""Several runs in, one article out: a panel for each network; runs that differ only in seeds and methods share one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sipp.experiments.runs.store import without_clock
-from sipp.report.read import Run
-from sipp.storage.run_schemas import plain
+from sipp.report import series
+from sipp.report.contents import About, Article, Finding, Section, flat
+from sipp.report.numbers import counted
+from sipp.report.plots import accuracy_plot
+from sipp.report.results import Run
+from sipp.report.run_article import best_choice, method_table
+from sipp.storage.run_schemas import plain as written
 
 # Differences that a title does not name: of the schedule's details, or of how networks are trained and not to what.
 QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
@@ -25,15 +30,36 @@ class Panel:
     folders: tuple[str, ...]
 
 
+def runs_article(runs: Sequence[Run], about: About | None) -> Article:
+    """All runs together, a panel for each network with its table and its curves."""
+    panels = panels_of(runs)
+    sections = [] if about is None else [Section("Study", about.finding)]
+    for index, panel in enumerate(panels):
+        plot = accuracy_plot(panel.run, f"panel{index}-accuracy", panel.title)
+        kicker = f"{panel.title}, {counted(len(series.seeds_of(panel.run)), 'seed')}"
+        finding = best_choice(panel.run) or Finding("No pruned network is finished yet", "")
+        sections.append(Section(kicker, finding, [[plot]] if plot else [], method_table(panel.run)))
+    n_stages, n_done = sum(run.n_stages for run in runs), sum(len(run.records) for run in runs)
+    tables = [("Runs of each panel", [(panel.title, ", ".join(panel.folders)) for panel in panels])]
+    return Article(
+        ident="panels",
+        kicker="all runs",
+        title="All runs",
+        state="" if n_done >= n_stages else f"unfinished, {n_done} of {n_stages}",
+        sections=sections,
+        tables=tables if about is None else [("What this shows", about.rows), *tables],
+    )
+
+
 def panels_of(runs: Sequence[Run]) -> list[Panel]:
     """The panels of these runs, in the order of the first run of each."""
     groups: list[list[Run]] = []
     for run in runs:
-        group = next((one for one in groups if _same(one[0], run) and all(_fits(other, run) for other in one)), None)
-        if group is None:
-            groups.append([run])
-        else:
+        fitting = (one for one in groups if _same(one[0], run) and all(_fits(other, run) for other in one))
+        if (group := next(fitting, None)) is not None:
             group.append(run)
+        else:
+            groups.append([run])
     joined = [_joined(group) for group in groups]
     titles = _titles(joined)
     return [Panel(title, run, tuple(o.name for o in group)) for title, run, group in zip(titles, joined, groups)]
@@ -60,7 +86,7 @@ def _by_place(run: Run) -> dict[tuple[int, str | None, int], Any]:
 
 
 def _content(record: Any) -> dict[str, Any]:
-    return {key: value for key, value in without_clock(plain(record)).items() if key != TAKEN}
+    return {key: value for key, value in without_clock(written(record)).items() if key != TAKEN}
 
 
 def _joined(group: Sequence[Run]) -> Run:
@@ -81,24 +107,13 @@ def _titles(runs: Sequence[Run]) -> list[str]:
     short = [f"{run.config['net']} on {run.config['data']['name']}, {run.config['pipeline']}" for run in runs]
     titles = []
     for index, run in enumerate(runs):
-        twins = [_flat(_bare(other)) for other, title in zip(runs, short) if title == short[index]]
+        twins = [dict(flat(_bare(other))) for other, title in zip(runs, short) if title == short[index]]
         differ = {key for one in twins for key in one if any(one.get(key) != other.get(key) for other in twins)}
-        own = _flat(_bare(run))
+        own = dict(flat(_bare(run)))
         shown = [key for key in sorted(differ - QUIET) if own.get(key) is not None]
         ends = [key.rpartition(".")[2] for key in shown]
         names = [end if ends.count(end) == 1 else key for key, end in zip(shown, ends)]  # train.epochs, retrain.epochs
         words = [f"{name} {own[key]}" for name, key in zip(names, shown)]
         titles.append(short[index] + (f" ({', '.join(words)})" if words else ""))
-    return [title if titles.count(title) == 1 else f"{title}, {_id(run)}" for title, run in zip(titles, runs)]
-
-
-def _id(run: Run) -> str:
-    """The end of the run's name, which tells it from all others."""
-    return f"run {run.name.rpartition('-')[2]}"
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+    ends = [f"run {run.name.rpartition('-')[2]}" for run in runs]  # of its name, which tells it from all others
+    return [title if titles.count(title) == 1 else f"{title}, {end}" for title, end in zip(titles, ends)]

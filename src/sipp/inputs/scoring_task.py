@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.inputs.batches import Data, batches_of
 from sipp.inputs.capture import OnUse, capture
-from sipp.inputs.layers import Site, find_sites, unwrap
+from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.records.batches import Batch
 from sipp.records.checking import check_record
 from sipp.records.numerics import device_of
@@ -21,19 +21,19 @@ from sipp.records.weights import Weight
 
 
 @dataclass(frozen=True)
-class Subject:
+class ScoringTask:
     """What every score is a function of."""
 
     model: nn.Module  # without wrappers
-    sites: tuple[Site, ...]  # the modules that hold the chosen weights
-    data: Data | None
+    layers: tuple[PrunableLayer, ...]  # the modules that hold the chosen weights
+    data: Data | None  # all of it, whatever `scoring` says of the number of points
     scoring: Scoring = Scoring()
     seed: int = 0
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """The chosen weights, in the order of the model's parameters."""
-        return tuple({weight.name: weight for site in self.sites for weight in site.weights.values()}.values())
+        return tuple({weight.name: weight for layer in self.layers for weight in layer.weights.values()}.values())
 
     @property
     def n_points(self) -> int | None:
@@ -45,38 +45,49 @@ class Subject:
         """The chosen weights by name."""
         return {weight.name: self.model.get_parameter(weight.name) for weight in self.weights}
 
-    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
-        """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
+    @property
+    def points(self) -> Data:
+        """As many points of the data as were asked for."""
         if self.data is None:
             raise DataError("there is no data", fix="give a tensor of points, a Dataset or an iterable of batches")
-        device, n_points = device_of(self.model), self.n_points
-        return batches_of(self.data, device=device, n_points=n_points, seed=self.seed, batch_size=batch_size)
+        return self.data.with_points(self.n_points)
 
-    def with_points(self, n_points: int | None, data: Data | None) -> Subject:
+    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
+        return self.points.batches(batch_size)
+
+    def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
         """The same with other data, and this many points of it."""
-        return replace(self, data=data, scoring=replace(self.scoring, n_points=n_points))
+        return replace(
+            self, data=_read_by(self.model, data, self.seed), scoring=replace(self.scoring, n_points=n_points)
+        )
 
 
-def each_use(subject: Subject, on_use: OnUse) -> None:
+def each_use(task: ScoringTask, on_use: OnUse) -> None:
     """Calls `on_use` for every use of a chosen weight, over all points."""
-    norm_stats = subject.scoring.norm_stats
-    capture(subject.model, subject.sites, subject.batches(), on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
+    norm_stats = task.scoring.norm_stats
+    capture(task.model, task.layers, task.batches(), on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
 
 
 def _ignored(output: Any, batch: Batch) -> None:
     pass
 
 
-def subject_of(
+def task_of(
     model: nn.Module,
-    data: Data | None = None,
+    data: AnyData | None = None,
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
     scoring: Scoring = Scoring(),
     seed: int = 0,
-) -> Subject:
+) -> ScoringTask:
     """A model without its wrappers, with the weights that are chosen by `include` and `exclude`."""
     check_record("scoring", scoring, Scoring)
     model = unwrap(model)
-    return Subject(model, find_sites(model, include=include, exclude=exclude), data, scoring, seed)
+    layers = find_prunable_layers(model, include=include, exclude=exclude)
+    return ScoringTask(model, layers, _read_by(model, data, seed), scoring, seed)
+
+
+def _read_by(model: nn.Module, data: AnyData | None, seed: int) -> Data | None:
+    return None if data is None else data_of(data, device=device_of(model), seed=seed)

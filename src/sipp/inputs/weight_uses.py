@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
-from sipp.records.batches import Batch, Use
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.weights import Weight
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def fitted(use: Use, weight: Weight, device: torch.device, batch: Batch) -> Use | None:
+def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Batch) -> WeightUse | None:
     """The use itself, where it fits; None where it has no patches (an expert without tokens).
 
     Raises where the windows are not patches of the weight. Messages begin with a verb: the caller names the layer.
@@ -36,7 +36,7 @@ def fitted(use: Use, weight: Weight, device: torch.device, batch: Batch) -> Use 
     return use
 
 
-def _check_form(use: Use, weight: Weight) -> None:
+def _check_form(use: WeightUse, weight: Weight) -> None:
     """Raises unless windows, rows and counts hang together, whatever the data: an adapter's own business."""
     windows = use.windows
     if not isinstance(windows, Tensor) or windows.layout != torch.strided or use.n_position_dims < 0:
@@ -68,7 +68,7 @@ def _check_form(use: Use, weight: Weight) -> None:
             raise ModelError(f"has an adapter whose real_BP is not a truth value for each of {shape} patches")
 
 
-def _refuse_one_vector(use: Use, weight: Weight, batch: Batch) -> None:
+def _refuse_one_vector(use: WeightUse, weight: Weight, batch: Batch) -> None:
     """Raises where the numbers of one vector were given as that many points."""
     n_patches = use.windows.shape[2 : 2 + use.n_position_dims].numel()
     if use.attributed or n_patches != 1 or batch.n_points != weight.fan_in:
@@ -81,7 +81,7 @@ def _refuse_one_vector(use: Use, weight: Weight, batch: Batch) -> None:
         )
 
 
-def without_padding(use: Use, batch: Batch) -> Use:
+def with_padding_zeroed(use: WeightUse, batch: Batch) -> WeightUse:
     """The use with zeros in the patches that are padding, by its adapter or by the batch, and the others counted.
 
     The batch speaks of this use where its patches are just the positions of its points (B x T).

@@ -1,19 +1,25 @@
-"""Sees reads of a prunable weight outside of the modules that hold it: uses that no hook on a module can see."""
+"""Sees what no hook on a module can: a weight that is read elsewhere, and a way through the model that hangs on values.
+
+Where the way, or the sizes of what is computed, hang on the values of the data, a few points do not show what other
+points do: which layers run, how often, and whose patches they get.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sipp.errors import ModelError
-from sipp.inputs.layers import Site
+from sipp.inputs.layers import PrunableLayer
 
 # These give tensors of the same kind or shape as an argument, and do not look at its values ...
 _BLIND = {
@@ -24,6 +30,8 @@ _BLIND = {
 # These give no tensor, and yet what they give holds the values
 _TAKING = {"numpy", "__array__", "__dlpack__", "tolist", "item", "__float__", "__int__", "__index__", "__complex__"}
 _BLIND_BUT_FOR_FIRST = {"to", "type_as", "expand_as", "view_as", "reshape_as"}  # ... and these only at their first's
+
+_BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # tags of operations
 
 
 @dataclass(frozen=True)
@@ -42,28 +50,28 @@ class Watch(TorchFunctionMode):
     torch.jit.script, or under DisableTorchFunction, cannot be seen.
     """
 
-    def __init__(self, sites: Sequence[Site], where: str) -> None:
+    def __init__(self, layers: Sequence[PrunableLayer], where: str) -> None:
         super().__init__()
         self.where = where
         self.takes_values = False  # out of torch, of any tensor: what Python goes by afterwards cannot be seen
         self.running: Counter[int] = Counter()
         holders: dict[str, list[int]] = {}
         parameters: dict[str, nn.Parameter] = {}
-        for site in sites:
-            for local, weight in site.weights.items():
-                holders.setdefault(weight.name, []).append(id(site.module))
-                parameters[weight.name] = site.module.get_parameter(local)
+        for layer in layers:
+            for local, weight in layer.weights.items():
+                holders.setdefault(weight.name, []).append(id(layer.module))
+                parameters[weight.name] = layer.module.get_parameter(local)
         found = [_Watched(*_extent(p), name, tuple(holders[name])) for name, p in parameters.items()]
         self.watched = sorted(found, key=lambda one: one.start)
         self.starts = [one.start for one in self.watched]
 
-    def enter(self, site: Site) -> None:
-        """Lets the site's module read its weights from now on."""
-        self.running[id(site.module)] += 1
+    def enter(self, layer: PrunableLayer) -> None:
+        """Lets the layer's module read its weights from now on."""
+        self.running[id(layer.module)] += 1
 
-    def leave(self, site: Site) -> None:
+    def leave(self, layer: PrunableLayer) -> None:
         """Ends what `enter` began."""
-        self.running[id(site.module)] -= 1
+        self.running[id(layer.module)] -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -120,3 +128,34 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from _tensors(item)
+
+
+class Routing(TorchDispatchMode):
+    """A mode that notes operations whose results have a size, or are plain numbers, that follow from values.
+
+    Python branches on nothing else of a tensor, but for `tolist` and `numpy`, which no dispatch shows (see `Watch`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_values = False
+        self._paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context for operations that are not the model's own."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._paused and not self.by_values and not _BY_VALUES.isdisjoint(func.tags):
+            self.by_values = func is not torch.ops.aten.index.Tensor or _has_mask(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def _has_mask(indices: Any) -> bool:
+    """Whether one of the indices chooses by truth values: as many as are true."""
+    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)

@@ -1,0 +1,309 @@
+"""Any data that a user gives, looked at once at the door: a `Data`, which everything behind it reads and asks.
+
+Some statements must not rest on the points that chose what they speak of. T18: the last points are set aside before
+scoring, `Data.set_aside`. T19: the last points of S are S2, the others S1, `split_last`. Both take points as they come:
+the data should be in random order, as every statement assumes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from sipp.errors import DataError
+from sipp.inputs.batches import (
+    WAYS_OUT,
+    as_batch,
+    as_given,
+    check_dense,
+    fresh,
+    on_device,
+    points_at,
+    refuse_non_finite,
+    tensors_of_inputs,
+)
+from sipp.inputs.point_keys import draw_keys_of
+from sipp.records.batches import Batch
+from sipp.records.checking import check_seed, check_whole
+
+# Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.
+FEWEST_POINTS, MOST_POINTS = 16, 1024
+BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
+# Data of unknown length counts as endless if its first batch comes again so often at equal distances, or after so many
+# points, unless n_points bounds it.
+MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000
+ASIDE_SHARE = 0.25  # of the calibration points, for a bound that needs points of its own and was given none (T18)
+MOST_APART = 64  # points in S2 of T19: 59 speak of all but 5 % of inputs at confidence 95 %
+APART_OF = 4  # and at most one in so many of all
+
+
+@dataclass(frozen=True)
+class Data:
+    """Points that were given, and how they are read."""
+
+    given: Iterable[Any] | Tensor | Dataset[Any]
+    role: str = "calibration"  # names the data in errors
+    device: torch.device | None = None  # where its batches go; None: they stay where they are
+    n_points: int | None = None  # so many are taken; None: all
+    seed: int = 0  # draws them, of a tensor or a Dataset
+    batch_size: int | None = None  # of a tensor or a Dataset; None: by the size of a point
+    refuses_non_finite: bool = True
+
+    @property
+    def can_be_read_again(self) -> bool:
+        """Whether a second pass begins anew: not of an iterator."""
+        return not hasattr(self.given, "__next__")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known to hold nothing."""
+        return isinstance(self.given, list) and not self.given
+
+    @property
+    def has_cheap_points(self) -> bool:
+        """Whether the points lie in tensors, and batches of any size can be made of them."""
+        return isinstance(self.given, Tensor | TensorDataset)
+
+    @property
+    def n_known(self) -> int | None:
+        """The number of points, where that is known without reading them."""
+        if self.n_points is not None:
+            return self.n_points
+        if isinstance(self.given, Tensor):
+            return len(self.given) if self.given.ndim else None
+        return _length(self.given) if _has_points(self.given) else None
+
+    def with_points(self, n_points: int | None) -> Data:
+        """The same data, of which so many points are taken; None: all."""
+        return replace(self, n_points=n_points)
+
+    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """The points in checked batches.
+
+        A batch is a tensor, (inputs, labels) or a dict of tensors; inputs may be a tuple or a dict of tensors. The
+        entry `labels` (or `label`) of a dict batch is its labels; in a pair (dict, labels) the whole dict goes to the
+        model. From a tensor or a Dataset `n_points` are drawn uniformly without replacement with the seed (T4); from
+        any other iterable the first are taken, cutting the last batch if need be.
+        """
+        if self.n_points is not None:
+            check_whole("n_points", self.n_points, least=1)
+        check_seed(self.seed)
+        left, n_seen, role = self.n_points, 0, self.role
+        is_endless = _endless() if left is None and not _has_length(self.given) else None
+        for index, raw in _read(self._source(batch_size or self.batch_size), role):
+            batch = as_batch(raw, index, role)
+            if is_endless is not None and is_endless(batch):
+                raise DataError(
+                    f"{role} does not seem to end: {n_seen:,} points so far, and no length is known",
+                    fix=f"give finite data (a list of batches){', or n_points' if role == 'calibration' else ''}",
+                )
+            if batch.n_points == 0:
+                continue
+            if left is not None and batch.n_points > left:
+                batch = points_at(batch, slice(left))
+            batch = batch if self.device is None else on_device(batch, self.device)
+            if self.refuses_non_finite:
+                refuse_non_finite(batch)
+            yield batch
+            n_seen += batch.n_points
+            if left is not None:
+                left -= batch.n_points
+                if left == 0:
+                    return
+        if n_seen == 0:
+            raise DataError(f"{role} holds no points; a used-up iterator looks like this too, give a list or a loader")
+        if left:
+            warnings.warn(f"asked for {self.n_points} points, {role} has only {n_seen}", stacklevel=2)
+
+    def first_batch(self, batch_size: int | None = None) -> tuple[Batch, Data]:
+        """The first batch, and the data as if that had not been read."""
+        with torch.random.fork_rng():  # a loader that shuffles draws from the global generator
+            batch = fresh(next(self.batches(batch_size)))
+        if self.can_be_read_again:
+            return batch, self
+        return batch, replace(self, given=itertools.chain([as_given(batch)], self.given))  # type: ignore[arg-type]
+
+    def in_memory(self) -> Data:
+        """The points that are taken, read once and kept as a list of batches."""
+        return replace(self, given=[as_given(fresh(batch)) for batch in self.batches()], n_points=None)
+
+    def set_aside(self) -> tuple[Data, Data]:
+        """The points in two lists of batches, kept in memory: those to score, and the last `ASIDE_SHARE` of all."""
+        read = [fresh(batch) for batch in self.batches()]
+        n_left = sum(batch.n_points for batch in read)
+        n_left -= math.floor(ASIDE_SHARE * n_left)
+        scored, aside = [], []
+        for batch in read:
+            inside = min(max(n_left, 0), batch.n_points)
+            if 0 < inside < batch.n_points:
+                scored.append(as_given(points_at(batch, slice(inside))))
+                aside.append(as_given(points_at(batch, slice(inside, None))))
+            else:
+                (scored if inside else aside).append(as_given(batch))
+            n_left -= batch.n_points
+        return replace(self, given=scored, n_points=None), replace(self, given=aside, n_points=None)
+
+    def keys(self) -> frozenset[bytes]:
+        """The keys of all points, equal ones once (T18)."""
+        return frozenset(key for batch in self.batches() for key in draw_keys_of(batch))
+
+    def _source(self, batch_size: int | None) -> Iterable[Any]:
+        """The raw batches."""
+        data, device, role = self.given, self.device, self.role
+        if isinstance(data, tuple | Mapping):
+            raise DataError(
+                f"{role} is a single {type(data).__name__}, not an iterable of batches",
+                fix="wrap it in a list, [batch]",
+            )
+        if isinstance(data, Tensor):
+            check_dense(data, role)
+        if isinstance(data, Tensor) and data.ndim > 0:
+            chosen = self._chosen(len(data))
+            step = batch_size or points_per_batch(data, device or data.device)
+            return data.split(step) if chosen is None else (data[part] for part in chosen.split(step))
+        if _has_points(data):
+            if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow
+                batch_size = points_per_batch(data.tensors[0], device or data.tensors[0].device)
+            chosen = self._chosen(_length(data))
+            points: Any = data if chosen is None else Subset(data, chosen.tolist())  # type: ignore[arg-type]
+            # a generator of its own: a DataLoader draws its base seed, and must not draw it from the global one
+            return DataLoader(points, batch_size=batch_size or FEWEST_POINTS, generator=torch.Generator())
+        kind = type(data).__name__
+        if isinstance(data, str | bytes | Tensor) or kind == "ndarray" or not isinstance(data, Iterable):
+            hint = f": {WAYS_OUT['ndarray']}" if kind == "ndarray" else ""
+            raise DataError(f"{role} is a {kind}, not a tensor of points or an iterable of batches{hint}")
+        return data
+
+    def _chosen(self, n_all: int) -> Tensor | None:
+        """The points drawn with the seed; None: all of them, in their order."""
+        if self.n_points is None or self.n_points >= n_all:
+            return None
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        return torch.randperm(n_all, generator=generator, dtype=torch.int64, device="cpu")[: self.n_points]
+
+
+AnyData = Iterable[Any] | Tensor | Dataset[Any] | Data  # what a user may give, to every function that takes data
+
+
+def data_of(
+    given: AnyData,
+    *,
+    role: str = "calibration",
+    device: torch.device | None = None,
+    n_points: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    refuses_non_finite: bool = True,
+) -> Data:
+    """What was given as a `Data`; one that is a `Data` already stays as it is, but for a number of points."""
+    if isinstance(given, Data):
+        return given if n_points is None else given.with_points(n_points)
+    return Data(given, role, device, n_points, seed, batch_size, refuses_non_finite)
+
+
+def split_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, int]]:
+    """The batches with the number of their points in S1: all of them, but for the last points of the data (T19).
+
+    Which points come last is known only at the end of the data, so a few batches wait.
+    """
+    held: deque[Batch] = deque()
+    n_held = n_seen = 0
+    for batch in batches:
+        held.append(fresh(batch))
+        n_held, n_seen = n_held + batch.n_points, n_seen + batch.n_points
+        while n_held - held[0].n_points >= MOST_APART:
+            n_held -= held[0].n_points
+            yield held[0], held.popleft().n_points
+    n_first = n_held - min(MOST_APART, n_seen // APART_OF)
+    for batch in held:
+        yield batch, min(max(n_first, 0), batch.n_points)
+        n_first -= batch.n_points
+
+
+def points_per_batch(inputs: Tensor, device: torch.device) -> int:
+    """As many as fit so many bytes; few of whole numbers: a token is small, what a network makes of it is not."""
+    # Half-precision products of torch are slow on a CPU, and end the process on some (an illegal instruction)
+    is_half = inputs.element_size() < 4 and device.type == "cpu"
+    if not inputs.is_floating_point() or is_half:
+        return FEWEST_POINTS
+    point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())
+    n_bytes = BATCH_BYTES if device.type == "cpu" else GPU_BATCH_BYTES
+    return min(max(n_bytes // point_bytes, FEWEST_POINTS), MOST_POINTS)
+
+
+def _has_points(data: Any) -> bool:
+    """Whether it is a Dataset with one point a number."""
+    return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
+
+
+def _length(data: Any) -> int:
+    """The length of a Dataset; a DataError where it does not tell."""
+    try:
+        return len(data)
+    except Exception as error:  # their code: anything may be raised
+        raise DataError(
+            f"a {type(data).__name__} does not tell its length ({error!r})",
+            fix="give it a __len__ that counts its points",
+        ) from error
+
+
+def _has_length(data: Any) -> bool:
+    """Whether the data says how long it is; a __len__ may raise, as that of a loader of an IterableDataset does."""
+    try:
+        return len(data) >= 0
+    except Exception:  # their code: anything may be raised, and the data itself may be fine
+        return False
+
+
+def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
+    """The raw batches with their numbers; one that cannot be read is an error that names it, never skipped."""
+    try:
+        iterator = iter(source)
+    except Exception as error:  # their code: anything may be raised
+        raise DataError(
+            f"{role} cannot be gone through, its __iter__ fails ({error!r})", fix="give a list of batches"
+        ) from error
+    for index in itertools.count():
+        try:
+            raw = next(iterator)
+        except StopIteration:
+            return
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{role} batch {index} could not be read, and no point is skipped: {error!r}") from error
+        yield index, raw
+
+
+def _endless() -> Callable[[Batch], bool]:
+    """A function that is given one batch after another, and says True where they look like going on for ever."""
+    first: list[Tensor] = []
+    gap = since = n_repeats = n_seen = 0
+
+    def is_endless(batch: Batch) -> bool:
+        nonlocal gap, since, n_repeats, n_seen
+        inputs = list(tensors_of_inputs(batch).values())
+        since += 1
+        if not first:
+            first.extend(value.clone() for value in inputs)  # a loader may fill one buffer again and again
+        elif len(first) == len(inputs) and all(map(_same, first, inputs)):
+            # at equal distances only: in finite data the first batch may well have copies
+            n_repeats = n_repeats + 1 if since == gap else 1
+            gap, since = since, 0
+        n_seen += batch.n_points
+        return n_repeats > MOST_REPEATS or n_seen > MOST_UNCOUNTED
+
+    return is_endless
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

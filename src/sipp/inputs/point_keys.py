@@ -1,0 +1,112 @@
+"""What makes two points the same: a key of each point's content, whatever batch, layout or padding it comes in.
+
+`keys_of` knows dtype and shape: it names the very points that were looked at. `draw_keys_of` knows only the numbers, as
+float32: it counts different draws (T18), and finds the points of one set in another. By that, points are others in half
+precision, divided by 255, or given with one input more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+from sipp.inputs.batches import is_padding_mask
+from sipp.inputs.content import content_keys
+from sipp.records.batches import Batch
+from sipp.records.network_hash import raw_bytes
+
+SKETCH_SIZE = 256  # of the smallest hashes of a set of points: what is left of a large set in a ledger
+PREFIX_BYTES = 8  # of a hash in a sketch
+
+_Input = Tensor | list[Tensor]  # n x ..., or n tensors of unequal length
+
+
+def keys_of(batch: Batch) -> list[bytes]:
+    """One SHA-256 per point over dtype, shape and bytes of its inputs; how they are passed (names) does not matter.
+
+    Padding is no content: positions where `real_BT` is False are left out, and so is the mask that says so.
+    """
+    inputs = _inputs(batch)
+    all_alike = all(isinstance(part, Tensor) for part in inputs)
+    points = [[part[i] for part in inputs] for i in range(1 if all_alike else batch.n_points)]
+    heads = [json.dumps([[str(t.dtype), list(t.shape)] for t in point]).encode() for point in points]
+    rows = zip(heads * batch.n_points if all_alike else heads, *map(_rows, inputs), strict=True)
+    return [hashlib.sha256(b"".join(row)).digest() for row in rows]
+
+
+def draw_keys_of(batch: Batch) -> list[bytes]:
+    """One key per point of its numbers as float32, however written and passed, computed where the points lie."""
+    return _by_point([content_keys(part) for part in _inputs(batch)])
+
+
+def ledger_keys_of(batch: Batch) -> list[bytes]:
+    """One SHA-256 per point of its numbers as float32: the keys of a ledger's sketches, the same in every version."""
+    by_part = []
+    for part in _inputs(batch):
+        numbers = [t.to(torch.float32) + 0.0 for t in ([part] if isinstance(part, Tensor) else part)]  # -0 is 0
+        rows = _rows(numbers[0] if isinstance(part, Tensor) else numbers)
+        by_part.append([hashlib.sha256(b"[%d]" % (len(row) // 4) + row).digest() for row in rows])
+    return _by_point(by_part)
+
+
+def sketch_of(ledger_keys: Iterable[bytes]) -> list[str]:
+    """The smallest hashes of a set of points: two sets that share many points share some of these."""
+    return [key[:PREFIX_BYTES].hex() for key in sorted(set(ledger_keys))[:SKETCH_SIZE]]
+
+
+def set_hash(keys: Iterable[bytes]) -> str:
+    """One hash of all points (of `keys_of`), whatever their order."""
+    return hashlib.sha256(b"".join(sorted(keys))).hexdigest()
+
+
+def batch_key(keys: Sequence[bytes]) -> bytes:
+    """The key of a draw that is a whole batch."""
+    return hashlib.sha256(b"".join(keys)).digest()
+
+
+def labels_of(batch: Batch) -> list[str]:
+    """The label of each point in words that can be compared; "" without labels."""
+    labels = batch.labels
+    if labels is None:
+        return [""] * batch.n_points
+    rows = labels.detach().cpu().tolist() if isinstance(labels, Tensor) else labels
+    if not isinstance(rows, Sequence) or len(rows) != batch.n_points:
+        return [repr(rows)] * batch.n_points
+    return [repr(row) for row in rows]
+
+
+def _inputs(batch: Batch) -> list[_Input]:
+    """What the points are made of: every input, without padding and without the mask that marks it."""
+    names = sorted(batch.kwargs)
+    if batch.real_BT is not None:
+        names = [name for name in names if not is_padding_mask(name)]
+    return [_content(value, batch.real_BT) for value in (*batch.args, *(batch.kwargs[name] for name in names))]
+
+
+def _content(value: Tensor | PackedSequence, real_BT: Tensor | None) -> _Input:
+    if isinstance(value, PackedSequence):
+        padded, lengths = pad_packed_sequence(value, batch_first=True)
+        return [sequence[:length] for sequence, length in zip(padded, lengths.tolist())]
+    if real_BT is None or value.ndim < 2 or value.shape[1] != real_BT.shape[1]:
+        return value
+    return [point[real] for point, real in zip(value, real_BT.to(value.device))]
+
+
+def _rows(part: _Input) -> list[bytes]:
+    """The bytes of each point."""
+    if isinstance(part, Tensor):
+        return [row.tobytes() for row in raw_bytes(part).reshape(len(part), part[0].nbytes).numpy()]
+    return [raw_bytes(point).numpy().tobytes() for point in part]
+
+
+def _by_point(by_part: list[list[bytes]]) -> list[bytes]:
+    """One key per point from those of its inputs, whatever their order."""
+    if len(by_part) == 1:
+        return by_part[0]
+    points = [sorted(set(keys)) for keys in zip(*by_part, strict=True)]
+    return [keys[0] if len(keys) == 1 else hashlib.sha256(b"".join(keys)).digest() for keys in points]

@@ -1,0 +1,114 @@
+"""What the data says of the regularity assumption (T4): layer by layer, and in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+from sipp.records.display import text_of
+from sipp.records.scores import DrawUnit
+
+
+@dataclass(frozen=True)
+class LayerAssumption:
+    """What was seen of the assumption at one weight tensor."""
+
+    name: str
+    fan_in: int
+    n_weights: int
+    n_holding: int  # weights with g_j(x) > 1/C on S often enough; one of value 0, or never met, has g_j = 0
+    es_failures: int | None  # pairs of the holdout with w_j a_j > C s_j z; None without a holdout
+    n_pairs: int | None  # (patch, weight) pairs of the holdout with w_j a_j != 0: each lies in exactly one quadrant
+
+    @property
+    def share_holding(self) -> float:
+        return self.n_holding / self.n_weights
+
+    @property
+    def es_failure_share(self) -> float | None:
+        """None where there was no pair to look at."""
+        return self.es_failures / self.n_pairs if self.es_failures is not None and self.n_pairs else None
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What was seen of the assumption of T4 in a whole network. `print` it."""
+
+    layers: tuple[LayerAssumption, ...]  # in the order of the model's parameters
+    c_constant: float
+    k_constant: float
+    n_calibration: int
+    n_holdout: int  # 0 without a holdout
+    unit: DrawUnit  # what the two numbers count: batches where a point's patches depend on its batch
+
+    @property
+    def total(self) -> LayerAssumption:
+        """The whole network as if it were one layer (with its largest fan-in)."""
+        return LayerAssumption(
+            name="all",
+            fan_in=max(layer.fan_in for layer in self.layers),
+            n_weights=sum(layer.n_weights for layer in self.layers),
+            n_holding=sum(layer.n_holding for layer in self.layers),
+            es_failures=sum(layer.es_failures or 0 for layer in self.layers) if self.n_holdout else None,
+            n_pairs=sum(layer.n_pairs or 0 for layer in self.layers) if self.n_holdout else None,
+        )
+
+    @property
+    def share_needed(self) -> float:
+        """1 - exp(-1/K_s): the share of points on which each g_j must exceed 1/C."""
+        return share_needed(self.k_constant)
+
+    @property
+    def plausible(self) -> bool:
+        """Whether every weight exceeded 1/C on S as often as the assumption says."""
+        return self.total.n_holding == self.total.n_weights
+
+    @property
+    def verdict(self) -> str:
+        """In plain words: whether the assumption looks plausible on this data, and what that means."""
+        total = self.total
+        often = f"above 1/C = {1 / self.c_constant:.3g} on at least {self.share_needed:.1%} of the {self.unit}"
+        seen = f"{total.n_holding:,} of {total.n_weights:,} weights were {often} (n={self.n_calibration})"
+        if self.plausible:
+            return (
+                f"The assumption of T4 looks plausible on this data: {seen}; T5-T12 rest on it, a held-out certificate "
+                "(T14) does not."
+            )
+        text = (
+            f"The assumption of T4 does not look plausible on this data: {seen}, and it speaks of every weight; T5-T12 "
+            "rest on it and are not proved here, a held-out certificate (T14) does not rest on it."
+        )
+        if any(layer.n_holding < layer.n_weights and layer.fan_in > self.c_constant for layer in self.layers):
+            text += (
+                " Read literally it nearly always fails for a fan-in above a few: the ratios of a row sum to at most 1 "
+                "in a patch and quadrant, so fewer than C of its weights can be above 1/C at once."
+            )
+        return text
+
+    @property
+    def es_verdict(self) -> str:
+        """In plain words: whether the inequality that the assumption is there for held on the holdout."""
+        total = self.total
+        if total.es_failures is None:
+            return "The ES inequality was not looked at: give a holdout."
+        counts = f"{total.es_failures:,} of {total.n_pairs:,} (patch, weight) pairs"
+        return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} held-out {self.unit}."
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("weight", overflow="fold")
+        for column in ("fan-in", "weights", "holding", "share", "pairs", "ES failures", "share"):
+            table.add_column(column, justify="right")
+        for layer in (*self.layers, self.total):
+            counts = (layer.fan_in, layer.n_weights, layer.n_holding)
+            pairs = ("" if n is None else f"{n:,}" for n in (layer.n_pairs, layer.es_failures))
+            failed = "" if layer.es_failure_share is None else f"{layer.es_failure_share:.2g}"
+            table.add_row(layer.name, *(f"{n:,}" for n in counts), f"{layer.share_holding:.2%}", *pairs, failed)
+        return "\n".join((text_of(table), self.verdict, self.es_verdict))
+
+
+def share_needed(k_constant: float) -> float:
+    return -math.expm1(-1 / k_constant)

@@ -1,0 +1,231 @@
+"""Several pruned networks in, one article out: their curves over keep, and a table of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import fsum
+
+from sipp.records.display import percent_up
+from sipp.report.contents import Article, Cell, Finding, Section, Table
+from sipp.report.numbers import is_useless, number
+from sipp.report.plots import curve_view, lines
+from sipp.report.results import PrunedModel
+from sipp.report.run_article import WORST, tone_of
+from sipp.report.series import Curve, Point
+from sipp.storage.eval_schemas import EvalRecord
+
+SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
+NOTE = (
+    "Output moved: how far the output is from the dense network's, over its length, on a few calibration points, some "
+    "of which may have chosen weights. Certified: on held-out points; each certificate holds by itself, the best of "
+    "several does not."
+)
+
+Value = Callable[[PrunedModel], float | None]
+
+
+def by_parent(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
+    """The networks in groups that were pruned from one dense network: only those can be compared point by point.
+
+    Of a program that says nothing of its dense network, those of the same layers, which were given together.
+    """
+    groups: dict[str, list[PrunedModel]] = {}
+    for model in models:
+        layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.record.layers]
+        groups.setdefault(model.record.dense_hash or repr(layers), []).append(model)
+    return list(groups.values())
+
+
+# --- what is known of each ------------------------------------------------------------------------------------------
+
+
+def _accuracies(model: PrunedModel) -> dict[str, EvalRecord]:
+    """{hash of the points: the evaluation that measured an accuracy on them}."""
+    return {one.data.hash: one for one in model.evaluations.values() if one.accuracies is not None}
+
+
+def common_points(models: Sequence[PrunedModel]) -> EvalRecord | None:
+    """An evaluation on the points that most of these networks share: accuracies on other points do not compare."""
+    known = [one for model in models for one in _accuracies(model).values()]
+    counts = Counter(one.data.hash for one in known)
+    return max(known, key=lambda one: (counts[one.data.hash], one.n_points), default=None)
+
+
+def accuracies_on(model: PrunedModel, points: EvalRecord | None) -> tuple[float, float] | None:
+    """The accuracy of the dense and of the pruned network on these points, None where it was not measured there."""
+    found = None if points is None else _accuracies(model).get(points.data.hash)
+    return None if found is None else found.accuracies
+
+
+def accuracy_of(models: Sequence[PrunedModel]) -> Value:
+    """How the accuracy of each of these networks is found: on the points that most of them were measured on."""
+    points = common_points(models)
+
+    def value(model: PrunedModel) -> float | None:
+        found = accuracies_on(model, points)
+        return None if found is None else found[1]
+
+    return value
+
+
+def dense_accuracy(models: Sequence[PrunedModel]) -> float | None:
+    """The accuracy of the dense network on the same points, None where it was not measured."""
+    points = common_points(models)
+    return next((known[0] for model in models if (known := accuracies_on(model, points)) is not None), None)
+
+
+def certified(model: PrunedModel) -> float | None:
+    """The certified error; of several certificates the largest, because the best of several is no claim."""
+    return max((one.limit for one in model.all_certificates if one.limit is not None), default=None)
+
+
+def certified_drop(model: PrunedModel) -> float | None:
+    """The certified drop of accuracy; of several the largest."""
+    return max((one.drop_upper for one in model.all_certificates if one.drop_upper is not None), default=None)
+
+
+def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, ...]:
+    """The value against keep, one curve for each method, repaired or not; networks of one method and keep are one."""
+    arms: dict[str, dict[float, list[float]]] = {}
+    for model in sorted(models, key=lambda one: -one.record.keep):
+        known = value(model)
+        if known is None:
+            continue
+        points = arms.setdefault(model.arm, {})
+        keep = next((one for one in points if abs(one - model.record.keep) <= SAME_KEEP * one), model.record.keep)
+        points.setdefault(keep, []).append(known)
+    return tuple(
+        Curve(arm, tuple(Point(k, fsum(v) / len(v), min(v), max(v), len(v)) for k, v in points.items()))
+        for arm, points in arms.items()
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What networks of one parent are compared by: curves over keep, and the dense network's value if it has one."""
+
+    key: str
+    title: str
+    label: str
+    curves: tuple[Curve, ...]
+    dense: float | None = None
+
+    @property
+    def are_errors(self) -> bool:
+        return self.key != "accuracy"
+
+
+def comparisons_of(group: Sequence[PrunedModel]) -> list[Comparison]:
+    """What is known of these networks: measured accuracy, how far the output moved, what is certified."""
+    accuracies, moved = network_curves(group, accuracy_of(group)), network_curves(group, lambda model: model.moved)
+    found = (
+        Comparison("accuracy", "Accuracy", "accuracy, measured", accuracies, dense_accuracy(group)),
+        Comparison("moved", "Output moved", "output moved on calibration points", moved),
+        Comparison("certified", "Certified", "certified error of the output", network_curves(group, certified)),
+    )
+    return [one for one in found if one.curves]
+
+
+# --- the article ----------------------------------------------------------------------------------------------------
+
+
+def networks_article(models: Sequence[PrunedModel]) -> Article:
+    """The networks side by side."""
+    parents = by_parent(models)
+    groups = [group for group in parents if len(group) > 1]
+    rows = []
+    for index, group in enumerate(groups):
+        of = f", {_dense_name(group[0])}" if len(groups) > 1 else ""
+        plots = []
+        for one in comparisons_of(group):
+            view = curve_view(one.curves, one.label, "share", are_errors=one.are_errors, dense=one.dense)
+            plots.append(lines(f"networks{index}-{one.key}", f"{one.title}{of}", view, of="network"))
+        rows.append(plots)
+    has_accuracy = common_points(models) is not None
+    note = f"Accuracy: measured by sipp eval, no claim about other points. {NOTE}" if has_accuracy else NOTE
+    shown = [row for row in rows if row]
+    return Article(
+        ident="networks",
+        kicker="pruned models",
+        title="Networks side by side",
+        remarks=[] if len(parents) == 1 else ["Not all networks were pruned from the same dense network."],
+        sections=[Section("Comparison", _finding(groups), shown, networks_table(models), note=note)],
+    )
+
+
+def _dense_name(model: PrunedModel) -> str:
+    """The network that was pruned, as the command line was told of it."""
+    known = model.record.dense_hash
+    return str((model.record.model_extra or {}).get("model") or ("a network" if known is None else known[:8]))
+
+
+def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
+    """Which method is best at the least keep that several methods reached: by accuracy, or by how the output moved."""
+    words = {
+        "accuracy": (max, min, "is most accurate", "Accuracy {}; {} has {}."),
+        "moved": (min, max, "moves the output least", "By {} of its length; {} by {}."),
+    }
+    known = [one for group in groups for one in comparisons_of(group) if one.key in words]
+    for one in known:
+        if (near := _nearest(one.curves)) is not None:
+            keep, values = near
+            find_best, find_worst, does, sentence = words[one.key]
+            best, worst = find_best(values, key=values.__getitem__), find_worst(values, key=values.__getitem__)
+            shown = (number(values[best], "share"), worst, number(values[worst], "share"))
+            return Finding(f"At keep {number(keep, 'share')}, {best} {does}", sentence.format(*shown))
+    return Finding("Networks side by side", "No two methods were pruned to the same keep from one dense network.")
+
+
+def _nearest(curves: Sequence[Curve]) -> tuple[float, dict[str, float]] | None:
+    """The least keep that several methods reached, and what each of them has there; None: there is none."""
+    points = [(curve.method, point) for curve in curves for point in curve.points]
+    for keep in sorted({point.keep for _, point in points}):
+        near = {method: point.mean for method, point in points if abs(point.keep - keep) <= 2 * SAME_KEEP * keep}
+        if len(near) > 1:
+            return keep, near
+    return None
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def networks_table(models: Sequence[PrunedModel]) -> Table:
+    """Pruned networks side by side: what each keeps, and what is known of its cost."""
+    points = common_points(models)
+    has_drops = any(certified_drop(model) is not None for model in models)
+    rows = []
+    for model in sorted(models, key=lambda one: -one.record.keep):
+        cells = {"method": Cell(model.arm), "keep": Cell(number(model.record.keep, "share"))}
+        if points is not None:
+            cells |= _accuracy_cells(accuracies_on(model, points))
+        cells["dead rows"] = Cell(f"{model.record.dead_rows:,}")
+        cells["output moved"] = Cell("unknown" if model.moved is None else number(model.moved, "share"))
+        cells["certified within"] = certified_cell(certified(model))
+        if has_drops:
+            drop = certified_drop(model)
+            cells["certified drop"] = Cell("none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points")
+        rows.append((model.name, cells))
+    caption = "From most to least kept; of several certificates, the weakest."
+    caption += f" Accuracy: on {points.data.what}." if points is not None else ""
+    caption += " Certified drop: the accuracy falls by at most so much." if has_drops else ""
+    return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
+
+
+def _accuracy_cells(found: tuple[float, float] | None) -> dict[str, Cell]:
+    if found is None:
+        return {"accuracy": Cell("not measured", "", "on these points"), "accuracy, dense": Cell("not measured")}
+    dense, pruned = found
+    title = f"{number(pruned - dense, 'points')} against the dense network"
+    cell = Cell(number(pruned, "share"), tone_of(pruned - dense), title)
+    return {"accuracy": cell, "accuracy, dense": Cell(number(dense, "share"))}
+
+
+def certified_cell(limit: float | None) -> Cell:
+    """A certified error, marked where it says nothing."""
+    if limit is None:
+        return Cell("none")
+    if is_useless(limit):
+        return Cell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
+    return Cell(percent_up(limit))

@@ -1,0 +1,66 @@
+"""Numbers in words, with units, as a person reads them; and from where on an error says nothing."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context
+from typing import Literal
+
+Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
+
+TOLERANCE = 0.005  # of a share: the loss of accuracy that the paper calls commensurate
+USELESS = 0.9  # a certified error from here on, near the output's own length: a network of zeros has 1
+MINUTE, HOUR = 60.0, 3600.0
+
+
+def is_useless(limit: float) -> bool:
+    """Whether a certified error is near the output's own length, or above: then it says nothing."""
+    return limit >= USELESS
+
+
+def number(value: float | None, unit: Unit = "number") -> str:
+    """The value with its unit, as a person reads it."""
+    if value is None or not math.isfinite(value):
+        return "none"
+    if unit == "share":
+        return f"{_percent(100 * value)} %"
+    if unit == "points":
+        return f"{100 * value:+.2f} points"
+    if unit == "seconds":
+        return seconds(value)
+    if unit == "count":
+        return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+    return _without_exponent(value)
+
+
+def up(value: float) -> str:
+    """A proved limit in four digits, rounded up."""
+    return number(float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(value))))
+
+
+def seconds(value: float) -> str:
+    """A time in the unit that fits it."""
+    if value < MINUTE:
+        return f"{value:.3g} s"
+    if value < HOUR:
+        return f"{int(value // MINUTE)} min {int(value % MINUTE)} s"
+    return f"{int(value // HOUR)} h {int(value % HOUR // MINUTE)} min"
+
+
+def counted(n: int, what: str) -> str:
+    """'1 row', '2 rows'."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _percent(value: float) -> str:
+    """No decimal from 100 on, else one, or two digits below one: 191, 6.4, 0.25; the page's script does the same."""
+    if value == 0 or abs(value) >= 1:
+        return f"{value:,.{0 if abs(value) >= 100 else 1}f}".removesuffix(".0")
+    return _without_exponent(value, digits=2)
+
+
+def _without_exponent(value: float, *, digits: int = 4) -> str:
+    """So many digits, and no exponent where a person would not write one."""
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.{digits}g}"
+    return f"{value:.2e}"

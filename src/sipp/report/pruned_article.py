@@ -1,0 +1,277 @@
+"""A pruned network in, its article out: promises, accuracy, layers, method, repair, size and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sipp.records.display import percent_up
+from sipp.report import series
+from sipp.report.contents import Article, Finding, Section, rows_of
+from sipp.report.numbers import Unit, counted, is_useless, number
+from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
+from sipp.report.results import PrunedModel
+from sipp.storage.bench_schemas import BenchRecord, BenchStep
+from sipp.storage.eval_schemas import EvalRecord
+from sipp.storage.network_schemas import CertificateRecord, ChoiceRecord, PrunedRecord, RepairedRecord
+from sipp.storage.run_schemas import plain as written
+
+# Of its record, elsewhere on the page
+SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice"}
+MOST_NAMED = 4  # layers that a repair left alone
+
+
+def pruned_article(pruned: PrunedModel, ident: str) -> Article:
+    """What the page says of one pruned network."""
+    record, measured = pruned.record, best_evaluation(pruned)
+    sections = [
+        _promise_section(pruned, ident),
+        None if measured is None else _accuracy_section(pruned, measured, ident),
+        _statements_section(pruned, ident),
+        None if record.choice is None else _method_section(record.choice, pruned.arm, ident),
+        None if record.repaired is None else _repair_section(record.repaired, ident),
+        None if pruned.bench is None else _size_and_speed_section(pruned, pruned.bench, ident),
+    ]
+    tiles = [
+        ("keep", number(record.keep, "share")),
+        ("kept weights", f"{record.kept:,}"),
+        ("prunable weights", f"{record.n_weights:,}"),
+        ("layers", f"{len(record.layers):,}"),
+        ("dead rows", f"{record.dead_rows:,}"),
+        ("output moved", "unknown" if pruned.moved is None else number(pruned.moved, "share")),
+    ]
+    if measured is not None and measured.accuracies is not None:
+        tiles.append(("accuracy", number(measured.accuracies[1], "share")))
+    rest = {key: value for key, value in written(record).items() if key not in SHOWN}
+    return Article(
+        ident=ident,
+        kicker="pruned model",
+        title=f"{pruned.name}: {pruned.arm} at {number(record.keep, 'share')} keep",
+        remarks=pruned.marks,
+        tiles=tiles,
+        sections=[section for section in sections if section is not None],
+        tables=[("Everything else in its report", rows_of(rest))],
+    )
+
+
+# --- promises -------------------------------------------------------------------------------------------------------
+
+
+def _promise_section(pruned: PrunedModel, ident: str) -> Section:
+    """What is promised in a few words, and its layers."""
+    layers = pruned.record.layers
+    views = {field: layer_view(field, {pruned.arm: series.rows_of_layers([layers])}) for field in LAYER_VALUES}
+    known = {field: view for field, view in views.items() if view["series"]}
+    choices = [{"label": "Show", "options": [LAYER_VALUES[field][0] for field in known]}]
+    names = [layer.name for layer in layers]
+    plot = bars(f"{ident}-layers", "Layer by layer", "layer", names, list(known.values()), choices=choices)
+    return Section("Promise", Finding(_promise(pruned), _layers_words(pruned.record)), [[plot]])
+
+
+def _layers_words(record: PrunedRecord) -> str:
+    dead = [layer.dead_rows for layer in record.layers if layer.dead_rows]
+    least = min(record.layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
+    words = f"{counted(sum(dead), 'row')} died in {counted(len(dead), 'layer')}" if dead else "No row died"
+    return f"{words}. {least.name} keeps least: {least.kept:,} of {least.n_weights:,} weights."
+
+
+def _promise(pruned: PrunedModel) -> str:
+    """What the first certificate that promises something promises, that of `sipp prune` before those of `certify`."""
+    record = pruned.record
+    for certificate in pruned.all_certificates:
+        if words := _certified(certificate):
+            return words
+    if record.certificate is not None:
+        return f"Certificate: {record.certificate.verdict or record.certificate.mode}"
+    if record.bound is not None and record.bound.holds:
+        return "The theory's bound is met, for all but a share of inputs; no holdout was used"
+    if record.measured is not None and record.measured.c_constant is not None:
+        return "Rows and layers have a measured bound; what the network costs is not known: sipp certify measures it"
+    return "Nothing is promised: no certificate, no bound"
+
+
+def _certified(certificate: CertificateRecord) -> str:
+    """The promise of a certificate in a few words, empty where it makes none."""
+    if certificate.drop_upper is not None:
+        return f"The holdout certifies that accuracy falls by at most {percent_up(certificate.drop_upper)}"
+    if certificate.verdict != "certified" or certificate.limit is None:
+        return ""
+    limit = percent_up(certificate.limit)
+    if is_useless(certificate.limit):
+        return f"The certificate is useless: it allows an error of {limit} of the output's length"
+    return f"The holdout certifies outputs within {limit} of the dense network's, for all but a share of inputs"
+
+
+def _statements_section(pruned: PrunedModel, ident: str) -> Section:
+    record = pruned.record
+    cards = statement_cards(
+        record.certificate,
+        record.bound,
+        record.guarantee,
+        contradicted=record.conditions is not None and record.conditions.contradicted,
+        measured=None if record.measured is None else record.measured.words,
+    )
+    cards[1:1] = [certificate_card(one, name) for name, one in pruned.certificates.items()]
+    if record.certificate is None and pruned.certificates:
+        cards = cards[1:]
+    finding = Finding(
+        "What is promised, and how surely",
+        "All statements speak of the pruned network as it was saved, against the one it was pruned from.",
+    )
+    return Section("Statements", finding, [[facts(f"{ident}-statements", "What is promised", cards)]])
+
+
+# --- accuracy: what `sipp eval --out` left beside it ----------------------------------------------------------------
+
+
+def best_evaluation(model: PrunedModel) -> EvalRecord | None:
+    """Of several evaluations the one of the most points, and one with an accuracy before those without."""
+    known = list(model.evaluations.values())
+    return max(known, key=lambda one: (one.accuracies is not None, one.n_points), default=None)
+
+
+def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Section:
+    """How good the network is beside the dense one, on which points; a card for each set of points."""
+    heading = f"The output moved by {number(first.error_mean, 'share')} of its length on average"
+    if first.error_mean is None:
+        heading = f"An output is not finite on {first.n_not_finite:,} points"
+    if first.accuracies is not None:
+        dense, pruned = first.accuracies
+        change = number(pruned - dense, "points")
+        heading = f"Accuracy is {number(pruned, 'share')} after pruning, {number(dense, 'share')} before ({change})"
+    finding = Finding(heading, f"Measured on {first.data.what}: no claim about other points; sipp certify makes one.")
+    ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
+    cards = [_evaluation_card(name, one) for name, one in ordered]
+    return Section("Accuracy", finding, [[facts(f"{ident}-evaluations", "Accuracy, loss and epsilon", cards)]])
+
+
+def _evaluation_card(name: str, one: EvalRecord) -> dict[str, Any]:
+    """One evaluation in numbers; what is not known has no row."""
+    rows = []
+    if one.accuracies is not None:
+        dense, pruned = one.accuracies
+        rows.append(["accuracy", f"{number(pruned, 'share')} pruned, {number(dense, 'share')} dense"])
+    if one.dense_loss is not None and one.pruned_loss is not None:
+        rows.append(["loss", f"{number(one.pruned_loss)} pruned, {number(one.dense_loss)} dense (cross-entropy)"])
+    if one.same_class is not None:
+        rows.append(["same class", f"{number(one.same_class, 'share')} of points"])
+    if one.error_mean is None:
+        rows.append(["epsilon", f"not finite on {one.n_not_finite:,} points"])
+    else:
+        mean, median, largest = (number(x, "share") for x in (one.error_mean, one.error_median, one.error_max))
+        rows.append(["epsilon", f"{mean} mean, {median} median, {largest} largest"])
+    return {"title": f"Measured ({name})", "text": f"On {one.data.what}.", "rows": rows}
+
+
+# --- method: which blend of sensitivity and magnitude was taken -----------------------------------------------------
+
+
+def _method_section(choice: ChoiceRecord, arm: str, ident: str) -> Section:
+    """What was taken and how far it moves the output, and how that was found out; no plot where only one was tried."""
+    taken, n_tried = choice.taken, len(choice.tried)
+    error = "" if taken.error is None else f": just pruned, the output moved by {number(taken.error, 'share')}"
+    where = "that were kept aside from scoring" if choice.is_aside else "that were scored too"
+    others = "No other was tried: the output of an untrained network tells nothing of what training makes of it (T20)."
+    rows = []
+    if n_tried > 1:
+        others = f"{n_tried} blends of sensitivity and magnitude were tried; a small lead counts as chance (T20)."
+        names = [f"{one.name} (taken)" if one.is_taken else one.name for one in choice.tried]
+        view = bar_view("error of the output", "share", {arm: [one.error for one in choice.tried]})
+        rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
+    points = counted(choice.n_points, "calibration point")
+    detail = f"Errors are shares of the output's length, just pruned, on {points} {where}. {others}"
+    return Section("Method", Finding(f"Ranked by {taken.name}{error}", detail), rows)
+
+
+# --- repair: what `sipp prune --repair` did -------------------------------------------------------------------------
+
+
+def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
+    """How far the output was off before the kept weights were refitted, and how far it is now; of each layer too."""
+    before, after = repaired.output_before, repaired.output_after
+    if repaired.undone:
+        heading = "The repair was undone: the kept weights are those of the pruning"
+    elif before is None or after is None or not repaired.n_judged:
+        heading = "The kept weights were refitted"
+    else:
+        heading = f"Refitting the kept weights took the output's error from {number(before, 'share')}"
+        heading += f" to {number(after, 'share')}"
+    judged = "How far the output is off on points that chose nothing was not measured."
+    if repaired.n_judged:
+        judged = f"The error is a share of the output's length, on {repaired.n_judged:,} points that chose nothing."
+    detail = (
+        f"{judged} {repaired.n_points:,} points were fitted, without labels; {repaired.n_aside:,} chose and gave the "
+        "errors of layers. A certificate speaks of the repaired network."
+    )
+    detail += f" Undone: {repaired.undone}." if repaired.undone else ""
+    layers = repaired.layers
+    alone = [f"{layer.name} ({layer.left_alone})" for layer in layers if layer.left_alone]
+    more = f" and {len(alone) - MOST_NAMED} more" if len(alone) > MOST_NAMED else ""
+    note = f"{repaired.words}." + (f" Left alone: {', '.join(alone[:MOST_NAMED])}{more}." if alone else "")
+    rows = []
+    if any(layer.error_before is not None for layer in layers):
+        errors = {
+            "just pruned": [layer.error_before for layer in layers],
+            "repaired": [layer.error_after for layer in layers],
+        }
+        view = bar_view("error of the layer's output", "share", errors)
+        rows = [[bars(f"{ident}-repair", "Repair of each layer", "layer", [layer.name for layer in layers], view)]]
+    return Section("Repair", Finding(heading, detail), rows, note=note)
+
+
+# --- size and speed: what `sipp bench` left beside it ---------------------------------------------------------------
+
+# What a step is shown by: its label, its unit, and the value of a step
+STEP_VALUES: tuple[tuple[str, Unit, Callable[[BenchStep], float | None]], ...] = (
+    ("times faster", "number", lambda one: one.dense_ms / one.sparse_ms if one.dense_ms and one.sparse_ms else None),
+    ("milliseconds dense", "number", lambda step: step.dense_ms),
+    ("milliseconds sparse", "number", lambda step: step.sparse_ms),
+    ("bytes dense", "count", lambda step: float(step.n_dense_bytes)),
+    ("bytes sparse", "count", lambda step: float(step.n_bytes)),
+)  # fmt: skip
+
+
+def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str) -> Section:
+    """How much smaller and faster, how that was measured, and every step with weights."""
+    best = bench.runs[-1]
+    faster = "and no faster" if best.ratio < 1 else f"{best.ratio:.2f} times faster"
+    finding = Finding(
+        f"{bench.smaller:.2f} times smaller as a file of sipp.save, {faster}",
+        f"Against the same network run dense by torch in its better memory format, in turns, {best.n_points:,} points "
+        f"a call, {counted(bench.n_threads, 'thread')} of {bench.machine}. Steps are timed on one thread, "
+        f"{bench.step_points:,} points at a time.",
+    )
+    size = facts(f"{ident}-size", "Size and speed", _bench_cards(bench, pruned))
+    names = [step.name for step in bench.steps]
+    views = [bar_view(what, unit, {pruned.arm: list(map(value, bench.steps))}) for what, unit, value in STEP_VALUES]
+    choices = [{"label": "Show", "options": [what for what, _, _ in STEP_VALUES]}]
+    speed = bars(f"{ident}-speed", "Step by step", "step", names, views, choices=choices)
+    return Section("Size and speed", finding, [[size], [speed]])
+
+
+def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]]:
+    found = bench.bytes
+    stored = [
+        ["stored", f"{found.file:,} bytes"],
+        ["values and entropy", f"{found.bound:,.0f} bytes"],
+        ["dense", f"{found.dense:,} bytes"],
+        ["weights in memory", f"{found.memory:,} bytes"],
+        ["dense in memory", f"{found.memory_dense:,} bytes"],
+    ]
+    entropy = "Values and entropy: the kept values, and n H(keep) bits for positions."
+    cards: list[dict[str, Any]] = [{"title": "Bytes", "text": entropy, "rows": stored}]
+    for run in bench.runs:
+        rates = [1e3 * run.n_points / ms for ms in (run.dense_ms, run.sparse_ms)]
+        rows = [
+            ["dense", f"{number(run.dense_ms)} ms, {rates[0]:,.0f} points/s"],
+            ["sparse", f"{number(run.sparse_ms)} ms, {rates[1]:,.0f} points/s"],
+            ["times faster", f"{run.ratio:.2f}"],
+            ["outputs differ by", number(run.off_by)],
+        ]
+        title = "One point a call" if run.n_points == 1 else f"{run.n_points:,} points a call"
+        cards.append({"title": title, "text": "", "rows": rows})
+    limit = None if pruned.record.certificate is None else pruned.record.certificate.limit
+    useless = bool(bench.certified) and limit is not None and is_useless(limit)
+    title = "Useless certificate" if useless else "Certified"
+    text = bench.certified or "Nothing of the stored values."
+    return [*cards, {"title": title, "text": text, "rows": [], "useless": useless}]

@@ -1,0 +1,288 @@
+"""A run in, its article out: which method to use, what is promised, where rows died, where the time went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sipp.records.display import percent_up
+from sipp.report import series
+from sipp.report.contents import Article, Cell, Finding, Plot, Section, Table, rows_of
+from sipp.report.numbers import TOLERANCE, is_useless, number, seconds
+from sipp.report.plots import run_plots
+from sipp.report.results import Run
+from sipp.report.series import Curve
+from sipp.storage.run_schemas import plain as written
+
+FOLDED_THEORY = "The theory's epsilon, which no network meets: a number, not a promise"
+# Percentage points lost against the dense network, as shares: up to each, a tone from best to worst
+TONES = ((TOLERANCE, "t0"), (0.01, "t1"), (0.03, "t2"), (0.1, "t3"))
+WORST = "t4"
+
+
+def run_article(run: Run, ident: str, title: str) -> Article:
+    """What the page says of one run."""
+    n_done = len(run.records)
+    caveats = []
+    if not run.finished:
+        caveats.append(
+            f"This run is not finished: {n_done} of {run.n_stages} networks are done. Means are over the seeds "
+            "that are there, so levels may rest on different numbers of seeds."
+        )
+    if len(run.origins) > 1:
+        caveats.append(
+            f"This run was resumed with other data, code or device: its numbers have {len(run.origins)} origins."
+        )
+    return Article(
+        ident=ident,
+        kicker=f"{run.config['pipeline']}: {'another pipeline' if run.pipeline is None else run.pipeline.description}",
+        title=title,
+        state="" if run.finished else f"unfinished, {n_done} of {run.n_stages}",
+        caveats=caveats,
+        remarks=run.marks,
+        tiles=_tiles(run),
+        sections=_sections(run, ident),
+        tables=[("Versions and hashes", _origin_rows(run)), ("Configuration", rows_of(run.config))],
+    )
+
+
+def run_titles(runs: Sequence[Run]) -> list[str]:
+    """The title of each run; runs of one recipe are told apart by their seeds, or else by their folders."""
+    short = [f"{run.config['name']}: {run.config['net']} on {run.config['data']['name']}" for run in runs]
+    seeds = [", ".join(str(seed) for seed in series.seeds_of(run)) for run in runs]
+    with_seeds = [f"{title}, seed {own}" for title, own in zip(short, seeds)]
+    with_folders = [f"{title}, {run.name[-12:][:6]}" for title, run in zip(with_seeds, runs)]
+    return [
+        next((one[i] for one in (short, with_seeds) if one.count(one[i]) == 1), with_folders[i])
+        for i in range(len(runs))
+    ]
+
+
+def _tiles(run: Run) -> list[tuple[str, str]]:
+    dense, levels = series.dense_mean(run, "top1"), series.levels_of(run)
+    n_weights = next((record.n_weights for record in run.records if record.n_weights is not None), None)
+    test = next((record.after.n for record in run.records), None)
+    return [
+        ("dense top-1", "not done" if dense is None else number(dense, "share")),
+        ("least keep", number(min(levels.values()), "share") if levels else "not done"),
+        ("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
+        ("methods", str(len(series.methods_of(run)))),
+        ("seeds", str(len(series.seeds_of(run)))),
+        ("test points", "unknown" if test is None else f"{test:,}"),
+        ("time in all", seconds(series.seconds_of(run))),
+    ]
+
+
+def _sections(run: Run, ident: str) -> list[Section]:
+    """The sections that there are plots for, in their order; which method to use is always said."""
+    plots = run_plots(run, ident)
+    is_met = any(record.bound is not None and record.bound.holds for record in run.records)
+    scores = Finding(
+        "Which scores were kept",
+        "The scores by which a method ranks weights (for sipp methods the sensitivity), counted just before a level "
+        "was pruned, first seed. Scores of different methods have different scales. Methods that sample may keep small "
+        "scores, and so do rows that are kept whole.",
+    )
+    allocation = Finding(
+        "Where each method spends its budget",
+        "Kept share of each layer (number of weights in brackets) against that of the whole network; mean over seeds.",
+    )
+    # A new section is a row here, with its plots in `run_plots`
+    wanted = [
+        ("Promises", certificate_finding(run), [["certified", "theory"] if is_met else ["certified"], ["statements"]]),
+        ("Layers", layers_finding(run), [["layers"]]),
+        ("Budget", allocation, [["allocation"]]),
+        ("Scores", scores, [["scores"]]),
+        ("Time", time_finding(run), [["times"]]),
+    ]
+    choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill as the run goes on.")
+    first = _known(plots, [["pruned", "retrained"], ["accuracy"]])
+    sections = [Section("Which to use", choice, first, method_table(run), note=spread_words(run))]
+    for kicker, finding, keys in wanted:
+        if rows := _known(plots, keys):
+            is_folded = kicker == "Promises" and "theory" in plots and not is_met
+            folded = (FOLDED_THEORY, plots["theory"]) if is_folded else None
+            sections.append(Section(kicker, finding, rows, folded=folded))
+    return sections
+
+
+def _known(plots: dict[str, Plot], rows: list[list[str]]) -> list[list[Plot]]:
+    """The plots of these rows that there are."""
+    known = [[plots[key] for key in row if key in plots] for row in rows]
+    return [row for row in known if row]
+
+
+def _origin_rows(run: Run) -> list[tuple[str, str]]:
+    rows = [("run folder", run.name)]
+    for index, origin in enumerate(run.origins):
+        prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
+        rows += [(prefix + key, value) for key, value in rows_of(written(origin))]
+    certified = [one.certificate for one in run.records if one.certificate is not None]
+    hashes = [str(written(one)["data_hash"]) for one in certified if not one.is_refusal]
+    return rows + [("holdout points (SHA-256)", digest) for digest in hashes[-1:]]
+
+
+# --- which method to use --------------------------------------------------------------------------------------------
+
+
+def tone_of(change: float) -> str:
+    """The class of the colour of a change of accuracy."""
+    return next((tone for limit, tone in TONES if change >= -limit), WORST)
+
+
+def reach(curve: Curve) -> float | None:
+    """The least keep of a curve of accuracy changes up to which no level has lost more than `TOLERANCE`."""
+    kept = None
+    for point in curve.points:
+        if point.mean < -TOLERANCE:
+            break
+        kept = point.keep
+    return kept
+
+
+def best_choice(run: Run) -> Finding | None:
+    """Which method to use at which keep: the least keep within the tolerance, of several the most accurate there."""
+    found = series.curves(run, "delta_top1")
+    reached = {curve.method: kept for curve in found if (kept := reach(curve)) is not None}
+    limit = f"{100 * TOLERANCE:g} points"
+    if not found:
+        return None
+    if not reached:
+        change, keep, method = max((p.mean, -p.keep, curve.method) for curve in found for p in curve.points)
+        return Finding(
+            f"No method stays within {limit} of the dense network",
+            f"Nearest: {method} at keep {number(-keep, 'share')}, {number(change, 'points')} top-1.",
+        )
+    least = min(reached.values())
+    near = [method for method, kept in reached.items() if kept <= least * (1 + 1e-3)]
+    means = {
+        curve.method: next(p.mean for p in curve.points if p.keep == reached[curve.method])
+        for curve in found
+        if curve.method in near
+    }
+    best = max(means, key=lambda method: means[method])
+    detail = f"The sparsest within {limit} of the dense network: {number(means[best], 'points')} top-1."
+    others = [method for method in near if method != best]
+    if others:
+        detail += f" {', '.join(others)} {'reaches' if len(others) == 1 else 'reach'} the same keep."
+    return Finding(f"Use {best} at keep {number(least, 'share')}", detail)
+
+
+def method_table(run: Run) -> Table | None:
+    """Top-1 accuracy of every method at every keep, retrained and just pruned, coloured by what was lost."""
+    levels, methods = series.levels_of(run), series.methods_of(run)
+    if not levels or not methods:
+        return None
+    after, before, changes = (series.by_level(run, metric) for metric in ("top1", "before_top1", "delta_top1"))
+    rows = []
+    for method in methods:
+        cells = []
+        for place in ((method, level) for level in levels):
+            if place not in after:
+                cells.append(Cell("", title="not done"))
+                continue
+            titles, tone = [], ""
+            if place in changes:
+                titles.append(f"{number(changes[place].mean, 'points')} against the dense network")
+                tone = tone_of(changes[place].mean)
+            if place in before:
+                titles.append(f"just pruned: {number(before[place].mean, 'share')}")
+            cells.append(Cell(f"{100 * after[place].mean:.1f}", tone, "; ".join(titles)))
+        rows.append((method, tuple(cells)))
+    head = ("method / keep", *(number(keep, "share") for keep in levels.values()))
+    near = f"green: within {100 * TOLERANCE:g} points of dense, orange and red: beyond."
+    return Table(f"Top-1 accuracy after training in %, mean over seeds; {near}", head, tuple(rows))
+
+
+def spread_words(run: Run) -> str:
+    """How far the methods are apart at the sparsest level that all of them reached, and what lines and bands are.
+
+    Empty where nothing is pruned yet.
+    """
+    found = series.curves(run, "delta_top1")
+    if not found:
+        return ""
+    n_common = min(len(curve.points) for curve in found)
+    last = {curve.method: curve.points[n_common - 1] for curve in found}
+    best, worst = (max(last, key=lambda m: last[m].mean), min(last, key=lambda m: last[m].mean))
+    text = f"At {number(last[best].keep, 'share')} keep, {best} changes top-1 accuracy by "
+    text += number(last[best].mean, "points")
+    if best != worst:
+        text += f" (mean), {worst} by {number(last[worst].mean, 'points')}"
+        if last[best].n > 1 and last[worst].high >= last[best].low:
+            text += "; their bands overlap"
+    n_seeds = len(series.seeds_of(run))
+    if n_seeds == 1:
+        return f"{text}. One seed: there is no band, and small differences may be chance."
+    return f"{text}. Lines are means over {n_seeds} seeds, bands reach from the least to the largest."
+
+
+# --- what was found -------------------------------------------------------------------------------------------------
+
+
+def certificate_finding(run: Run) -> Finding:
+    """What the holdout certifies at the least and at the most pruning."""
+    found = series.certified_curves(run)
+    n_tried = sum(record.certificate is not None for record in run.records)
+    if not found:
+        if n_tried:
+            return Finding("No network got a certificate", "Each refusal is given below in its own words.")
+        return Finding(
+            "No certificate: the run set no holdout aside",
+            "Set data.n_holdout in the recipe to have every pruned network certified before it is retrained.",
+        )
+    # All methods, not the best of them: the confidence of a certificate does not hold for the best of several.
+    first = {curve.method: curve.points[0] for curve in found}
+    best, worst = min(first, key=lambda m: first[m].high), max(first, key=lambda m: first[m].high)
+    heading = (
+        f"At {number(first[best].keep, 'share')} keep, outputs are certified within {percent_up(first[best].high)}"
+    )
+    if is_useless(first[best].high):
+        heading = f"No certificate says anything: all allow an error of {percent_up(first[best].high)} or more"
+    elif first[best].high < first[worst].high:
+        heading += f" ({best}) to {percent_up(first[worst].high)} ({worst})"
+        heading += ", which is useless" if is_useless(first[worst].high) else ""
+    elif len(first) > 1:
+        heading += " for every method"
+    of = "the network it was pruned from" if run.pipeline is None else run.pipeline.compared_with
+    detail = (
+        f"Epsilon is the relative change of the outputs against {of}; it speaks of the moment before retraining, "
+        f"never of what training made of it. {n_tried} networks were certified on the same points: each claim holds at "
+        "its own confidence, the best of several does not. Heading: the largest over seeds."
+    )
+    return Finding(heading, detail)
+
+
+def layers_finding(run: Run) -> Finding:
+    """Where rows died, if any did."""
+    n_layers = len(series.layers_of(run))
+    dead = {curve.method: curve.points[-1] for curve in series.curves(run, "dead_rows")}
+    with_dead = {method: point for method, point in dead.items() if point.mean > 0}
+    if not dead:
+        return Finding("Layers", "No pruned network is finished yet.")
+    if not with_dead:
+        return Finding(f"No row died in any of {n_layers} layers", "Every row kept at least one weight at every level.")
+    most, least = max(dead, key=lambda m: dead[m].mean), min(dead, key=lambda m: dead[m].mean)
+    heading = f"At its sparsest level {most} leaves {number(dead[most].mean, 'count')} dead rows"
+    heading += f", {least} {number(dead[least].mean, 'count')}" if most != least else ""
+    return Finding(
+        heading,
+        "A dead row has lost all of its weights: its output is only a bias. Means over seeds; a layer's "
+        "epsilon is the largest over its rows and over seeds.",
+    )
+
+
+def time_finding(run: Run) -> Finding:
+    """How much of the time went into pruning rather than training."""
+    sums = series.times(run)
+    whole, training = series.seconds_of(run), math.fsum(parts["train"] for parts in sums.values())
+    if not whole or not training:
+        return Finding(f"All networks took {seconds(whole)}", "This run did not record the parts of a stage.")
+    spent = math.fsum(parts[part] for parts in sums.values() for part in ("score", "prune", "certify"))
+    heading = f"Scoring, pruning and certifying took {100 * spent / whole:.2g} % of {seconds(whole)}"
+    detail = "Sums over all levels and seeds, by the clock of the machine that ran them; the rest is training."
+    compiling = series.compiling_of(run)
+    if compiling is not None:
+        detail += f" Compilation, once after an install, is not counted: {seconds(compiling)}."
+    note = "" if run.pipeline is None else run.pipeline.note_on_time
+    return Finding(heading, f"{detail} {note}".rstrip())
