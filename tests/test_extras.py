@@ -38,7 +38,7 @@ NEEDS = [
      "training in several processes needs accelerate", "train"),
     ("ray", "from sipp.experiments.parallel.on_ray import check_ray, RayOptions; check_ray(RayOptions())",
      "engine 'ray' needs ray", "ray"),
-    ("transformers", "from sipp.cli.hugging_face import hf_model; hf_model('hf:folder')",
+    ("transformers", "from sipp.cli.hugging_face_models import hf_model; hf_model('hf:folder')",
      "--model hf:DIR needs transformers", "hf"),
     *((name, "import torch; from sipp.runtime.exporting import export; "
        "export(torch.nn.Linear(2, 2), 'net.onnx', to='onnx', example=torch.ones(2, 2))",

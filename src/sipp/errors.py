@@ -5,10 +5,9 @@ One warning has a class of its own, for code that counts dead rows itself and le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from typing import Self
+AnError = TypeVar("AnError", bound="SippError")
 
 
 class SippError(ValueError):
@@ -29,7 +28,7 @@ class SippError(ValueError):
     def __str__(self) -> str:
         return f"{self.fault}; {self.fix}" if self.fix else self.fault
 
-    def inside(self, place: str) -> Self:
+    def inside(self: AnError, place: str) -> AnError:
         """The same error, with a larger place before its own: "process 1 of 2: batch 3"."""
         where = f"{place}: {self.where}" if self.where else place
         return type(self)(self.what, where=where, fix=self.fix, option=self.option)

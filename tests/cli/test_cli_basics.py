@@ -13,7 +13,7 @@ import pytest
 from commandline import run, three_lines
 
 import sipp
-from sipp.cli import benching, demo, errors
+from sipp.cli import bench_kernels, demo, errors
 from sipp.cli.main import COMMANDS
 from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.runs import run_recipe as train_run
@@ -123,14 +123,14 @@ def test_what_is_not_finite_is_null() -> None:
             ("--keep 2 is not in (0, 1]", "--data x", "give --keep 0.5"),
         ),
         (OptionError("epochs=0 is none", option="epochs"), ("epochs=0 is none", "--data x", "give another")),
-        (errors.Trouble("lost", where="--out y", fix="look for it"), ("lost", "--out y", "look for it")),
+        (errors.CommandError("lost", where="--out y", fix="look for it"), ("lost", "--out y", "look for it")),
     ],
 )
 def test_the_fields_of_an_error_become_three_lines(
     error: SippError, lines: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def app(**options: object) -> None:
-        with errors.at("--data x", "give another"):
+        with errors.naming_option("--data x", "give another"):
             raise error
 
     assert errors.fail_well(app, ["score"]) == 2 and three_lines(capsys.readouterr().err) == lines
@@ -158,15 +158,15 @@ def test_many_warnings_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_bench_times_what_is_right_and_refuses_what_is_not(points: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benching, "SHAPES", ((4, 8, 64),))
+    monkeypatch.setattr(bench_kernels, "SHAPES", ((4, 8, 64),))
     words = ["bench", "--model", "cli_zoo:mlp", "--data", points, "--repeats", 1, "--json"]
     done = run(*words)
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)["lines"]
     assert [line["what"] for line in lines] == ["kernel", "network cli_zoo:mlp"]
     assert all(line["ratio"] == pytest.approx(line["sipp_ms"] / line["torch_ms"]) for line in lines)
-    right = benching.reference.max_times
-    monkeypatch.setattr(benching.reference, "max_times", lambda *parts: right(*parts) * (1 + 1e-4))
+    right = bench_kernels.reference.max_times
+    monkeypatch.setattr(bench_kernels.reference, "max_times", lambda *parts: right(*parts) * (1 + 1e-4))
     wrong = run(*words)
     assert wrong.returncode == 1 and wrong.stdout == "" and "not timed" in wrong.stderr
 

@@ -11,7 +11,7 @@ from commandline import files_in, run, three_lines
 from safetensors.torch import save_file
 
 import sipp
-from sipp.cli.models import load_model
+from sipp.cli.model_option import load_model
 from sipp.experiments.nets import build
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import sipp
-from sipp.cli.points import INPUTS, open_source
+from sipp.cli.data_option import INPUTS, open_source
 from sipp.experiments.data import normalise
 
 NET = ["--model", "cli_zoo:small_conv"]

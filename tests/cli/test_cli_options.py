@@ -21,7 +21,7 @@ from report.synthetic import big_run
 from safetensors.torch import save_file
 
 import sipp
-from sipp.cli import benching
+from sipp.cli import bench_kernels
 from sipp.experiments.data import fetch_cifar10
 from sipp.records.certificate import to_json
 from sipp.verbs.certify import certify
@@ -157,7 +157,7 @@ def no_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_on_ray", begun)
     monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
     monkeypatch.setattr("sipp.report.figures.DPI", 20)
-    monkeypatch.setattr(benching, "SHAPES", ())
+    monkeypatch.setattr(bench_kernels, "SHAPES", ())
     monkeypatch.setattr(
         "sipp.experiments.data.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
     )

@@ -13,7 +13,7 @@ from commandline import Done, asked, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli import benching, certifying, demo, evaluating, models, pruning, stored
+from sipp.cli import bench_kernels, demo, evaluate, make_certificate, model_option, prune_network, stored_networks
 from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
 
@@ -73,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save_file(mlp().state_dict(), tmp_path / f"{name}.safetensors")
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
-    for module in (pruning, certifying, evaluating, models, benching, stored):
+    for module in (prune_network, make_certificate, evaluate, model_option, bench_kernels, stored_networks):
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp.cli import points
+from sipp.cli import data_option as points
 from sipp.cli.output import show, too_wide
 from sipp.cli.pruned_table import layer_table
 from sipp.errors import OptionError
@@ -197,7 +197,7 @@ def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatc
         seen[found.hash] = points.point_keys(found.batches, "data")
         return found
 
-    monkeypatch.setattr("sipp.cli.prune_request.collect", spy)
+    monkeypatch.setattr("sipp.cli.prune_network.collect", spy)
     record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "wt", "--dry-run")
     ours, theirs = (set(seen[record[role]["hash"]]) for role in ("data", "holdout"))  # type: ignore[index]
     assert len(ours) == len(theirs) == N_POINTS // 2 and not ours & theirs
@@ -338,10 +338,11 @@ def test_how_many_points_would_certify_the_next_level_is_said(
 
 def test_a_set_gives_its_whole_test_part_as_holdout(data: Path) -> None:
     source = points.open_source("digits", "holdout", "--holdout")
-    assert points.default_points(source, "holdout", lambda: 7) is None and source.n_points > 300
-    assert points.default_points(source, "calibration", lambda: 7) == 7
+    assert points.usual_holdout(source) is None and source.n_points > 300
+    reader = points.Reader(build("digits-cnn"), "digits-cnn")
+    assert points.n_calibration(reader, source, None, lambda example: 7) == 7
     folder = dataclasses.replace(source, kind="folder")
-    assert points.default_points(folder, "holdout", lambda: 7) == points.N_HOLDOUT
+    assert points.usual_holdout(folder) == points.N_HOLDOUT
 
 
 def test_a_method_of_others_without_statements(data: Path) -> None:

@@ -11,7 +11,7 @@ from commandline import Done, files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp.cli.stored import built_in, stored_network
+from sipp.cli.stored_networks import built_in, stored_network
 from sipp.experiments.nets import build
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import BenchRecord, checked
@@ -93,7 +93,7 @@ def test_values_that_nothing_would_take(folder: Path, tmp_path: Path) -> None:
 def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_path: Path) -> None:
     net = mlp().eval()
     net.load_state_dict(load_file(folder / "w.safetensors"))
-    saved = sipp.prune(net, None, keep=0.5, method="wt").save(tmp_path / "net")
+    saved = sipp.save_folder(sipp.prune(net, None, keep=0.5, method="wt"), tmp_path / "net")
     words = ["--model", "cli_zoo:mlp", "--dense", folder / "w.safetensors", "--pruned", saved]
     assert run("eval", *words, "--data", folder / "holdout.npy").returncode == 0
     out = saved / "certificate.json"
@@ -103,7 +103,7 @@ def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_pat
     assert timed.returncode == 0 and "x smaller as a file of sipp.save" in " ".join(timed.stdout.split())
     found = json.loads(run("report", saved, "--out", tmp_path / "page.html", "--json").stdout)
     assert found["of"] == ["net"] and "shown as it is" in found["marked"][0]["what"]
-    digits = sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="wt").save(tmp_path / "digits")
+    digits = sipp.save_folder(sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="wt"), tmp_path / "digits")
     assert stored_network(digits, None).name == "digits-cnn"  # found by its tensors
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sipp.cli.hugging_face import _labelled
+from sipp.cli.hugging_face_models import _labelled
 from sipp.errors import DataError
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 import sipp
 from sipp.experiments.nets import build
-from sipp.records.display import NAME_LENGTH, has_telling_layers, short_names
+from sipp.records.display import NAME_LENGTH, short_names
+from sipp.records.pruned_words import has_telling_layers
 
 
 @pytest.fixture(scope="module")

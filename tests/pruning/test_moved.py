@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.records.display import moved_warning
 from sipp.records.pruned import OutputChange
+from sipp.records.pruned_words import moved_warning
 from sipp.scoring.methods import METHODS
 
 

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import typer
 
 from sipp.errors import SippError
+from sipp.records.options import PruneOptions
 
 UNEXPECTED = 1
 WRONG_INPUT = 2
@@ -37,10 +39,10 @@ _NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # and names that c
 # typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
 # Arguments of Python that are options of the same name: "keep=0.5" in a message is "--keep 0.5" here.
-SAME_NAME = ("include", "exclude", "output", "keep", "budget", "delta", "confidence", "epsilon", "method", "pattern")
+SAME_NAME = {"output", "epsilon", *(field.name for field in fields(PruneOptions))}
 
 
-class Trouble(SippError):
+class CommandError(SippError):
     """What ends a command, told in three lines; `where` is the option or the command itself."""
 
     def __init__(self, what: str, *, where: str = "", fix: str = "", code: int = WRONG_INPUT) -> None:
@@ -53,14 +55,14 @@ class Terminated(SystemExit):
 
 
 @contextmanager
-def at(where: str, fix: str) -> Iterator[None]:
+def naming_option(where: str, fix: str) -> Iterator[None]:
     """A context in which the package's errors learn which option they are about; `fix` where they do not say."""
     try:
         yield
-    except Trouble:
+    except CommandError:
         raise
     except SippError as error:
-        raise _as_trouble(error, where, fix) from error
+        raise as_command_error(error, where, fix) from error
 
 
 def fail_well(app: Callable[..., Any], words: list[str]) -> int:
@@ -96,48 +98,48 @@ def _tell(error: BaseException, command: str, debug: bool) -> int:
         return WRONG_INPUT
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    if isinstance(error, Trouble):
-        trouble = error
+    if isinstance(error, CommandError):
+        told = error
     elif isinstance(error, SippError):
-        trouble = _as_trouble(error, command, f"see {command} --help")
+        told = as_command_error(error, command, f"see {command} --help")
     elif isinstance(error, _USAGE):
         known = getattr(error, "ctx", None)  # None, or the group's own where the command does not exist
         place = getattr(known, "command_path", command)
-        trouble = Trouble(error.format_message(), where=place, fix=f"see {place} --help")  # type: ignore[attr-defined]
+        told = CommandError(error.format_message(), where=place, fix=f"see {place} --help")  # type: ignore[attr-defined]
     elif isinstance(error, MemoryError):
-        trouble = Trouble("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")
+        told = CommandError("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")
     elif isinstance(error, OSError) and error.errno in (*_DISK, *_NO_PLACE):
         place = str(error.filename) if error.filename else f"{command}, its output"
-        trouble = Trouble(
+        told = CommandError(
             error.strerror or str(error),
             where=place,
             fix="free space, allow reading and writing, or give another place",
         )
     else:
-        trouble = _unexpected(error, debug)
-    typer.echo(three_lines(trouble.what, trouble.where, trouble.fix), err=True)
-    return trouble.code
+        told = _unexpected(error, debug)
+    typer.echo(three_lines(told.what, told.where, told.fix), err=True)
+    return told.code
 
 
-def _as_trouble(error: SippError, where: str, fix: str) -> Trouble:
+def as_command_error(error: SippError, where: str, fix: str) -> CommandError:
     """The error as a command tells of it: at the option `where`, its own place in front of what was wrong."""
     fault, advice = (_typed(text, error.option) for text in (error.fault, error.fix))
-    return Trouble(fault, where=where, fix=advice or fix)
+    return CommandError(fault, where=where, fix=advice or fix)
 
 
 def _typed(text: str, option: str) -> str:
     """The text with an argument spelled as it is typed: --keep for keep=."""
-    return text.replace(f"{option}=", f"--{option} ").rstrip() if option in SAME_NAME else text
+    return text.replace(f"{option}=", f"--{option.replace('_', '-')} ").rstrip() if option in SAME_NAME else text
 
 
-def _unexpected(error: BaseException, debug: bool) -> Trouble:
+def _unexpected(error: BaseException, debug: bool) -> CommandError:
     """A bug: its type, the last line of this package that ran, and how to see more."""
     home = Path(__file__).parent.parent
     frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     ours = [f"{file.relative_to(home)}:{line}" for file, line in frames if file.is_relative_to(home)]
     place = ours[-1] if ours else "outside of sipp"
     fix = "report it with the traceback above" if debug else f"run the same command with {DEBUG} for the traceback"
-    return Trouble(f"unexpected {type(error).__name__}: {error}", where=place, fix=fix, code=UNEXPECTED)
+    return CommandError(f"unexpected {type(error).__name__}: {error}", where=place, fix=fix, code=UNEXPECTED)
 
 
 def _one_line(text: str) -> str:

@@ -1,17 +1,24 @@
-"""Options that several commands share, so that a word means the same in all of them."""
+"""Options that several commands share, and commands whose options are the fields of a record.
+
+A parameter whose type is a record (`PruneOptions`, or one of a command's own) stands for its fields: each of them is
+an option. So what can be asked for is written once, and the record is what the work is given.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from contextlib import suppress
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from sipp.cli.errors import Trouble, at
-from sipp.records.options import Floor, Reduce, check_floor
+from sipp.cli.errors import as_command_error
+from sipp.errors import SippError
+from sipp.records.options import PruneOptions, Reduce, Shown
+from sipp.scoring.methods import NAMES
 
 KINDS = (
     "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors; .txt for hf:DIR), a folder of images, "
@@ -19,154 +26,167 @@ KINDS = (
 )
 REAL_KINDS = KINDS.rpartition(", or")[0]  # of which a certificate can be made
 DEFAULT_ROOT = Path("data")  # where sets lie
+DEFAULT_RUNS = Path("runs")
 
-# The groups in which --help lists options, in the order of a command's arguments
+# The groups in which --help lists options, in their order
 MODEL_PANEL = "Model and data"
 PRUNE_PANEL = "What to prune"
 GUARANTEE_PANEL = "Guarantee"
 REPAIR_PANEL = "Repair"
 OUTPUT_PANEL = "Output"
 MACHINE_PANEL = "Machine"
+PANELS = (MODEL_PANEL, PRUNE_PANEL, GUARANTEE_PANEL, REPAIR_PANEL, OUTPUT_PANEL, MACHINE_PANEL)
 
-DEFAULT_RUNS = Path("runs")
+
+def option(
+    words: str,
+    panel: str | None = None,
+    *names: str,
+    least: int | None = None,
+    most: int | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """What an option's annotation says of it: its words and group in --help, its names where they are not its own."""
+    given = names or (...,)
+    return typer.Option(*given, help=words, rich_help_panel=panel, min=least, max=most, metavar=metavar)
+
+
+def with_record_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each field of its records, in the order of the groups of --help."""
+    hints = get_type_hints(command, include_extras=True)
+    del hints["return"]
+    given = inspect.signature(command).parameters.values()
+    found = [one for own in given for one in _parameters(own.name, hints[own.name], own.default)]
+    found.sort(key=lambda one: PANELS.index(get_args(one.annotation)[1].rich_help_panel))
+
+    @wraps(command)
+    def filled(**typed: Any) -> None:  # by the names of the signature below
+        command(**{name: _record(hint, typed) if is_dataclass(hint) else typed[name] for name, hint in hints.items()})
+
+    filled.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    filled.__annotations__ = {one.name: one.annotation for one in found}
+    return filled
+
+
+def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
+    """The parameters of a command that a parameter or a field stands for: itself, those of its record, or none."""
+    said = get_args(hint)[1] if get_origin(hint) is Annotated else None
+    if is_dataclass(hint):
+        hints = get_type_hints(hint, include_extras=True)
+        for field in fields(hint):
+            missing = field.default is MISSING
+            yield from _parameters(field.name, hints[field.name], inspect.Parameter.empty if missing else field.default)
+    elif isinstance(said, Shown):
+        kind, words = get_args(hint)[0], said.words.replace("{methods}", ", ".join(NAMES))
+        names: tuple[str, ...] = ()
+        if isinstance(default, bool):  # a switch: what is on can be turned off
+            name = typed_name(name, default)
+            names, default = (f"--{name.replace('_', '-')}",), False
+        kind = list[str] | None if said.repeated else str if said.parse is not None else kind
+        shown = option(words, said.group, *names, least=said.least, most=said.most)
+        yield inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
+        )
+    elif said is not None:
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def typed_name(name: str, default: Any) -> str:
+    return f"no_{name}" if default is True else name
+
+
+def _record(kind: Any, typed: dict[str, Any]) -> Any:
+    """The record with what was typed; what it refuses is told at the option."""
+    hints, values = get_type_hints(kind, include_extras=True), {}
+    try:
+        for field in fields(kind):
+            name, hint = typed_name(field.name, field.default), hints[field.name]
+            if is_dataclass(hint):
+                values[field.name] = _record(hint, typed)
+            elif name in typed:
+                parse = getattr(get_args(hint)[1], "parse", None)
+                value = typed[name] if parse is None else parse(typed[name])
+                values[field.name] = value if name == field.name else not value
+        return kind(**values)
+    except SippError as error:
+        if error.option not in typed:
+            raise
+        where = f"--{error.option.replace('_', '-')} {typed[error.option]}"
+        raise as_command_error(error, where, "see --help") from error
+
+
+def prune_option(name: str) -> Any:
+    """The option of `sipp prune` with this name, for a command that means the same by it."""
+    hint = get_type_hints(PruneOptions, include_extras=True)[name]
+    return get_args(next(_parameters(name, hint, None)).annotation)[1]
+
 
 Model = Annotated[
-    str,
-    typer.Option(
-        help="A built-in network (resnet20, ...), package.module:callable of your own code, or hf:DIR.",
-        rich_help_panel=MODEL_PANEL,
-    ),
+    str, option("A built-in network (resnet20, ...), package.module:callable of your own code, or hf:DIR.", MODEL_PANEL)
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option(
-        help=".safetensors, .pt or a folder of `sipp prune`; default: freshly initialised.", rich_help_panel=MODEL_PANEL
-    ),
+    option(".safetensors, .pt or a folder of `sipp prune`; default: freshly initialised.", MODEL_PANEL),
 ]
-Data = Annotated[str | None, typer.Option(help=f"Calibration points: {KINDS}.", rich_help_panel=MODEL_PANEL)]
+Data = Annotated[str | None, option(f"Calibration points: {KINDS}.", MODEL_PANEL)]
+NeededData = Annotated[str, option(f"Calibration points: {KINDS}.", MODEL_PANEL)]
+Dense = Annotated[Path, option("Weights of the dense network: .safetensors or .pt.", MODEL_PANEL)]
+PrunedWeights = Annotated[Path, option("Weights of the pruned network, or its folder from `sipp prune`.", MODEL_PANEL)]
 Normalise = Annotated[
     str | None,
-    typer.Option(
-        help="How images become numbers: imagenet (the default), cifar10, none, or MEAN/STD by channel.",
-        rich_help_panel=MODEL_PANEL,
-    ),
+    option("How images become numbers: imagenet (the default), cifar10, none, or MEAN/STD by channel.", MODEL_PANEL),
 ]
-Include = Annotated[
-    list[str] | None,
-    typer.Option(help="Only layers of this name or glob; may be repeated.", rich_help_panel=PRUNE_PANEL),
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(help="All but layers of this name or glob; may be repeated.", rich_help_panel=PRUNE_PANEL),
-]
+Include = Annotated[list[str] | None, prune_option("include")]
+Exclude = Annotated[list[str] | None, prune_option("exclude")]
 PointsOption = Annotated[
     str | None,
-    typer.Option(
-        help="How many calibration points: a number, all, or theory (T4). Default: all of a file, theory of a set.",
-        rich_help_panel=MODEL_PANEL,
+    option(
+        "How many calibration points: a number, all, or theory (T4). Default: all of a file, theory of a set.",
+        MODEL_PANEL,
     ),
 ]
 HoldoutPoints = Annotated[
     int | None,
-    typer.Option(
-        help="How many holdout points; default: all of a file or a set, up to 5,000 images of a folder.",
-        min=1,
-        rich_help_panel=GUARANTEE_PANEL,
+    option(
+        "How many holdout points; default: all of a file or a set, up to 5,000 images of a folder.",
+        GUARANTEE_PANEL,
+        least=1,
     ),
 ]
-Confidence = Annotated[
-    float,
-    typer.Option(
-        help="Confidence of certificates and of statements about shares of inputs.", rich_help_panel=GUARANTEE_PANEL
-    ),
-]
+Confidence = Annotated[float, prune_option("confidence")]
 OutputPart = Annotated[
     str | None,
-    typer.Option(
-        help="Which part of a network's output is compared: a number or a name (logits).",
-        rich_help_panel=GUARANTEE_PANEL,
-    ),
+    option("Which part of a network's output is compared: a number or a name (logits).", GUARANTEE_PANEL),
 ]
 Ledger = Annotated[
     Path | None,
-    typer.Option(
-        help="File that records every use of a holdout; a check of a certificate only reads it.",
-        rich_help_panel=GUARANTEE_PANEL,
-    ),
+    option("File that records every use of a holdout; a check of a certificate only reads it.", GUARANTEE_PANEL),
 ]
-ReduceOver = Annotated[
-    Reduce, typer.Option(help="Over patches: max (with bounds) or mean (without, T3).", rich_help_panel=PRUNE_PANEL)
-]
-MOST_SEED = 2**63 - 1  # what torch.Generator takes
-Seed = Annotated[
-    int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MOST_SEED, rich_help_panel=MACHINE_PANEL)
-]
+ReduceOver = Annotated[Reduce, option("Over patches: max (with bounds) or mean (without, T3).", PRUNE_PANEL)]
+Seed = Annotated[int, prune_option("seed")]
 BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        help="Points per forward pass; by default more, the smaller they are.", min=1, rich_help_panel=MACHINE_PANEL
-    ),
+    int | None, option("Points per forward pass; by default more, the smaller they are.", MACHINE_PANEL, least=1)
 ]
-Device = Annotated[
-    Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.", rich_help_panel=MACHINE_PANEL)
-]
+Device = Annotated[Literal["auto", "cpu", "cuda"], option("Where to compute.", MACHINE_PANEL)]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one value: train.epochs=10.", rich_help_panel=MODEL_PANEL),
+    option("Change one value: train.epochs=10.", MODEL_PANEL, "--set", metavar="KEY=VALUE"),
 ]
-RunsOut = Annotated[
-    Path,
-    typer.Option(
-        help="Folder that holds one folder per run; what is no run stays as it is.", rich_help_panel=OUTPUT_PANEL
-    ),
-]
-DataRoot = Annotated[
-    Path, typer.Option(help="Folder with cifar-10-batches-bin/, mnist/ or imagenet/.", rich_help_panel=MODEL_PANEL)
-]
-Workers = Annotated[int, typer.Option(help="Processes that decode image files.", min=0, rich_help_panel=MACHINE_PANEL)]
+RunsOut = Annotated[Path, option("Folder that holds one folder per run; what is no run stays as it is.", OUTPUT_PANEL)]
+DataRoot = Annotated[Path, option("Folder with cifar-10-batches-bin/, mnist/ or imagenet/.", MODEL_PANEL)]
+Workers = Annotated[int, option("Processes that decode image files.", MACHINE_PANEL, least=0)]
 AcceptChanges = Annotated[
-    bool,
-    typer.Option(
-        "--accept-changes", help="Resume although data, code or device changed.", rich_help_panel=OUTPUT_PANEL
-    ),
+    bool, option("Resume although data, code or device changed.", OUTPUT_PANEL, "--accept-changes")
 ]
 Force = Annotated[
     bool,
-    typer.Option(
-        "--force",
-        help="Replace what this command wrote there before; never what it reads, nor other files.",
-        rich_help_panel=OUTPUT_PANEL,
+    option(
+        "Replace what this command wrote there before; never what it reads, nor other files.", OUTPUT_PANEL, "--force"
     ),
 ]
-
-
-def n_points_of(
-    text: str | None, n_all: int, theory: Callable[[], int], default: Callable[[], int | None]
-) -> int | None:
-    """The number of points that --points asks for, of `n_all`; None: all."""
-    if text is None:
-        return default()
-    if text == "all":
-        return None
-    if text == "theory":
-        return theory()
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise Trouble(
-            f"{text!r} is no number of points", where=f"--points {text}", fix="give a number from 1 on, all or theory"
-        )
-    if int(text) > n_all:
-        warnings.warn(f"--points {text}: there are only {n_all:,}, all of them are used", stacklevel=2)
-    return int(text)
+Json = Annotated[bool, option("Print one JSON document on stdout; everything else on stderr.", OUTPUT_PANEL, "--json")]
 
 
 def output_of(text: str | None) -> int | str | None:
     """The index or the name that --output gives."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else text
-
-
-def floor_of(text: str) -> Floor:
-    """The floor that --floor names: a share, or a word."""
-    with suppress(ValueError):
-        return check_floor(float(text))
-    with at("--floor", "give off, method, or a share such as 0.1"):
-        return check_floor(text)

@@ -7,22 +7,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sipp.cli.options import OUTPUT_PANEL
 from sipp.records.json_values import json_value
 
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json", help="Print one JSON document on stdout; everything else on stderr.", rich_help_panel=OUTPUT_PANEL
-    ),
-]
 UNBOUNDED = 10_000  # columns where stdout is a file or a pipe: no name is folded there
 
 
@@ -51,6 +44,17 @@ def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = False)
         is_text, wraps = i == 0 or column in texts, i == 0 and folds
         table.add_column(column, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
     return table
+
+
+def show_list(what: str, meaning: str, kind: str, found: dict[str, str], as_json: bool) -> None:
+    """Prints names and what each is, as a table or as the document `kind`."""
+    if as_json:
+        print_json({"kind": kind, kind: [{"name": name, "description": words} for name, words in found.items()]})
+        return
+    table = plain_table(what, meaning, texts=(meaning,))
+    for name, words in found.items():
+        table.add_row(name, words)
+    show(table)
 
 
 def is_terminal() -> bool:

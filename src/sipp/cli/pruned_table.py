@@ -7,20 +7,19 @@ from typing import Any
 from rich.table import Table
 
 from sipp.cli.output import plain_table
-from sipp.records.display import (
+from sipp.records.display import labelled, number
+from sipp.records.pruned import Pruned, PrunedLayer
+from sipp.records.pruned_to import Level
+from sipp.records.pruned_words import (
     BOUND_COLUMNS,
     SHOWN_AS,
     bounds_of,
     column_words,
     has_telling_layers,
     headline,
-    labelled,
     next_step,
-    number,
     summary_lines,
 )
-from sipp.records.pruned import Pruned, PrunedLayer
-from sipp.records.pruned_to import Level
 from sipp.storage.outputs import RECORD_NAME
 
 

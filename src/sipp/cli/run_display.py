@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -12,9 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from sipp.experiments.runs.run_recipe import Progress
-    from sipp.storage.files import Values
+from sipp.experiments.runs.run_recipe import Progress
+from sipp.storage.files import Values
 
 
 def records_table(records: list[Values]) -> Table:

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from sipp.errors import DataError, OptionError
 from sipp.records.checking import check_share
 
-if TYPE_CHECKING:
-    import torch
-
+Ratios = Any  # an array, or a tensor: whoever reads records should not have to wait for torch
 # Up to here ln beta / ln(1 - delta) is within one of the true quotient in float64, and exact correction is cheap.
 EXACT_POINTS = 2**40
 
@@ -119,7 +117,7 @@ def lower_limit(k: int, n: int, beta: float) -> float:
     return 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, beta))
 
 
-def safe_ratios(ratios: np.ndarray | torch.Tensor) -> np.ndarray:
+def safe_ratios(ratios: Ratios) -> np.ndarray:
     """The ratios (... x n) as float64 with NaN turned into +inf: what is not known to be small is taken as large."""
     # Of torch only what was given: whoever reads records should not have to wait for it.
     values = np.asarray(ratios) if not hasattr(ratios, "detach") else ratios.detach().cpu().numpy()
@@ -132,15 +130,13 @@ def safe_ratios(ratios: np.ndarray | torch.Tensor) -> np.ndarray:
     return values
 
 
-def n_violations(ratios: np.ndarray | torch.Tensor, epsilon: float) -> np.ndarray:
+def n_violations(ratios: Ratios, epsilon: float) -> np.ndarray:
     """The number of violations along the last axis (... x n -> ...): ratios not <= epsilon, or not finite."""
     values = safe_ratios(ratios)
     return np.count_nonzero(~((values <= epsilon) & np.isfinite(values)), axis=-1)
 
 
-def certified_epsilon(
-    ratios: np.ndarray | torch.Tensor, delta: float, beta: float, *, n: int | None = None
-) -> np.ndarray:
+def certified_epsilon(ratios: Ratios, delta: float, beta: float, *, n: int | None = None) -> np.ndarray:
     """eps^ along the last axis (... x N -> ...): the (N - k*)-th smallest ratio (T14); +inf where nothing is proved.
 
     k* is that of the `n` points that are different, which are all N unless it is said.

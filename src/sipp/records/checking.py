@@ -7,12 +7,9 @@ import numbers
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sipp.errors import OptionError
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 MOST_SEED = 2**63 - 1  # what every generator takes
 
@@ -34,6 +31,16 @@ def check_share(name: str, value: Any) -> float:
             option=name,
         )
     return float(value)
+
+
+def check_keep(keep: Any) -> None:
+    """Refuses what is no share of prunable weights to keep."""
+    if not _is(keep, numbers.Real) or not 0.0 < keep <= 1.0:
+        raise OptionError(
+            f"keep={keep!r:.60} is not in (0, 1]",
+            fix="give the share of prunable weights to keep: 0.15 keeps 15 %",
+            option="keep",
+        )
 
 
 def check_whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
@@ -128,8 +135,8 @@ def problem_words(problem: Mapping[str, Any]) -> str:
     return f"{key} {wanted}" + ("" if isinstance(given, dict) else f", found {given!r:.60}")
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong, as a plain sentence."""
+def first_problem(error: Any) -> str:
+    """The first thing that is wrong in a ValidationError, as a plain sentence."""
     return problem_words(dict(error.errors(include_url=False)[0]))
 
 

@@ -1,4 +1,4 @@
-"""Tables a person wants to read, as plain text."""
+"""Numbers, names and tables as a person wants to read them, in plain text."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ import re
 import textwrap
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, Context, Decimal
-from html import escape
 from io import StringIO
-from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from sipp.records.pruned import OutputChange, Pruned, PrunedLayer
 
 WIDTH = 118
 SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
@@ -24,81 +18,7 @@ PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
 N_LISTED = 5  # names in an error
 LABEL = 17  # columns before the text of a statement
 NAME_LENGTH = 28  # of a weight in a table: a longer name is shortened
-BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 MUCH = 0.5  # of its length: an output that moved further than this is warned of
-END_LAYERS = 4  # of the first and of the last in a table of many
-N_NAMED = 6  # layers in a warning
-SHOWN_AS = {"whole": "lossless"}  # all that ever mattered on the calibration points is kept
-
-
-def pruned_table(pruned: Pruned) -> str:
-    """What a person wants to know first, in about a screen: how much is left, what it costs, what to do; the layers."""
-    bounds = has_telling_layers(pruned)
-    n_hidden = max(0, len(pruned.layers) - 2 * END_LAYERS)
-    hidden = f", {n_hidden} layers that are left out here" if n_hidden else ""
-    return "\n".join(
-        [
-            headline(pruned),
-            *summary_lines(pruned),
-            labelled("next", next_step(pruned)),
-            text_of(_layers_table(pruned, strategies=[], bounds=bounds, ends=END_LAYERS if n_hidden else None)),
-            *column_words([], bounds),
-            f"print(pruned.details) shows all there is: every statement in full{hidden}",
-        ]
-    )
-
-
-def pruned_details(pruned: Pruned) -> str:
-    """All layers with what each keeps and what is promised, and every statement, also those that say nothing."""
-    names = sorted({name for layer in pruned.layers for name in layer.strategies})
-    has_bounds = any(value is not None for layer in pruned.layers for value in bounds_of(layer))
-    return "\n".join(
-        [
-            headline(pruned),
-            text_of(_layers_table(pruned, strategies=names, bounds=True)),
-            *column_words(names, has_bounds),
-            *summary_lines(pruned, in_full=True),
-            labelled("next", next_step(pruned)),
-        ]
-    )
-
-
-def headline(pruned: Pruned) -> str:
-    """How many weights are left, and by which method, in one line."""
-    pattern = "" if pruned.pattern is None else f", {pruned.pattern} along every row"
-    return (
-        f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%}){pattern}"
-    )
-
-
-def _layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: int | None = None) -> Table:
-    """One line a layer, without columns that are empty; with `ends` only so many of the first and of the last."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    columns = ["weight", "rows", "fan-in", "kept", "keep", *(SHOWN_AS.get(name, name) for name in strategies)]
-    columns += ["dead rows", *(BOUND_COLUMNS if bounds else ())]
-    labels = short_names([layer.name for layer in pruned.layers])
-    rows = [
-        (
-            label,
-            f"{layer.n_rows:,}",
-            f"{layer.fan_in:,}",
-            f"{layer.kept:,}",
-            f"{layer.keep:.2%}",
-            *(str(layer.strategies.get(name, 0)) for name in strategies),
-            str(len(layer.dead_rows) or ""),
-            *(number(value) for value in (bounds_of(layer) if bounds else ())),
-        )
-        for label, layer in zip(labels, pruned.layers)
-    ]
-    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]  # not what is empty
-    for i in shown:
-        table.add_column(columns[i].replace(" ", "\n"), justify="right" if i else "left", no_wrap=True)  # narrow
-    for at, row in enumerate(rows):
-        if ends is None or at < ends or at >= len(rows) - ends:
-            table.add_row(*(row[i] for i in shown))
-        elif at == ends:
-            table.add_row(f"... {len(rows) - 2 * ends} more")
-    return table
 
 
 def short_names(names: Sequence[str], length: int = NAME_LENGTH) -> list[str]:
@@ -151,186 +71,12 @@ def _numbered(names: Sequence[str], length: int) -> list[str]:
     return [short[name] for name in names]
 
 
-# What the columns of a table of layers mean
-_ROW_WORDS = "rows: one for each output of a layer; fan-in: how many weights a row had"
-_STRATEGY_WORDS = {
-    "det": "det: rows that keep their most sensitive weights",
-    "rand": "rand: rows whose weights are drawn",
-    "lossless": "lossless: rows that keep all that ever mattered on the calibration points",
-}
-_BOUND_WORDS = (
-    "eps: largest relative error of a row, with the assumed and the measured constant (T5-T9, T19)",
-    "Delta: how much terms of both signs cancel",
-    "layer bound: eps measured x Delta",
-)
-
 PATH_WORDS = "  bad points: holdout points against the claim; proved limit: of their share of new inputs, or the drop"
-
-
-def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
-    """A line or two below a table of layers: what its columns mean."""
-    shown = (SHOWN_AS.get(name, name) for name in strategies)
-    strategy_words = (_STRATEGY_WORDS[name] for name in shown if name in _STRATEGY_WORDS)
-    words = [_ROW_WORDS, *strategy_words, *(_BOUND_WORDS if has_bounds else ())]
-    return [textwrap.fill("; ".join(words), WIDTH, initial_indent="  ", subsequent_indent="  ")]
-
-
-def pruned_html(pruned: Pruned) -> str:
-    """The same as HTML, for a notebook: what comes first when it is printed; folded away, all layers and statements."""
-    first = "\n".join([*summary_lines(pruned), labelled("next", next_step(pruned))])
-    folded = f"<summary>All layers and statements</summary><pre>{escape(pruned_details(pruned))}</pre>"
-    return (
-        f"<div><strong>{escape(headline(pruned))}</strong><pre>{escape(first)}</pre><details>{folded}</details></div>"
-    )
-
-
-def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
-    """What stands in `BOUND_COLUMNS`: eps with the assumed C, then with the measured one and times Delta (T11, T19)."""
-    return layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured
 
 
 def labelled(label: str, text: str) -> str:
     """A line that begins with its label, folded below the text where it is long."""
     return textwrap.fill(text, WIDTH, initial_indent=f"{label + ':':<{LABEL}}", subsequent_indent=" " * LABEL)
-
-
-def summary_lines(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> list[str]:
-    """What is known of the cost (what was `certified`, in words), what was chosen and repaired, the theory's words."""
-    lines = [("what it costs", certified or cost_of(pruned))]
-    if warning := moved_warning(pruned):
-        lines.insert(0, ("warning", warning))
-    dead = [layer for layer in pruned.layers if layer.dead_rows]
-    if dead:
-        n_rows, names = sum(len(layer.dead_rows) for layer in dead), [layer.name for layer in dead]
-        more = f" and {len(dead) - N_NAMED} more layers" if len(dead) > N_NAMED else ""
-        lines.append(("warning", f"{n_rows:,} rows died, in {', '.join(names[:N_NAMED])}{more}"))
-    if pruned.kept != pruned.budget:
-        why = f"only {pruned.kept:,} weights have a positive sensitivity to draw by"
-        if pruned.draws == "fixed":
-            why = "with draws='fixed' the number kept is random, and at most that on average"
-        lines.append(("weights", f"asked for {pruned.budget:,}: {why}"))
-    if pruned.choice is not None:
-        lines.append(("chosen", f"{pruned.method} took {pruned.choice}"))
-    if pruned.repair is not None:
-        lines.append(("repair", pruned.repair.sentence))
-    lines += _statements(pruned, in_full=in_full)
-    if pruned.assumption is not None:
-        lines.append(("assumption", f"{pruned.assumption.verdict} {pruned.assumption.es_verdict}"))
-    return [labelled(label, text) for label, text in lines]
-
-
-def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:
-    """What was measured (T19) and what the paper's theory says, of rows, layers and the network.
-
-    Not in full: those with a bound below 1, of the network or of a layer, and one line where there is none.
-    """
-    if pruned.guarantee is None:
-        return [("statements", f"none: {pruned.bound.reason}")]
-    measured_layers, paper_layers = _telling_layers(pruned)
-    delta = f"; Delta of each layer holds {pruned.guarantee.layers}" if pruned.guarantee.met else ""
-    found = [
-        (pruned.bound.met and _is_small(pruned.bound.epsilon), "network", str(pruned.bound)),
-        (paper_layers, "paper's theory", f"rows and layers: {pruned.guarantee}{delta}"),
-    ]
-    if pruned.measured is not None:
-        is_telling = _is_small(pruned.measured.epsilon) or measured_layers
-        found.insert(0, (is_telling, "measured", str(pruned.measured)))
-    shown = [(label, text) for is_telling, label, text in found if in_full or is_telling]
-    return shown or [("theory", f"its bound says nothing here ({_why_nothing(pruned)})")]
-
-
-def has_telling_layers(pruned: Pruned) -> bool:
-    """Whether a bound of a layer that lost weights is below 1: then the columns of bounds are worth their room."""
-    return pruned.guarantee is not None and any(_telling_layers(pruned))
-
-
-def _telling_layers(pruned: Pruned) -> tuple[bool, bool]:
-    """Whether a layer that lost weights has a bound below 1: a measured one, and one of the paper's theory."""
-    lost = [layer for layer in pruned.layers if layer.kept < layer.n_weights]
-    is_met = pruned.guarantee is not None and pruned.guarantee.met
-    measured = any(_is_small(layer.bound_measured) for layer in lost)
-    return measured, is_met and any(_is_small(layer.bound) for layer in lost)
-
-
-def _is_small(bound: float | None) -> bool:
-    """Whether an error bound is below 1: an output of zeros is within any other. NaN is not."""
-    return bound is not None and bound < 1
-
-
-def _why_nothing(pruned: Pruned) -> str:
-    """Why there is no bound of the output below 1, in a few words."""
-    known = [pruned.bound.epsilon] if pruned.bound.met else []
-    known += [] if pruned.measured is None else [pruned.measured.epsilon]
-    found = [epsilon for epsilon in known if epsilon is not None]
-    if found:
-        return f"{number(min(found))} times the output's size, and only below 1 it is a limit"
-    if pruned.guarantee is not None and not pruned.guarantee.met:
-        return pruned.guarantee.reason
-    measured = "" if pruned.measured is None else pruned.measured.reason or pruned.measured.network_reason
-    return measured or pruned.bound.reason
-
-
-def moved_warning(pruned: Pruned) -> str:
-    """Words where the output moved by more than half of its size; empty where it did not, or is not known."""
-    moved = pruned.moved
-    if moved is None or moved.error <= MUCH:  # NaN is warned of
-        return ""
-    if not math.isfinite(moved.error):
-        return f"an output is not finite, or the dense one is 0, on {_points_of(moved)}: see what the dense model gives"
-    return (
-        f"the output moved by {percent_up(moved.error)} of its size (norm) on {_points_of(moved)}: as it is, this "
-        "network is of little use"
-    )
-
-
-def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
-    """What to do now: with a network that is of little use, or with a good one."""
-    if not pruned.stated:
-        return "sipp.certify(model, pruned.model, points) says what the network costs as it is; or prune again"
-    if not moved_warning(pruned):
-        if is_certified:
-            return "sipp eval measures accuracy, sipp report makes a page"
-        if in_shell:
-            return (
-                "sipp eval measures accuracy, sipp certify says what it costs on new inputs, sipp report draws a page"
-            )
-        return (
-            "sipp.certify(model, pruned, points) says what it costs on inputs that are new to it; "
-            "sipp.save_folder(pruned, folder) writes it, sipp.sparse(pruned.model, example) runs it"
-        )
-    if pruned.repair is not None:
-        repair = "more points to repair on" if in_shell else "sipp.repair with steps= and more points"
-    else:
-        repair = "--repair" if in_shell else "repair=True"
-    compare, keep = ("sipp compare", "--keep") if in_shell else ("sipp.compare", "keep")
-    return f"try {repair}, another method ({compare} says which), or a larger {keep}; or train it"
-
-
-def _points_of(moved: OutputChange) -> str:
-    points = "1 calibration point" if moved.n_points == 1 else f"{moved.n_points:,} calibration points"
-    return points + (" kept aside" if moved.aside else "")
-
-
-def cost_of(pruned: Pruned) -> str:
-    """The best of the statements about the network, in plain words, or what was seen on calibration points."""
-    is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may be of other values
-    if is_dense and pruned.stated and pruned.repair is None:
-        return "nothing was removed, the output is the same."
-    found = []
-    if pruned.bound.met and pruned.bound.epsilon is not None and pruned.bound.coverage is not None:
-        found.append((pruned.bound.epsilon, pruned.bound.coverage.share, pruned.bound.coverage.confidence))
-    if pruned.measured is not None and pruned.measured.epsilon is not None:
-        found.append((pruned.measured.epsilon, pruned.measured.network_share, pruned.measured.joint_confidence))
-    if not found or not min(found)[0] < 1:
-        if pruned.moved is None or moved_warning(pruned):
-            return "not known yet for new inputs."
-        moved = f"{percent_up(pruned.moved.error)} of its size (norm) on {_points_of(pruned.moved)}"
-        return f"the output moved by {moved}. Nothing is promised for new ones yet."
-    epsilon, share, confidence = min(found)
-    return (
-        f"the output moves by at most {percent_up(epsilon)} of its size (norm), for all but {percent_up(share)} of new "
-        f"inputs, {sure(confidence)}."
-    )
 
 
 def listed(names: Sequence[str], separator: str = ", ") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
+from sipp.records.checking import check_keep
 
 SCORE_DTYPE = torch.float32  # what patches, denominators and sensitivities are computed in
 BOUND_DTYPE = torch.float64  # what sums of sensitivities and every bound are computed in
@@ -56,12 +56,7 @@ def row_scales(weight_FK: Tensor) -> Tensor:
 
 def budget_of(keep: float, n_weights: int) -> int:
     """The number of weights that the share `keep` means: the nearest whole number, refused when that is none."""
-    if isinstance(keep, bool) or not isinstance(keep, numbers.Real) or not 0.0 < keep <= 1.0:
-        raise OptionError(
-            f"keep={keep!r:.60} is not in (0, 1]",
-            fix="give the share of prunable weights to keep: 0.15 keeps 15 %",
-            option="keep",
-        )
+    check_keep(keep)
     budget = math.floor(keep * n_weights + 0.5)
     if budget == 0:
         raise OptionError(

@@ -6,13 +6,16 @@ Importing this file loads no torch, so that the command line can show the choice
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from sipp.errors import OptionError
 from sipp.records.checking import (
+    MOST_SEED,
     check_choice,
     check_flag,
+    check_keep,
     check_number,
     check_record,
     check_seed,
@@ -48,6 +51,13 @@ def check_floor(floor: Any) -> Floor:
         raise OptionError(f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer")
     found: Floor = floor
     return found
+
+
+def floor_of(text: str) -> Floor:
+    """The floor that a text names: a share, or a word."""
+    with suppress(ValueError):
+        return check_floor(float(text))
+    return check_floor(text)
 
 
 def _is_word(value: Any, word: str) -> bool:
@@ -101,11 +111,28 @@ class Constants:
         check_number("k_constant", self.k_constant, above=0)
 
 
+Group = Literal["What to prune", "Guarantee", "Repair", "Machine"]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a field is an option of `sipp prune`; a field without it is none."""
+
+    words: str  # of --help; {methods} stands for their names
+    group: Group  # in which --help lists it
+    prune_to: bool = False  # whether it means the same for `prune_to`, which other fields would not reach
+    repeated: bool = False  # a list of words
+    parse: Callable[[str], Any] | None = None  # from its text, where a plain type does not say it
+    least: int | None = None
+    most: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
     """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
 
-    How much is kept is said by exactly one of `keep`, `budget` and `pattern` (`budget_for` checks that).
+    How much is kept is said by exactly one of `keep`, `budget` and `pattern` (`budget_for` checks that). The words
+    beside a field are those of `sipp prune --help`, whose option it is.
 
     Example:
         >>> from sipp.records.options import PruneOptions
@@ -113,26 +140,63 @@ class PruneOptions:
         'method'
     """
 
-    keep: float | None = None  # share of the prunable weights
-    budget: int | None = None  # or their number
-    pattern: str | None = None  # or n of every m consecutive weights of a row, as in "2:4"
-    method: Method = DEFAULT_METHOD
-    delta: float = DELTA  # failure probability of T4
-    confidence: float = CONFIDENCE  # of statements about all but a share of inputs
-    seed: int = 0
-    draws: Draws = "until"
-    reduce: Reduce | None = None  # over patches; None: the method's own
-    floor: Floor = "method"
-    include: Selector | None = None
-    exclude: Selector | None = None
-    bound: Mode = "paper"
+    keep: Annotated[float | None, Shown("Share of the prunable weights to keep, in (0, 1].", "What to prune")] = None
+    budget: Annotated[int | None, Shown("Instead of --keep: the number of weights to keep.", "What to prune")] = None
+    pattern: Annotated[
+        str | None, Shown("Instead of --keep: n of every m weights of a row, such as 2:4.", "What to prune")
+    ] = None
+    method: Annotated[Method, Shown("How weights are chosen: {methods}.", "What to prune", prune_to=True)] = (
+        DEFAULT_METHOD
+    )
+    include: Annotated[
+        Selector | None,
+        Shown("Only layers of this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),
+    ] = None
+    exclude: Annotated[
+        Selector | None,
+        Shown("All but layers of this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),
+    ] = None
+    floor: Annotated[
+        Floor,
+        Shown(
+            "What each row and layer keeps at least: a share of an even cut such as 0.1, off, or the method's own.",
+            "What to prune",
+            prune_to=True,
+            parse=floor_of,
+        ),
+    ] = "method"
+    reduce: Annotated[
+        Reduce | None,
+        Shown(
+            "How scores on many patches become one; mean has no bounds (T3). Default: the method's own.",
+            "What to prune",
+            prune_to=True,
+        ),
+    ] = None
+    draws: Annotated[
+        Draws, Shown("Methods that draw weights: to the number kept, or so many draws (T8).", "What to prune")
+    ] = "until"
+    confidence: Annotated[
+        float, Shown("Confidence of certificates and of statements about shares of inputs.", "Guarantee", prune_to=True)
+    ] = CONFIDENCE
+    delta: Annotated[float, Shown("Theory: probability that the inequality of T4 fails.", "Guarantee")] = DELTA
+    bound: Annotated[Mode, Shown("Theory: the paper's bound (T12), or operator norms (T13).", "Guarantee")] = "paper"
     looks_at_assumption: bool = False
-    statements: bool = True
-    repair: bool = False
+    statements: Annotated[
+        bool, Shown("Do not score the weights that another method chose (T17): faster.", "Guarantee")
+    ] = True
+    repair: Annotated[bool, Shown("Refit the kept weights on the data, without labels.", "Repair", prune_to=True)] = (
+        False
+    )
+    seed: Annotated[
+        int, Shown("Seed of everything that is drawn.", "Machine", prune_to=True, least=0, most=MOST_SEED)
+    ] = 0
     scoring: Scoring = Scoring()
     constants: Constants = Constants()
 
     def __post_init__(self) -> None:
+        if self.keep is not None:
+            check_keep(self.keep)
         check_share("delta", self.delta)
         check_share("confidence", self.confidence)
         check_seed(self.seed)

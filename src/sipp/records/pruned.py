@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from sipp.records.assumption import Assumption
 from sipp.records.bounds import Guarantee, Measured, NetworkBound
 from sipp.records.choice import Choice
-from sipp.records.display import pruned_details, pruned_html, pruned_table
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Method
 from sipp.records.repair import Repair
@@ -122,9 +121,13 @@ class Pruned:
     @property
     def details(self) -> str:
         """All that `print` leaves out: every layer, and every statement in full, also one that says nothing."""
+        from sipp.records.pruned_words import pruned_details  # which reads this record
+
         return pruned_details(as_it_is(self))
 
     def __str__(self) -> str:
+        from sipp.records.pruned_words import pruned_table  # which reads this record
+
         return pruned_table(as_it_is(self))
 
     def __repr__(self) -> str:
@@ -134,6 +137,8 @@ class Pruned:
         )
 
     def _repr_html_(self) -> str:
+        from sipp.records.pruned_words import pruned_html  # which reads this record
+
         return pruned_html(as_it_is(self))
 
 

@@ -10,19 +10,14 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sipp.errors import OptionError
 from sipp.records.options import Reduce
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sipp.inputs.scoring_task import ScoringTask
-
 Need = Literal["data", "labels"]
 Cut = Literal["global", "layer", "row", "sampled", "hybrid"]
-Score = Callable[["ScoringTask"], "dict[str, Tensor]"]
+Score = Callable[[Any], dict[str, Any]]  # of a ScoringTask, {parameter name: tensor}; this file loads no torch
 
 SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
 BLEND = "blend"  # as a score: sensitivities and magnitudes blended, how is chosen on points kept aside (T20)

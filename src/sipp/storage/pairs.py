@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sipp.errors import DataError
 from sipp.storage.files import (
@@ -23,9 +23,7 @@ from sipp.storage.files import (
 )
 from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+Tensor = Any  # of torch, which whoever only reads records does not wait for
 TENSORS = ".safetensors"
 VALUES = ".json"
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, deserialize
 
 from sipp.errors import DataError, ModelError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST_HEADER = 1 << 28  # bytes of a header that is looked into
 # What safetensors calls an element type: torch's name, and the whole number of the same size that holds its bits.
@@ -93,7 +90,7 @@ def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None 
     return save(plain, mark)
 
 
-def tensors_from_bytes(data: bytes, where: object) -> dict[str, Tensor]:
+def tensors_from_bytes(data: bytes, where: object) -> dict[str, Any]:
     """The tensors of a safetensors file, on the CPU; DataError names `where` they were to come from."""
     import torch
     from safetensors.torch import load

@@ -4,100 +4,72 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 import sipp
-from sipp.cli.errors import Trouble, at
-from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Device, Force, Normalise, Weights
-from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Device, Force, Json, Normalise, Weights, option
+from sipp.cli.output import only_json, plain_table, print_json, show, size
+from sipp.records.schemas import BenchRecord
 from sipp.storage.outputs import BENCH_NAME
-
-if TYPE_CHECKING:
-    from sipp.records.schemas import BenchRecord
 
 REPEATS, MOST_REPEATS = 5, 1000
 SCORED, N_POINTS, MOST_POINTS, MOST_THREADS = "resnet20", 64, 4096, 1024
 
-File = Annotated[
-    Path | None,
-    typer.Argument(help="A file of sipp.save, or a folder of `sipp prune`; without: kernels and scoring are timed."),
-]
-OwnModel = Annotated[
-    str | None,
-    typer.Option(
-        help="Built-in network or package.module:callable; of FILE, built-in ones are recognised.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option(
-        help=f"Points of a call with FILE; default: {N_POINTS}.", min=1, max=MOST_POINTS, rich_help_panel=MACHINE_PANEL
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        help="Threads with FILE; default: as torch has them.", min=1, max=MOST_THREADS, rich_help_panel=MACHINE_PANEL
-    ),
-]
-
-
-Points = Annotated[
-    str | None,
-    typer.Option(help="Points; default: noise of a built-in network's shape.", rich_help_panel=MODEL_PANEL),
-]
-Repeats = Annotated[
-    int,
-    typer.Option(
-        help="Times each is measured; the best counts.", min=1, max=MOST_REPEATS, rich_help_panel=MACHINE_PANEL
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help=f"New file for the record; as {BENCH_NAME} in a folder, the page shows it.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-
 
 def bench(
-    file: File = None,
-    model: OwnModel = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A file of sipp.save, or a folder of `sipp prune`; without: kernels and scoring are timed."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        option("Built-in network or package.module:callable; of FILE, built-in ones are recognised.", MODEL_PANEL),
+    ] = None,
     weights: Weights = None,
-    data: Points = None,
+    data: Annotated[str | None, option("Points; default: noise of a built-in network's shape.", MODEL_PANEL)] = None,
     normalise: Normalise = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None, option(f"New file for the record; as {BENCH_NAME} in a folder, the page shows it.", OUTPUT_PANEL)
+    ] = None,
     force: Force = False,
     as_json: Json = False,
     device: Device = "auto",
-    batch: Batch = None,
-    threads: Threads = None,
-    repeats: Repeats = REPEATS,
+    batch: Annotated[
+        int | None,
+        option(f"Points of a call with FILE; default: {N_POINTS}.", MACHINE_PANEL, least=1, most=MOST_POINTS),
+    ] = None,
+    threads: Annotated[
+        int | None, option("Threads with FILE; default: as torch has them.", MACHINE_PANEL, least=1, most=MOST_THREADS)
+    ] = None,
+    repeats: Annotated[
+        int, option("Times each is measured; the best counts.", MACHINE_PANEL, least=1, most=MOST_REPEATS)
+    ] = REPEATS,
 ) -> None:
     """Time a stored network against the dense one; or kernels and scoring, after checking that they are right."""
     if file is None:
         for option, value in (("--batch", batch), ("--threads", threads), ("--out", out)):
             if value is not None:
-                raise Trouble("it is for a stored network", where=option, fix="give FILE, or leave it out")
+                raise CommandError("it is for a stored network", where=option, fix="give FILE, or leave it out")
         _kernels(model or SCORED, weights, data, normalise, repeats, device, as_json)
         return
     if weights is not None or device == "cuda":
         option = "--weights" if weights is not None else "--device cuda"
-        raise Trouble("FILE holds the weights, and is run on the CPU", where=option, fix="leave it out")
-    from sipp.cli.points import points_read
+        raise CommandError("FILE holds the weights, and is run on the CPU", where=option, fix="leave it out")
+    from sipp.cli.data_option import points_read
     from sipp.records.json_values import json_value
     from sipp.storage.files import seal
     from sipp.storage.outputs import BENCH, check_file, write_file
 
     with only_json(as_json):
         if out is not None:
-            with at(f"--out {out}", "give another place"):
+            with naming_option(f"--out {out}", "give another place"):
                 check_file(out, BENCH, force=force, inputs=[("FILE", file), *points_read("--data", data)])
-        from sipp.cli.file_bench import bench_file
+        from sipp.cli.bench_network import bench_file
 
         record = bench_file(
             file,
@@ -110,7 +82,7 @@ def bench(
         )
         values = json_value(record.model_dump(mode="json"))
         if out is not None:
-            with at(f"--out {out}", "give another place"):
+            with naming_option(f"--out {out}", "give another place"):
                 write_file(out, json.dumps(seal(values), indent=1, allow_nan=False).encode(), BENCH, force=force)
         if not as_json:
             _tell(record, out)
@@ -158,7 +130,7 @@ def _kernels(
     model: str, weights: Path | None, data: str | None, normalise: str | None, repeats: int, device: str, as_json: bool
 ) -> None:
     """Times the kernels, and the scoring of a network against its forward pass."""
-    from sipp.cli.benching import measure
+    from sipp.cli.bench_kernels import measure
 
     with only_json(as_json):
         machine, lines, images = measure(model, weights, data, normalise, device, repeats)

@@ -3,111 +3,72 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import Annotated, Any
 
 import sipp
-from sipp.cli.errors import Trouble, at
-from sipp.cli.options import (
-    KINDS,
-    MODEL_PANEL,
-    PRUNE_PANEL,
-    REPAIR_PANEL,
-    BatchSize,
-    Device,
-    Exclude,
-    HoldoutPoints,
-    Include,
-    Ledger,
-    Model,
-    Normalise,
-    OutputPart,
-    PointsOption,
-    Seed,
-    Weights,
-    n_points_of,
-    output_of,
-)
-from sipp.cli.output import Json, only_json, print_json, show
+from sipp.cli import options as shared
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, Json, option, output_of
+from sipp.cli.output import only_json, print_json, show
+from sipp.records.comparison import Comparison
 from sipp.records.options import Method
 from sipp.scoring.methods import NAMES, method_of
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from sipp.cli.points import Points
-    from sipp.records.comparison import Comparison
-
-HoldoutData = Annotated[
-    str | None,
-    typer.Option(help="Points that judge; default: the last quarter of the data.", rich_help_panel=MODEL_PANEL),
-]
-Keeps = Annotated[
-    str,
-    typer.Option(
-        help="Shares of the prunable weights to keep, each in (0, 1], with commas.", rich_help_panel=PRUNE_PANEL
-    ),
-]
-Methods = Annotated[
-    str | None,
-    typer.Option(help=f"With commas, of: {', '.join(NAMES)}. Default: a usual set.", rich_help_panel=PRUNE_PANEL),
-]
-Repair = Annotated[
-    bool,
-    typer.Option("--repair", help="Add every network with its kept weights refitted.", rich_help_panel=REPAIR_PANEL),
-]
-
-
-Calibration = Annotated[str, typer.Option(help=f"Calibration points: {KINDS}.", rich_help_panel=MODEL_PANEL)]
-
 
 def compare(
-    model: Model,
-    data: Calibration,
-    weights: Weights = None,
-    holdout: HoldoutData = None,
-    normalise: Normalise = None,
-    points: PointsOption = None,
-    keeps: Keeps = "0.5,0.3,0.1",
-    methods: Methods = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    holdout_points: HoldoutPoints = None,
-    ledger: Ledger = None,
-    output: OutputPart = None,
-    repair: Repair = False,
+    model: shared.Model,
+    data: shared.NeededData,
+    weights: shared.Weights = None,
+    holdout: Annotated[
+        str | None, option("Points that judge; default: the last quarter of the data.", MODEL_PANEL)
+    ] = None,
+    normalise: shared.Normalise = None,
+    points: shared.PointsOption = None,
+    keeps: Annotated[
+        str, option("Shares of the prunable weights to keep, each in (0, 1], with commas.", PRUNE_PANEL)
+    ] = "0.5,0.3,0.1",
+    methods: Annotated[
+        str | None, option(f"With commas, of: {', '.join(NAMES)}. Default: a usual set.", PRUNE_PANEL)
+    ] = None,
+    include: shared.Include = None,
+    exclude: shared.Exclude = None,
+    holdout_points: shared.HoldoutPoints = None,
+    ledger: shared.Ledger = None,
+    output: shared.OutputPart = None,
+    repair: Annotated[
+        bool, option("Add every network with its kept weights refitted.", REPAIR_PANEL, "--repair")
+    ] = False,
     as_json: Json = False,
-    device: Device = "auto",
-    batch_size: BatchSize = None,
-    seed: Seed = 0,
+    device: shared.Device = "auto",
+    batch_size: shared.BatchSize = None,
+    seed: shared.Seed = 0,
 ) -> None:
     """Prune a network by every method at a few keeps, print what each does to its output, and which to use.
 
     For example: sipp compare --model digits-cnn --data digits --keeps 0.5,0.2
     """
-    from sipp.cli.models import load_model
-    from sipp.cli.points import default_points, draw, example_of, images_lines, open_source, summary
+    from sipp.cli.data_option import Reader, draw_calibration, draw_holdout, images_lines, points_read, summary
+    from sipp.cli.model_option import load_model, weights_read
     from sipp.scoring.theory_points import sample_size
+    from sipp.storage.outputs import check_ledger
 
     with only_json(as_json):
         shares, names = _numbers(keeps), _names(methods)
-        _check_holdout(holdout, holdout_points, ledger, (weights, data))
+        for typed, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
+            if holdout is None and value is not None:
+                raise CommandError("there is no holdout", where=typed, fix="give --holdout, or leave it out")
+        if ledger is not None:
+            reads = points_read("--data", data) + points_read("--holdout", holdout)
+            with naming_option(f"--ledger {ledger}", "allow reading and writing, or give another file"):
+                check_ledger(ledger, out=None, inputs=weights_read("--weights", weights) + reads)
         network = load_model(model, weights, seed=seed, device=device)
-        source = open_source(data, "calibration", "--data", seed=seed, model=model, normalise=normalise)
-
-        def needed() -> int:
-            example = example_of(source, network, model, seed=seed)
-            return sample_size(network, example, include=include, exclude=exclude)
-
-        with at(f"--model {model}, --data {data}", "see sipp compare --help"):
-            n = n_points_of(points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
-            chosen = draw(source, n, seed=seed, batch_size=batch_size, model=network)
-        judging = _judging(holdout, holdout_points, network, model, normalise, seed, batch_size)
-        for option, found in (("--data", chosen), ("--holdout", judging)):
-            _check(network, found, model, option)
-        with at(f"--model {model}, --data {data}", "see sipp compare --help"):
+        reader = Reader(network, model, normalise, seed, batch_size)
+        with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
+            chosen = draw_calibration(
+                reader, data, points, lambda example: sample_size(network, example, include=include, exclude=exclude)
+            )
+        judging = None if holdout is None else draw_holdout(reader, holdout, holdout_points)
+        with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
             comparison = sipp.compare(
                 network, chosen.batches, keeps=shares, methods=names, repair=repair,
                 holdout=None if judging is None else judging.batches, include=include, exclude=exclude,
@@ -125,24 +86,6 @@ def compare(
         print_json(about | {"data": summary(chosen), "holdout": summary(judging)} | _record(comparison))
 
 
-def _check_holdout(
-    holdout: str | None, holdout_points: int | None, ledger: Path | None, reads: tuple[Path | None, str]
-) -> None:
-    """Refuses what serves a holdout where there is none, and a ledger that cannot be written."""
-    from sipp.cli.models import weights_read
-    from sipp.cli.points import points_read
-    from sipp.storage.outputs import check_ledger
-
-    for option, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
-        if holdout is None and value is not None:
-            raise Trouble("there is no holdout", where=option, fix="give --holdout, or leave it out")
-    if ledger is not None:
-        weights, data = reads
-        inputs = weights_read("--weights", weights) + points_read("--data", data) + points_read("--holdout", holdout)
-        with at(f"--ledger {ledger}", "allow reading and writing, or give another file"):
-            check_ledger(ledger, out=None, inputs=inputs)
-
-
 def _numbers(keeps: str) -> list[float]:
     """The shares between the commas."""
     found = []
@@ -152,7 +95,7 @@ def _numbers(keeps: str) -> list[float]:
         except ValueError:
             share = 0.0
         if not 0 < share <= 1:
-            raise Trouble(
+            raise CommandError(
                 f"{text!r} is no share in (0, 1]", where=f"--keeps {keeps:.60}", fix="give numbers: 0.5,0.3,0.1"
             )
         found.append(share)
@@ -163,34 +106,8 @@ def _names(methods: str | None) -> list[Method] | None:
     """The methods between the commas; None: the usual ones."""
     if methods is None:
         return None
-    with at(f"--methods {methods:.60}", f"give some of {','.join(NAMES)}"):
+    with naming_option(f"--methods {methods:.60}", f"give some of {','.join(NAMES)}"):
         return [method_of(text.strip()).name for text in methods.split(",")]
-
-
-def _judging(
-    spec: str | None,
-    n_points: int | None,
-    network: nn.Module,
-    model: str,
-    normalise: str | None,
-    seed: int,
-    size: int | None,
-) -> Points | None:
-    """The points of --holdout, if it was given."""
-    from sipp.cli.points import default_points, draw, open_source
-
-    if spec is None:
-        return None
-    source = open_source(spec, "holdout", "--holdout", seed=seed, model=model, normalise=normalise)
-    n = n_points or default_points(source, "holdout", lambda: 0)
-    return draw(source, n, seed=seed, batch_size=size, model=network)
-
-
-def _check(network: nn.Module, points: Points | None, model: str, option: str) -> None:
-    from sipp.cli.points import check_fits
-
-    if points is not None:
-        check_fits(network, points, model, option)
 
 
 def _record(comparison: Comparison) -> dict[str, Any]:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as Bars
 
-from sipp.cli.errors import at
-from sipp.cli.options import DEFAULT_ROOT
-from sipp.cli.output import Json, only_json, plain_table, print_json, show
+from sipp.cli.errors import naming_option
+from sipp.cli.options import DEFAULT_ROOT, Json
+from sipp.cli.output import only_json, plain_table, print_json, show
 from sipp.progress import console_of_person
-
-if TYPE_CHECKING:
-    from sipp.experiments.data.cifar10 import Progress
 
 IMAGENET = "imagenet"
 PLAIN_STEP_S = 5.0  # between two lines of progress where no bar can be drawn
@@ -80,7 +77,9 @@ def _checked_imagenet(folder: Path) -> dict[str, Any]:
     from sipp.experiments.data import index_folders
 
     root = folder / IMAGENET if (folder / IMAGENET).is_dir() else folder
-    with at(f"sipp data {IMAGENET} {folder}", f"put images at {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"):
+    with naming_option(
+        f"sipp data {IMAGENET} {folder}", f"put images at {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
+    ):
         index = index_folders(root)
     n_val = len(index.paths) - index.n_train
     what = f"{index.n_train:,} training and {n_val:,} validation images of {len(index.classes):,} classes in {root}"
@@ -92,7 +91,7 @@ def _fetched(folder: Path) -> dict[str, Any]:
     from sipp.experiments.data import fetch_cifar10
     from sipp.experiments.data.cifar10 import BIN_FOLDER
 
-    with at(f"sipp data cifar10 {folder}", f"put the official {BIN_FOLDER} into {folder}"), _told() as told:
+    with naming_option(f"sipp data cifar10 {folder}", f"put the official {BIN_FOLDER} into {folder}"), _told() as told:
         source = "present" if (folder / BIN_FOLDER).exists() else "official"
         place = fetch_cifar10(folder, progress=told)
     came = "was here already" if source == "present" else f"came from the {source} source"
@@ -101,7 +100,7 @@ def _fetched(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _told() -> Iterator[Progress]:
+def _told() -> Iterator[Callable[[str, int, int | None], None]]:
     """A function that shows how far a download is: a bar at a terminal, a line on stderr now and then elsewhere."""
     console = console_of_person()
     if console is not None:

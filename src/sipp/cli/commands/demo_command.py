@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sipp.cli.options import Force
-from sipp.cli.output import Json, only_json, print_json, show
+from sipp.cli.options import Force, Json
+from sipp.cli.output import only_json, print_json, show
 
 
 def demo(

@@ -2,67 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from sipp.cli.options import (
-    KINDS,
-    MODEL_PANEL,
-    OUTPUT_PANEL,
-    BatchSize,
-    Device,
-    Force,
-    HoldoutPoints,
-    Model,
-    Normalise,
-    OutputPart,
-    Seed,
-)
-from sipp.cli.output import Json, only_json, print_json, show
+from sipp.cli import options as shared
+from sipp.cli.options import KINDS, MODEL_PANEL, OUTPUT_PANEL, Json, option, with_record_options
+from sipp.cli.output import only_json, print_json, show
 
 
-def eval(  # the name of the command
-    model: Model,
-    dense: Annotated[
-        Path, typer.Option(help="Weights of the dense network: .safetensors or .pt.", rich_help_panel=MODEL_PANEL)
-    ],
-    pruned: Annotated[
-        Path,
-        typer.Option(
-            help="Weights of the pruned network, or its folder from `sipp prune`.", rich_help_panel=MODEL_PANEL
-        ),
-    ],
-    data: Annotated[
-        str, typer.Option(help=f"Points to measure on: {KINDS}. Of a set, its test part.", rich_help_panel=MODEL_PANEL)
-    ],
-    normalise: Normalise = None,
-    points: HoldoutPoints = None,
-    output: OutputPart = None,
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest:
+    """What the user asked for; each field is an option."""
+
+    model: shared.Model
+    dense: shared.Dense
+    pruned: shared.PrunedWeights
+    data: Annotated[str, option(f"Points to measure on: {KINDS}. Of a set, its test part.", MODEL_PANEL)]
+    normalise: shared.Normalise = None
+    points: shared.HoldoutPoints = None
+    output: shared.OutputPart = None
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="New file for the record; NAME.json in the network's folder is on its page.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    force: Force = False,
-    as_json: Json = False,
-    device: Device = "auto",
-    batch_size: BatchSize = None,
-    seed: Seed = 0,
-) -> None:
-    """Measure accuracy, loss and epsilon of a pruned network beside the dense one."""
-    from sipp.cli.evaluating import EvalRequest, answer
+        Path | None, option("New file for the record; NAME.json in the network's folder is on its page.", OUTPUT_PANEL)
+    ] = None
+    force: shared.Force = False
+    device: shared.Device = "auto"
+    batch_size: shared.BatchSize = None
+    seed: shared.Seed = 0
 
-    request = EvalRequest(
-        model=model, dense=dense, pruned=pruned, data=data, normalise=normalise, points=points, output=output,
-        out=out, force=force, seed=seed, batch_size=batch_size, device=device,
-    )  # fmt: skip
+
+@with_record_options
+def eval(request: EvalRequest, as_json: Json = False) -> None:  # the name of the command
+    """Measure accuracy, loss and epsilon of a pruned network beside the dense one."""
+    from sipp.cli.evaluate import answer
+
     with only_json(as_json):
-        found = answer(request)
+        lines, record = answer(request)
     if as_json:
-        print_json(found.record)
+        print_json(record)
     else:
-        show(*found.lines)
+        show(*lines)

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 import sipp
-from sipp.cli.errors import Trouble, at
-from sipp.cli.options import KINDS, Normalise
-from sipp.cli.output import Json, only_json, print_json, show
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.options import KINDS, Json, Normalise
+from sipp.cli.output import only_json, print_json, show
 from sipp.errors import OptionError
 from sipp.storage.outputs import check_place, refuse_inputs
 
@@ -37,20 +37,20 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared."""
-    from sipp.cli.points import points_read
-    from sipp.cli.stored import example_for, stored_network
+    from sipp.cli.data_option import points_read
+    from sipp.cli.stored_networks import example_for, stored_network
     from sipp.runtime.exporting import TRACED
     from sipp.runtime.exporting import export as export_network
 
     with only_json(as_json):
         for option, value in (("--data", data), ("--normalise", normalise)):
             if value is not None and to not in TRACED:
-                raise Trouble(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
-        with at(f"--out {out}", "give another place"):
+                raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
+        with naming_option(f"--out {out}", "give another place"):
             _check_out(out, [("FILE", file), *points_read("--data", data)])
         stored = stored_network(file, model)
         example = example_for(stored, data, N_POINTS, normalise)[0] if to in TRACED else None
-        with at(f"FILE {file}, --to {to}", "see sipp export --help"):
+        with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
             made = export_network(stored.model, out, to=to, example=example)
         if not as_json:
             show(str(made))

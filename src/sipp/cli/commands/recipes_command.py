@@ -7,8 +7,11 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from sipp.cli.errors import Trouble
-from sipp.cli.output import Json, plain_table, print_json, show
+from sipp.cli.errors import CommandError
+from sipp.cli.options import Json
+from sipp.cli.output import plain_table, print_json, show, show_list
+from sipp.experiments.recipes import load_recipe, recipe_descriptions
+from sipp.experiments.recipes.schema import described
 
 
 def recipes(
@@ -21,32 +24,15 @@ def recipes(
     Any of these keys can be given to `sipp run` and `sipp study` with --set KEY=VALUE, or stand in a .yaml file of
     yours that begins with `base: NAME`.
     """
-    from sipp.experiments.recipes import recipe_descriptions
-
-    if action == "show":
-        if recipe is None:
-            raise Trouble("there is no name of a recipe", where="sipp recipes show", fix="give one of `sipp recipes`")
-        _show(recipe, as_json)
+    if action == "list":
+        show_list("recipe", "what it does", "recipes", recipe_descriptions(), as_json)
         return
-    found = recipe_descriptions()
-    if as_json:
-        print_json({"kind": "recipes", "recipes": [{"name": n, "description": words} for n, words in found.items()]})
-        return
-    table = plain_table("recipe", "what it does", texts=("what it does",))
-    for name, words in found.items():
-        table.add_row(name, words)
-    show(table)
-
-
-def _show(name: str, as_json: bool) -> None:
-    from sipp.experiments.recipes import load_recipe
-    from sipp.experiments.recipes.schema import described
-
-    chosen = load_recipe(name)
+    if recipe is None:
+        raise CommandError("there is no name of a recipe", where="sipp recipes show", fix="give one of `sipp recipes`")
+    chosen = load_recipe(recipe)
     rows = described(chosen)
     if as_json:
-        keys = [{"key": row.key, "value": row.value, "meaning": row.meaning} for row in rows]
-        print_json({"kind": "recipe", "name": chosen.name, "keys": keys})
+        print_json({"kind": "recipe", "name": chosen.name, "keys": [vars(row) for row in rows]})
         return
     table = plain_table("key", "value", "meaning", texts=("value", "meaning"))
     for row in rows:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 import sipp
-from sipp.cli.errors import REPAIR, Trouble, at
+from sipp.cli.errors import REPAIR, CommandError, naming_option
 from sipp.cli.options import Force
-from sipp.errors import DataError, OptionError
+from sipp.errors import OptionError
 from sipp.extras import needed_for
-from sipp.storage.outputs import FIGURE, PAGE, Inputs, check_file, check_place, write_file
-
-if TYPE_CHECKING:
-    from sipp.report.results import Result
+from sipp.report import figure_names, files_read, read_whole_results, render, write_figures
+from sipp.report.results import Result
+from sipp.storage.outputs import FIGURE, PAGE, check_file, check_place, write_file
 
 
 def report(
@@ -33,20 +32,21 @@ def report(
 
     What was changed after it was written is refused, as `sipp run` refuses it; what cannot be checked is marked.
     """
-    from sipp.report import files_read, read_whole_results, render, write_figures
-
     _check_places(out, figures)
-    _check_page(out, force, [("the page", path) for path in files_read(runs)])
+    with naming_option(f"--out {out}", "give another page"):
+        check_file(out, PAGE, force=force, inputs=[("the page", path) for path in files_read(runs)], makes_folder=True)
     results, broken = read_whole_results(runs)
     if not results:
-        raise Trouble(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
+        raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
     if figures is not None:
         _check_figures(figures, results, force)
-    _write(out, render(results, version=f"sipp {sipp.__version__}", broken=broken), force)
+    text = render(results, version=f"sipp {sipp.__version__}", broken=broken)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text
     drawn = [] if figures is None else write_figures(results, figures)
     if figures is not None and not drawn:
         what = "nothing was drawn: no result has a number for a figure"
-        raise Trouble(what, where=f"--figures {figures}", fix="leave it out; the page is written")
+        raise CommandError(what, where=f"--figures {figures}", fix="leave it out; the page is written")
     names = [result.name for result in results]
     marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
     if as_json:
@@ -68,13 +68,13 @@ def report(
 
 def _check_places(out: Path, figures: Path | None) -> None:
     """Refuses a page or figures for which there is no place, before any work."""
-    with at(f"--out {out}", "give another page"):
+    with naming_option(f"--out {out}", "give another page"):
         check_place(out)
         if out.is_dir():
             raise OptionError(f"{out} is a folder", fix="give the name of a page, such as page.html")
     if figures is None:
         return
-    with at(f"--figures {figures}", "give another folder"):
+    with naming_option(f"--figures {figures}", "give another folder"):
         if os.path.lexists(figures) and not figures.is_dir():
             raise OptionError(f"{figures} is no folder", fix="give another folder")
         check_place(figures / out.name)
@@ -82,19 +82,11 @@ def _check_places(out: Path, figures: Path | None) -> None:
             raise OptionError(f"{figures} would be a folder, and {out} a page", fix="give another folder")
 
 
-def _check_page(out: Path, force: bool, inputs: Inputs) -> None:
-    """Refuses a page that would be written over what is read, or over anything but a page."""
-    with at(f"--out {out}", "give another page"):
-        check_file(out, PAGE, force=force, inputs=inputs, makes_folder=True)
-
-
 def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
     """Refuses figures one of which would be written over anything but a figure."""
-    from sipp.report import figure_names
-
     with needed_for("drawing figures"):
         import matplotlib  # noqa: F401  before the page is written
-    with at(f"--figures {folder}", "give another folder"):
+    with naming_option(f"--figures {folder}", "give another folder"):
         names = figure_names(results)
         if not names:
             raise OptionError(
@@ -102,14 +94,3 @@ def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
             )
         for name in names:
             check_file(folder / name, FIGURE, force=force, makes_folder=True)
-
-
-def _write(path: Path, text: str, force: bool) -> None:
-    """Writes the page, and the folder it is to lie in; it is whole or as it was before."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"the page could not be written ({error.strerror or error})", where=path, fix="free space or allow writing"
-        ) from error
-    write_file(path, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text

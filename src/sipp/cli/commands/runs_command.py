@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -12,13 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from sipp.cli.errors import REPAIR
-from sipp.cli.options import DEFAULT_RUNS
-from sipp.cli.output import Json, print_json
+from sipp.cli.options import DEFAULT_RUNS, Json
+from sipp.cli.output import print_json
 from sipp.errors import OptionError
-
-if TYPE_CHECKING:
-    from sipp.experiments.runs.reading import RunStatus, UnreadableRun
-    from sipp.storage.files import Values
+from sipp.experiments.runs.reading import RunStatus, UnreadableRun
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
 
@@ -52,21 +49,11 @@ def runs(
             console.print(f"{BROKEN}: {one.what}; {one.fix or REPAIR}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _values(one: RunStatus | UnreadableRun) -> Values:
+def _values(one: RunStatus | UnreadableRun) -> dict[str, Any]:
     """A run in JSON's types; of a broken one only its folder is known, what is wrong with it and what to do."""
-    from sipp.experiments.runs.reading import UnreadableRun
-
     place = {"name": one.folder.name, "folder": one.folder}
     if isinstance(one, UnreadableRun):
         unknown = dict.fromkeys(("pipeline", "n_done", "n_stages", "n_origins"))
         return {**place, **unknown, "state": BROKEN, "what": one.what, "do": one.fix or REPAIR}
-    return {
-        **place,
-        "pipeline": one.pipeline,
-        "n_done": one.n_done,
-        "n_stages": one.n_stages,
-        "state": one.state,
-        "n_origins": one.n_origins,
-        "what": None,
-        "do": None,
-    }
+    keys = ("pipeline", "n_done", "n_stages", "state", "n_origins")
+    return {**place, **{key: getattr(one, key) for key in keys}, "what": None, "do": None}

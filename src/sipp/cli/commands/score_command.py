@@ -4,99 +4,68 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import Annotated, Any
 
 import sipp
-from sipp.cli.errors import Trouble, at
-from sipp.cli.options import (
-    KINDS,
-    MODEL_PANEL,
-    OUTPUT_PANEL,
-    BatchSize,
-    Device,
-    Exclude,
-    Force,
-    Include,
-    Model,
-    Normalise,
-    PointsOption,
-    ReduceOver,
-    Seed,
-    Weights,
-    n_points_of,
-)
-from sipp.cli.output import Json, only_json, plain_table, print_json, show, size
+from sipp.cli import options as shared
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, Json, option
+from sipp.cli.output import only_json, plain_table, print_json, show, size
 from sipp.records.display import number
-from sipp.storage.outputs import SCORES, SCORES_MARK, Inputs, check_file, write_file
+from sipp.records.options import DELTA
+from sipp.storage.outputs import SCORES, SCORES_MARK, check_file, write_file
 from sipp.storage.tensors import tensors_to_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-Delta = Annotated[
-    float, typer.Option(help="Only for --points theory: failure probability (T4).", rich_help_panel=MODEL_PANEL)
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(help="File for all scores: .safetensors, one tensor a weight.", rich_help_panel=OUTPUT_PANEL),
-]
 
 
 def score(
-    model: Model,
-    data: Annotated[str, typer.Option(help=f"Calibration points: {KINDS}.", rich_help_panel=MODEL_PANEL)],
-    weights: Weights = None,
-    normalise: Normalise = None,
-    points: PointsOption = None,
-    delta: Delta = 1e-16,
-    include: Include = None,
-    exclude: Exclude = None,
-    reduce: ReduceOver = "max",
-    out: Out = None,
-    force: Force = False,
+    model: shared.Model,
+    data: shared.NeededData,
+    weights: shared.Weights = None,
+    normalise: shared.Normalise = None,
+    points: shared.PointsOption = None,
+    delta: Annotated[float, option("Only for --points theory: failure probability (T4).", MODEL_PANEL)] = DELTA,
+    include: shared.Include = None,
+    exclude: shared.Exclude = None,
+    reduce: shared.ReduceOver = "max",
+    out: Annotated[Path | None, option("File for all scores: .safetensors, one tensor a weight.", OUTPUT_PANEL)] = None,
+    force: shared.Force = False,
     as_json: Json = False,
-    device: Device = "auto",
-    batch_size: BatchSize = None,
-    seed: Seed = 0,
+    device: shared.Device = "auto",
+    batch_size: shared.BatchSize = None,
+    seed: shared.Seed = 0,
 ) -> None:
     """Score every prunable weight: the largest share it ever contributes to an output of its row (T3)."""
-    from sipp.cli.models import load_model, weights_read
-    from sipp.cli.points import (
-        check_fits,
-        default_points,
-        draw,
-        example_of,
-        images_lines,
-        open_source,
-        points_read,
-        summary,
-    )
+    from sipp.cli.data_option import Reader, draw_calibration, images_lines, points_read, summary
+    from sipp.cli.model_option import load_model, weights_read
     from sipp.scoring.theory_points import sample_size
 
     with only_json(as_json):
         if out is not None:
-            _check_out(out, force, weights_read("--weights", weights) + points_read("--data", data))
+            with naming_option(f"--out {out}", "give another file"):
+                reads = weights_read("--weights", weights) + points_read("--data", data)
+                check_file(out, SCORES, force=force, inputs=reads)
+            if out.suffix != ".safetensors":
+                raise CommandError(
+                    f"{out.name} is no name of scores",
+                    where=f"--out {out}",
+                    fix="give a name that ends in .safetensors",
+                )
         network = load_model(model, weights, seed=seed, device=device)
-        source = open_source(data, "calibration", "--data", seed=seed, model=model, normalise=normalise)
-
-        def needed() -> int:
-            example = example_of(source, network, model, seed=seed)
-            return sample_size(network, example, delta, include=include, exclude=exclude)
-
-        with at(f"--model {model}, --data {data}", "see sipp score --help"):
-            n = n_points_of(points, source.n_points, needed, lambda: default_points(source, "calibration", needed))
-            chosen = draw(source, n, seed=seed, batch_size=batch_size, model=network)
-            check_fits(network, chosen, model, "--data")
+        reader = Reader(network, model, normalise, seed, batch_size)
+        with naming_option(f"--model {model}, --data {data}", "see sipp score --help"):
+            chosen = draw_calibration(
+                reader,
+                data,
+                points,
+                lambda example: sample_size(network, example, delta, include=include, exclude=exclude),
+            )
             begun = time.perf_counter()
             scores = sipp.sensitivity(network, chosen.batches, reduce=reduce, include=include, exclude=exclude)
             seconds = time.perf_counter() - begun
         layers = [_layer(name, scores_of) for name, scores_of in scores.items()]
         content = tensors_to_bytes(scores, SCORES_MARK) if out is not None else b""
         if out is not None:
-            with at(f"--out {out}", "give another file"):
+            with naming_option(f"--out {out}", "give another file"):
                 write_file(out, content, SCORES, force=force)
         if not as_json:
             noise = ["noise: these are scores on random inputs, not on yours"] if chosen.kind == "random" else []
@@ -107,18 +76,8 @@ def score(
         print_json(about | {"data": summary(chosen), "layers": layers, "seconds": round(seconds, 3), "written": out})
 
 
-def _check_out(out: Path, force: bool, inputs: Inputs) -> None:
-    """Refuses a file that scores cannot become, before any work."""
-    with at(f"--out {out}", "give another file"):
-        check_file(out, SCORES, force=force, inputs=inputs)
-    if out.suffix != ".safetensors":
-        raise Trouble(
-            f"{out.name} is no name of scores", where=f"--out {out}", fix="give a name that ends in .safetensors"
-        )
-
-
-def _layer(name: str, scores: Tensor) -> dict[str, Any]:
-    """Minimum, median, maximum and the share of zeros of one weight's scores."""
+def _layer(name: str, scores: Any) -> dict[str, Any]:
+    """Minimum, median, maximum and the share of zeros of one weight's scores, a tensor."""
     flat = scores.detach().flatten().float().cpu()
     return {
         "name": name,

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,9 +22,7 @@ from sipp.errors import DataError
 from sipp.extras import needed_for
 from sipp.storage.files import sha256_of
 
-if TYPE_CHECKING:
-    from PIL import Image
-
+Picture = Any  # of PIL, which only folders of images need
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
 FORMATS = ("JPEG", "PNG", "BMP")  # the only decoders that a file is shown to, whatever its name says
 PARTS = ("train", "val")
@@ -142,14 +140,15 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
         if self.mode == "train":
             key = hashlib.sha256(f"crop {self.seed} {self.epoch} {item}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big"))
-            cropped = resized_crop(image, draw_crop(*image.size, generator))
+            width, height = image.size
+            cropped = resized_crop(image, draw_crop(width, height, generator))
         else:
             cropped = centre_crop(image)
         pixels = torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
         return pixels, int(self.index.labels[item])
 
 
-def _decode(path: Path, item: int) -> Image.Image:
+def _decode(path: Path, item: int) -> Picture:
     """The whole image in RGB; anything a broken file can raise becomes a DataError that names file and item."""
     from PIL import Image
 
@@ -198,7 +197,7 @@ def draw_crop(width: int, height: int, generator: torch.Generator) -> Crop:
     return Crop(left, top, w, h, mirrored)
 
 
-def resized_crop(image: Image.Image, crop: Crop) -> Image.Image:
+def resized_crop(image: Picture, crop: Crop) -> Picture:
     """That part of the image, at 224 x 224."""
     from PIL import Image
 
@@ -207,7 +206,7 @@ def resized_crop(image: Image.Image, crop: Crop) -> Image.Image:
     return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else out
 
 
-def centre_crop(image: Image.Image) -> Image.Image:
+def centre_crop(image: Picture) -> Picture:
     """The central 224 x 224 pixels of the image with its shorter side brought to 256."""
     from PIL import Image
 

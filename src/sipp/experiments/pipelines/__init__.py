@@ -11,14 +11,16 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from sipp.experiments.runs.plan import Stage
 from sipp.records.checking import check_choice
 
-if TYPE_CHECKING:
-    from sipp.experiments.runs.context import Network, Prepared, RunContext
-    from sipp.experiments.training.loop import MaskChanges
+# Records that hold tensors, of runs/context.py and training/loop.py: by their names only, without torch
+RunContext = Any
+Network = Any
+Prepared = Any
+MaskChanges = Any
 
 SHARED = "shared"  # the one file in this folder that is no pipeline
 

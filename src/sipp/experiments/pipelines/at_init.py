@@ -5,14 +5,10 @@ All methods of one seed share its initial network.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from sipp.experiments.pipelines import Pipeline, no_parent
+from sipp.experiments.pipelines import Network, Pipeline, Prepared, RunContext, no_parent
 from sipp.experiments.runs.plan import Stage
-
-if TYPE_CHECKING:
-    from sipp.experiments.runs.context import Network, Prepared, RunContext
-    from sipp.records.ranking import Ranking
 
 
 def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
@@ -25,7 +21,7 @@ def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -
     return cut_to(context, stage, ranking, {}, budget_of(context, stage, ranking.n_weights), scored_in)
 
 
-def _ranking(context: RunContext, stage: Stage) -> Ranking:
+def _ranking(context: RunContext, stage: Stage) -> Any:
     """The scores of the initial network: the first level of a method scores for all of them."""
     from sipp.experiments.pipelines.shared import rank_for
     from sipp.experiments.runs.context import initial_network
@@ -35,8 +31,7 @@ def _ranking(context: RunContext, stage: Stage) -> Ranking:
         context.memory.clear()  # one ranking holds all scores of a network
         # An untrained network has no running statistics worth the name.
         context.memory[first] = rank_for(context, first, initial_network(context, stage.seed), norm_stats="batch")
-    found: Ranking = context.memory[first]
-    return found
+    return context.memory[first]
 
 
 PIPELINE = Pipeline(

@@ -6,16 +6,10 @@ and one more of the same length, whatever it keeps. When to cut, and how much: `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sipp.experiments.pipelines import Pipeline
+from sipp.experiments.pipelines import MaskChanges, Network, Pipeline, Prepared, RunContext
 from sipp.experiments.runs.plan import Stage
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sipp.experiments.runs.context import Network, Prepared, RunContext
-    from sipp.experiments.training.loop import MaskChanges, TrainState
 
 LAST_CUT = "the network just before the last of its cuts, in the middle of its training"
 
@@ -43,8 +37,8 @@ def mask_changes(context: RunContext, stage: Stage, n_steps: int) -> MaskChanges
 
 
 def _cut_once(
-    context: RunContext, stage: Stage, step: int, t: float, state: TrainState
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    context: RunContext, stage: Stage, step: int, t: float, state: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The masks at time t of the schedule, of the network as it is now, and what is known of it since this cut."""
     from sipp.experiments.parallel.processes import share_buffers
     from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, rank_for

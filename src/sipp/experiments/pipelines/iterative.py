@@ -5,13 +5,8 @@ All methods of one seed share its trained parent.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sipp.experiments.pipelines import Pipeline
+from sipp.experiments.pipelines import Network, Pipeline, Prepared, RunContext
 from sipp.experiments.runs.plan import Stage
-
-if TYPE_CHECKING:
-    from sipp.experiments.runs.context import Network, Prepared, RunContext
 
 
 def parent(stage: Stage) -> Stage:

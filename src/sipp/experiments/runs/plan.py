@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sipp.experiments.arms import folder_part
 
-if TYPE_CHECKING:
-    from sipp.experiments.recipes import Recipe
+Recipe = Any  # its schema lists the pipelines, which import this file
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import sipp
 from sipp.errors import DataError, OptionError
@@ -26,14 +26,12 @@ from sipp.records.schemas import Manifest, OriginRecord, checked, given_values
 from sipp.storage import files, pairs
 from sipp.storage.files import Values
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 try:
     import fcntl
 except ImportError:  # Windows: nothing keeps two runs out of one folder there
     fcntl = None  # type: ignore[assignment]
 
+Tensor = Any  # of torch, which whoever only reads records does not wait for
 HASH_LENGTH = 12
 MANIFEST = "manifest.json"
 LOCK = "lock"

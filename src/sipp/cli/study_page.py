@@ -1,20 +1,17 @@
-"""A study in; what is left to train, its finished runs, and its page out."""
+"""A study in; what is left to train of it, and the page of its finished runs, out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import sipp
-from sipp.experiments.recipes import Recipe, config_of
+from sipp.experiments.recipes import config_of
 from sipp.experiments.runs import store as runs
-from sipp.experiments.runs.plan import Stage, plan
+from sipp.experiments.runs.plan import plan
 from sipp.experiments.runs.reuse import find_reusable, stage_key
-from sipp.experiments.runs.run_recipe import Finished, Progress
-from sipp.experiments.runs.run_recipe import run as run_recipe
 from sipp.experiments.studies import Study
-from sipp.experiments.training.setup import Device
 from sipp.report import read_results, render
 from sipp.report.contents import About, Finding
 from sipp.storage import pairs
@@ -46,38 +43,9 @@ def planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> li
         )
         new = [stage for stage in todo if stage not in made and stage_key(recipe, stage) not in before]
         before |= {stage_key(recipe, stage) for stage in stages}
-        n_epochs = sum(_epochs(recipe, stage) for stage in new)
+        n_epochs = sum((recipe.train if stage.method is None else recipe.retraining).epochs for stage in new)
         found.append(PlannedRun(name, len(stages), len(there), len(todo) - len(new), len(new), n_epochs))
     return found
-
-
-def _epochs(recipe: Recipe, stage: Stage) -> int:
-    return recipe.train.epochs if stage.method is None else recipe.retraining.epochs
-
-
-def run_study(
-    study: Study,
-    *,
-    out: Path,
-    data_root: Path,
-    device: Device,
-    n_workers: int,
-    accept_changes: bool,
-    on_progress: Callable[[Progress], None],
-) -> list[Finished]:
-    """The runs of the study, one after the other: what one has made, the next take over."""
-    return [
-        run_recipe(
-            recipe,
-            out=out,
-            data_root=data_root,
-            device=device,
-            n_workers=n_workers,
-            accept_changes=accept_changes,
-            on_progress=on_progress,
-        )
-        for recipe in study.recipes
-    ]
 
 
 def write_page(study: Study, folders: Sequence[Path], page: Path) -> None:
@@ -85,6 +53,5 @@ def write_page(study: Study, folders: Sequence[Path], page: Path) -> None:
     rows = [("study", study.name), ("form", study.form), ("source", study.source), ("the paper's claim", study.claim)]
     finding = Finding(study.description, f"{study.source}. The paper: {study.claim}")
     about = About(f"Study {study.name} ({study.form})", finding, rows)
-    results = read_results(list(folders))
-    text = render(results, version=f"sipp {sipp.__version__}", about=about)
+    text = render(read_results(list(folders)), version=f"sipp {sipp.__version__}", about=about)
     write_file(page, text.encode(errors="replace"), PAGE, force=True)

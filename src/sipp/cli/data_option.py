@@ -1,9 +1,10 @@
-"""The data that the command line names: built-in sets, files of tensors, folders of images, or honest noise."""
+"""The points that --data and --holdout name: built-in sets, files of tensors, folders of images, or honest noise."""
 
 from __future__ import annotations
 
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sipp.certificates.evidence import point_keys
-from sipp.cli.errors import Trouble, at
-from sipp.cli.hugging_face import sentences
-from sipp.cli.normalising import USUAL, Normalisation, checked_images, normalisation_of
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.hugging_face_models import sentences
+from sipp.cli.normalise_option import USUAL, Normalisation, checked_images, normalisation_of
 from sipp.cli.options import DEFAULT_ROOT, KINDS
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import (
@@ -32,6 +33,7 @@ from sipp.experiments.data import (
 )
 from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
 from sipp.experiments.data.imagefolder import SUFFIXES
+from sipp.experiments.nets import NETS
 from sipp.inputs.batches import fresh
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import data_of, points_per_batch
@@ -84,7 +86,7 @@ def open_source(
     A network from elsewhere may have been trained on all of the training part, so only test points are new to it.
     """
     chosen = normalisation_of(normalise)
-    with at(f"{option} {spec}", f"give {KINDS}"):
+    with naming_option(f"{option} {spec}", f"give {KINDS}"):
         name, _, root = spec.partition(":")
         if name == "random":
             source = _random(spec, role, seed)
@@ -101,8 +103,19 @@ def open_source(
         else:
             return _file(spec, Path(spec), chosen)
     if chosen is not None:
-        raise Trouble(f"{spec} holds no images", where=f"--normalise {normalise}", fix="leave it out")
+        raise CommandError(f"{spec} holds no images", where=f"--normalise {normalise}", fix="leave it out")
     return source
+
+
+def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> str:
+    """What --data says; without it, noise in the shape that a built-in network takes."""
+    if data is not None:
+        return data
+    if model not in NETS:
+        raise CommandError(
+            f"{model} needs points to run on", where=where, fix=f"give --data, such as random:{n_points}x3x32x32"
+        )
+    return "random:" + "x".join(map(str, (n_points, *NETS[model].input_shape)))
 
 
 def points_read(option: str, spec: str | None) -> list[tuple[str, Path]]:
@@ -117,14 +130,68 @@ def points_read(option: str, spec: str | None) -> list[tuple[str, Path]]:
 
 def draw(source: Source, n_points: int | None, *, seed: int, batch_size: int | None, model: nn.Module) -> Points:
     """So many points of the source, drawn without replacement with the seed; None: all, in their order."""
-    if n_points is not None and n_points < 1:
-        raise Trouble(
-            f"{n_points} points are none", where="--points", fix="give a whole number of at least 1, all or theory"
-        )
     if n_points is None or n_points >= source.n_points:
         return collect(source, torch.arange(source.n_points), batch_size=batch_size, model=model)
     order = torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
     return collect(source, order[:n_points], batch_size=batch_size, model=model)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A network and what a command says of reading points for it."""
+
+    network: nn.Module
+    model: str  # as it was typed: its tokenizer reads text
+    normalise: str | None = None
+    seed: int = 0
+    batch_size: int | None = None
+
+    def open(self, spec: str, role: Role, option: str) -> Source:
+        return open_source(spec, role, option, seed=self.seed, model=self.model, normalise=self.normalise)
+
+    def draw(self, source: Source, n_points: int | None, option: str) -> Points:
+        """So many points of the source, drawn with the seed (None: all, in their order), which the network can take."""
+        drawn = draw(source, n_points, seed=self.seed, batch_size=self.batch_size, model=self.network)
+        check_fits(self.network, drawn, self.model, option)
+        return drawn
+
+
+def draw_holdout(reader: Reader, spec: str, n_points: int | None, option: str = "--holdout") -> Points:
+    """The points that `spec` names as a holdout; so many, or all but for folders, whose images are large."""
+    source = reader.open(spec, "holdout", option)
+    return reader.draw(source, n_points or usual_holdout(source), option)
+
+
+def usual_holdout(source: Source) -> int | None:
+    """How many holdout points are drawn where the user did not say; None: all."""
+    return N_HOLDOUT if source.kind == "folder" else None
+
+
+def draw_calibration(reader: Reader, spec: str, text: str | None, theory: Callable[[Any], int]) -> Points:
+    """The calibration points of `spec`: as many as --points says."""
+    source = reader.open(spec, "calibration", "--data")
+    return reader.draw(source, n_calibration(reader, source, text, theory), "--data")
+
+
+def n_calibration(reader: Reader, source: Source, text: str | None, theory: Callable[[Any], int]) -> int | None:
+    """The number of points that --points asks for, or by default all of a file, and what T4 asks for of a set.
+
+    None: all. `theory` gives that number for an example of the network's inputs.
+    """
+    if text == "all" or (text is None and source.kind in ("file", "random")):
+        return None
+    if text is None or text == "theory":
+        first = draw(source, 1, seed=reader.seed, batch_size=1, model=reader.network)
+        check_fits(reader.network, first, reader.model, "--data")
+        batch = next(iter(data_of(first.batches).batches()))
+        return theory((batch.kwargs or batch.args, None))
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise CommandError(
+            f"{text!r} is no number of points", where=f"--points {text}", fix="give a number from 1 on, all or theory"
+        )
+    if int(text) > source.n_points:
+        warnings.warn(f"--points {text}: there are only {source.n_points:,}, all of them are used", stacklevel=2)
+    return int(text)
 
 
 def split(source: Source, n_points: int | None, n_holdout: int | None, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -134,7 +201,7 @@ def split(source: Source, n_points: int | None, n_holdout: int | None, *, seed: 
     """
     n_theirs = int(source.n_points * HOLDOUT_SHARE) if n_holdout is None else n_holdout
     if not 1 <= n_theirs < source.n_points:
-        raise Trouble(
+        raise CommandError(
             f"{source.n_points} points cannot be split into calibration and {n_theirs} holdout points",
             where=f"--data {source.spec}",
             fix="give more points, a smaller --holdout-points, or a file of its own with --holdout",
@@ -167,30 +234,21 @@ def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.
 def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -> None:
     """Refuses a network that cannot run on the first point, which is no fault of the package."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    with at(f"{option} {points.spec}", f"give {KINDS}"):
-        batch = fresh(
-            next(iter(data_of(points.batches, device=device, n_points=1, refuses_non_finite=False).batches()))
-        )
+    with naming_option(f"{option} {points.spec}", f"give {KINDS}"):
+        first = data_of(points.batches, device=device, n_points=1, refuses_non_finite=False)
+        batch = fresh(next(iter(first.batches())))
     named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
     shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in named.items())
     try:
         with scoring_mode(model, "running"):
             model(*batch.args, **batch.kwargs)
     except Exception as error:  # their network, their data: anything may be raised
-        raise Trouble(
+        raise CommandError(
             f"{model_spec} cannot take this data ({type(error).__name__}: {error})",
             where=f"{option} {points.spec}, one point is {shapes}",
             fix=f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, "
             "tensors under other names are passed as keywords",
         ) from error
-
-
-def example_of(source: Source, model: nn.Module, model_spec: str, *, seed: int) -> Any:
-    """One point of the source that the network can take, as the example of `sample_size`."""
-    first = draw(source, 1, seed=seed, batch_size=1, model=model)
-    check_fits(model, first, model_spec, "--data")
-    batch = next(iter(data_of(first.batches).batches()))
-    return batch.kwargs or batch.args, None
 
 
 def summary(points: Points | None) -> dict[str, Any] | None:
@@ -362,15 +420,3 @@ def _index_any(path: Path) -> FolderIndex:
             fix=f"give {path}/train/CLASS/*.jpg and {path}/val/CLASS/*.jpg, or images anywhere in it",
         )
     return FolderIndex(path, (), tuple(found), torch.zeros(len(found), dtype=torch.int64), len(found), "")
-
-
-def default_points(source: Source, role: Role, needed: Callable[[], int]) -> int | None:
-    """How many points to draw where the user did not say; None: all.
-
-    All of a file. Of a set or a folder as calibration what T4 asks for; as holdout all of a set, N_HOLDOUT of a folder.
-    """
-    if source.kind in ("file", "random"):
-        return None
-    if role == "calibration":
-        return needed()
-    return N_HOLDOUT if source.kind == "folder" else None

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import sipp
-from sipp.cli.benching import alternate
-from sipp.cli.errors import UNEXPECTED, Trouble, at
-from sipp.cli.points import images_lines
-from sipp.cli.stored import StoredNetwork, example_for, stored_network
+from sipp.cli.bench_kernels import alternate
+from sipp.cli.data_option import images_lines
+from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
+from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.records.certificate import Certificate
 from sipp.records.contents import Contents
 from sipp.records.display import percent, percent_up, sure
@@ -48,7 +48,7 @@ def bench_file(
 ) -> BenchRecord:
     """Bytes and times of a stored network, for single points and for `n_points` at once."""
     stored = stored_network(path, model)
-    with _threads(n_threads), at(f"FILE {path}", "see sipp bench --help"):
+    with _threads(n_threads), naming_option(f"FILE {path}", "see sipp bench --help"):
         runs, fast = [], None
         for n in sorted({1, n_points}):
             example, points = example_for(stored, data, n, normalise)
@@ -65,7 +65,7 @@ def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun
     with torch.inference_mode():
         off_by = _off_by(fast(*args, **kwargs), model(*args, **kwargs))
         if not off_by <= AGREEMENT:
-            raise Trouble(
+            raise CommandError(
                 f"the sparse network's outputs differ by {off_by:.1e} of their size: not timed",
                 where="sipp bench",
                 fix="report this network",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,20 +14,11 @@ from torch import Tensor, nn
 import sipp
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.running import Output
-from sipp.cli.errors import Trouble, at
-from sipp.cli.models import load_model, weights_read
+from sipp.cli.commands.eval_command import EvalRequest
+from sipp.cli.data_option import Reader, draw_holdout, images_lines, points_read, summary
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.model_option import load_model, weights_read
 from sipp.cli.options import output_of
-from sipp.cli.points import (
-    Points,
-    Role,
-    check_fits,
-    default_points,
-    draw,
-    images_lines,
-    open_source,
-    points_read,
-    summary,
-)
 from sipp.inputs.labels import Truth, truth_of, why_not_measured
 from sipp.records.batches import Batch
 from sipp.records.json_values import json_value
@@ -37,32 +27,6 @@ from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.schemas import EVAL_FORMAT, EVAL_KIND
 from sipp.storage.files import seal
 from sipp.storage.outputs import EVALUATION, check_file, write_file
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalRequest:
-    """What the user asked for."""
-
-    model: str
-    dense: Path
-    pruned: Path
-    data: str
-    normalise: str | None
-    points: int | None
-    output: str | None
-    out: Path | None
-    force: bool
-    seed: int
-    batch_size: int | None
-    device: str
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What came of it, in lines and as a record."""
-
-    lines: list[str]
-    record: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -113,15 +77,9 @@ def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, 
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
     why: set[str] = set()
     found_nk = measure_outputs(
-        dense,
-        pruned,
-        data,
-        lambda f, g, batch: _measure(f, g, batch, why),
-        output,
-        None,
-        progress=progress,
+        dense, pruned, data, lambda f, g, batch: _measure(f, g, batch, why), output, None, progress=progress,
         title="measuring",
-    ).measured
+    ).measured  # fmt: skip
     moved_n, classes_n, same_n, label_n, outside_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
     labelled, finite_n = bool(label_n.all()), moved_n.isfinite()
     is_finite = bool(finite_n.all())
@@ -180,63 +138,49 @@ def _measure(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def answer(request: EvalRequest) -> Measured:
-    """What was measured, written where the request says; a place that cannot be written is refused before the work."""
-    _check(request)
+def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
+    """What was measured, in lines and as a record, written where the request says.
+
+    A place that cannot be written, and a record of noise, are refused before the work.
+    """
+    is_noise = request.data.startswith("random:")
+    if request.out is not None:
+        reads = weights_read("--dense", request.dense) + weights_read("--pruned", request.pruned)
+        with naming_option(f"--out {request.out}", "give another place"):
+            check_file(request.out, EVALUATION, force=request.force, inputs=reads + points_read("--data", request.data))
+        if is_noise:
+            raise CommandError(
+                "what networks do on noise is no record of how good they are",
+                where=f"--out {request.out}",
+                fix="leave it out, or give --data of your own",
+            )
     dense, pruned = (
         load_model(request.model, path, option=option, device=request.device)
         for option, path in (("--dense", request.dense), ("--pruned", request.pruned))
     )
-    drawn = _points(request, dense)
-    with at(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
-        found = evaluate(dense, pruned, drawn.batches, output_of(request.output))
-        record = _record(request, drawn, found, {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)})
+    reader = Reader(dense, request.model, request.normalise, request.seed, request.batch_size)
+    if is_noise:  # no holdout, but it shows shapes
+        drawn = reader.draw(reader.open(request.data, "calibration", "--data"), request.points, "--data")
+    else:
+        drawn = draw_holdout(reader, request.data, request.points, "--data")
+    output = output_of(request.output)
+    with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
+        found = evaluate(dense, pruned, drawn.batches, output)
+        hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as those of a certificate
+    about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
+    asked = {"dense": request.dense, "pruned": request.pruned, "output": output}
+    record: dict[str, Any] = json_value(about | {"data": summary(drawn)} | asked | asdict(found))
     lines = [
         f"network: {request.model}, dense {request.dense}, pruned {request.pruned}",
         f"data:    {drawn.words}",
         *images_lines(drawn),
         str(found),
     ]
-    if drawn.kind == "random":
+    if is_noise:
         lines.append("noise:           this is what the networks do on random inputs, not on yours")
     if request.out is not None:
-        with at(f"--out {request.out}", "give another place"):
+        with naming_option(f"--out {request.out}", "give another place"):
             data = json.dumps(seal(record), indent=1, allow_nan=False).encode()
             write_file(request.out, data, EVALUATION, force=request.force)
         lines.append(f"written:         {request.out}")
-    return Measured(lines, record)
-
-
-def _check(request: EvalRequest) -> None:
-    """Refuses a place that cannot be written, and a record of noise, before any work."""
-    if request.out is None:
-        return
-    reads = weights_read("--dense", request.dense) + weights_read("--pruned", request.pruned)
-    with at(f"--out {request.out}", "give another place"):
-        check_file(request.out, EVALUATION, force=request.force, inputs=reads + points_read("--data", request.data))
-    if request.data.startswith("random:"):
-        raise Trouble(
-            "what networks do on noise is no record of how good they are",
-            where=f"--out {request.out}",
-            fix="leave it out, or give --data of your own",
-        )
-
-
-def _points(request: EvalRequest, network: nn.Module) -> Points:
-    # Noise is no holdout, and shows shapes
-    role: Role = "calibration" if request.data.startswith("random:") else "holdout"
-    source = open_source(
-        request.data, role, "--data", seed=request.seed, model=request.model, normalise=request.normalise
-    )
-    n_points = request.points or default_points(source, "holdout", lambda: 0)
-    drawn = draw(source, n_points, seed=request.seed, batch_size=request.batch_size, model=network)
-    check_fits(network, drawn, request.model, "--data")
-    return drawn
-
-
-def _record(request: EvalRequest, drawn: Points, found: Evaluation, hashes: dict[str, str]) -> dict[str, Any]:
-    """What --json prints and --out writes; the hashes tie it to the two networks, as those of a certificate do."""
-    about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
-    places = {"dense": request.dense, "pruned": request.pruned, "output": output_of(request.output)}
-    values: dict[str, Any] = json_value(about | {"data": summary(drawn)} | places | asdict(found))
-    return values
+    return lines, record

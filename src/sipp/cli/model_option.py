@@ -1,4 +1,4 @@
-"""The networks that the command line names, and their weights, loaded without running what a file brings along."""
+"""The network that --model names, and the weights of --weights, loaded without running what a file brings along."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sipp.cli.errors import Terminated, Trouble, at
-from sipp.cli.hugging_face import PREFIX, hf_model
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.cli.errors import CommandError, Terminated, naming_option
+from sipp.cli.hugging_face_models import PREFIX, hf_model
+from sipp.errors import ModelError, OptionError
 from sipp.experiments.nets import NETS, build
 from sipp.experiments.own_code import named
 from sipp.storage.outputs import WEIGHTS_NAME
@@ -26,7 +26,6 @@ MASKS = "mask."  # beside a run's networks
 COUNTER = ".num_batches_tracked"  # of BatchNorm: older checkpoints lack it, and evaluation does not need it
 SMALL_FILE = {"index", "data"}  # what a file of `sipp.save` holds
 MOST_NAMES = 4
-MOST_TEXT = 1 << 20  # bytes of a certificate
 
 
 def load_model(
@@ -37,14 +36,14 @@ def load_model(
     Without weights it is freshly initialised, with torch's global generator at `seed`.
     """
     torch.manual_seed(seed)
-    with at(f"--model {spec}", f"give package.module:callable, hf:DIR, or one of {', '.join(NETS)}"):
+    with naming_option(f"--model {spec}", f"give package.module:callable, hf:DIR, or one of {', '.join(NETS)}"):
         model = _made(spec)
     if weights is not None:
-        with at(f"{option} {weights}", "give the weights that were saved from this very network"):
+        with naming_option(f"{option} {weights}", "give the weights that were saved from this very network"):
             _load_into(model, weights_file(weights))
     lost = next((name for name, tensor in _tensors(model) if tensor.is_meta), None)
     if lost is not None:
-        raise Trouble(
+        raise CommandError(
             f"{lost} is on the meta device, it has a shape and no values",
             where=f"--model {spec}",
             fix="give a callable that builds the network on the CPU, with its values",
@@ -79,7 +78,7 @@ def weights_read(option: str, path: Path | None) -> list[tuple[str, Path]]:
 def find_device(name: str) -> torch.device:
     """The device; "auto" is a GPU where there is one."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise Trouble(
+        raise CommandError(
             "torch finds no CUDA device on this machine", where="--device cuda", fix="use --device cpu, or leave it out"
         )
     if name == "auto":
@@ -198,15 +197,3 @@ def _casts(value: Tensor, mine: Tensor) -> bool:
 
 def _shape(tensor: Tensor) -> str:
     return " x ".join(map(str, tensor.shape)) or "one number"
-
-
-def read_text(path: Path) -> str:
-    """The text of a certificate's file."""
-    try:
-        if not path.is_file() or path.stat().st_size > MOST_TEXT:
-            raise OSError(f"it is no plain file of at most {MOST_TEXT:,} bytes")
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} could not be read ({error})", fix="give a certificate that `sipp certify --out` wrote"
-        ) from error

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.cli.errors import UNEXPECTED, Trouble, at
-from sipp.cli.models import find_device, load_model
-from sipp.cli.points import Source, check_fits, draw, images_lines, open_source
-from sipp.experiments.nets import NETS
+from sipp.cli.data_option import Source, check_fits, data_or_noise, draw, images_lines, open_source
+from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
+from sipp.cli.model_option import find_device, load_model
 from sipp.inputs.data import data_of
 from sipp.records.numerics import inverse_or_zero
 from sipp.scoring import kernels
@@ -34,13 +33,9 @@ def measure(
     model: str, weights: Path | None, data: str | None, normalise: str | None, device: str, repeats: int
 ) -> tuple[str, list[dict[str, Any]], list[str]]:
     """The machine in words, a line for each shape of kernel and for the network, and how images became numbers."""
-    if data is None and model not in NETS:
-        raise Trouble(
-            f"{model} needs points to run on", where="sipp bench", fix="give --data, such as random:32x3x32x32"
-        )
+    spec = data_or_noise(data, model, N_POINTS, "sipp bench")
     where = find_device(device)
     lines = [_kernel_line(*shape, where, repeats) for shape in SHAPES]
-    spec = data if data is not None else "random:" + "x".join(map(str, (N_POINTS, *NETS[model].input_shape)))
     source = open_source(spec, "calibration", "--data", model=model, normalise=normalise)
     lines.append(_network_line(model, load_model(model, weights, device=device), source, repeats))
     machine = f"{where.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"
@@ -68,7 +63,7 @@ def refuse_wrong(what: str, found: Tensor, expected: Tensor) -> float:
     gap = (found.double().cpu() - expected).abs() / expected.abs().clamp(min=torch.finfo(torch.float32).tiny)
     worst = float(gap.max())
     if not worst <= AGREEMENT:
-        raise Trouble(
+        raise CommandError(
             f"{what} differs from the float64 reference by {worst:.1e}, more than {AGREEMENT:.0e}: not timed",
             where="sipp bench",
             fix="use kernel='reference' in Python, and report this machine",
@@ -96,7 +91,7 @@ def _network_line(model: str, network: nn.Module, source: Source, repeats: int) 
     points = draw(source, N_POINTS, seed=0, batch_size=N_POINTS, model=network)
     few = draw(source, CHECKED_POINTS, seed=0, batch_size=CHECKED_POINTS, model=network)
     check_fits(network, points, model, "--data")
-    with at(f"--model {model}, --data {source.spec}", "see sipp bench --help"):
+    with naming_option(f"--model {model}, --data {source.spec}", "see sipp bench --help"):
         fast = sipp.sensitivity(network, few.batches, progress=False)
         slow = sipp.sensitivity(network, few.batches, scoring=sipp.Scoring(kernel="reference"), progress=False)
         off_by = max(refuse_wrong(f"the score of {name}", fast[name], slow[name]) for name in fast)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.cli.errors import Trouble, at
-from sipp.cli.models import load_model
-from sipp.cli.points import Points, check_fits, draw, open_source
+from sipp.cli.data_option import Points, Reader, data_or_noise
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.model_option import load_model
 from sipp.experiments.nets import NETS, build
 from sipp.inputs.data import data_of
-from sipp.records.certificate import AnyCertificate, from_json
+from sipp.records.certificate import AnyCertificate, certificate_values, from_json
 from sipp.records.contents import Contents
 from sipp.records.network_hash import class_name
 from sipp.records.schemas import PrunedRecord, given_values
@@ -45,13 +45,31 @@ class StoredNetwork:
 def read_contents(path: Path) -> Contents:
     """What is in a file of `sipp.save`."""
     if path.is_dir():
-        raise Trouble(
+        raise CommandError(
             f"{path} is a folder, and this is about one file",
             where=f"FILE {path}",
             fix="give a file of sipp.save; `sipp report` and `sipp bench` take folders",
         )
-    with at(f"FILE {path}", GIVE_FILE):
+    with naming_option(f"FILE {path}", GIVE_FILE):
         return sipp.inspect(path)
+
+
+def contents_record(contents: Contents, name: str | None) -> dict[str, Any]:
+    """The contents of a file, of the built-in network `name`, in JSON's types."""
+    said = contents.statements
+    keys = ("path", "sha256", "n_bytes", "dense_bytes", "bound_bytes", "model", "versions", "precision")
+    return {
+        "kind": "network file",
+        "sipp": sipp.__version__,
+        **{key: getattr(contents, key) for key in keys},
+        "network": name,
+        "tensors": [asdict(one) | {"bound_bytes": one.bound_bytes} for one in contents.tensors],
+        "statements": None if said is None else said.model_dump(),
+        "statements_about": contents.statements_about,
+        "breaking_pattern": contents.breaking_pattern,
+        "certificate": certificate_values(contents.certificate),
+        "certificate_about": contents.certificate_about,
+    }
 
 
 def stored_network(path: Path, model: str | None) -> StoredNetwork:
@@ -66,7 +84,7 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
     if name is None:
         raise _unknown(path, contents.model)
     network = load_model(name)
-    with at(f"FILE {path}, --model {name}", "give the network that was saved"):
+    with naming_option(f"FILE {path}, --model {name}", "give the network that was saved"):
         sipp.load(path, into=network)
     return StoredNetwork(name, network.eval(), contents)
 
@@ -91,23 +109,16 @@ def _built(name: str) -> tuple[str, Tensors]:
 
 def example_for(stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None) -> tuple[Any, Points]:
     """So many points as the network takes them, of `data` or of noise in a built-in network's shape."""
-    if data is None and stored.name not in NETS:
-        raise Trouble(
-            f"{stored.name} needs points to run on",
-            where=f"FILE {stored.contents.path}",
-            fix=f"give --data, such as random:{n_points}x3x32x32",
-        )
-    spec = data if data is not None else "random:" + "x".join(map(str, (n_points, *NETS[stored.name].input_shape)))
-    source = open_source(spec, "calibration", "--data", model=stored.name, normalise=normalise)
-    points = draw(source, n_points, seed=0, batch_size=n_points, model=stored.model)
-    check_fits(stored.model, points, stored.name, "--data")
+    spec = data_or_noise(data, stored.name, n_points, f"FILE {stored.contents.path}")
+    reader = Reader(stored.model, stored.name, normalise, batch_size=n_points)
+    points = reader.draw(reader.open(spec, "calibration", "--data"), n_points, "--data")
     batch = next(iter(data_of(points.batches).batches()))
     return batch.kwargs or batch.args, points
 
 
 def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
     """The network that `sipp prune` put into a folder, and what a file of `sipp.save` would hold of it."""
-    with at(f"FILE {folder}", GIVE_FILE):
+    with naming_option(f"FILE {folder}", GIVE_FILE):
         record, _ = read_pruned(folder)
         said = (record.model_extra or {}).get("model")
         raw = raw_tensors(read_file(folder / WEIGHTS_NAME), folder / WEIGHTS_NAME)
@@ -116,7 +127,7 @@ def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
     if name is None:
         raise _unknown(folder, f"{said!r:.60}")
     network = load_model(name, folder / WEIGHTS_NAME)
-    with tempfile.TemporaryDirectory() as place, at(f"FILE {folder}", GIVE_FILE):
+    with tempfile.TemporaryDirectory() as place, naming_option(f"FILE {folder}", GIVE_FILE):
         contents = sipp.save(network, Path(place) / "net", certificate=_certificate(record))
     return StoredNetwork(name, network, replace(contents, path=folder))
 
@@ -127,8 +138,8 @@ def _certificate(record: PrunedRecord) -> AnyCertificate | None:
     return from_json(json.dumps(given_values(record.certificate)))
 
 
-def _unknown(path: Path, what: str) -> Trouble:
-    return Trouble(
+def _unknown(path: Path, what: str) -> CommandError:
+    return CommandError(
         f"it holds a {what}, which is no built-in network of the usual size",
         where=f"FILE {path}",
         fix="say how it is built: --model package.module:callable",

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sipp.cli.staging import CONFIG, VOCABULARIES, WHOLE, stage_network, stage_tokenizer
+from sipp.cli.hugging_face_files import CONFIG, VOCABULARIES, WHOLE, stage_network, stage_tokenizer
 from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp.extras import needed_for
 

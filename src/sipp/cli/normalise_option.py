@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.cli.errors import Trouble
+from sipp.cli.errors import CommandError
 from sipp.experiments.data import normalise
 from sipp.experiments.data.transforms import MEAN, STD
 
@@ -54,10 +54,10 @@ def normalisation_of(text: str | None) -> Normalisation | None:
     try:
         mean, std = (tuple(float(part) for part in half.split(",")) for half in text.split("/"))
     except ValueError:
-        raise Trouble(f"{text!r:.60} is no normalisation", where=f"--normalise {text:.60}", fix=FIX) from None
+        raise CommandError(f"{text!r:.60} is no normalisation", where=f"--normalise {text:.60}", fix=FIX) from None
     is_whole = all(map(math.isfinite, (*mean, *std))) and all(value > 0 for value in std)
     if len(mean) != len(std) or not is_whole:
-        raise Trouble(
+        raise CommandError(
             f"{text!r:.60} is not as many finite means as positive deviations", where=f"--normalise {text:.60}", fix=FIX
         )
     return Normalisation(mean, std)
@@ -66,14 +66,14 @@ def normalisation_of(text: str | None) -> Normalisation | None:
 def checked_images(chosen: Normalisation, inputs: Tensor, what: str) -> Normalisation:
     """The normalisation, if these are images it fits: bytes N x C x H x W with a mean for each channel."""
     if inputs.dtype != torch.uint8 or inputs.dim() != 4:
-        raise Trouble(
+        raise CommandError(
             f"{what} holds {str(inputs.dtype)[6:]} {' x '.join(map(str, inputs.shape))}, no images as bytes (uint8, "
             "N x C x H x W)",
             where="--normalise",
             fix="leave it out: these numbers are taken as they are",
         )
     if len(chosen.mean) not in (1, inputs.shape[1]):
-        raise Trouble(
+        raise CommandError(
             f"{len(chosen.mean)} means for the {inputs.shape[1]} channels of {what}",
             where="--normalise",
             fix="give one for each channel, or one for all",

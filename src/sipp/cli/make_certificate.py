@@ -1,0 +1,123 @@
+"""What `sipp certify` does: a certificate of two networks on held-out points, or a check of one made earlier."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+import sipp
+from sipp.cli.commands.certify_command import CertifyRequest
+from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines, points_read
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.evaluate import evaluate
+from sipp.cli.model_option import load_model, weights_read
+from sipp.cli.options import output_of
+from sipp.errors import DataError
+from sipp.records.certificate import AnyCertificate, from_json, to_json
+from sipp.storage.outputs import CERTIFICATE, check_file, check_ledger, write_file
+from sipp.verbs.certify import certify_accuracy
+from sipp.verbs.verify import verify
+
+MOST_TEXT = 1 << 20  # bytes of a certificate
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of it: whether the claim holds, in words and as a record."""
+
+    ok: bool
+    text: str
+    record: object
+
+
+def answer(request: CertifyRequest) -> Answer:
+    """The certificate, or what a check of one found; a new certificate is written where the request says."""
+    _check(request)
+    dense = load_model(request.model, request.dense, option="--dense", device=request.device)
+    pruned = load_model(request.model, request.pruned, option="--pruned", device=request.device)
+    reader = Reader(dense, request.model, request.normalise, batch_size=request.batch_size)
+    fresh, seen = draw_holdout(reader, request.holdout, request.points), None
+    if request.calibration is not None:
+        source = reader.open(request.calibration, "calibration", "--calibration")
+        seen = reader.draw(source, None, "--calibration")
+    make = _certified if request.verify is None else _verified
+    found = make(request, (dense, pruned), fresh, None if seen is None else seen.batches)
+    return Answer(found.ok, "\n".join([found.text, *images_lines(fresh, seen)]), found.record)
+
+
+def _check(request: CertifyRequest) -> None:
+    """Refuses what cannot be meant, and places that cannot be written, before any work."""
+    if request.accuracy and request.epsilon is not None:
+        raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give one of them")
+    if request.verify is not None and (request.out is not None or request.accuracy or request.epsilon is not None):
+        raise CommandError(
+            "--out, --accuracy and --epsilon are for a new certificate, and --verify checks one",
+            where=f"--verify {request.verify}",
+            fix="leave them out",
+        )
+    reads = weights_read("--dense", request.dense) + weights_read("--pruned", request.pruned)
+    reads += points_read("--holdout", request.holdout) + points_read("--calibration", request.calibration)
+    if request.out is not None:
+        with naming_option(f"--out {request.out}", "give another file"):
+            check_file(request.out, CERTIFICATE, force=request.force, inputs=reads)
+    if request.ledger is not None and request.verify is None:
+        with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
+            check_ledger(request.ledger, out=request.out, inputs=reads)
+
+
+def _verified(
+    request: CertifyRequest, networks: tuple[nn.Module, nn.Module], fresh: Points, calibration: list[object] | None
+) -> Answer:
+    """What checking the certificate again on these networks and points found."""
+    assert request.verify is not None
+    with naming_option(f"--verify {request.verify}", "give a certificate that `sipp certify --out` wrote"):
+        certificate = from_json(_text(request.verify))
+        output = output_of(request.output)
+        found = verify(
+            certificate, *networks, fresh.batches, output=output, calibration=calibration, ledger=request.ledger
+        )
+    record = {"kind": "verification", "verified": found.ok, "reasons": found.reasons, "unchecked": found.unchecked}
+    return Answer(found.ok, str(found), record)
+
+
+def _certified(
+    request: CertifyRequest, networks: tuple[nn.Module, nn.Module], fresh: Points, calibration: list[object] | None
+) -> Answer:
+    """The new certificate of a relative error (T14) or of the accuracy drop (T16), written if it certifies."""
+    cert: AnyCertificate
+    ok, text, output = True, "", output_of(request.output)
+    with naming_option(f"--holdout {request.holdout}", "see sipp certify --help"):
+        if request.accuracy:
+            cert = certify_accuracy(
+                *networks, fresh.batches, confidence=request.confidence, output=output, calibration=calibration,
+                ledger=request.ledger,
+            )  # fmt: skip
+        else:
+            cert = sipp.certify(
+                *networks, fresh.batches, delta=request.delta, confidence=request.confidence, epsilon=request.epsilon,
+                output=output, calibration=calibration, ledger=request.ledger,
+            )  # fmt: skip
+            ok = cert.verdict == "certified"
+    if request.out is not None and ok:
+        with naming_option(f"--out {request.out}", "give another file"):
+            write_file(request.out, to_json(cert).encode(), CERTIFICATE, force=request.force)
+    if request.accuracy:
+        found = evaluate(*networks, fresh.batches, output)
+        if found.dense_accuracy is not None and found.pruned_accuracy is not None:
+            text = f"\naccuracy on these points: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
+    return Answer(ok, f"{cert}{text}", json.loads(to_json(cert)))
+
+
+def _text(path: Path) -> str:
+    """The text of a certificate's file."""
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_TEXT:
+            raise OSError(f"it is no plain file of at most {MOST_TEXT:,} bytes")
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} could not be read ({error})", fix="give a certificate that `sipp certify --out` wrote"
+        ) from error

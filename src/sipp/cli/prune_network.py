@@ -1,0 +1,441 @@
+"""The work of `sipp prune`: the request checked, points read, the network pruned or walked to a tolerance, written."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, fields
+from typing import Any, get_args, get_type_hints
+
+from torch import nn
+
+import sipp
+from sipp.cli.commands.prune_command import PruneRequest
+from sipp.cli.data_option import (
+    Points,
+    Reader,
+    check_fits,
+    collect,
+    data_or_noise,
+    draw_holdout,
+    images_lines,
+    n_calibration,
+    points_read,
+    split,
+    summary,
+)
+from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
+from sipp.cli.hugging_face_models import PREFIX
+from sipp.cli.model_option import load_model, weights_file, weights_read
+from sipp.cli.options import output_of, typed_name
+from sipp.cli.output import show, size, too_wide
+from sipp.cli.pruned_table import layer_table, path_record, statements
+from sipp.experiments.nets import NETS
+from sipp.inputs.data import ASIDE_SHARE
+from sipp.records.binomial import holdout_needed, points_to_prove
+from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
+from sipp.records.checking import check_share
+from sipp.records.contents import Contents
+from sipp.records.network_hash import model_hash
+from sipp.records.options import HOLDOUT_DELTA, PruneOptions, Shown
+from sipp.records.pruned import Pruned
+from sipp.records.pruned_to import PrunedTo
+from sipp.records.serialising import pruned_values
+from sipp.scoring.methods import method_of
+from sipp.scoring.theory_points import sample_size
+from sipp.storage.files import file_hash
+from sipp.storage.network_tensors import as_stored
+from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger
+from sipp.storage.pruned_folder import write_pruned
+from sipp.verbs.prune import prune_with
+
+IN_WALK = "what the certificate below says."
+LOOKED = "; the holdout was looked at: a claim on the same points is no longer a first look"
+N_NOISE = 16  # points of noise for a dry run of a built-in network without data
+
+
+def check(request: PruneRequest) -> None:
+    """Refuses what cannot be meant, before any work."""
+    goals = {
+        "--keep": request.options.keep,
+        "--budget": request.options.budget,
+        "--pattern": request.options.pattern,
+        "--epsilon": request.epsilon,
+        "--max-accuracy-drop": request.max_accuracy_drop,
+    }
+    given = [name for name, value in goals.items() if value is not None]
+    if len(given) != 1:
+        raise CommandError(
+            "how far to prune must be said once" if not given else f"{' and '.join(given)} exclude each other",
+            where="sipp prune",
+            fix=f"give exactly one of {', '.join(goals)}",
+        )
+    if request.out is None and not request.dry_run:
+        raise CommandError(
+            "the pruned network would be lost",
+            where="sipp prune",
+            fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
+        )
+    reads = weights_read("--weights", request.weights) + points_read("--data", request.data)
+    reads += points_read("--holdout", request.holdout)
+    if request.out is not None:
+        with naming_option(f"--out {request.out}", "give another place"):
+            if request.is_one_file:
+                check_file(request.out, NETWORK, force=request.force, inputs=reads)
+            else:
+                check_folder(request.out, force=request.force, inputs=reads)
+    if request.dry_run and request.ledger is not None:
+        raise CommandError(
+            "a dry run writes nothing, so its look at the holdout would go unrecorded",
+            where=f"--ledger {request.ledger}",
+            fix="leave out --dry-run, or the ledger",
+        )
+    for_certificates = {
+        "--output": request.output is not None,
+        "--ledger": request.ledger is not None,
+        "--holdout-delta": request.holdout_delta != HOLDOUT_DELTA,
+        "--holdout-points": request.holdout_points is not None,
+    }
+    if request.has_tolerance:
+        _refuse_ignored(
+            _not_in_prune_to(request.options), f"cannot be chosen with {given[0]}", "leave it out, or use --keep"
+        )
+    elif request.holdout is None:
+        _refuse_ignored(for_certificates, "serves a certificate only", "give --holdout or --epsilon, or leave it out")
+    if request.values != "fp32" and not request.is_one_file:
+        _refuse_ignored(
+            {f"--values {request.values}": True},
+            "is of one file, and a folder holds plain weights",
+            f"give --out NAME{FILE_SUFFIX}, or leave it out",
+        )
+    if request.rounds and request.has_tolerance:
+        raise CommandError(
+            f"the walk to {given[0]} certifies the values before rounding, not those in the file",
+            where=f"--values {request.values}",
+            fix="give --values lossless; or --keep with --holdout, which certifies what is stored",
+        )
+    if request.epsilon is not None and not 0 <= request.epsilon < math.inf:
+        raise CommandError(
+            f"{request.epsilon} is no error",
+            where=f"--epsilon {request.epsilon}",
+            fix="give a number from 0 on, such as 0.1",
+        )
+    for name in ("holdout_delta", "max_accuracy_drop"):
+        value, typed = getattr(request, name), name.replace("_", "-")
+        with naming_option(f"--{typed} {value}", "give a share between 0 and 1"):
+            check_share(typed, 0.5 if value is None else value)
+    if request.ledger is not None:
+        with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
+            check_ledger(request.ledger, out=request.out, inputs=reads)
+
+
+def _not_in_prune_to(options: PruneOptions) -> dict[str, bool]:
+    """The options of `prune` that would not reach `prune_to`, as they are typed, and whether they were given."""
+    hints = get_type_hints(PruneOptions, include_extras=True)
+    return {
+        f"--{typed_name(field.name, field.default).replace('_', '-')}": getattr(options, field.name) != field.default
+        for field in fields(PruneOptions)
+        if any(isinstance(said, Shown) and not said.prune_to for said in get_args(hints[field.name]))
+    }
+
+
+def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:
+    """Refuses an option that would be ignored."""
+    ignored = [name for name, is_given in given.items() if is_given]
+    if ignored:
+        raise CommandError(f"{', '.join(ignored)} {why}", where="sipp prune", fix=fix)
+
+
+def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
+    """Calibration and holdout points, disjoint, that the network can take; None where they are not needed."""
+    options = request.options
+    reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size)
+    holdout = None if request.holdout is None else draw_holdout(reader, request.holdout, request.holdout_points)
+    if not method_of(options.method).needs_data and request.data is None and not request.has_tolerance:
+        return None, holdout
+    spec = _data_spec(request)
+    source = reader.open(spec, "calibration", "--data")
+    if request.has_tolerance and source.kind == "random":
+        raise CommandError(
+            "a certificate on noise says nothing about your inputs", where=f"--data {spec}", fix="give real points"
+        )
+
+    def theory(example: Any) -> int:
+        with naming_option(f"--model {request.model}", "see sipp prune --help"):
+            n = sample_size(
+                model, example, options.delta, method=options.method, include=options.include, exclude=options.exclude
+            )
+        # of a blend's points a share is kept aside, and so many are to be left
+        return math.ceil(n / (1 - ASIDE_SHARE)) if method_of(options.method).is_blend else n
+
+    n = n_calibration(reader, source, request.points, theory)
+    if request.has_tolerance and holdout is None and not source.has_holdout:
+        parts = split(source, n, request.holdout_points, seed=options.seed)
+        ours, theirs = (collect(source, part, batch_size=request.batch_size, model=model) for part in parts)
+        check_fits(model, ours, request.model, "--data")
+        return ours, theirs
+    if request.has_tolerance and holdout is None:
+        holdout = draw_holdout(reader, spec, request.holdout_points, "--data")
+    return reader.draw(source, n, "--data"), holdout
+
+
+def _data_spec(request: PruneRequest) -> str:
+    """What --data says; noise where the network's shape is known and nothing is written."""
+    if request.data is not None:
+        return request.data
+    is_known = request.model in NETS
+    if is_known and request.dry_run and not request.has_tolerance:
+        return data_or_noise(None, request.model, N_NOISE, "sipp prune")
+    noise = data_or_noise(None, request.model, N_NOISE, "") if is_known else f"random:{N_NOISE}x3x224x224"
+    raise CommandError(
+        f"{request.options.method} needs data" if not request.has_tolerance else "a tolerance is certified on data",
+        where="sipp prune",
+        fix=f"give --data; {noise} is noise of a shape, for a dry run",
+    )
+
+
+def check_enough(request: PruneRequest, holdout: Points) -> None:
+    """Tells before the work that the holdout is too small for any claim (T14)."""
+    if request.max_accuracy_drop is not None:
+        return
+    needed = holdout_needed(request.holdout_delta, 1.0 - request.options.confidence)
+    if holdout.n_points < needed:
+        raise CommandError(
+            f"not certified: needs n >= {needed} holdout points, there are {holdout.n_points}; nothing was written",
+            where=f"--holdout {holdout.spec}"
+            if request.holdout
+            else f"--data {holdout.spec}, the half split off as holdout",
+            fix=f"give {needed} points or more, or a larger --holdout-delta",
+            code=NOT_CERTIFIED,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it; `pruned` is None where no level was certified."""
+
+    dense: nn.Module
+    pruned: Pruned | None
+    stored: nn.Module | None  # with the values that the file gives back, which the certificate is about
+    walk: PrunedTo | None
+    certificate: AnyCertificate | None
+    calibration: Points | None
+    holdout: Points | None
+    seconds: dict[str, float]
+
+    @property
+    def certified(self) -> bool:
+        """Whether what was asked for was reached; a walk that ends where it began has pruned nothing (T15)."""
+        if self.pruned is None or (self.walk is not None and self.pruned.kept == self.pruned.n_weights):
+            return False
+        return getattr(self.certificate, "verdict", "certified") == "certified"
+
+
+def not_certified(request: PruneRequest, outcome: Outcome) -> CommandError:
+    """The end with exit code 3: nothing below the dense network passed, and nothing was written."""
+    verdict = getattr(outcome.certificate, "verdict", "")
+    if outcome.walk is not None:
+        verdict = "not certified: no level below the dense network passes"
+    loosened = "--max-accuracy-drop" if request.max_accuracy_drop is not None else "--epsilon, --holdout-delta"
+    spec = outcome.holdout.spec if outcome.holdout is not None else request.data
+    return CommandError(
+        f"{verdict}; nothing was written",
+        where=f"--holdout {spec}" if request.holdout else f"--data {spec}, the holdout taken from it",
+        fix=f"allow more ({loosened}), or give more holdout points",
+        code=NOT_CERTIFIED,
+    )
+
+
+def work(request: PruneRequest) -> Outcome:
+    """The pruned network with everything it was made from."""
+    begun = time.perf_counter()
+    model = load_model(request.model, request.weights, seed=request.options.seed, device=request.device)
+    calibration, holdout = points_for(request, model)
+    if holdout is not None:
+        check_enough(request, holdout)
+    loaded = time.perf_counter()
+    where = f"--model {request.model}" + (f", --data {calibration.spec}" if calibration is not None else "")
+    where += f", --holdout {request.holdout}" if request.holdout else ""
+    with naming_option(where, "see sipp prune --help"):
+        if request.has_tolerance:
+            assert calibration is not None and holdout is not None
+            pruned, walk, certificate = _prune_to(request, model, calibration, holdout)
+            stored = None if pruned is None else pruned.model  # a walk rounds nothing
+        else:
+            walk = None
+            pruned, stored, certificate = _prune(request, model, calibration, holdout)
+    ended = time.perf_counter()
+    seconds = {"load": loaded - begun, "prune": ended - loaded}
+    return Outcome(model, pruned, stored, walk, certificate, calibration, holdout, seconds)
+
+
+def _prune(
+    request: PruneRequest, model: nn.Module, calibration: Points | None, holdout: Points | None
+) -> tuple[Pruned, nn.Module, Certificate | None]:
+    pruned = prune_with(model, None if calibration is None else calibration.batches, request.options)
+    stored = as_stored(pruned.model, request.values) if request.rounds else pruned.model
+    if holdout is None:
+        return pruned, stored, None
+    certificate = sipp.certify(
+        model, stored, holdout.batches, delta=request.holdout_delta, confidence=request.options.confidence,
+        output=output_of(request.output), calibration=None if calibration is None else calibration.batches,
+        ledger=request.ledger,
+    )  # fmt: skip
+    return pruned, stored, certificate
+
+
+def _prune_to(
+    request: PruneRequest, model: nn.Module, calibration: Points, holdout: Points
+) -> tuple[Pruned | None, PrunedTo, AnyCertificate | None]:
+    options = request.options
+    walk = sipp.prune_to(
+        model, calibration.batches, holdout.batches, epsilon=request.epsilon,
+        max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta, confidence=options.confidence,
+        method=options.method, seed=options.seed, reduce=options.reduce, floor=options.floor, repair=options.repair,
+        include=options.include, exclude=options.exclude, output=output_of(request.output), ledger=request.ledger,
+    )  # fmt: skip
+    return walk.pruned, walk, walk.certificate
+
+
+def record_of(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
+    """What report.json and --json hold."""
+    if outcome.pruned is not None:
+        record = pruned_values(outcome.pruned)
+    else:
+        record = {
+            "kind": "not certified",
+            "sipp": sipp.__version__,
+            "method": request.options.method,
+            "seed": request.options.seed,
+            "keep": 1.0,
+        }
+    return record | {
+        "model": request.model,
+        "weights": None if request.weights is None else str(request.weights),
+        "weights_sha256": None if request.weights is None else file_hash(weights_file(request.weights)),
+        "dense_hash": model_hash(outcome.dense),
+        "pruned_hash": None if outcome.stored is None else model_hash(outcome.stored),
+        "data": summary(outcome.calibration),
+        "holdout": summary(outcome.holdout),
+        "keep_asked": request.options.keep,
+        "pattern": request.options.pattern,
+        "epsilon_asked": request.epsilon,
+        "max_accuracy_drop_asked": request.max_accuracy_drop,
+        "include": request.options.include,
+        "exclude": request.options.exclude,
+        "delta": request.options.delta,
+        "holdout_delta": request.holdout_delta,
+        "confidence": request.options.confidence,
+        "draws": request.options.draws,
+        "reduce": request.options.reduce or method_of(request.options.method).reduce,
+        "floor": request.options.floor,
+        "repair": request.options.repair,
+        "verdict": None if outcome.walk is None else outcome.walk.verdict,
+        "path": [] if outcome.walk is None else path_record(outcome.walk.path),
+        "certificate": certificate_values(outcome.certificate),
+        "dry_run": request.dry_run,
+        "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
+    }
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files that were written, and what is in the one small file, where it is one."""
+
+    files: dict[str, int]  # {path: bytes}
+    contents: Contents | None = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What --json says of it."""
+        if self.contents is None:
+            return {"written": self.files}
+        values = {
+            "format": self.contents.precision,
+            "moved": self.contents.moved,
+            "largest_change": max(one.largest_change for one in self.contents.tensors),
+            "norm_change": max(one.norm_change for one in self.contents.tensors),
+            "certificate_about": self.contents.certificate_about,
+            "statements_about": self.contents.statements_about,
+        }
+        return {"written": self.files, "values": values}
+
+
+def write(request: PruneRequest, outcome: Outcome, record: dict[str, Any]) -> Written:
+    """Writes the network; nothing in a dry run, and nothing where nothing is certified."""
+    if request.out is None or request.dry_run or outcome.pruned is None or not outcome.certified:
+        return Written({})
+    if request.is_one_file:
+        with naming_option(f"--out {request.out}", "give another place"):
+            check_file(request.out, NETWORK, force=request.force)
+            saved = sipp.save(outcome.pruned, request.out, values=request.values, certificate=outcome.certificate)
+        return Written({str(request.out): saved.n_bytes}, saved)
+    with naming_option(f"--out {request.out}", "give another folder"):
+        files = write_pruned(request.out, outcome.pruned.model.state_dict(), record, force=request.force)
+    return Written({str(path): n_bytes for path, n_bytes in files.items()})
+
+
+def more_points_words(request: PruneRequest, outcome: Outcome) -> str:
+    """How many points would certify the first level that failed, where what was seen there is no obstacle (T15)."""
+    if outcome.walk is None or outcome.holdout is None:
+        return ""
+    failed = next((level for level in outcome.walk.path if not level.passed), None)
+    if failed is None:
+        return ""
+    n, beta = outcome.holdout.n_points, 1.0 - request.options.confidence
+    if request.max_accuracy_drop is None:
+        bad, limit = "further off", request.holdout_delta
+    else:  # half of beta goes to points that gained, of which none are counted on here (T16)
+        bad, limit, beta = "worse", request.max_accuracy_drop, beta / 2
+    needed = points_to_prove(failed.count, n, limit, beta)
+    if needed is None or needed <= n:
+        return ""
+    return (
+        f"more points:     keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} points {bad}: if that share "
+        f"stays, about {_rounded_up(needed):,} holdout points certify it"
+    )
+
+
+def _rounded_up(n: int) -> int:
+    """Two digits of a number are enough for a plan."""
+    step = 10 ** max(0, len(str(n)) - 2)
+    return -(-n // step) * step
+
+
+def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
+    """Prints what was done."""
+    if request.weights is not None:
+        origin = f"weights {request.weights}"
+    else:
+        is_folder = request.model.startswith(PREFIX)
+        origin = "weights of that folder" if is_folder else f"freshly initialised (seed {request.options.seed})"
+    calibration = "not used" if outcome.calibration is None else outcome.calibration.words
+    show(f"network: {request.model}, {origin}", f"data:    {calibration}")
+    if outcome.holdout is not None:
+        show(f"holdout: {outcome.holdout.words}")
+    show(*images_lines(outcome.calibration, outcome.holdout))
+    if outcome.pruned is not None:
+        table = layer_table(outcome.pruned)
+        certified = "" if outcome.certificate is None else IN_WALK  # a walk says it itself
+        if outcome.certificate is not None and outcome.walk is None:
+            certified = ("about the stored values: " if request.rounds else "") + outcome.certificate.sentence
+        said = statements(outcome.pruned, certified)
+        show(layer_table(outcome.pruned, compact=True) if too_wide(table) else table, *said)
+    if outcome.calibration is not None and outcome.calibration.kind == "random":
+        show("noise:           the scores and bounds above are about random inputs, not about yours")
+    if outcome.walk is not None:
+        show(str(outcome.walk))
+        if words := more_points_words(request, outcome):
+            show(words)
+    for path, n_bytes in written.files.items():
+        show(f"written:         {path} ({size(n_bytes)})")
+    if written.contents is not None:
+        ratio = written.contents.dense_bytes / written.contents.n_bytes
+        show(f"                 {ratio:.2f} x smaller than dense; see sipp inspect, sipp bench")
+        if written.contents.moved:
+            show(f"values:          {written.contents.moved}; the statements above are about the values before that")
+    elif written.files:
+        show("                 zeros are stored in place: the file is as large as before pruning")
+    if request.dry_run:
+        show("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))
+    show(f"time:            {outcome.seconds['load']:.1f} s loading, {outcome.seconds['prune']:.1f} s pruning")

@@ -1,0 +1,90 @@
+"""Options that are fields of a record: each field once, typed and parsed as it says, refused at its own option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_args, get_type_hints
+
+import pytest
+from commandline import run, three_lines
+
+from sipp.cli.commands.prune_command import PruneRequest
+from sipp.cli.errors import CommandError
+from sipp.cli.main import command_of
+from sipp.cli.options import Json, option, with_record_options
+from sipp.records.options import PruneOptions, Shown
+
+SHOWN = {
+    name: next((one for one in get_args(hint)[1:] if isinstance(one, Shown)), None)
+    for name, hint in get_type_hints(PruneOptions, include_extras=True).items()
+}
+
+
+def asked(request: PruneRequest, as_json: Json = False) -> None:
+    raise RuntimeError(request)
+
+
+def typed_out(typed: dict[str, Any]) -> dict[str, Any]:
+    """These options, and all others as --help says."""
+    parameters = with_record_options(asked).__signature__.parameters  # type: ignore[attr-defined]
+    return {name: one.default for name, one in parameters.items()} | {"model": "net"} | typed
+
+
+def given(**typed: Any) -> PruneRequest:
+    """The record that a command gets for these options."""
+    with pytest.raises(RuntimeError) as stop:
+        with_record_options(asked)(**typed_out(typed))
+    found: PruneRequest = stop.value.args[0]
+    return found
+
+
+def test_every_field_that_is_shown_is_an_option_with_its_default() -> None:
+    by_name = {one.name: one for one in command_of("prune").params}
+    for field in fields(PruneOptions):
+        shown = SHOWN[field.name]
+        typed = f"no_{field.name}" if field.default is True else field.name
+        if shown is None:
+            assert typed not in by_name
+            continue
+        assert by_name[typed].rich_help_panel == shown.group
+        assert by_name[typed].help.startswith(shown.words.split("{")[0])
+    assert given().options == PruneOptions()
+
+
+def test_what_is_typed_reaches_the_record() -> None:
+    found = given(keep=0.2, floor="0.1", no_statements=True, repair=True, include=["conv*"], seed=3, out=None)
+    expected = PruneOptions(keep=0.2, floor=0.1, statements=False, repair=True, include=["conv*"], seed=3)
+    assert found.options == expected and found.model == "net"
+
+
+@pytest.mark.parametrize(
+    ("typed", "where"), [({"delta": 2.0}, "--delta 2.0"), ({"floor": "x"}, "--floor x"), ({"keep": 0.0}, "--keep 0.0")]
+)
+def test_what_the_record_refuses_is_told_at_its_option(typed: dict[str, Any], where: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        with_record_options(asked)(**typed_out(typed))
+    assert refused.value.where == where and "=" not in refused.value.what.split(" is ")[0]
+
+
+@pytest.mark.parametrize("words", [["--draws", "fixed"], ["--bound", "sound"], ["--delta", 0.1], ["--no-statements"]])
+def test_an_option_that_prune_to_would_ignore_is_refused(words: list[object]) -> None:
+    done = run("prune", "--model", "digits-cnn", "--data", "digits", "--dry-run", "--epsilon", 0.1, *words)
+    assert done.returncode == 2 and f"{words[0]} cannot be chosen" in three_lines(done.stderr)[0]
+
+
+def test_a_record_inside_a_record_and_the_order_of_groups() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Inner:
+        late: Annotated[int, option("b", "Machine")] = 2
+        first: Annotated[int, option("a", "Model and data")] = 1
+
+    globals()["Inner"] = Inner
+
+    @with_record_options
+    def command(inner: Inner, word: Annotated[str, option("c", "Output")] = "x") -> None:
+        raise RuntimeError(inner, word)
+
+    assert [*command.__signature__.parameters] == ["first", "word", "late"]  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError) as stop:
+        command(first=5, late=6, word="y")
+    assert stop.value.args == (Inner(first=5, late=6), "y")
