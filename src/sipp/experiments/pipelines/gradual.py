@@ -1,7 +1,7 @@
 """Train once; then, for each level: train the dense network once more, and prune it little by little on the way.
 
 All methods of one seed share its trained parent. A level needs no other level: it has seen the dense network's training
-and one more of the same length, whatever it keeps. When to cut, and how much: `pruning/little_by_little.py`.
+and one more of the same length, whatever it keeps. When to cut, and how much: `verbs/gradual.py`.
 """
 
 from __future__ import annotations
