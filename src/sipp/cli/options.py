@@ -81,7 +81,7 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
         names: tuple[str, ...] = ()
         if isinstance(default, bool):  # a switch: what is on can be turned off
             name = typed_name(name, default)
-            names, default = (f"--{name.replace('_', '-')}",), False
+            names, default, kind = (f"--{name.replace('_', '-')}",), False, bool
         kind = list[str] | None if said.repeated else str if said.parse is not None else kind
         shown = option(words, said.group, *names, least=said.least, most=said.most)
         yield inspect.Parameter(
@@ -123,6 +123,9 @@ def prune_option(name: str) -> Any:
 
 Model = Annotated[
     str, option("A built-in network (resnet20, ...), package.module:callable of your own code, or hf:DIR.", MODEL_PANEL)
+]
+Refit = Annotated[
+    bool, option("Repair under the method's own mask: kept weights are refitted, none moves.", REPAIR_PANEL, "--refit")
 ]
 Weights = Annotated[
     Path | None,

@@ -329,7 +329,7 @@ def record_of(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
         "draws": request.options.draws,
         "reduce": request.options.reduce or method_of(request.options.method).reduce,
         "floor": request.options.floor,
-        "repair": request.options.repair,
+        "repair": bool(request.options.repair),
         "verdict": None if outcome.walk is None else outcome.walk.verdict,
         "path": [] if outcome.walk is None else path_record(outcome.walk.path),
         "certificate": certificate_values(outcome.certificate),

@@ -107,6 +107,11 @@ def probe(
     return found
 
 
+def is_new_form(batch: Batch, known: Forms) -> bool:
+    """Whether no batch of this form was probed."""
+    return _form(batch) not in known
+
+
 def _probed(
     model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats, *, few: bool
 ) -> Probe:

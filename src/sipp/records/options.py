@@ -26,6 +26,7 @@ from sipp.records.pattern import pattern_of
 
 Reduce = Literal["max", "mean"]  # of a point's patches (T3)
 NormStats = Literal["running", "batch"]
+Repairing = bool | Literal["joint", "refit"]  # True is "joint": masks may move (T21); "refit": they stay
 Method = str  # its name in `scoring/methods.py`
 Kernel = Literal["auto", "reference", "cpu", "gpu"]
 Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values in a file of `save`
@@ -41,6 +42,16 @@ DEFAULT_METHOD: Method = "sipp-blend"
 DELTA = 1e-16  # failure probability of T4
 CONFIDENCE = 0.95  # of statements about all but a share of inputs (T14, T18, T19)
 HOLDOUT_DELTA = 0.05  # share of inputs that a certificate may leave out (T14)
+
+
+def check_repair(repair: Any) -> Repairing:
+    """The way to repair, if it is True, False, "joint" or "refit"."""
+    if isinstance(repair, str):
+        check_choice("repair", repair, ("joint", "refit"))
+    else:
+        check_flag("repair", repair)
+    found: Repairing = repair
+    return found
 
 
 def check_floor(floor: Any) -> Floor:
@@ -185,9 +196,10 @@ class PruneOptions:
     statements: Annotated[
         bool, Shown("Do not score the weights that another method chose (T17): faster.", "Guarantee")
     ] = True
-    repair: Annotated[bool, Shown("Refit the kept weights on the data, without labels.", "Repair", prune_to=True)] = (
-        False
-    )
+    repair: Annotated[
+        Repairing,
+        Shown("Find mask and weights together on the data, without labels (T21).", "Repair", prune_to=True),
+    ] = False
     seed: Annotated[
         int, Shown("Seed of everything that is drawn.", "Machine", prune_to=True, least=0, most=MOST_SEED)
     ] = 0
@@ -209,8 +221,9 @@ class PruneOptions:
             check_choice("reduce", self.reduce, get_args(Reduce))
         if self.pattern is not None:
             pattern_of(self.pattern)
-        for name in ("looks_at_assumption", "statements", "repair"):
+        for name in ("looks_at_assumption", "statements"):
             check_flag(name, getattr(self, name))
+        check_repair(self.repair)
         if not self.statements and (self.bound != "paper" or self.looks_at_assumption):
             raise OptionError(
                 "holdout, bound='sound' and looks_at_assumption serve statements, and statements=False asks for none",

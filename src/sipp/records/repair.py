@@ -24,6 +24,7 @@ class LayerRepair:
     ridge: float | None  # None where it was left alone
     intercept: Intercept
     left_alone: str  # why the weights are as they were; empty where they were refitted
+    n_moved: int = 0  # weights that are kept and were not in the first mask
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,24 @@ class Repair:
     output_chosen: float | None  # at the end, on the points that chose: no estimate for others
     polish: Polish | None
     undone: str  # why all weights are as they were; empty where they are not
+    way: Literal["refit", "joint"] = "refit"  # "joint": masks and weights were found together (T21)
+    a: float | None = None  # of a joint search: how much of what earlier layers lost each layer makes up for
+    budgets: str = ""  # of a joint search: whose share of weights the layers keep
+    n_judged_fit: int | None = (
+        None  # of a joint search: points fitted by the network that was judged; the last fit has all
+    )
 
     def __str__(self) -> str:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         table.add_column("weight", overflow="fold")
-        for column in ("error before", "after", "ridge"):
+        for column in ("error before", "after", "ridge", "moved"):
             table.add_column(column, justify="right")
         table.add_column("intercept")
         table.add_column("left alone", overflow="fold")
         for layer in self.layers:
             errors = number(layer.error_before), number(layer.error_after)
-            table.add_row(layer.name, *errors, number(layer.ridge), layer.intercept, layer.left_alone)
+            moved = f"{layer.n_moved:,}"
+            table.add_row(layer.name, *errors, number(layer.ridge), moved, layer.intercept, layer.left_alone)
         return "\n".join([self.sentence, text_of(table)])
 
     def __repr__(self) -> str:
@@ -74,6 +82,11 @@ class Repair:
         """The outcome in one sentence."""
         n_refitted = sum(not layer.left_alone for layer in self.layers)
         text = f"{n_refitted} of {len(self.layers)} weights refitted on {self.n_points} points"
+        if self.way == "joint":
+            n_moved = sum(layer.n_moved for layer in self.layers)
+            text = (
+                f"mask and weights found together on {self.n_points} points, {n_moved:,} weights not in the first mask"
+            )
         if self.polish is not None:
             text += f", then polished for {self.polish.taken} steps"
         if self.output_before is not None:
@@ -81,6 +94,8 @@ class Repair:
                 f"; the output's error on {self.n_judged} points kept aside was {number(self.output_before)} and is "
                 f"{number(self.output_after)}"
             )
+            if self.n_judged_fit is not None and self.n_judged_fit < self.n_points:
+                text += f", with the {self.n_judged_fit} others fitted alone"
         elif self.n_judged == 0:
             text += "; too few different points to keep some aside that only judge: its error on others is not known"
         return f"{text}; undone: {self.undone}" if self.undone else text

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.capture import Forms, runner
+from sipp.inputs.capture import Forms, Run, is_new_form, probe, runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.records.batches import Batch, WeightUse
@@ -126,10 +126,11 @@ def take_census(
             windows[name] = [use.windows]
             positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
 
-    run = runner(model, layers, checked=forms)
     for batch in batches:
         n_uses.append(Counter())
-        run(batch, on_use)
+        if batch.real_BT is None and is_new_form(batch, forms):
+            probe(model, layers, batch, "running", forms)
+        _runner(model, layers, batch, forms)(batch, on_use)
         windows.clear()
     strides = {
         name: _strides(sizes, n_patches[name] // (patches_per_feature * fan_in[name]))
@@ -137,6 +138,11 @@ def take_census(
     }
     target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
     return Census(tuple(map(tuple, order)), n_uses, target_bytes, strides)
+
+
+def _runner(model: nn.Module, layers: Sequence[PrunableLayer], batch: Batch, forms: Forms) -> Run:
+    """What runs a batch: sums need no patches told apart by point, so that only padding has to be looked for."""
+    return runner(model, layers, checked=None if batch.real_BT is None else forms)
 
 
 def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
@@ -294,7 +300,7 @@ class Gatherer:
         wanted = [layer for layer in layers if any(weight.name in names for weight in layer.weights.values())]
         try:
             with exact_matmul():
-                runner(model, wanted, checked=self.forms)(self.batches[i], counted)
+                _runner(model, wanted, self.batches[i], self.forms)(self.batches[i], counted)
         except _EnoughError:
             pass
 

@@ -33,6 +33,7 @@ class Repaired:
     """A repaired copy of a network, what was done, and the points it was done with."""
 
     model: nn.Module
+    masks: dict[str, Tensor]
     record: Repair
     keys: frozenset[bytes]
 
@@ -81,7 +82,7 @@ def repair_network(
             )
     judged = (before, refitted, judged_error(dense, repaired, parts))
     done = _record(parts, layers, polished, (at_first, at_last), judged)
-    return Repaired(copy_of(given) if done.undone else repaired, done, parts.keys)
+    return Repaired(copy_of(given) if done.undone else repaired, dict(masks), done, parts.keys)
 
 
 def _refit_all(

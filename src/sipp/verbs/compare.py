@@ -30,10 +30,21 @@ from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_seed
 from sipp.records.comparison import Compared, Comparison
 from sipp.records.numerics import BOUND_DTYPE, budget_of, device_of
-from sipp.records.options import DEFAULT_METHOD, DELTA, Constants, Method, PruneOptions, Scoring, Selector
-from sipp.repairing.layer_by_layer import repair_network
+from sipp.records.options import (
+    DEFAULT_METHOD,
+    DELTA,
+    Constants,
+    Method,
+    PruneOptions,
+    Repairing,
+    Scoring,
+    Selector,
+    check_repair,
+)
+from sipp.records.ranking import Ranking
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import resolve_points
+from sipp.verbs.prune import repaired_cut
 
 KEEPS = (0.5, 0.3, 0.1)
 COMPARING = "compare"  # the claim of a look at many networks, of which none is certified; its line names the dense one
@@ -48,7 +59,7 @@ def compare(
     *,
     keeps: Sequence[float] = KEEPS,
     methods: Sequence[Method] | None = None,
-    repair: bool = False,
+    repair: Repairing = False,
     holdout: AnyData | None = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
@@ -61,9 +72,9 @@ def compare(
     """What every method does to the output of `model` at a few keeps, on points that chose no weights. `print` it.
 
     Judged on the `holdout`, or on the last quarter of `data`, which then chooses nothing: give data in random order.
-    `repair` adds every network as `sipp.repair` leaves it. Without `methods` it is a usual set, with labels `snip` too.
-    The points choose among methods: what is then certified needs others, and a look at a holdout belongs in its
-    `ledger`. All points are held in memory.
+    `repair` adds every network as `prune` with that option leaves it. Without `methods` it is a usual set, with labels
+    `snip` too. The points choose among methods: what is then certified needs others, and a look at a holdout belongs
+    in its `ledger`. All points are held in memory.
 
     Example:
         >>> import sipp, torch
@@ -73,7 +84,7 @@ def compare(
         >>> found.best(0.8).method, found.n_points, len(found.rows)
         ('wt', 50, 4)
     """
-    check_flag("repair", repair)
+    check_repair(repair)
     check_flag("progress", progress)
     _check_ledger(ledger, holdout)
     scoring = _with_loss_of(scoring, output)
@@ -97,18 +108,20 @@ def compare(
                 found = cut(ranking, budgets[keep], seed=seed)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
                 if repair:
-                    rows.append(_row(name, found, keep, dense.judge(_repaired(judged, found)), is_repaired=True))
+                    rows.append(
+                        _row(
+                            name, found, keep, dense.judge(_repaired(judged, ranking, found, repair)), is_repaired=True
+                        )
+                    )
                 advance(1)
     n_chosen = sum(batch.n_points for batch in points.chosen.batches())
     return Comparison(tuple(rows), n_weights, n_chosen, baseline.n_points, holdout is None, baseline.accuracy)
 
 
-def _repaired(judged: ScoringTask, found: Cut) -> nn.Module:
-    """The network as `sipp.repair` leaves it, with the points that chose its mask."""
+def _repaired(judged: ScoringTask, ranking: Ranking, found: Cut, way: Repairing) -> nn.Module:
+    """The network as `prune` with this repair leaves it, with the points that chose its mask."""
     assert judged.data is not None
-    chunk_bytes = judged.scoring.chunk_bytes
-    data = judged.data
-    return repair_network(judged.model, found.model, found.masks, data, seed=judged.seed, chunk_bytes=chunk_bytes).model
+    return repaired_cut(ranking, found, judged.data, way)[0].model
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,12 +29,15 @@ from sipp.records.options import (
     Mode,
     PruneOptions,
     Reduce,
+    Repairing,
     Scoring,
     Selector,
 )
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
+from sipp.records.repair import Repair
 from sipp.repairing.layer_by_layer import Repaired, repair_network
+from sipp.repairing.with_new_masks import search_network
 from sipp.verbs.recording import pruned_of
 
 
@@ -57,7 +61,7 @@ def prune(
     holdout: AnyData | None = None,
     looks_at_assumption: bool = False,
     statements: bool = True,
-    repair: bool = False,
+    repair: Repairing = False,
     scoring: Scoring = Scoring(),
     constants: Constants = Constants(),
     progress: bool = True,
@@ -69,7 +73,8 @@ def prune(
     points holds for all but a share of inputs, at `confidence` (T18), smallest for the network with a `holdout` of
     points that serve nothing else. `bound="sound"` needs such: without, the last quarter of `data` is kept aside, not
     scored. `looks_at_assumption` adds what data and holdout say of T4; `statements=False` saves the sensitivities of
-    baselines (T17). With a `floor` no row dies, and a layer keeps that share of an even cut. `repair` refits the rest.
+    baselines (T17). With a `floor` no row dies, and a layer keeps that share of an even cut.
+    `repair=True` finds mask and weights together, from the method's mask on (T21); `"refit"` keeps that mask.
 
     Example:
         >>> import sipp, torch
@@ -109,7 +114,7 @@ def prune_with(
         found, repaired = cut(ranking, n_kept, seed=options.seed), None
         moved = output_moved(ranking, found, task)
     if options.repair and task.data is not None:  # never on the new points: what chooses values cannot judge them
-        found, repaired = repaired_cut(ranking, found, task.data, progress=progress)
+        found, repaired = repaired_cut(ranking, found, task.data, options.repair, progress=progress)
     said = statements_of(ranking, found, task, mode=options.bound, new_points=new_points)
     assumption = None
     if options.looks_at_assumption and data is not None and ranking.scores is not None:
@@ -118,10 +123,36 @@ def prune_with(
     return pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
 
 
-def repaired_cut(ranking: Ranking, found: Cut, data: AnyData, *, progress: bool = False) -> tuple[Cut, Repaired]:
-    """The same cut with its kept weights refitted, and what the repair did."""
-    fixed = repair_network(ranking.model, found.model, found.masks, data, seed=found.seed, progress=progress)
-    given = cut_as_given(ranking, fixed.model, found.masks, seed=found.seed)
+def repaired_cut(
+    ranking: Ranking,
+    found: Cut,
+    data: AnyData,
+    way: Repairing,
+    *,
+    like: Repair | None = None,
+    progress: bool = False,
+) -> tuple[Cut, Repaired]:
+    """The same number of weights with values fitted to the dense network, and what the repair did.
+
+    By "refit" under the same masks; otherwise mask and values are found together (T21), in the way of the repair
+    `like` one that was chosen before, where there is one.
+    """
+    dense, seed = ranking.model, found.seed
+    if way == "refit":
+        fixed = repair_network(dense, found.model, found.masks, data, seed=seed, progress=progress)
+    else:
+        known: dict[str, Any] = {} if like is None else {"a": (like.a,), "budgets": (like.budgets,)}
+        fixed = search_network(
+            dense,
+            found.masks,
+            data,
+            floor=ranking.floor,
+            pattern=ranking.pattern,
+            seed=seed,
+            progress=progress,
+            **known,
+        )
+    given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed
 
 

@@ -47,13 +47,14 @@ from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
-from sipp.records.checking import check_flag, check_number, check_share
+from sipp.records.checking import check_number, check_share
 from sipp.records.network_hash import model_hash
 from sipp.records.numerics import budget_of
-from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Reduce, Scoring, Selector
+from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Reduce, Repairing, Scoring, Selector
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
+from sipp.records.repair import Repair
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune import repaired_cut
 from sipp.verbs.recording import pruned_of
@@ -90,7 +91,7 @@ def prune_to(
     exclude: Selector | None = None,
     output: Output = None,
     ledger: str | os.PathLike[str] | None = None,
-    repair: bool = False,
+    repair: Repairing = False,
     scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> PrunedTo:
@@ -107,7 +108,7 @@ def prune_to(
         >>> best.certificate.verdict, best.keep < 1, best.certificate.epsilon
         ('certified', True, 0.5)
     """
-    options = PruneOptions(method=method, seed=seed, reduce=reduce, floor=floor, scoring=scoring)
+    options = PruneOptions(method=method, seed=seed, reduce=reduce, floor=floor, scoring=scoring, repair=repair)
     checked_method(options)
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
     grid = _checked_levels(levels)
@@ -116,7 +117,7 @@ def prune_to(
     seen, points = _surveyed(calibration, holdout)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     ranking = rank(task, options, progress=progress)
-    walker = _Walker(ranking, output, seed, len(grid), claim, _repair_data(repair, calibration))
+    walker = _Walker(ranking, output, seed, len(grid), claim, repair, _repair_data(repair, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
     if claim.n_needed > points.n:
         return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
@@ -153,9 +154,9 @@ def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None,
     return seen, survey(holdout, "holdout", frozenset(seen.draws))
 
 
-def _repair_data(repair: bool, calibration: AnyData | None) -> AnyData | None:
+def _repair_data(repair: Repairing, calibration: AnyData | None) -> AnyData | None:
     """The points that levels are repaired on; None where they are not repaired."""
-    if check_flag("repair", repair) and calibration is None:
+    if repair and calibration is None:
         raise OptionError("repair=True reads the data for every level", fix="give a list, a loader or a tensor")
     return calibration if repair else None
 
@@ -238,10 +239,18 @@ class _Walker:
     """One copy of the network whose weights are set level by level; a point's dense output is computed once."""
 
     def __init__(
-        self, ranking: Ranking, output: Output, seed: int, n_levels: int, claim: _Claim, repair_data: AnyData | None
+        self,
+        ranking: Ranking,
+        output: Output,
+        seed: int,
+        n_levels: int,
+        claim: _Claim,
+        repair: Repairing,
+        repair_data: AnyData | None,
     ) -> None:
         self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
-        self.repair_data = repair_data  # None: levels are not repaired
+        self.repair, self.repair_data = repair, repair_data  # None: levels are not repaired
+        self.like: Repair | None = None  # what the first level chose of a joint search
         self.repaired: dict[int, Pruned] = {}  # by budget
         self.prepared = prepare_rows(ranking, n_cuts=n_levels)
         self.sparse = copy_of(ranking.model)
@@ -266,7 +275,8 @@ class _Walker:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeadRowsWarning)  # of levels on the way
             found = cut(self.ranking, budget, seed=self.seed)
-        found, fixed = repaired_cut(self.ranking, found, self.repair_data)
+        found, fixed = repaired_cut(self.ranking, found, self.repair_data, self.repair, like=self.like)
+        self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)  # chosen once for all levels
         self.repaired[budget] = pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)
         return self.repaired[budget]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sipp.errors import OptionError
 from sipp.inputs.data import AnyData
@@ -13,8 +14,12 @@ from sipp.inputs.layers import unwrap
 from sipp.records.checking import check_flag, check_number, check_seed, check_whole
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import ChunkBytes
-from sipp.records.pruned import Pruned, unstated
-from sipp.repairing.layer_by_layer import LEARNING_RATE, repair_network
+from sipp.records.pattern import pattern_of
+from sipp.records.pruned import Pruned, PrunedLayer, unstated
+from sipp.records.weights import to_rows
+from sipp.repairing.gathering import masked_layers
+from sipp.repairing.layer_by_layer import LEARNING_RATE, check_same_tensors, repair_network
+from sipp.repairing.with_new_masks import search_network
 
 MOST_STEPS = 10_000_000
 UNSTATED = (
@@ -28,6 +33,7 @@ def repair(
     pruned: Pruned,
     data: AnyData,
     *,
+    moves_mask: bool = False,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,
     n_points: int | None = None,
@@ -36,6 +42,8 @@ def repair(
     progress: bool = True,
 ) -> Pruned:
     """The pruned network with its kept weights refitted to the dense `model`, without labels; masks stay as they are.
+
+    With `moves_mask` they are only where a search begins that finds as many weights and their values together (T21).
 
     Layer by layer in the order of execution, each row's kept weights and its intercept get the least-squares fit of the
     dense layer's outputs, on the inputs that the repaired network itself meets. Then `steps` of Adam bring the outputs
@@ -57,27 +65,43 @@ def repair(
     check_number("learning_rate", learning_rate, above=0)
     check_seed(seed)
     check_flag("progress", progress)
+    check_flag("moves_mask", moves_mask)
     _check_record(pruned)
-    found = repair_network(
-        unwrap(model),
-        unwrap(pruned.model),
-        pruned.masks,
-        data,
-        steps=steps,
-        learning_rate=learning_rate,
-        n_points=n_points,
-        seed=seed,
-        chunk_bytes=chunk_bytes,
-        progress=progress,
-    )
+    dense, given = unwrap(model), unwrap(pruned.model)
+    check_same_tensors(dense, given, pruned.masks)
+    chosen: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "n_points": n_points, "seed": seed}
+    chosen |= {"chunk_bytes": chunk_bytes, "progress": progress}
+    if moves_mask:
+        pattern = None if pruned.pattern is None else pattern_of(pruned.pattern)
+        alive = not any(layer.dead_rows for layer in pruned.layers)  # then none is to die
+        found = search_network(dense, pruned.masks, data, floor=0.0 if alive else None, pattern=pattern, **chosen)
+    else:
+        found = repair_network(dense, given, pruned.masks, data, **chosen)
+    about = unstated(pruned, UNSTATED)  # what was promised spoke of the old values
     return replace(
-        unstated(pruned, UNSTATED),  # what was promised spoke of the old values
+        about,
         model=found.model,
+        masks=found.masks,
+        layers=_recounted(about.layers, dense, found.masks) if moves_mask else about.layers,
         stated=tensors_hash(found.model),
         repair=found.record,
         moved=found.moved,
         seen=pruned.seen | found.keys,
     )
+
+
+def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[str, Tensor]) -> tuple[PrunedLayer, ...]:
+    """The layers with the numbers of weights and dead rows of other masks."""
+    weights = {weight.name: weight for one in masked_layers(dense, masks) for weight in one.weights.values()}
+    found = []
+    for layer in layers:
+        mask_FK, dense_FK = (
+            to_rows(weights[layer.name], tensor.detach()).cpu()
+            for tensor in (masks[layer.name], dense.get_parameter(layer.name))
+        )
+        dead_F = (dense_FK != 0).any(1) & ~mask_FK.any(1)
+        found.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=tuple(dead_F.nonzero().flatten().tolist())))
+    return tuple(found)
 
 
 def _check_record(pruned: object) -> None:

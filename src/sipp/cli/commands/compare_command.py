@@ -36,8 +36,9 @@ def compare(
     ledger: shared.Ledger = None,
     output: shared.OutputPart = None,
     repair: Annotated[
-        bool, option("Add every network with its kept weights refitted.", REPAIR_PANEL, "--repair")
+        bool, option("Add every network with mask and weights found together (T21).", REPAIR_PANEL, "--repair")
     ] = False,
+    refit: shared.Refit = False,
     as_json: Json = False,
     device: shared.Device = "auto",
     batch_size: shared.BatchSize = None,
@@ -70,7 +71,7 @@ def compare(
         judging = None if holdout is None else draw_holdout(reader, holdout, holdout_points)
         with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
             comparison = sipp.compare(
-                network, chosen.batches, keeps=shares, methods=names, repair=repair,
+                network, chosen.batches, keeps=shares, methods=names, repair="refit" if refit else repair,
                 holdout=None if judging is None else judging.batches, include=include, exclude=exclude,
                 output=output_of(output), ledger=ledger, seed=seed,
             )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +48,7 @@ class PruneRequest:
     output: shared.OutputPart = None
     ledger: shared.Ledger = None
     options: PruneOptions
+    refit: shared.Refit = False
     epsilon: Annotated[
         float | None,
         option("Instead of --keep: prune as far as this relative error is certified (T15).", PRUNE_PANEL),
@@ -95,6 +96,8 @@ def prune(request: PruneRequest, as_json: Json = False) -> None:
     """
     from sipp.cli.prune_network import check, not_certified, record_of, tell, work, write
 
+    if request.refit:
+        request = replace(request, options=replace(request.options, repair="refit"))
     with only_json(as_json):
         check(request)
         outcome = work(request)

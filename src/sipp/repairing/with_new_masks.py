@@ -1,0 +1,98 @@
+"""A network and its first masks in, one with masks and weights found together out (T21), polished where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from sipp.inputs.data import AnyData, data_of
+from sipp.inputs.distance import output_error
+from sipp.progress import progress_bar
+from sipp.records.numerics import device_of
+from sipp.records.options import ChunkBytes, Scoring
+from sipp.records.pattern import Pattern
+from sipp.records.repair import LayerRepair, Polish, Repair
+from sipp.repairing.joint import AIMS, BUDGETS, Budgets, Joint, joint
+from sipp.repairing.layer_by_layer import LEARNING_RATE, Repaired
+from sipp.repairing.parts import divided, judged_error
+from sipp.repairing.polishing import polish
+from sipp.scoring.sensitivities import chunk_of
+
+
+def search_network(
+    dense: nn.Module,
+    masks: Mapping[str, Tensor],
+    data: AnyData,
+    *,
+    floor: float | None = None,
+    pattern: Pattern | None = None,
+    a: Sequence[float] = AIMS,
+    budgets: Sequence[Budgets] = BUDGETS,
+    steps: int = 0,
+    learning_rate: float = LEARNING_RATE,
+    n_points: int | None = None,
+    seed: int = 0,
+    chunk_bytes: ChunkBytes = "auto",
+    progress: bool = False,
+) -> Repaired:
+    """A copy of the dense network with as many weights as the masks keep: which, and their values, found together.
+
+    `steps` polish it against the dense outputs; then the points that choose and judge are not fitted, so that they can
+    stop the polish. Where steps lose on those, none is taken.
+    """
+    parts = divided(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
+    n_bytes = chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
+    n_fits = 1 if steps else 2
+    with progress_bar("finding masks and weights", n_fits * len(masks) + steps, shown=progress) as advance:
+        found = joint(
+            dense,
+            masks,
+            parts,
+            a=a,
+            budgets=budgets,
+            floor=floor,
+            pattern=pattern,
+            fits_all=not steps,
+            chunk_bytes=n_bytes,
+            advance=advance,
+        )
+        polished, after, chosen = None, found.output_after, found.output_chosen
+        if steps and not found.undone:
+            polished, chosen = polish(
+                dense,
+                found.model,
+                found.masks,
+                parts.fitted,
+                parts.aside,
+                steps=steps,
+                learning_rate=learning_rate,
+                seed=seed,
+                advance=advance,
+            )
+            after = judged_error(dense, found.model, parts)
+            chosen = output_error(dense, found.model, parts.aside)
+    return Repaired(found.model, dict(found.masks), _record(found, polished, after, chosen), parts.keys)
+
+
+def _record(found: Joint, polished: Polish | None, after: float | None, chosen: float | None) -> Repair:
+    layers = tuple(
+        LayerRepair(one.name, one.error_before, one.error, one.ridge, one.intercept, one.why, n_moved=one.moved)
+        for one in found.layers
+    )
+    return Repair(
+        layers=layers,
+        n_points=found.n_points,
+        n_aside=found.n_aside,
+        n_judged=found.n_judged,
+        output_before=found.output_before,
+        output_refit=found.output_after,
+        output_after=after,
+        output_chosen=chosen,
+        polish=polished,
+        undone=found.undone,
+        way="joint",
+        a=found.a,
+        budgets=found.budgets,
+        n_judged_fit=found.n_judged_fit,
+    )
