@@ -214,15 +214,22 @@ def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) ->
         raise DataError(_failure(model, batch, error)) from error
 
 
+def _described(value: Any) -> str:
+    """The dtype and shape of a tensor; the type of what is none."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype)[6:]} {' x '.join(map(str, value.shape))}"
+
+
 def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     """Says on which data the model failed, how, and what to try."""
     inputs = tensors_of_inputs(batch)
-    given = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in inputs.items())
+    given = ", ".join(f"{name}: {_described(value)}" for name, value in inputs.items())
     text = f"{batch.where} ({given}): the model's forward fails on it, {type(error).__name__}: {error}"
     if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:
         text += " (the labels of a dict batch are not passed; if the model takes them, give the pair (dict, labels))"
     wanted = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    if wanted and not {t.dtype for t in inputs.values()} <= wanted and "type" in str(error):
+    if wanted and not {t.dtype for t in inputs.values() if isinstance(t, Tensor)} <= wanted and "type" in str(error):
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in wanted))
         return f"{text}; its parameters are {names}: convert the points to that if it takes no others"
     return f"{text}; give inputs of the shape and type that the model takes"
