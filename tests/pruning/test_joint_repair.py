@@ -1,0 +1,108 @@
+"""`repair=True` finds mask and weights together (T21), `"refit"` keeps the method's mask: in every verb alike."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.allocation.patterns import breaking
+from sipp.errors import OptionError
+from sipp.records.pattern import pattern_of
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5)).eval()
+
+
+def points(n: int = 300, seed: int = 1) -> Tensor:
+    """Inputs whose coordinates depend on each other: only then can other weights make up for one that goes."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(12, 12, generator=torch.Generator().manual_seed(7))
+    return torch.randn(n, 12, generator=generator) @ mixing
+
+
+def moved_by(model: nn.Module, other: nn.Module) -> float:
+    x = points(500, 9)
+    with torch.no_grad():
+        return float((other(x) - model(x)).norm() / model(x).norm())
+
+
+@pytest.mark.parametrize("method", ["sipp-blend", "wt", "wanda", "sipp-hybrid"])
+def test_mask_and_weights_are_found_together(method: str) -> None:
+    model = net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    cut, refit, joint = (
+        sipp.prune(model, points(), keep=0.3, method=method, repair=repair, floor=0.1, progress=False)
+        for repair in (False, "refit", True)
+    )
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert joint.kept == cut.kept == joint.budget == sum(int(mask.sum()) for mask in joint.masks.values())
+    assert all(torch.equal(refit.masks[name], mask) for name, mask in cut.masks.items())
+    assert any(not torch.equal(joint.masks[name], mask) for name, mask in cut.masks.items())
+    for pruned in (refit, joint):
+        assert not any(layer.dead_rows for layer in pruned.layers)
+        assert all(bool((pruned.model.get_parameter(n)[~mask] == 0).all()) for n, mask in pruned.masks.items())
+    assert refit.repair is not None and joint.repair is not None
+    assert (refit.repair.way, joint.repair.way) == ("refit", "joint")
+    assert sum(layer.n_moved for layer in joint.repair.layers) > 0
+    assert "found together" in str(joint) and "found together" not in str(refit)
+    assert moved_by(model, joint.model) < 0.9 * moved_by(model, refit.model) < 0.9 * moved_by(model, cut.model)
+
+
+def test_statements_speak_of_the_network_that_was_found() -> None:
+    model = net()
+    joint = sipp.prune(model, points(), keep=0.5, method="sipp-det", repair=True, progress=False)
+    again = sipp.assess(model, joint.model, points(), progress=False)
+    assert [layer.eps for layer in joint.layers] == [layer.eps for layer in again.layers]
+    assert [layer.kept for layer in joint.layers] == [int(mask.sum()) for mask in joint.masks.values()]
+    with pytest.raises(sipp.errors.DataError, match="calibration"):  # its points chose it
+        sipp.certify(model, joint, points(), progress=False)
+
+
+def test_a_pattern_is_obeyed() -> None:
+    joint = sipp.prune(net(), points(), pattern="2:4", method="wanda", repair=True, progress=False)
+    weights = {name: joint.model.get_parameter(name) for name in joint.masks}
+    assert not breaking(joint.masks, pattern_of("2:4")) and not breaking(weights, pattern_of("2:4"))
+    assert joint.pattern == "2:4" and joint.repair is not None and joint.repair.way == "joint"
+
+
+def test_same_seed_same_bits() -> None:
+    first, second = (sipp.prune(net(), points(), keep=0.3, repair=True, progress=False) for _ in range(2))
+    assert all(map(torch.equal, first.model.state_dict().values(), second.model.state_dict().values()))
+
+
+def test_a_walk_certifies_searched_networks_and_chooses_once() -> None:
+    model, holdout = net(), points(400, 5)
+    plain, searched = (
+        sipp.prune_to(model, points(), holdout, epsilon=0.3, method="wt", repair=repair, progress=False)
+        for repair in (False, True)
+    )
+    assert searched.pruned is not None and searched.pruned.repair is not None
+    assert searched.keep < plain.keep and searched.pruned.repair.way == "joint"
+    assert searched.certificate is not None and searched.certificate.verdict == "certified"
+
+
+def test_compare_shows_what_prune_gives() -> None:
+    found = sipp.compare(net(), points(), keeps=(0.3,), methods=("wt",), repair=True, progress=False)
+    refit = sipp.compare(net(), points(), keeps=(0.3,), methods=("wt",), repair="refit", progress=False)
+    assert found.rows[0].error == refit.rows[0].error and found.rows[1].error < refit.rows[1].error
+
+
+def test_repair_moves_a_mask_only_when_told() -> None:
+    model = net()
+    pruned = sipp.prune(model, points(), keep=0.3, method="wt", progress=False)
+    stays, moves = (
+        sipp.repair(model, pruned, points(), moves_mask=moves, steps=20, progress=False) for moves in (False, True)
+    )
+    assert all(torch.equal(stays.masks[name], mask) for name, mask in pruned.masks.items())
+    assert any(not torch.equal(moves.masks[name], mask) for name, mask in pruned.masks.items())
+    assert moves.kept == pruned.kept == sum(layer.kept for layer in moves.layers)
+    assert moves.repair is not None and moves.repair.polish is not None and moves.repair.way == "joint"
+    assert moved_by(model, moves.model) < moved_by(model, stays.model)
+
+
+@pytest.mark.parametrize("repair", ["both", 1, None, 0.5])
+def test_other_ways_are_refused(repair: object) -> None:
+    with pytest.raises(OptionError, match="repair"):
+        sipp.prune(net(), points(), keep=0.3, repair=repair, progress=False)  # type: ignore[arg-type]
