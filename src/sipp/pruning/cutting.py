@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ from sipp.allocation import (
     order_of,
 )
 from sipp.allocation.row_bounds import largest_in_rows
-from sipp.errors import DeadRowsWarning, OptionError
+from sipp.errors import OptionError
 from sipp.inputs.restore import copy_of
 from sipp.pruning.blending import choose
 from sipp.pruning.sparse_rows import RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
@@ -37,7 +36,6 @@ from sipp.records.ranking import Blend, Ranking
 from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.scoring.methods import MethodInfo, method_of
 
-N_NAMED = 5  # layers in a warning
 ROW_METHODS: dict[str, RowMethod] = {"sampled": "rand", "hybrid": "hybrid"}  # how rows that are sampled are made
 
 
@@ -75,7 +73,7 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Cut:
     rows, choice = sparse_rows(ranking, prepared, budget, seed=seed)
     model = copy_of(ranking.model)
     write_rows(model, ranking, rows)
-    found = Cut(
+    return Cut(
         model,
         masks_by_name(model, ranking, rows),
         tuple(rows),
@@ -84,8 +82,6 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Cut:
         seed=seed,
         choice=choice,
     )
-    _warn_of_dead(ranking, found)
-    return found
 
 
 def cut_as_given(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], *, seed: int = 0) -> Cut:
@@ -114,27 +110,6 @@ def dead_rows(dense_FK: Tensor, rows: SparseRows) -> tuple[int, ...]:
     """The rows that had weights and have none now."""
     is_dead_F = (dense_FK != 0).any(1) & ~((rows.values_FK != 0).any(1))
     return tuple(is_dead_F.nonzero().flatten().tolist())
-
-
-def _warn_of_dead(ranking: Ranking, found: Cut) -> None:
-    """One warning for all rows that died, and one for all layers, however many there are."""
-    layers, gone = list[str](), list[str]()
-    for weight, dense_FK, rows in zip(ranking.weights, found.dense, found.rows):
-        if not bool(rows.mask_FK.any()):
-            gone.append(weight.name)
-        elif dead := dead_rows(dense_FK, rows):
-            layers.append(f"{weight.name} ({len(dead)} of {weight.n_rows})")
-    if gone:
-        what = "the whole layer died" if len(gone) == 1 else f"{len(gone)} whole layers died"
-        text = f"{what}, no weight was kept: {_some(gone)}; floor=0.1 prevents it"
-        warnings.warn(text, DeadRowsWarning, stacklevel=6)
-    if layers:
-        text = f"rows died, no weight of theirs was kept: {_some(layers)}; floor=0.0 keeps one"
-        warnings.warn(text, DeadRowsWarning, stacklevel=6)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:N_NAMED]) + (f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else "")
 
 
 @dataclass(frozen=True)

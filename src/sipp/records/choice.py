@@ -37,7 +37,7 @@ class Choice:
     is_aside: bool = True  # those were not scored; False: too few to keep any aside
 
     def __str__(self) -> str:
-        others = {"magnitude": 0.0, "max sensitivity": 1.0}
+        others = ("magnitude", "max sensitivity")
         known = {one.name: one.error for one in self.tried if one.name in others and one is not self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
         where = "kept aside, which chose it" if self.is_aside else "that were scored too"

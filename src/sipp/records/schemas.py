@@ -193,10 +193,11 @@ class RepairedLayerRecord(Record):
     error_before: MaybeNumber = None
     error_after: MaybeNumber = None
     left_alone: str = ""  # why it was not refitted; empty where it was
+    n_moved: Count = 0  # weights that are kept and were not in the first mask
 
 
 class RepairedRecord(Record):
-    """What `--repair` did to the kept weights; errors are shares of the output's length.
+    """What a repair did; errors are shares of the output's length.
 
     Those of the output are on points that chose nothing; in records of older versions, without `n_judged`, on others.
     """
@@ -208,6 +209,8 @@ class RepairedRecord(Record):
     output_before: MaybeNumber = None
     output_after: MaybeNumber = None
     undone: str = ""  # why all weights are as they were; empty where they are not
+    way: str = "refit"  # or "joint": mask and weights were found together (T21)
+    n_judged_fit: Count | None = None  # of a joint search: points fitted by the network that was judged
     words: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Frozen records that travel between stages, and the legend of axis letters.
+"""What one pass over the calibration points says of each weight, and the legend of axis letters.
 
 Axis letters, used as suffixes of tensor names everywhere:
     B points of a batch     P patches        F rows of a weight (parameter groups)    K fan-in of a row

@@ -1,1 +1,1 @@
-"""Repair without training or labels: refit of the kept weights layer by layer, then a polish of the whole network."""
+"""Mask and weights found together, refit of kept weights, polish: a pruned network brought nearer to the dense one."""

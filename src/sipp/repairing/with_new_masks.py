@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from sipp.inputs.data import AnyData, data_of
-from sipp.inputs.distance import output_error
 from sipp.progress import progress_bar
 from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Scoring
@@ -71,7 +70,6 @@ def search_network(
                 advance=advance,
             )
             after = judged_error(dense, found.model, parts)
-            chosen = output_error(dense, found.model, parts.aside)
     return Repaired(found.model, dict(found.masks), _record(found, polished, after, chosen), parts.keys)
 
 

@@ -194,17 +194,20 @@ def _method_section(choice: ChoiceRecord, arm: str, ident: str) -> Section:
 
 def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
     """How far the output was off before the kept weights were refitted, and how far it is now; of each layer too."""
-    before, after = repaired.output_before, repaired.output_after
+    before, after, is_joint = repaired.output_before, repaired.output_after, repaired.way == "joint"
     if repaired.undone:
         heading = "The repair was undone: the kept weights are those of the pruning"
     elif before is None or after is None or not repaired.n_judged:
-        heading = "The kept weights were refitted"
+        heading = "Mask and weights were found together" if is_joint else "The kept weights were refitted"
     else:
-        heading = f"Refitting the kept weights took the output's error from {number(before, 'share')}"
-        heading += f" to {number(after, 'share')}"
+        what = "Finding mask and weights together" if is_joint else "Refitting the kept weights"
+        heading = f"{what} took the output's error from {number(before, 'share')} to {number(after, 'share')}"
     judged = "How far the output is off on points that chose nothing was not measured."
     if repaired.n_judged:
-        judged = f"The error is a share of the output's length, on {repaired.n_judged:,} points that chose nothing."
+        judged = f"The error is a share of the output's length, on {repaired.n_judged:,} points that chose nothing"
+        n_fitted = repaired.n_judged_fit
+        is_other = n_fitted is not None and n_fitted < repaired.n_points  # in the end these points were fitted too
+        judged += f", of the same search on {n_fitted:,} others alone." if is_other else "."
     detail = (
         f"{judged} {repaired.n_points:,} points were fitted, without labels; {repaired.n_aside:,} chose and gave the "
         "errors of layers. A certificate speaks of the repaired network."

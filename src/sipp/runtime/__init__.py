@@ -1,0 +1,1 @@
+"""A pruned network as a callable that skips its zeros, and export for other programs."""

@@ -23,7 +23,6 @@ from sipp.native import pytree
 from sipp.runtime.examples import copies
 
 AGREEMENT = 1e-4  # of the largest number of an output
-ONNX_LIMIT = 2**31 - 1  # bytes: protobuf has no longer messages
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import ledger_lines
 from sipp.certificates.running import Output
-from sipp.errors import DataError, DeadRowsWarning, OptionError
+from sipp.errors import DataError, OptionError
 from sipp.inputs.batches import as_given, points_at
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.labels import Truth, cross_entropy, truth_of, why_not_measured
@@ -41,7 +40,6 @@ from sipp.records.options import (
     Selector,
     check_repair,
 )
-from sipp.records.ranking import Ranking
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import resolve_points
 from sipp.verbs.prune import repaired_cut
@@ -101,27 +99,18 @@ def compare(
     if baseline.why_no_accuracy:
         warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=2)
     rows: list[Compared] = []
-    with progress_bar("comparing", len(names) * len(budgets), shown=progress) as advance, _deaths_counted():
+    with progress_bar("comparing", len(names) * len(budgets), shown=progress) as advance:
         for name in names:
             ranking = rank(judged, PruneOptions(method=name))
             for keep in sorted(budgets, reverse=True):
                 found = cut(ranking, budgets[keep], seed=seed)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
                 if repair:
-                    rows.append(
-                        _row(
-                            name, found, keep, dense.judge(_repaired(judged, ranking, found, repair)), is_repaired=True
-                        )
-                    )
+                    fixed, _ = repaired_cut(ranking, found, points.chosen, repair)
+                    rows.append(_row(name, fixed, keep, dense.judge(fixed.model), is_repaired=True))
                 advance(1)
     n_chosen = sum(batch.n_points for batch in points.chosen.batches())
     return Comparison(tuple(rows), n_weights, n_chosen, baseline.n_points, holdout is None, baseline.accuracy)
-
-
-def _repaired(judged: ScoringTask, ranking: Ranking, found: Cut, way: Repairing) -> nn.Module:
-    """The network as `prune` with this repair leaves it, with the points that chose its mask."""
-    assert judged.data is not None
-    return repaired_cut(ranking, found, judged.data, way)[0].model
 
 
 @dataclass(frozen=True)
@@ -266,11 +255,3 @@ def _listed(name: str, value: Any) -> Sequence[Any]:
     if not isinstance(value, list | tuple) or not value:
         raise OptionError(f"{name}={value!r:.60} must be a list of at least one", option=name)
     return value
-
-
-@contextmanager
-def _deaths_counted() -> Iterator[None]:
-    """A context without a warning for every row that dies: `dead_rows` of each row of the comparison counts them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeadRowsWarning)
-        yield

@@ -38,7 +38,7 @@ from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.layer_by_layer import Repaired, repair_network
 from sipp.repairing.with_new_masks import search_network
-from sipp.verbs.recording import pruned_of
+from sipp.verbs.recording import pruned_of, warn_of_dead
 
 
 def prune(
@@ -120,7 +120,9 @@ def prune_with(
     if options.looks_at_assumption and data is not None and ranking.scores is not None:
         scored = task.with_points(ranking.scores.n_points, task.data)
         assumption = check_assumption_of(scored, held, options.constants, progress=progress)
-    return pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
+    pruned = pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
+    warn_of_dead(pruned, stacklevel=4)
+    return pruned
 
 
 def repaired_cut(
@@ -162,13 +164,10 @@ def _checked_holdout(task: ScoringTask, options: PruneOptions, holdout: AnyData 
     held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
     if not options.statements and held is not None:
         raise OptionError(
-            "holdout, bound='sound' and looks_at_assumption serve statements, and statements=False asks for none",
-            fix="leave out one or the other",
+            "a holdout serves statements, and statements=False asks for none", fix="leave out one or the other"
         )
     if options.repair and (data is None or not data.can_be_read_again):
-        raise OptionError(
-            "repair=True refits on the data, after it was scored", fix="give a list, a loader or a tensor"
-        )
+        raise OptionError("repair reads the data again, after it was scored", fix="give a list, a loader or a tensor")
     reads_twice = options.bound == "sound" or options.looks_at_assumption
     if reads_twice and data is not None and not data.can_be_read_again:
         raise OptionError(

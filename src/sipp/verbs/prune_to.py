@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,7 +34,7 @@ from sipp.certificates.evidence import (
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
 from sipp.certificates.measures import outcome_counts, outcomes_of, point_ratios
 from sipp.certificates.running import Output, check_model, run_model
-from sipp.errors import DataError, DeadRowsWarning, ModelError, OptionError
+from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import keys_of, sketch_of
@@ -57,7 +56,7 @@ from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune import repaired_cut
-from sipp.verbs.recording import pruned_of
+from sipp.verbs.recording import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
 DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first level below 1
@@ -108,7 +107,9 @@ def prune_to(
         >>> best.certificate.verdict, best.keep < 1, best.certificate.epsilon
         ('certified', True, 0.5)
     """
-    options = PruneOptions(method=method, seed=seed, reduce=reduce, floor=floor, scoring=scoring, repair=repair)
+    options = PruneOptions(
+        method=method, seed=seed, reduce=reduce, floor=floor, scoring=scoring, repair=repair, confidence=confidence
+    )
     checked_method(options)
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
     grid = _checked_levels(levels)
@@ -127,6 +128,7 @@ def prune_to(
     if n_passed == 0:
         return _none(ranking, grid, start, path, f"not certified: no level passes; {claim.words}")
     pruned = walker.record(path[n_passed - 1].budget)
+    warn_of_dead(pruned, stacklevel=3)
     looking = {"confidence": confidence, "output": output, "calibration": calibration, "progress": progress}
     certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, looking)
     if certificate.data_hash != points.facts["data_hash"]:
@@ -272,9 +274,7 @@ class _Walker:
         if self.repair_data is None:
             found = cut(self.ranking, budget, seed=self.seed)
             return pruned_of(self.ranking, found, statements_of(self.ranking, found))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeadRowsWarning)  # of levels on the way
-            found = cut(self.ranking, budget, seed=self.seed)
+        found = cut(self.ranking, budget, seed=self.seed)
         found, fixed = repaired_cut(self.ranking, found, self.repair_data, self.repair, like=self.like)
         self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)  # chosen once for all levels
         self.repaired[budget] = pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 from sipp.bounds.statements import Statements
+from sipp.errors import DeadRowsWarning
 from sipp.pruning.cutting import Cut
 from sipp.pruning.ranking import points_seen
 from sipp.records.assumption import Assumption
+from sipp.records.display import listed
 from sipp.records.network_hash import tensors_hash
 from sipp.records.pruned import OutputChange, Pruned
 from sipp.records.ranking import Ranking
@@ -42,3 +46,20 @@ def pruned_of(
         moved=moved if repaired is None else repaired.moved,
         seen=points_seen(ranking) | (frozenset() if repaired is None else repaired.keys),
     )
+
+
+def warn_of_dead(pruned: Pruned, *, stacklevel: int) -> None:
+    """One warning for all rows that died, and one for all layers, however many there are."""
+    gone = [layer.name for layer in pruned.layers if layer.kept == 0]
+    rows = [
+        f"{layer.name} ({len(layer.dead_rows)} of {layer.n_rows})"
+        for layer in pruned.layers
+        if layer.kept and layer.dead_rows
+    ]
+    if gone:
+        what = "the whole layer died" if len(gone) == 1 else f"{len(gone)} whole layers died"
+        text = f"{what}, no weight was kept: {listed(gone)}; floor=0.1 prevents it"
+        warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)
+    if rows:
+        text = f"rows died, no weight of theirs was kept: {listed(rows)}; floor=0.0 keeps one"
+        warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)

@@ -7,7 +7,6 @@ pruned, since retraining starts after it and is covered by no statement.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sipp.bounds.statements import statements_of
-from sipp.errors import DataError, DeadRowsWarning, ModelError
+from sipp.errors import DataError, ModelError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.parallel.processes import agreed, from_leader
 from sipp.experiments.runs.context import Network, Prepared, RunContext, module_of
@@ -99,11 +98,9 @@ def _cut(
 ) -> Prepared:
     assert stage.method is not None
     began = clock()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeadRowsWarning)  # they are in the record
-        left = only_alive(ranking, alive)
-        found = cut(left, budget, seed=prune_seed(stage.seed, stage.method, stage.level))
-        pruned = pruned_of(left, found, statements_of(left, found))
+    left = only_alive(ranking, alive)
+    found = cut(left, budget, seed=prune_seed(stage.seed, stage.method, stage.level))
+    pruned = pruned_of(left, found, statements_of(left, found))
     masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
     # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
     masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
