@@ -85,13 +85,16 @@ def test_the_bound_is_that_of_the_same_masks() -> None:
 def test_repair_keeps_the_pattern() -> None:
     model, data = net(), [x for x, _ in points()]
     plain = sipp.prune(model, data, pattern="2:4", method="sipp-det")
-    fixed = sipp.prune(model, data, pattern="2:4", method="sipp-det", repair=True)
-    assert fixed.repair is not None and fixed.pattern == "2:4"
+    fixed, searched = (
+        sipp.prune(model, data, pattern="2:4", method="sipp-det", repair=repair) for repair in ("refit", True)
+    )
     assert all(torch.equal(mask, plain.masks[name]) for name, mask in fixed.masks.items())
-    assert breaking({name: fixed.model.get_parameter(name) for name in fixed.masks}, Pattern(2, 4)) == []
+    for found in (fixed, searched):
+        assert found.repair is not None and found.pattern == "2:4"
+        assert breaking({name: found.model.get_parameter(name) for name in found.masks}, Pattern(2, 4)) == []
     x = data[0]
-    errors = [float((found.model(x) - model(x)).norm().detach()) for found in (plain, fixed)]
-    assert errors[1] < errors[0]
+    errors = [float((found.model(x) - model(x)).norm().detach()) for found in (plain, fixed, searched)]
+    assert errors[2] < errors[1] < errors[0]
 
 
 def test_recurrent_layers_and_rows_that_lie_in_columns() -> None:

@@ -48,8 +48,7 @@ def test_every_row_is_a_pruning_by_hand(with_holdout: bool) -> None:
     assert (found.n_calibration, found.n_points) == (len(chosen[0]), len(judging[0]))
     assert found.keeps == ((0.3,) if with_holdout else (0.6, 0.3)) and len(found.rows) == 2 * 7 * len(found.keeps)
     for row in found.rows:
-        pruned = sipp.prune(net(), [chosen], keep=row.keep, method=row.method)
-        pruned = sipp.repair(net(), pruned, [chosen]) if row.is_repaired else pruned
+        pruned = sipp.prune(net(), [chosen], keep=row.keep, method=row.method, repair=row.is_repaired)
         error, same, answers = by_hand(net(), pruned.model, judging[0])
         assert row.error == pytest.approx(error, rel=1e-5), row.name
         assert row.same == pytest.approx(same) and row.kept == pruned.kept

@@ -116,7 +116,7 @@ def test_everything_that_is_given_back_is_short_in_a_notebook(tmp_path: Path) ->
     held = sipp.save(pruned, tmp_path / "net.safetensors")
     shown = [repr(one) for one in (pruned, walk, steps, held, pruned.repair, sipp.sparse(pruned.model, X))]
     assert all(text.startswith("<") and len(text) < 200 and "\n" not in text for text in shown), shown
-    words = ("192 weights", "at keep", "wt: 96 of 192", "bytes", "refitted", "Sequential")
+    words = ("192 weights", "at keep", "wt: 96 of 192", "bytes", "found together", "Sequential")
     assert all(word in text for word, text in zip(words, shown))
 
 
@@ -141,7 +141,7 @@ def test_zeros_that_are_gone_are_not_counted_as_zeros(tmp_path: Path) -> None:
 def test_points_that_choose_values_do_not_judge_them() -> None:
     net = nn.Sequential(nn.Linear(8, 4, bias=False))
     sound = sipp.prune(net, X, keep=0.5, method="wt", bound="sound", repair=True)
-    on_first = sipp.repair(net, sipp.prune(net, X[:150], keep=0.5, method="wt"), X[:150])
+    on_first = sipp.prune(net, X[:150], keep=0.5, method="wt", repair=True)
     assert torch.equal(sound.model[0].weight, on_first.model[0].weight)  # the last quarter has no part in it
     assert sound.bound.coverage is not None and sound.bound.coverage.n == 50
     for method in ("sipp-blend", "wt"):

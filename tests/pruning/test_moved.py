@@ -69,7 +69,7 @@ def test_a_repair_says_what_it_left() -> None:
     few = sipp.repair(net(), pruned, points()[:40])
     assert few.repair is not None and few.repair.output_after is None
     assert few.moved == OutputChange(few.repair.output_chosen, 4, aside=False)  # type: ignore[arg-type]
-    at_once = sipp.prune(net(), points(), keep=0.2, method="wt", repair=True)
+    at_once = sipp.prune(net(), points(), keep=0.2, method="wt", repair="refit")
     assert at_once.moved == fixed.moved
 
 

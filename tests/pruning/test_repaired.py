@@ -30,7 +30,7 @@ def test_a_repaired_network_is_nearer_with_the_same_mask_and_statements_of_its_o
     model, data, new = trained(), points(400, 1), points(300, 2)
     before = copy.deepcopy(model.state_dict())
     raw = sipp.prune(model, data, keep=0.4, method="wt")
-    fixed = sipp.prune(model, data, keep=0.4, method="wt", repair=True)
+    fixed = sipp.prune(model, data, keep=0.4, method="wt", repair="refit")
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
     assert error(model, fixed.model, new) < 0.5 * error(model, raw.model, new)
     for name, mask in raw.masks.items():

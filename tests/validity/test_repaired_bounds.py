@@ -49,5 +49,5 @@ def test_the_simulation_sees_points_that_judge_their_own_fit(monkeypatch: pytest
         return aside(task, options)
 
     monkeypatch.setattr(entry, "set_points_aside", take)
-    monkeypatch.setattr(entry, "repaired_cut", lambda r, p, data, **more: repaired(r, p, taken[0], **more))
+    monkeypatch.setattr(entry, "repaired_cut", lambda r, p, data, way, **more: repaired(r, p, taken[0], way, **more))
     assert n_false() > MOST_FALSE

@@ -75,7 +75,7 @@ class Repair:
         return "\n".join([self.sentence, text_of(table)])
 
     def __repr__(self) -> str:
-        return f"<Repair: {self.sentence}; print() shows the layers>"
+        return f"<Repair: {self.sentence.split(';')[0]}; print() shows the layers>"
 
     @property
     def sentence(self) -> str:

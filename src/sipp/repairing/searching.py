@@ -83,6 +83,8 @@ def search(blocks: Sequence[Rows], mask_FK: Tensor, rule: Rule) -> tuple[Tensor,
 
     The rows of the blocks stand below each other in the masks.
     """
+    if rule.n_kept == 0:
+        return torch.zeros_like(mask_FK), 0
     scaled = [_scaled(block) for block in blocks]
     dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in scaled])
     kept_FK, push_FK = torch.where(mask_FK, dense_FK, 0.0), torch.zeros_like(dense_FK)
