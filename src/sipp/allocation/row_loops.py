@@ -1,8 +1,8 @@
 """Rows of sensitivities in; their rates, U(N), N(m) and smallest numbers out: loops that Numba compiles (T7).
 
 Everything is float64 and goes row by row, so that a row's numbers stay in the first-level cache from one loop to the
-next. The functions here are called from other compiled loops; `row_bounds`, `optimal` and `sparse_rows` have the ways
-in.
+next. The functions here are called from other compiled loops; `row_bounds`, `curves`, `envelope`
+and, in `pruning/`, `sampling` and `sparse_rows` have the ways in.
 """
 
 from __future__ import annotations

@@ -61,16 +61,15 @@ def check_assumption(
 ) -> Assumption:
     """What the calibration points, and a holdout if there is one, say about the assumption of T4 in each layer.
 
-    With C = 3 the literal assumption nearly always fails for a fan-in above a few (see the head of this file): expect
+    With C = 3 the literal assumption nearly always fails for a fan-in above a few (docs/theory.md, T4): expect
     a small share, and look at the ES inequality on points that are not in `data`. This is a look at the data, not a
     test with a level: frequencies are those seen. Every point is run alone, so the batches do not matter.
 
     Example:
-        >>> import torch
-        >>> from sipp.bounds.assumption import check_assumption
+        >>> import sipp, torch
         >>> model = torch.nn.Linear(2, 1, bias=False)
         >>> model.weight = torch.nn.Parameter(torch.tensor([[1.0, 1.0]]))
-        >>> seen = check_assumption(model, torch.tensor([[1.0, 1.0], [1.0, 3.0]]), torch.tensor([[9.0, 1.0]]))
+        >>> seen = sipp.check_assumption(model, torch.tensor([[1.0, 1.0], [1.0, 3.0]]), torch.tensor([[9.0, 1.0]]))
         >>> seen.total.share_holding, seen.total.es_failures, seen.total.n_pairs
         (1.0, 0, 2)
     """

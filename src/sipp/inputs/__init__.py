@@ -1,1 +1,1 @@
-"""Any data and any model in, checked batches and the patches that each weight meets out; the only hooks are here."""
+"""Any data and any model in, checked batches and the patches that each weight meets out."""

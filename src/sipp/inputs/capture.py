@@ -1,4 +1,4 @@
-"""Runs a model over batches and hands every use of a prunable weight to a consumer: the only hooks there are."""
+"""Runs a model over batches and hands every use of a prunable weight to a consumer, by hooks on its layers."""
 
 from __future__ import annotations
 

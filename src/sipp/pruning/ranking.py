@@ -177,7 +177,7 @@ def _few(batch: Batch) -> Any:
 
 
 def set_points_aside(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:
-    """The task with the points to score, and those that are kept aside for a sound statement (T18)."""
+    """The task with the points to score, and those aside: for a sound statement (T18), a blend (T20) or `compare`."""
     is_theory = task.scoring.n_points == "theory"
     task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
     if is_theory and task.n_points is not None:  # so many are to be left

@@ -94,7 +94,7 @@ class Pruned:
     masks: dict[str, Tensor]
     layers: tuple[PrunedLayer, ...]
     guarantee: Guarantee | None  # the statement about rows and layers (T5-T11, T17); None where nothing was scored
-    bound: NetworkBound  # the statement about the network (T12)
+    bound: NetworkBound  # the statement about the network (T12, T13)
     method: Origin
     budget: int  # asked for
     kept: int  # reached: less where sampling had fewer weights to draw from; random with draws="fixed"

@@ -27,6 +27,7 @@ from sipp.errors import DataError
 from sipp.records.binomial import certified_epsilon, n_violations
 from sipp.records.certificate import AccuracyCertificate, Certificate
 from sipp.records.checking import check_choice, check_flag, check_number, check_share
+from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
 from sipp.records.pruned_to import Given
 
 
@@ -36,8 +37,8 @@ def certify(
     pruned: Given,
     holdout: Any,
     *,
-    delta: float = 0.05,
-    confidence: float = 0.95,
+    delta: float = HOLDOUT_DELTA,
+    confidence: float = CONFIDENCE,
     epsilon: float | None = None,
     output: Output = None,
     calibration: Any = None,
@@ -97,7 +98,7 @@ def certify_accuracy(
     pruned: Given,
     holdout: Any,
     *,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     labels: Literal["auto", "use", "ignore"] = "auto",
     output: Output = None,
     calibration: Any = None,

@@ -49,7 +49,18 @@ from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certif
 from sipp.records.checking import check_number, check_share
 from sipp.records.network_hash import model_hash
 from sipp.records.numerics import budget_of
-from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Reduce, Repairing, Scoring, Selector
+from sipp.records.options import (
+    CONFIDENCE,
+    DEFAULT_METHOD,
+    HOLDOUT_DELTA,
+    Floor,
+    Method,
+    PruneOptions,
+    Reduce,
+    Repairing,
+    Scoring,
+    Selector,
+)
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
@@ -79,8 +90,8 @@ def prune_to(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float = 0.05,
-    confidence: float = 0.95,
+    delta: float = HOLDOUT_DELTA,
+    confidence: float = CONFIDENCE,
     method: Method = DEFAULT_METHOD,
     levels: Sequence[float] | None = None,
     seed: int = 0,
