@@ -230,3 +230,8 @@ def test_print_shows_the_path_and_the_claim() -> None:
     assert "certified at keep" in text and "passed" in text and "confidence" in text
     method: Method = best.pruned.method
     assert method == "sipp-det"
+
+
+def test_the_statements_stand_at_the_confidence_that_was_asked_for() -> None:
+    best = prune_to(net(), points(100, 1), points(300, 2), epsilon=1.5, method="sipp-det", confidence=0.9)
+    assert best.pruned.guarantee.layers.confidence == 0.9 and best.certificate.confidence == 0.9
