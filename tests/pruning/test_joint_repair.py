@@ -99,6 +99,7 @@ def test_repair_moves_a_mask_only_when_told() -> None:
     assert any(not torch.equal(moves.masks[name], mask) for name, mask in pruned.masks.items())
     assert moves.kept == pruned.kept == sum(layer.kept for layer in moves.layers)
     assert moves.repair is not None and moves.repair.polish is not None and moves.repair.way == "joint"
+    assert moves.repair.n_points == 270  # of 300: those that stop the polish are not fitted
     assert moved_by(model, moves.model) < moved_by(model, stays.model)
 
 
