@@ -8,6 +8,7 @@ import sipp
 from sipp.allocation.patterns import breaking
 from sipp.errors import OptionError
 from sipp.records.pattern import pattern_of
+from sipp.verbs import prune as prune_verb
 
 
 def net() -> nn.Module:
@@ -107,3 +108,18 @@ def test_repair_moves_a_mask_only_when_told() -> None:
 def test_other_ways_are_refused(repair: object) -> None:
     with pytest.raises(OptionError, match="repair"):
         sipp.prune(net(), points(), keep=0.3, repair=repair, progress=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("repair", [True, "refit"])
+def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    met = []
+    name = "search_network" if repair is True else "repair_network"
+    own = getattr(prune_verb, name)
+    monkeypatch.setattr(
+        prune_verb, name, lambda *given, **more: (met.append(more["chunk_bytes"]), own(*given, **more))[1]
+    )
+    options = {"repair": repair, "scoring": sipp.Scoring(chunk_bytes=12_345), "progress": False}
+    sipp.prune(net(), points(), keep=0.5, method="wt", **options)
+    sipp.compare(net(), points(), keeps=(0.5,), methods=("wt",), **options)
+    sipp.prune_to(net(), points(), points(100, 5), epsilon=0.9, method="wt", levels=(0.9,), **options)
+    assert len(met) >= 3 and set(met) == {12_345}

@@ -106,7 +106,7 @@ def compare(
                 found = cut(ranking, budgets[keep], seed=seed)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
                 if repair:
-                    fixed, _ = repaired_cut(ranking, found, points.chosen, repair)
+                    fixed, _ = repaired_cut(ranking, found, points.chosen, repair, chunk_bytes=scoring.chunk_bytes)
                     rows.append(_row(name, fixed, keep, dense.judge(fixed.model), is_repaired=True))
                 advance(1)
     n_chosen = sum(batch.n_points for batch in points.chosen.batches())

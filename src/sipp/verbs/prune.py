@@ -22,6 +22,7 @@ from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
     DELTA,
+    ChunkBytes,
     Constants,
     Draws,
     Floor,
@@ -114,7 +115,9 @@ def prune_with(
         found, repaired = cut(ranking, n_kept, seed=options.seed), None
         moved = output_moved(ranking, found, task)
     if options.repair and task.data is not None:  # never on the new points: what chooses values cannot judge them
-        found, repaired = repaired_cut(ranking, found, task.data, options.repair, progress=progress)
+        found, repaired = repaired_cut(
+            ranking, found, task.data, options.repair, chunk_bytes=options.scoring.chunk_bytes, progress=progress
+        )
     said = statements_of(ranking, found, task, mode=options.bound, new_points=new_points)
     assumption = None
     if options.looks_at_assumption and data is not None and ranking.scores is not None:
@@ -131,29 +134,22 @@ def repaired_cut(
     data: AnyData,
     way: Repairing,
     *,
+    chunk_bytes: ChunkBytes = "auto",
     like: Repair | None = None,
     progress: bool = False,
 ) -> tuple[Cut, Repaired]:
     """The same number of weights with values fitted to the dense network, and what the repair did.
 
-    By "refit" under the same masks; otherwise mask and values are found together (T21), in the way of the repair
-    `like` one that was chosen before, where there is one.
+    By "refit" under the same masks; otherwise mask and values are found together (T21), with the choices of an earlier
+    repair where one is given in `like`.
     """
     dense, seed = ranking.model, found.seed
+    run: dict[str, Any] = {"seed": seed, "chunk_bytes": chunk_bytes, "progress": progress}
     if way == "refit":
-        fixed = repair_network(dense, found.model, found.masks, data, seed=seed, progress=progress)
+        fixed = repair_network(dense, found.model, found.masks, data, **run)
     else:
         known: dict[str, Any] = {} if like is None else {"a": (like.a,), "budgets": (like.budgets,)}
-        fixed = search_network(
-            dense,
-            found.masks,
-            data,
-            floor=ranking.floor,
-            pattern=ranking.pattern,
-            seed=seed,
-            progress=progress,
-            **known,
-        )
+        fixed = search_network(dense, found.masks, data, floor=ranking.floor, pattern=ranking.pattern, **known, **run)
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed
 

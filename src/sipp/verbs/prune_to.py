@@ -53,6 +53,7 @@ from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
     HOLDOUT_DELTA,
+    ChunkBytes,
     Floor,
     Method,
     PruneOptions,
@@ -129,7 +130,9 @@ def prune_to(
     seen, points = _surveyed(calibration, holdout)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     ranking = rank(task, options, progress=progress)
-    walker = _Walker(ranking, output, seed, len(grid), claim, repair, _repair_data(repair, calibration))
+    walker = _Walker(
+        ranking, output, seed, len(grid), claim, repair, _repair_data(repair, calibration), scoring.chunk_bytes
+    )
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
     if claim.n_needed > points.n:
         return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
@@ -260,8 +263,10 @@ class _Walker:
         claim: _Claim,
         repair: Repairing,
         repair_data: AnyData | None,
+        chunk_bytes: ChunkBytes,
     ) -> None:
         self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
+        self.chunk_bytes = chunk_bytes
         self.repair, self.repair_data = repair, repair_data  # None: levels are not repaired
         self.like: Repair | None = None  # what the first level chose of a joint search
         self.repaired: dict[int, Pruned] = {}  # by budget
@@ -286,7 +291,9 @@ class _Walker:
             found = cut(self.ranking, budget, seed=self.seed)
             return pruned_of(self.ranking, found, statements_of(self.ranking, found))
         found = cut(self.ranking, budget, seed=self.seed)
-        found, fixed = repaired_cut(self.ranking, found, self.repair_data, self.repair, like=self.like)
+        found, fixed = repaired_cut(
+            self.ranking, found, self.repair_data, self.repair, chunk_bytes=self.chunk_bytes, like=self.like
+        )
         self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)  # chosen once for all levels
         self.repaired[budget] = pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)
         return self.repaired[budget]
