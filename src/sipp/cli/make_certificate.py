@@ -13,7 +13,7 @@ from sipp.cli.commands.certify_command import CertifyRequest
 from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines, points_read
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.evaluate import evaluate
-from sipp.cli.model_option import load_model, weights_read
+from sipp.cli.model_option import both_networks, weights_read
 from sipp.cli.options import output_of
 from sipp.errors import DataError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
@@ -36,9 +36,8 @@ class Answer:
 def answer(request: CertifyRequest) -> Answer:
     """The certificate, or what a check of one found; a new certificate is written where the request says."""
     _check(request)
-    dense = load_model(request.model, request.dense, option="--dense", device=request.device)
-    pruned = load_model(request.model, request.pruned, option="--pruned", device=request.device)
-    reader = Reader(dense, request.model, request.normalise, batch_size=request.batch_size)
+    dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
+    reader = Reader(dense, request.model, request.normalise, batch_size=request.batch_size, length=request.length)
     fresh, seen = draw_holdout(reader, request.holdout, request.points), None
     if request.calibration is not None:
         source = reader.open(request.calibration, "calibration", "--calibration")

@@ -20,13 +20,14 @@ class CertifyRequest:
     """What the user asked for; each field is an option."""
 
     model: shared.Model
-    dense: shared.Dense
     pruned: shared.PrunedWeights
+    dense: shared.Dense = None
     holdout: Annotated[str, option(f"Points new to both networks: {REAL_KINDS}.", MODEL_PANEL)]
     calibration: Annotated[
         str | None, option("Points that chose the pruning: the holdout may hold none of them.", MODEL_PANEL)
     ] = None
     normalise: shared.Normalise = None
+    length: shared.Length = None
     epsilon: Annotated[
         float | None, option("Relative error to certify; without it, the smallest.", GUARANTEE_PANEL)
     ] = None
