@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.restore import ONE_AT_A_TIME
+from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.records.checking import check_choice
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime.examples import call_of, own_tensors, try_example
@@ -83,6 +83,7 @@ def export(model: Given, path: str | PathLike[str], *, to: Target, example: Any 
         return Exported(target, to, _pretrained(own, target), 0.0, None)
     off_by, n_points = 0.0, None
     if to in TRACED:
+        turn_off_caches(own)
         call = own_tensors(*call_of(example))
         try_example(own, *call)
         with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
