@@ -43,7 +43,7 @@ TRIED_OF, FEWEST_TRIED = 4, 256  # a and budgets are tried with one in so many p
 PATCHES_PER_FEATURE = 256  # more than a refit looks at: a search fits masks too
 NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
 SMALL = 4 << 20  # weights up to which all layers are tried; of larger networks the first ones
-FIRST_OF = 4  # with one in so many of the weights
+FIRST_OF = 8  # with one in so many of the weights
 
 Budgets = Literal["given", "magnitude", "even"]  # of layers: the first masks', by global magnitude, the same share
 BUDGETS: tuple[Budgets, ...] = ("given", "magnitude", "even")

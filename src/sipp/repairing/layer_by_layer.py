@@ -114,7 +114,7 @@ def _refit_all(
         gatherer = stage.gatherer
         for stretch, fits in stretches(gatherer.census, device_of(dense)):
             all_names = [name for group in stretch for name in group]
-            known = [gatherer.targets(all_names, i) for i in range(len(parts.batches))] if fits else None
+            known = [gatherer.targets(all_names, i)[0] for i in range(len(parts.batches))] if fits else None
             for group in stretch:
                 sums = gatherer.gather(group, known)
                 for name in group:
