@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from language_models import KINDS, language_model, sequences
+from language_models import KINDS, folder_of_language_model, language_model, sequences
 from torch import Tensor
 
 import sipp
+from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
 from sipp.inputs.scoring_task import task_of
@@ -115,3 +116,39 @@ def test_a_model_with_a_cache_runs_sparse(kind: str) -> None:
     fast = sipp.sparse(model, {"input_ids": ids})
     assert torch.allclose(fast(input_ids=ids).logits, logits(model, ids), atol=1e-4)
     assert model.config.use_cache is True and turn_off_caches(model)
+
+
+def test_a_folder_is_exported_with_all_that_belongs_to_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = folder_of_language_model(tmp_path / "dense")
+    (folder / "LICENSE").write_text("do as you like")
+    (tmp_path / "secret").write_text("not yours")
+    (folder / "chat_template.jinja").symlink_to(tmp_path / "secret")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    made = export(model, tmp_path / "out", to="hf", values="bf16", shard="10KB")
+    assert set(made.beside) == {"LICENSE", "tokenizer.json", "tokenizer_config.json"} and "tokenizer.json" in str(made)
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert words("w7 w9")["input_ids"] == [7, 9] and back.dtype == torch.bfloat16
+    assert torch.equal(back.lm_head.weight, model.lm_head.weight.bfloat16())
+    given = export(language_model("Llama"), tmp_path / "given", to="hf", tokenizer=words)
+    assert "tokenizer.json" in given.beside
+    assert "without a tokenizer" in str(export(language_model("Llama"), tmp_path / "bare", to="hf"))
+    with pytest.raises(OptionError, match="is no size"):
+        export(model, tmp_path / "odd", to="hf", shard="large")
+    with pytest.raises(OptionError, match="of to='hf'"):
+        export(model, tmp_path / "net.pt", to="pt", values="bf16")
+
+
+def test_onnx_takes_any_batch_and_length_and_gives_the_models_own_names(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = language_model("Llama")
+    made = export(model, tmp_path / "net.onnx", to="onnx", example={"input_ids": sequences(2, 8)})
+    assert (made.n_points, made.n_tokens) == (None, None) and "any number of points, of any length" in str(made)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    assert [one.name for one in (*session.get_inputs(), *session.get_outputs())] == ["input_ids", "logits"]
+    ids = sequences(3, 13)
+    found = torch.from_numpy(session.run(["logits"], {"input_ids": ids.numpy()})[0])
+    assert torch.allclose(found, logits(model, ids), atol=1e-5)

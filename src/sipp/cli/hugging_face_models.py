@@ -122,6 +122,12 @@ def tokenizer_of(spec: str) -> Any:
     return _tokenizer(_transformers("text as data", spec), folder)[0]
 
 
+def own_tokenizer(spec: str) -> Any:
+    """The tokenizer that lies in a GGUF file; None for other networks: a folder holds it in files of its own."""
+    is_gguf = spec.startswith(PREFIX) and gguf_in(Path(spec.removeprefix(PREFIX))) is not None
+    return tokenizer_of(spec) if is_gguf else None
+
+
 def _some(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else "")
 

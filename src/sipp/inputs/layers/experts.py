@@ -1,7 +1,7 @@
 """Patches of a mixture of experts whose weights lie in one tensor: each expert meets the tokens that are sent to it.
 
 As transformers has them: `gate_up_proj` (experts x 2 I x H) and `down_proj` (experts x H x I), called with the tokens,
-the experts of each (tokens x k) and their shares. The rows of a weight are those of all experts, one expert after another.
+the experts of each (tokens x k) and their shares. The rows of a weight are those of all experts in turn.
 """
 
 from __future__ import annotations
