@@ -51,6 +51,8 @@ def _check(request: CertifyRequest) -> None:
     """Refuses what cannot be meant, and places that cannot be written, before any work."""
     if request.accuracy and request.epsilon is not None:
         raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give one of them")
+    if request.accuracy and request.measure != "output":
+        raise CommandError("--accuracy measures next tokens by itself", where="--measure", fix="leave one of them out")
     if request.verify is not None and (request.out is not None or request.accuracy or request.epsilon is not None):
         raise CommandError(
             "--out, --accuracy and --epsilon are for a new certificate, and --verify checks one",
@@ -97,7 +99,7 @@ def _certified(
         else:
             cert = sipp.certify(
                 *networks, fresh.batches, delta=request.delta, confidence=request.confidence, epsilon=request.epsilon,
-                output=output, calibration=calibration, ledger=request.ledger,
+                measure=request.measure, output=output, calibration=calibration, ledger=request.ledger,
             )  # fmt: skip
             ok = cert.verdict == "certified"
     if request.out is not None and ok:
