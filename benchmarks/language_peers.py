@@ -1,8 +1,8 @@
 """Wanda and SparseGPT for language models in plain torch, from their papers: what ours are compared with.
 
 Nothing of the package is used. As both papers do: the blocks of the model one after another, each calibrated on what
-the pruned blocks before it give; every linear layer of a block keeps the same share. Wanda (Sun et al. 2024): |w| ||x||,
-the largest of each row. SparseGPT (Frantar and Alistarh 2023): columns from left to right in blocks of 128, the weights
+the pruned blocks before it give; every linear layer of a block keeps the same share. Wanda (Sun et al. 2024): |w| ||x||
+compared within a row. SparseGPT (Frantar and Alistarh 2023): columns from left to right in blocks of 128, the weights
 of the least (w / [H^-1]_jj)^2 go, and what a column loses is made up for by those right of it.
 """
 

