@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sipp.records.numerics import BOUND_DTYPE
 
-SOLVE_BYTES = 64 << 20  # of the systems that are solved at a time
+SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solved at a time
 
 
 def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -> Tensor:
@@ -81,9 +81,10 @@ def _alike(mask_NK: Tensor, rows: Tensor) -> Iterator[Tensor]:
     """The rows in batches of similar size whose systems fit the memory, the largest first."""
     sizes = mask_NK[rows].sum(1)
     order = sizes.argsort(descending=True, stable=True)
+    n_bytes = SOLVE_BYTES.get(rows.device.type, SOLVE_BYTES["cpu"])
     sorted_sizes = sizes[order].tolist()
     start = 0
     while start < len(order):
-        most = max(1, SOLVE_BYTES // (BOUND_DTYPE.itemsize * sorted_sizes[start] ** 2))
+        most = max(1, n_bytes // (BOUND_DTYPE.itemsize * sorted_sizes[start] ** 2))
         yield rows[order[start : start + most]]
         start += most
