@@ -70,17 +70,21 @@ class Graph:
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The operations of the model, which is in eval mode, for inputs of the shapes of this example."""
+    return _fused(_read(program_of(model, args, kwargs)))
+
+
+def program_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    """What torch.export records of the model, which is in eval mode; no operation of it writes to a value."""
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
+            return torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
     except Exception as error:
         raise ModelError(
             f"torch.export cannot trace it ({type(error).__name__}: {error})",
             where=type(model).__name__,
             fix="let its forward pass depend on no values of its inputs, and give tensors, lists, tuples or dicts",
         ) from error
-    return _fused(_read(exported))
 
 
 def reads_memory(graph: Graph) -> bool:
