@@ -43,7 +43,7 @@ def conv(rng: random.Random, n_in: int, n_out: int, kernel: int = 3, groups: int
 def act(rng: random.Random, n: int) -> nn.Module:
     kinds: list[Callable[[], nn.Module]] = [
         nn.ReLU, nn.ReLU, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Hardswish, lambda: nn.PReLU(n), nn.PReLU, nn.Dropout,
-        lambda: nn.ReLU(inplace=True), nn.Identity,
+        nn.Identity,
     ]  # fmt: skip
     return rng.choice(kinds)()
 
@@ -51,7 +51,7 @@ def act(rng: random.Random, n: int) -> nn.Module:
 def norm(rng: random.Random, n: int) -> nn.Module:
     kinds: list[Callable[[], nn.Module]] = [
         lambda: nn.BatchNorm2d(n), lambda: nn.BatchNorm2d(n), lambda: nn.BatchNorm2d(n, affine=False),
-        lambda: nn.GroupNorm(2, n), nn.Identity, lambda: nn.InstanceNorm2d(n),
+        lambda: nn.GroupNorm(2 - n % 2, n), nn.Identity, lambda: nn.InstanceNorm2d(n),
         lambda: nn.BatchNorm2d(n, track_running_stats=False),
     ]  # fmt: skip
     return rng.choice(kinds)()
@@ -133,7 +133,8 @@ def _padded(rng: random.Random, n: int) -> tuple[nn.Module, int]:
 def _left(rng: random.Random, n: int) -> tuple[nn.Module, int]:
     """Operations that need all of their channels."""
     return rng.choice([
-        Part(lambda x: x.flip(1)), Part(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)), Part(lambda x: x - x.mean(1, True)),
+        Part(lambda x: x.flip(1)), Part(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)),
+        Part(lambda x: x - x.mean(1, True)), Part(lambda x: F.relu(x, inplace=True)),
         Part(lambda x: x.softmax(1)), Part(lambda x: x / (x.shape[2] + 1)),
         Part(lambda x, f: f(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), nn.LayerNorm(n)),
     ]), n  # fmt: skip

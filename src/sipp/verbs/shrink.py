@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
 from torch.nn.modules.conv import _ConvNd
 
 from sipp.errors import DataError, ModelError, SippError
@@ -22,10 +21,10 @@ from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.shrinking.applying import apply, tensors_of
-from sipp.runtime.shrinking.channels import Channels, Rule, channels_of
-from sipp.runtime.shrinking.checking import Call, in_float64, off_by, outputs
+from sipp.runtime.shrinking.channels import Channels, channels_of
+from sipp.runtime.shrinking.checking import Call, in_float64, more_points, off_by, outputs
 from sipp.runtime.shrinking.removing import Smaller, smaller
-from sipp.runtime.shrinking.rules import SHAPES, rule_of
+from sipp.runtime.shrinking.rules import rule_of, without_numbers, without_views
 
 SAME = 1e-9  # of the largest output, in float64
 ROUNDED = 1e-3  # the same in the network's own precision, where that is float32 or wider
@@ -62,7 +61,7 @@ def shrink(model: Given, example: Any = None) -> Shrunk:
     if not expected:
         raise ModelError("gives no tensor that could be compared", where=type(own).__name__, fix="let forward give one")
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
-        program = program_of(own, *call)
+        program = program_of(own, *call, is_plain=False)
     channels, plan = _checked_plan(own, call, program)
     made = copy.deepcopy(own)
     apply(made, plan)
@@ -90,36 +89,32 @@ def shrink(model: Given, example: Any = None) -> Shrunk:
 
 
 def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProgram) -> tuple[Channels, Smaller]:
-    """What stays, tried on the example in float64, where rounding hides nothing.
+    """What stays, tried on the example in float64, where rounding hides nothing, and on twice as many points.
 
-    A forward pass may hold numbers of channels (`x.view(-1, 512)`): where it fails with fewer, views keep theirs.
+    A forward pass may hold numbers of channels (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
+    shows: where it fails with fewer channels, more of them are left alone.
     """
-    wide = in_float64(own, call)
-    precise, wide_call, expected = (own, call, outputs(own, call)) if wide is None else wide
-    allowed = _allowed(expected) if wide is None else SAME
+    precise = in_float64(own, call)
+    net, points, expected = (own, call, outputs(own, call)) if precise is None else precise
+    trials = [(points, expected), *more_points(net, points)]
+    allowed = _allowed(expected) if precise is None else SAME
     cpu = {id(tensor): tensor.detach().cpu() for tensor in tensors_of(own).values()}  # shared ones stay shared
     tensors = {name: cpu[id(tensor)] for name, tensor in tensors_of(own).items()}
     convolutions = {name for name, module in own.named_modules(remove_duplicate=False) if isinstance(module, _ConvNd)}
     regroups = frozenset(name for name in tensors if name.removesuffix(".weight") in convolutions)
     moved = torch.inf
-    for rules in (rule_of, _without_views):
+    for rules in (rule_of, without_views, without_numbers):
         channels = channels_of(program, tensors, regroups, rules)
         plan = smaller(channels)
-        made = copy.deepcopy(precise)
+        made = copy.deepcopy(net)
         apply(made, plan)
         try:
-            moved = off_by(outputs(made, wide_call), expected)
+            moved = max(off_by(outputs(made, given), wanted) for given, wanted in trials)
         except SippError:  # it does not run
             continue
         if moved <= allowed:
             return channels, plan
     raise _differs(moved)
-
-
-def _without_views(node: Node) -> Rule | None:
-    """The rule for an operation, but none for a view."""
-    name = getattr(getattr(node.target, "_schema", None), "name", "").removeprefix("aten::")
-    return None if name in SHAPES else rule_of(node)
 
 
 def _allowed(expected: list[Tensor]) -> float:
@@ -137,7 +132,7 @@ def _differs(moved: float) -> ModelError:
 
 
 def _on_device(model: nn.Module, call: Call) -> Call:
-    device = device_of(model)
+    device = device_of(model) if any(True for _ in model.parameters()) else torch.device("cpu")
     for value in pytree.tree_leaves(call):
         if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_meta):
             raise DataError("the example holds a tensor that is sparse or without values", fix="give a dense one")

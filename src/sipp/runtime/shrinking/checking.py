@@ -38,6 +38,15 @@ def in_float64(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[Tens
         return None
 
 
+def more_points(model: nn.Module, call: Call) -> list[tuple[Call, list[Tensor]]]:
+    """The example with its points twice, and the network's outputs; nothing where it does not take that."""
+    doubled = pytree.tree_map(lambda x: torch.cat((x, x)) if isinstance(x, Tensor) and x.ndim else x, call)
+    try:
+        return [(doubled, outputs(model, doubled))]
+    except SippError:
+        return []
+
+
 def off_by(found: list[Tensor], expected: list[Tensor]) -> float:
     """The largest difference of an output, by its largest number; infinite where shapes differ, or it is NaN."""
     if [one.shape for one in found] != [one.shape for one in expected]:

@@ -16,6 +16,7 @@ from sipp.runtime.shrinking.channels import Axis, Channels, Product, Rule, shape
 ALSO_POINTWISE = {  # beside those that torch calls so
     "hardswish", "log_sigmoid", "_to_copy", "to", "alias", "detach", "contiguous", "clone", "lift_fresh_copy",
 }  # fmt: skip
+AT_REST = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}  # the same as given, in eval mode
 DRAWS = torch.Tag.nondeterministic_seeded
 
 
@@ -27,6 +28,8 @@ def rule_of(node: Node) -> Rule | None:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
     name = target._schema.name.removeprefix("aten::")
+    if name in AT_REST and given(node)["train"] is False:
+        return _pointwise
     if name in RULES:
         return RULES[name]
     is_pointwise = torch.Tag.pointwise in target.tags or name in ALSO_POINTWISE
@@ -41,6 +44,11 @@ def given(node: Node) -> dict[str, Any]:
         default = argument.default_value if argument.has_default_value() else None
         found[argument.name] = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, default)
     return found
+
+
+def _nothing(channels: Channels, node: Node) -> Axis | None:
+    """Of a check that changes no value."""
+    return None
 
 
 def _left(channels: Channels, node: Node) -> Axis | None:
@@ -420,7 +428,7 @@ def _rules() -> dict[str, Rule]:
         "_softmax": _softmax, "log_softmax": _softmax, "_log_softmax": _softmax, "permute": _permuted,
         "transpose": _permuted, "t": _permuted, "unsqueeze": _unsqueezed, "squeeze": _squeezed, "expand": _expanded,
         "slice": _sliced, "select": _sliced, "split": _sliced, "split_with_sizes": _sliced, "chunk": _sliced,
-        "unbind": _sliced, "cat": _joined,
+        "unbind": _sliced, "cat": _joined, "_assert_tensor_metadata": _nothing,
     }  # fmt: skip
     found |= dict.fromkeys(SHAPES, _viewed)
     for n in (1, 2, 3):
@@ -434,3 +442,22 @@ def _rules() -> dict[str, Rule]:
 
 SHAPES = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
 RULES = _rules()
+
+
+def without_views(node: Node) -> Rule | None:
+    """The rule for an operation, but none for a view: numbers of channels may stand in the network's code."""
+    return None if rule_of(node) is _viewed else rule_of(node)
+
+
+def without_numbers(node: Node) -> Rule | None:
+    """The same, but what an operation with numbers gives counts as no constant: they may come from other sizes."""
+    rule = without_views(node)
+    numbers = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, int | float)]
+    if rule is not _pointwise or not numbers:
+        return rule
+
+    def careful(channels: Channels, node: Node) -> Axis | None:
+        axis = _pointwise(channels, node)
+        return None if axis is None else Axis(axis.dim, axis.ids, unknown(len(axis.ids)))
+
+    return careful
