@@ -70,6 +70,8 @@ def shrink(model: Given, example: Any = None) -> Shrunk:
         raise _differs(moved)
     for name, module in made.named_modules():
         module.training = was_training.get(name, module.training)
+    before = tensors_hash(network)
+    certificate = model.certificate if isinstance(model, PrunedTo) else None
     shapes = [{name: tuple(tensor.shape) for name, tensor in tensors_of(net).items()} for net in (own, made)]
     counts = [multiply_adds(program, known) for known in shapes]
     return Shrunk(
@@ -82,8 +84,8 @@ def shrink(model: Given, example: Any = None) -> Shrunk:
         example=_described(call),
         off_by=moved,
         left_alone=tuple(channels.left_alone),
-        hash_before=tensors_hash(network),
-        certificate=model.certificate if isinstance(model, PrunedTo) else None,
+        hash_before=before,
+        certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
         seen=points_seen(model),
     )
 
