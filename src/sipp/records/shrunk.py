@@ -11,6 +11,7 @@ from torch import nn
 
 from sipp.records.certificate import AnyCertificate
 from sipp.records.display import WIDTH, labelled, listed, short_names, text_of
+from sipp.records.network_hash import tensors_hash
 
 Shape = tuple[int, ...]
 
@@ -40,7 +41,7 @@ class Shrunk:
     """
 
     model: nn.Module  # the class that was given, with smaller layers
-    layers: tuple[ShrunkLayer, ...]  # every weight that is multiplied with channels
+    layers: tuple[ShrunkLayer, ...]  # every weight of a linear layer or a convolution, by one of its names
     n_parameters_before: int
     n_parameters: int
     multiply_adds_before: int  # of one call with the example, all products counted, attention and recurrent layers too
@@ -49,8 +50,14 @@ class Shrunk:
     off_by: float  # the largest difference of an output on the example, relative to the largest number of that output
     left_alone: tuple[str, ...]  # operations that keep all channels they read, and the modules they are in
     hash_before: str  # of the network before, as certificates name it
+    stated: str  # the hash of `model` as it was made: of other weights nothing here is said
     certificate: AnyCertificate | None = None  # about the network before, which computes the same
     seen: frozenset[bytes] = frozenset()  # keys of points that chose the masks, as far as known: `certify` refuses them
+
+    @property
+    def is_as_made(self) -> bool:
+        """Whether the network still has the weights that it was given: it computes what the one before did."""
+        return tensors_hash(self.model) == self.stated
 
     def __str__(self) -> str:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -69,7 +76,7 @@ class Shrunk:
         ]
         if self.left_alone:
             lines.append(labelled("left alone", f"all channels that these read stay: {listed(self.left_alone)}"))
-        if self.certificate is not None:
+        if self.certificate is not None and self.is_as_made:
             words = f"of the network before, which computes the same. {self.certificate.sentence}"
             lines.append(labelled("certificate", words))
         return "\n".join(lines)

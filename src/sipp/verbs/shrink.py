@@ -15,7 +15,7 @@ from sipp.native import pytree
 from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
 from sipp.records.pruned_to import Given, PrunedTo, network_of, points_seen
-from sipp.records.shrunk import Shape, Shrunk, ShrunkLayer
+from sipp.records.shrunk import Shrunk, ShrunkLayer
 from sipp.runtime.examples import call_of, guessed_call, own_tensors
 from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
@@ -72,19 +72,27 @@ def shrink(model: Given, example: Any = None) -> Shrunk:
         module.training = was_training.get(name, module.training)
     before = tensors_hash(network)
     certificate = model.certificate if isinstance(model, PrunedTo) else None
-    shapes = [{name: tuple(tensor.shape) for name, tensor in tensors_of(net).items()} for net in (own, made)]
-    counts = [multiply_adds(program, known) for known in shapes]
+    shapes, smaller_shapes = (
+        {name: tuple(tensor.shape) for name, tensor in tensors_of(net).items()} for net in (own, made)
+    )
+    counts, smaller_counts = multiply_adds(program, shapes), multiply_adds(program, smaller_shapes)
+    layers = [
+        ShrunkLayer(name, shapes[name], smaller_shapes[name], count, smaller_counts[name])
+        for name, count in counts.items()
+        if name in shapes  # others are products without a weight
+    ]
     return Shrunk(
         model=made,
-        layers=_layers(channels, shapes, counts),
+        layers=tuple(layers),
         n_parameters_before=sum(parameter.numel() for parameter in own.parameters()),
         n_parameters=sum(parameter.numel() for parameter in made.parameters()),
-        multiply_adds_before=sum(counts[0].values()),
-        multiply_adds=sum(counts[1].values()),
+        multiply_adds_before=sum(counts.values()),
+        multiply_adds=sum(smaller_counts.values()),
         example=_described(call),
         off_by=moved,
         left_alone=tuple(channels.left_alone),
         hash_before=before,
+        stated=tensors_hash(made),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
         seen=points_seen(model),
     )
@@ -140,15 +148,6 @@ def _on_device(model: nn.Module, call: Call) -> Call:
             raise DataError("the example holds a tensor that is sparse or without values", fix="give a dense one")
     moved: Call = pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, call)
     return moved
-
-
-def _layers(
-    channels: Channels, shapes: list[dict[str, Shape]], counts: list[dict[str, int]]
-) -> tuple[ShrunkLayer, ...]:
-    """Every weight, before and after."""
-    (before, after), (count_before, count) = shapes, counts
-    names = dict.fromkeys(product.weight for product in channels.products)
-    return tuple(ShrunkLayer(n, before[n], after[n], count_before.get(n, 0), count.get(n, 0)) for n in names)
 
 
 def _described(call: Call) -> str:

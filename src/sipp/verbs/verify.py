@@ -78,7 +78,7 @@ def verify(
         evidence, reasons = _look_again(cert, dense, pruned, holdout, output, None, tolerance)
         reasons.append(f"calibration_checked: {error}")
     reasons += _contradictions(cert)
-    smaller = isinstance(pruned, Shrunk) and pruned.hash_before == cert.pruned_hash
+    smaller = isinstance(pruned, Shrunk) and pruned.hash_before == cert.pruned_hash and pruned.is_as_made
     for name, value in evidence.items():
         written = getattr(cert, name)
         if smaller and name == "pruned_hash":
