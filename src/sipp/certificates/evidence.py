@@ -23,8 +23,7 @@ from sipp.inputs.point_keys import draw_keys_of, keys_of, labels_of, ledger_keys
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.network_hash import model_hash
-from sipp.records.pruned import Pruned
-from sipp.records.pruned_to import Given, network_of, without_walk
+from sipp.records.pruned_to import Given, network_of, points_seen
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
@@ -117,9 +116,7 @@ def measure_outputs(
     record of a pruning is given, the points that it knows to have chosen it are calibration points too. `title` is that
     of the bar.
     """
-    record = without_walk(pruned)
-    chose = record.seen if isinstance(record, Pruned) else frozenset[bytes]()
-    pruned = network_of(record)
+    chose, pruned = points_seen(pruned), network_of(pruned)
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
