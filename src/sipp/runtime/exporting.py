@@ -27,7 +27,7 @@ from sipp.runtime.examples import call_of, own_tensors, try_example
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
 from sipp.storage.files import publish, staged, write_atomic
-from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
+from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
 
 Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
 TRACED: tuple[Target, ...] = ("pt2", "onnx")  # these need an example
@@ -95,7 +95,7 @@ def export(model: Given, path: str | PathLike[str], *, to: Target, example: Any 
 
 def _weights(model: nn.Module, to: Target) -> bytes:
     """The state_dict as safetensors, or as torch.save writes it: nothing but tensors is in it."""
-    state = dict(model.state_dict())
+    state = in_own_memory(model.state_dict())
     content = tensors_to_bytes(state, MARK)
     if to == "pt":
         file = io.BytesIO()
