@@ -59,7 +59,7 @@ class Certificate:
     pruned_hash: Digest
     dtype: Text  # of the outputs compared
     output: Choice  # which part of the models' output was compared
-    calibration_checked: Flag  # the calibration points were compared with the holdout, none is shared
+    calibration_checked: Flag  # calibration points, given or in the pruning's record, are not in the holdout
     ledger_kept: Flag
     prior_uses: Count  # earlier claims on the same points in the ledger
 
@@ -193,7 +193,7 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     """What the reader must know beside the claim: the source of inputs, copies among the points, an earlier use."""
     text = " Any claim here is about inputs drawn like the holdout points, which must be new to both networks."
     if not cert.calibration_checked:
-        text += " That they are is the word of whoever gave them: no calibration points were given to compare with."
+        text += " sipp could not check this: it was not told which points the pruning used."
     if cert.n_duplicates:
         text += f" {cert.n_duplicates:,} of the points are copies of others: they prove nothing, so only different"
         text += " points count, and what goes wrong at one counts with every copy."

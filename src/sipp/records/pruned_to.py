@@ -9,8 +9,10 @@ from rich import box
 from rich.table import Table
 from torch import nn
 
+from sipp.errors import OptionError
 from sipp.records.certificate import AnyCertificate
 from sipp.records.display import PATH_WORDS, WIDTH, percent_up, text_of
+from sipp.records.network_hash import model_hash
 from sipp.records.pruned import Pruned
 
 
@@ -61,6 +63,23 @@ Given = nn.Module | Pruned | PrunedTo  # what stands for a pruned network: itsel
 def without_walk(given: Given) -> nn.Module | Pruned:
     """The record of the network that a walk ended with (the network, where no level passed); others as they are."""
     return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
+
+
+def record_of(given: Pruned | PrunedTo) -> Pruned:
+    """The record of the pruned network; OptionError where a walk ended with none. What is neither is given back."""
+    if not isinstance(given, PrunedTo):
+        return given
+    if given.pruned is None:
+        raise OptionError("prune_to pruned nothing, no level passed", fix="ask for less, or give more holdout points")
+    return given.pruned
+
+
+def certificate_of(given: Given, certificate: AnyCertificate | None) -> AnyCertificate | None:
+    """The certificate that goes with it: the one given, or that of a walk, as long as its network was not changed."""
+    held = given.certificate if isinstance(given, PrunedTo) else None
+    if certificate is not None or held is None:
+        return certificate
+    return held if held.pruned_hash == model_hash(network_of(given)) else None
 
 
 def network_of(given: Given) -> nn.Module:

@@ -37,6 +37,7 @@ from sipp.pruning.ranking import checked_method, only_alive, rank
 from sipp.records.checking import check_flag, check_whole
 from sipp.records.numerics import budget_of
 from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector
+from sipp.records.other_names import in_our_words
 from sipp.records.ranking import Ranking
 
 BEGIN = 0.1  # share of the steps before the schedule begins
@@ -83,6 +84,7 @@ def budget_at(t: float, n_weights: int, last: int) -> int:
     return last + round((n_weights - last) * (1 - t) ** 3)
 
 
+@in_our_words
 @torch.inference_mode(False)
 def gradual(
     model: nn.Module,
