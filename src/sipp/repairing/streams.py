@@ -62,19 +62,20 @@ def read_streams(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batc
 
     watch = _Watch({}, on_addition, lambda: len(found) == len(modules))
     with suppress(_SeenError):
-        _watched(model, modules, batch, watch)
+        _watched(model, modules, fresh(batch), watch)
     return found
 
 
 def find_streams(
-    model: nn.Module, layers: Sequence[PrunableLayer], order: Sequence[str], batch: Batch
+    model: nn.Module, layers: Sequence[PrunableLayer], order: Sequence[str], batch: Batch, *, follows: bool = False
 ) -> dict[str, tuple[nn.Module, Tensor]]:
     """By weight: the module whose output is added to a stream, and that output on the batch.
 
     `order` are the weights in the order of execution. The stream must depend on weights before this one, and on none
     behind it: of two layers that are added, the later one corrects the earlier. Nothing else may read the output.
+    With `follows` the inputs of the batch depend on earlier weights themselves.
     """
-    place = {name: i for i, name in enumerate(order)}
+    place = {name: i for i, name in enumerate(order, start=1)}
     modules = {}
     for layer in layers:
         if isinstance(layer.module, nn.MultiheadAttention):
@@ -85,7 +86,15 @@ def find_streams(
             modules[names[0]] = layer.module
     n_found: Counter[str] = Counter()
     outputs: dict[str, Tensor] = {}
-    ranks = {id(p): place[name] for name, p in model.named_parameters() if name in place}
+    ranks = {
+        id(layer.module.get_parameter(local)): place[weight.name]
+        for layer in layers
+        for local, weight in layer.weights.items()
+        if weight.name in place
+    }
+    batch = fresh(batch)
+    if follows:
+        ranks |= {id(tensor): 0 for tensor in _tensors((batch.args, batch.kwargs)) if tensor.is_floating_point()}
 
     def on_addition(mark: Mark, other: Tensor) -> None:
         if 0 <= watch.ranks.get(id(other), -1) < place[mark.weight]:
@@ -145,7 +154,7 @@ def _watched(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch, w
         for name, module in modules.items():
             stack.callback(module.register_forward_hook(_marking(watch, name)).remove)
         stack.enter_context(watch)
-        run_batch(model, fresh(batch))
+        run_batch(model, batch)
 
 
 def _marking(watch: _Watch, name: str) -> Callable[..., None]:
