@@ -15,11 +15,13 @@ from decimal import ROUND_CEILING, Context
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from rich.table import Table
 
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.records.checking import first_problem, refuse_constant
 from sipp.records.display import WIDTH, percent, percent_up
+from sipp.records.html import folded, table_html, text_html, view
 
 SCHEMA = "sipp-certificate/1"
 WITH_COPIES = "sipp-certificate/2"  # of a holdout with copies, which the first schema counted as independent points
@@ -98,9 +100,20 @@ class Certificate:
         """The certificate in plain words, numbers rounded so that they claim less, never more."""
         return _claim_in_words(self) + _caveats(self)
 
+    @property
+    def _headline(self) -> str:
+        return self.verdict + (", but of no use" if self.is_useless else "")
+
     def __str__(self) -> str:
-        headline = self.verdict + (", but of no use" if self.is_useless else "")
-        return _sheet(headline, self, ("k_allowed", "delta_hat"))
+        return _sheet(self._headline, self, ("k_allowed", "delta_hat"))
+
+    def __repr__(self) -> str:
+        limit = f"epsilon {_shown('epsilon', self.epsilon)} for all but {percent(self.delta)}"
+        return f"<Certificate: {self.verdict}, {limit}, n = {self.n:,}; print() shows it>"
+
+    def _repr_html_(self) -> str:
+        counts = [("further off", self.violations), ("allowed", self.k_allowed or 0)]
+        return _view(self._headline, self, counts)
 
 
 @dataclass(frozen=True)
@@ -151,8 +164,20 @@ class AccuracyCertificate:
             claim += f"lowers the accuracy {points} ({self.n_differ:,} of {_points(self)} changed)."
         return start + claim + _caveats(self)
 
+    @property
+    def _headline(self) -> str:
+        return f"accuracy drop <= {percent_up(self.drop_upper)} ({self.mode})"
+
     def __str__(self) -> str:
-        return _sheet(f"accuracy drop <= {percent_up(self.drop_upper)} ({self.mode})", self, ("drop_upper",))
+        return _sheet(self._headline, self, ("drop_upper",))
+
+    def __repr__(self) -> str:
+        return f"<AccuracyCertificate: {self._headline}, n = {self.n:,}; print() shows it>"
+
+    def _repr_html_(self) -> str:
+        counts = [("right before, wrong after", self.n_lost), ("wrong before, right after", self.n_gained)]
+        shown = counts if self.mode == "labels" else []
+        return _view(self._headline, self, [*shown, ("another class", self.n_differ)])
 
 
 def _points(cert: Certificate | AccuracyCertificate, kind: str = "") -> str:
@@ -240,6 +265,17 @@ def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tupl
     widths = [max(len(row[i]) for row in rows if len(row[1]) < HASH_LENGTH) for i in (0, 1)]
     lines = [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {words}" for name, value, words in rows]
     return "\n".join([headline, textwrap.fill(cert.sentence, WIDTH), *lines])
+
+
+def _view(headline: str, cert: Certificate | AccuracyCertificate, counts: list[tuple[str, int]]) -> str:
+    """Headline, sentence, a bar for each count of points, and all fields folded away, for a notebook."""
+    table, n_given = Table(), cert.n + cert.n_duplicates
+    table.add_column(f"of {n_given:,} points")
+    for column in ("number", "share"):
+        table.add_column(column, justify="right")
+    for words, count in counts:
+        table.add_row(words, f"{count:,}", f"{count / n_given:.2%}")
+    return view(headline, text_html(cert.sentence), table_html(table, bars=("share",)), folded("All fields", str(cert)))
 
 
 def _shown(name: str, value: Any) -> str:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.records.checking import check_choice
+from sipp.records.html import text_html
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime.examples import call_of, own_tensors, try_example
 from sipp.runtime.plain_copy import plain_copy
@@ -50,6 +51,9 @@ class Exported:
             return text + "every bit is the same"
         points = "any number of points" if self.n_points is None else f"{self.n_points} points at a time only"
         return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {points}"
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
 
 @torch.inference_mode(False)
