@@ -25,7 +25,7 @@ SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solv
 SMALL_REST = 1e-5
 MOST_STEPS = 400
 STEPS_A_LOOK = 10
-# One step multiplies by the system, at full speed; factors of single rows are small pieces of work, so many times slower
+# One step multiplies by the system, at full speed; factors of single rows are small pieces of work, so much slower
 SLOWER = {"cpu": 2, "cuda": 60}
 TYPICAL_STEPS = 100
 

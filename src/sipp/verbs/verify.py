@@ -17,6 +17,7 @@ from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import certified_epsilon, n_violations
 from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_json
+from sipp.records.html import text_html, view
 from sipp.records.pruned_to import Given
 from sipp.records.shrunk import Shrunk
 from sipp.verbs.certify import certify_accuracy
@@ -39,6 +40,10 @@ class Verification:
     def __str__(self) -> str:
         lines = ["verified" if self.ok else "not verified:", *self.reasons]
         return "\n".join(lines + [f"believed, not checked: {one}" for one in self.unchecked])
+
+    def _repr_html_(self) -> str:
+        title, *lines = str(self).splitlines()
+        return view(title, *map(text_html, lines))
 
 
 def verify(
