@@ -125,6 +125,7 @@ RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "assess": lambda: {"dense": net(), "pruned": pruned().masks, "data": points()},
     "hold": lambda: {"model": net(), "masks": pruned().masks},
     "release": lambda: {"model": net()},
+    "shrink": lambda: {"model": net(), "example": points(4)},
     "sparse": lambda: {"model": net(), "example": points(4)},
     "gradual": lambda: {"model": net(), "train_step": lambda step: None, "data": labelled(), "keep": 0.5, "steps": 5},
     "text": lambda: {"files": words(), "tokenizer": numbers, "length": 4},

@@ -26,6 +26,7 @@ from sipp.verbs.prune_to import prune_to as prune_to
 from sipp.verbs.repair import repair as repair
 from sipp.verbs.save import save as save
 from sipp.verbs.save_folder import save_folder as save_folder
+from sipp.verbs.shrink import shrink as shrink
 
 __version__: str
 __all__: list[str]

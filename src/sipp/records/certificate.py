@@ -15,11 +15,13 @@ from decimal import ROUND_CEILING, Context
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from rich.table import Table
 
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.records.checking import first_problem, refuse_constant
 from sipp.records.display import WIDTH, percent, percent_up
+from sipp.records.html import folded, table_html, text_html, view
 
 SCHEMA = "sipp-certificate/1"
 WITH_COPIES = "sipp-certificate/2"  # of a holdout with copies, which the first schema counted as independent points
@@ -65,7 +67,7 @@ class Certificate:
     pruned_hash: Digest
     dtype: Text  # of the outputs compared
     output: Choice  # which part of the models' output was compared
-    calibration_checked: Flag  # the calibration points were compared with the holdout, none is shared
+    calibration_checked: Flag  # calibration points, given or in the pruning's record, are not in the holdout
     ledger_kept: Flag
     prior_uses: Count  # earlier claims on the same points in the ledger
     measure: Measure = "output"  # what epsilon limits
@@ -105,9 +107,20 @@ class Certificate:
         """The certificate in plain words, numbers rounded so that they claim less, never more."""
         return _claim_in_words(self) + _caveats(self)
 
+    @property
+    def _headline(self) -> str:
+        return self.verdict + (", but of no use" if self.is_useless else "")
+
     def __str__(self) -> str:
-        headline = self.verdict + (", but of no use" if self.is_useless else "")
-        return _sheet(headline, self, ("k_allowed", "delta_hat"))
+        return _sheet(self._headline, self, ("k_allowed", "delta_hat"))
+
+    def __repr__(self) -> str:
+        limit = f"epsilon {_shown('epsilon', self.epsilon)} for all but {percent(self.delta)}"
+        return f"<Certificate: {self.verdict}, {limit}, n = {self.n:,}; print() shows it>"
+
+    def _repr_html_(self) -> str:
+        counts = [("further off", self.violations), ("allowed", self.k_allowed or 0)]
+        return _view(self._headline, self, counts)
 
 
 @dataclass(frozen=True)
@@ -177,8 +190,20 @@ class AccuracyCertificate:
             f"{percent_up(self.n_differ / (self.n + self.n_duplicates))})."
         )
 
+    @property
+    def _headline(self) -> str:
+        return f"accuracy drop <= {percent_up(self.drop_upper)} ({self.mode})"
+
     def __str__(self) -> str:
-        return _sheet(f"accuracy drop <= {percent_up(self.drop_upper)} ({self.mode})", self, ("drop_upper",))
+        return _sheet(self._headline, self, ("drop_upper",))
+
+    def __repr__(self) -> str:
+        return f"<AccuracyCertificate: {self._headline}, n = {self.n:,}; print() shows it>"
+
+    def _repr_html_(self) -> str:
+        counts = [("right before, wrong after", self.n_lost), ("wrong before, right after", self.n_gained)]
+        shown = counts if self.mode == "labels" else []
+        return _view(self._headline, self, [*shown, ("another class", self.n_differ)])
 
 
 def _points(cert: Certificate | AccuracyCertificate, kind: str = "") -> str:
@@ -237,7 +262,7 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     """What the reader must know beside the claim: the source of inputs, copies among the points, an earlier use."""
     text = " Any claim here is about inputs drawn like the holdout points, which must be new to both networks."
     if not cert.calibration_checked:
-        text += " That they are is the word of whoever gave them: no calibration points were given to compare with."
+        text += " sipp could not check this: it was not told which points the pruning used."
     if cert.n_duplicates:
         text += f" {cert.n_duplicates:,} of the points are copies of others: they prove nothing, so only different"
         text += " points count, and what goes wrong at one counts with every copy."
@@ -290,6 +315,17 @@ def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tupl
 def _names(cert: AnyCertificate) -> list[str]:
     """Its fields; what it measures only where that is not the usual."""
     return [field.name for field in fields(cert) if field.name != "measure" or cert.measure not in USUAL]
+
+
+def _view(headline: str, cert: Certificate | AccuracyCertificate, counts: list[tuple[str, int]]) -> str:
+    """Headline, sentence, a bar for each count of points, and all fields folded away, for a notebook."""
+    table, n_given = Table(), cert.n + cert.n_duplicates
+    table.add_column(f"of {n_given:,} points")
+    for column in ("number", "share"):
+        table.add_column(column, justify="right")
+    for words, count in counts:
+        table.add_row(words, f"{count:,}", f"{count / n_given:.2%}")
+    return view(headline, text_html(cert.sentence), table_html(table, bars=("share",)), folded("All fields", str(cert)))
 
 
 def _shown(name: str, value: Any) -> str:

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.records.checking import check_choice
+from sipp.records.html import text_html
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime.examples import call_of, own_tensors, try_example
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
 from sipp.storage.files import publish, staged, write_atomic
-from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
+from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
 
 Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
 TRACED: tuple[Target, ...] = ("pt2", "onnx")  # these need an example
@@ -64,6 +65,9 @@ class Exported:
         if self.has_tokens:
             points += ", of any length" if self.n_tokens is None else f", of {self.n_tokens} tokens only"
         return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {points}; other sizes are fixed"
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
 
 @torch.inference_mode(False)
@@ -129,7 +133,7 @@ def export(
 
 def _weights(model: nn.Module, to: Target) -> bytes:
     """The state_dict as safetensors, or as torch.save writes it: nothing but tensors is in it."""
-    state = dict(model.state_dict())
+    state = in_own_memory(model.state_dict())
     content = tensors_to_bytes(state, MARK)
     if to == "pt":
         file = io.BytesIO()

@@ -22,6 +22,7 @@ from sipp.errors import ModelError
 from sipp.extras import needed_for
 from sipp.native import pytree
 from sipp.runtime.examples import copies
+from sipp.storage.tensors import in_own_memory
 
 AGREEMENT = 1e-4  # of the largest number of an output
 
@@ -77,6 +78,7 @@ def onnx_bytes(model: nn.Module, call: Call) -> Traced:
 def program_bytes(model: nn.Module, call: Call) -> Traced:
     """The file of torch.export, compared with the network on the example."""
     program = _traced(model, call)
+    _keep_no_data(program, call)
     file = io.BytesIO()
     with _quiet():
         torch.export.save(program, file)
@@ -127,6 +129,17 @@ def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
                 f"torch.export cannot trace it ({_reason(error)})",
                 fix="export to safetensors, pt or hf, which hold weights only",
             ) from error
+
+
+def _keep_no_data(program: torch.export.ExportedProgram, call: Call) -> None:
+    """Takes out of a program what its file would tell of the caller's data.
+
+    The example, which torch stores whole, with all that it is a view of, becomes zeros of its shape; so do weights and
+    constants lose what lies behind a view.
+    """
+    program.example_inputs = pytree.tree_map(lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, call)
+    for held in (program.state_dict, program.constants):
+        held.update(in_own_memory(held))
 
 
 def _only_size(program: torch.export.ExportedProgram, axis: int) -> int | None:

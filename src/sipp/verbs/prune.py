@@ -34,6 +34,7 @@ from sipp.records.options import (
     Scoring,
     Selector,
 )
+from sipp.records.other_names import in_our_words
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
@@ -42,6 +43,7 @@ from sipp.repairing.with_new_masks import search_network
 from sipp.verbs.recording import pruned_of, warn_of_dead
 
 
+@in_our_words
 def prune(
     model: nn.Module,
     data: AnyData | None,
@@ -124,7 +126,7 @@ def prune_with(
         scored = task.with_points(ranking.scores.n_points, task.data)
         assumption = check_assumption_of(scored, held, options.constants, progress=progress)
     pruned = pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
-    warn_of_dead(pruned, stacklevel=4)
+    warn_of_dead(pruned, stacklevel=5)
     return pruned
 
 

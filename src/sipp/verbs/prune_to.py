@@ -63,6 +63,7 @@ from sipp.records.options import (
     Scoring,
     Selector,
 )
+from sipp.records.other_names import in_our_words
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
@@ -84,6 +85,7 @@ def default_levels() -> tuple[float, ...]:
     return tuple(SPARSEST ** ((i / (N_LEVELS - 1)) ** DENSE_END) for i in range(N_LEVELS))
 
 
+@in_our_words
 @torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
@@ -143,7 +145,7 @@ def prune_to(
     if n_passed == 0:
         return _none(ranking, grid, start, path, f"not certified: no level passes; {claim.words}")
     pruned = walker.record(path[n_passed - 1].budget)
-    warn_of_dead(pruned, stacklevel=3)
+    warn_of_dead(pruned, stacklevel=4)
     looking = {"confidence": confidence, "output": output, "calibration": calibration, "progress": progress}
     certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, looking)
     if certificate.data_hash != points.facts["data_hash"]:

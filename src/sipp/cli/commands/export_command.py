@@ -54,7 +54,7 @@ def export(
             if value is not None and to not in TRACED:
                 raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
         with naming_option(f"--out {out}", "give another place"):
-            _check_out(out, [("FILE", file), *points_read("--data", data)])
+            check_out(out, [("FILE", file), *points_read("--data", data)])
         stored = stored_network(file, model)
         example = example_for(stored, data, N_POINTS, normalise)[0] if to in TRACED else None
         with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
@@ -69,7 +69,7 @@ def export(
         print_json({"kind": "export", "sipp": sipp.__version__, "network": stored.name, **asdict(made)})
 
 
-def _check_out(path: Path, inputs: list[tuple[str, Path]]) -> None:
+def check_out(path: Path, inputs: list[tuple[str, Path]]) -> None:
     """Refuses a place that cannot be written, or where something is: what others read may be in use."""
     refuse_inputs(path, inputs)
     check_place(path)
