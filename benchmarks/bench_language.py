@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--windows", type=int, default=40, help="of the test text, for the first column")
     parser.add_argument("--most-windows", type=int, help="for the second; default: all")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--keeps", nargs="+", default=list(KEEPS))
     parser.add_argument("--independent", action="store_true")
     parser.add_argument("--device", default="cpu")

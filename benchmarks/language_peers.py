@@ -88,7 +88,7 @@ def _wanda(weight: Tensor, gram: Tensor, keep: float | str) -> Tensor:
         kept = torch.zeros_like(grouped, dtype=torch.bool).scatter(2, grouped.topk(n, 2).indices, True).flatten(1)
     else:
         n_gone = int(weight.shape[1] * (1 - keep))
-        gone = score.argsort(1, stable=True)[:, :n_gone]
+        gone = score.argsort(dim=1, stable=True)[:, :n_gone]
         kept = torch.ones_like(score, dtype=torch.bool).scatter(1, gone, False)
     return torch.where(kept, weight, 0.0)
 
