@@ -302,6 +302,7 @@ def test_multiply_adds_are_counted() -> None:
     by_hand = [2 * 36 * 8 * 27, 2 * 16 * 8 * 18, 2 * 16 * 8 * 8, 2 * 2 * 5 * 64]
     assert [layer.multiply_adds_before for layer in small.layers] == by_hand
     recurrent, product = 2 * 2 * 4 * 7 * (5 + 7), 2 * 2 * 2 * 7
+    assert small.left_alone == ("4 (linear)", "5.modules_held.0 (lstm)")
     assert small.multiply_adds_before == sum(by_hand) + 2 * recurrent + product == small.multiply_adds
 
 
@@ -365,6 +366,14 @@ def test_training_modes_devices_and_masks_are_as_given() -> None:
     assert small.layers[0].after == (3, 4)
     assert [m.training for m in small.model.modules()] == [m.training for m in net.modules()]
     assert [p.requires_grad for p in small.model.parameters()] == [p.requires_grad for p in net.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    net, x = conv_net(padding=1, is_dead_at=0.5).to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+    small = sipp.shrink(net, x)
+    assert small.layers[0].after[0] == 4 and all(p.dtype == dtype for p in small.model.parameters())
+    assert off_by(net, small.model, x) <= 8 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,8 @@ class Channels:
         for read in node.all_input_nodes:
             if read in self.leaves:
                 self.fixed.add(self.leaves[read])
-            elif self.values.get(read) is not None:
-                self.keep(self.values[read])
+            self.keep(self.values[read])
+            if self.values[read] is not None or (read in self.leaves and len(shape_of(read)) > 1):
                 self.left_alone[_place(node)] = None
 
 
