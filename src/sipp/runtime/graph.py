@@ -21,7 +21,7 @@ from sipp.native import pytree
 from sipp.runtime.activations import NONE, activation_of
 
 ATEN = torch.ops.aten
-CONV, LINEAR, NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
+CONV, LINEAR, BATCH_NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
 ADD = ATEN.add.Tensor
 _BY_MEMORY = (
     ATEN.as_strided.default, ATEN.as_strided_copy.default, ATEN.as_strided_scatter.default, ATEN.view.dtype,
@@ -131,7 +131,7 @@ def _read(exported: Any) -> Graph:
             constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
         elif node.op == "call_function":
             args, shape = tuple(known(node.args)), shapes[number]
-            is_product = node.target in (CONV, LINEAR, NORM) and isinstance(args[1], Ref)
+            is_product = node.target in (CONV, LINEAR, BATCH_NORM) and isinstance(args[1], Ref)
             name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
             ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, len(shape), prod(shape)))
         elif node.op == "output":
@@ -155,7 +155,7 @@ def _fused(graph: Graph) -> Graph:
     ops = {op.out: op for op in graph.ops}  # in order
     constants = dict(graph.constants)
     for op in graph.ops:
-        if op.target is NORM:
+        if op.target is BATCH_NORM:
             _norm_to_product(op, ops, constants, _readers(graph, ops))
     for op in list(ops.values()):
         if op.target is ADD and op.out in ops:

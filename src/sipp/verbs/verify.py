@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from sipp.certificates.evidence import CALLABLE, measure_outputs
 from sipp.certificates.ledger import WALK, ledger_lines, n_uses
-from sipp.certificates.measures import point_ratios
+from sipp.certificates.measures import measure_of
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import certified_epsilon, n_violations
 from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_json
+from sipp.records.html import text_html, view
 from sipp.records.pruned_to import Given
 from sipp.records.shrunk import Shrunk
 from sipp.verbs.certify import certify_accuracy
@@ -39,6 +40,10 @@ class Verification:
     def __str__(self) -> str:
         lines = ["verified" if self.ok else "not verified:", *self.reasons]
         return "\n".join(lines + [f"believed, not checked: {one}" for one in self.unchecked])
+
+    def _repr_html_(self) -> str:
+        title, *lines = str(self).splitlines()
+        return view(title, *map(text_html, lines))
 
 
 def verify(
@@ -113,7 +118,7 @@ def _look_again(
 ) -> tuple[dict[str, Any], list[str]]:
     """The fields of a certificate made now, and why ratios, if any, do not give the old one."""
     if isinstance(cert, Certificate):
-        found = measure_outputs(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, calibration)
+        found = measure_outputs(dense, pruned, holdout, measure_of(cert.measure), output, calibration)
         return found.evidence, _compare_ratios(cert, found.measured, tolerance)
     labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
     options: dict[str, Any] = {"labels": labels, "output": output, "calibration": calibration}

@@ -34,10 +34,17 @@ def export(
         str | None, typer.Option(help=f"Example for pt2 and onnx; default: noise for a built-in network. {KINDS}.")
     ] = None,
     normalise: Normalise = None,
+    values: Annotated[
+        Literal["same", "bf16", "fp16"], typer.Option(help="With hf: the precision of the weights.", metavar="FORMAT")
+    ] = "same",
+    shard: Annotated[
+        str | None, typer.Option(help="With hf: size of the largest file of weights, such as 5GB.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared."""
     from sipp.cli.data_option import points_read
+    from sipp.cli.hugging_face_models import own_tokenizer
     from sipp.cli.stored_networks import example_for, stored_network
     from sipp.runtime.exporting import TRACED
     from sipp.runtime.exporting import export as export_network
@@ -51,7 +58,11 @@ def export(
         stored = stored_network(file, model)
         example = example_for(stored, data, N_POINTS, normalise)[0] if to in TRACED else None
         with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
-            made = export_network(stored.model, out, to=to, example=example)
+            chosen = {} if shard is None else {"shard": shard}
+            tokenizer = own_tokenizer(stored.name) if to == "hf" else None
+            made = export_network(
+                stored.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
+            )
         if not as_json:
             show(str(made))
     if as_json:
