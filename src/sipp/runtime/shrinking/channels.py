@@ -128,9 +128,10 @@ def channels_of(
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """The shape of a node's result, or of the first one."""
-    value: Any = node.meta["val"]
-    return tuple((value[0] if isinstance(value, (list, tuple)) else value).shape)
+    """The shape of a node's result, or of the first one; a number has none."""
+    value: Any = node.meta.get("val")
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return tuple(getattr(first, "shape", ()))
 
 
 def unknown(n: int) -> Tensor:
