@@ -8,7 +8,8 @@
 With --epochs a network is trained, cut to each keep in turn and retrained with its zeros held, for half as long. Both
 networks are dense ones, run by torch in inference mode; they take turns, and the best of each counts. What gives other
 outputs is not timed. It runs on a GPU where there is one (`--device cpu` to stay off it): there calls are recorded in a
-CUDA graph. With --sparse both run by `sipp.sparse` instead, on the CPU. With --busy: the CPU time of one thread, for a machine that others use too.
+CUDA graph. With --sparse `sipp.sparse` runs both instead, on the CPU. With --busy: the CPU time of one thread, for a
+machine that others use too.
 """
 
 from __future__ import annotations
