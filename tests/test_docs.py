@@ -181,6 +181,9 @@ def test_links_lead_somewhere() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module(name)
+    if ">>> " not in Path(str(module.__file__)).read_text():  # doctest would look through every name for nothing
+        assert name not in sipp._MODULES.values()
+        return
     own = {key: inspect.unwrap(value) for key, value in vars(module).items() if inspect.isfunction(value)}
     decorated = {key: value for key, value in own.items() if value is not vars(module)[key]}  # doctest leaves these out
     monkeypatch.setattr(module, "__test__", {k: v for k, v in decorated.items() if v.__module__ == name}, raising=False)
@@ -188,7 +191,7 @@ def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.simplefilter("ignore")
         result = doctest.testmod(module, verbose=False)
     assert result.failed == 0
-    assert result.attempted or name not in sipp._MODULES.values()
+    assert result.attempted
 
 
 def gaps(name: str, page: str) -> list[str]:
