@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from sipp.errors import OptionError
 from sipp.records.options import Reduce
+from sipp.records.other_names import method_here
 
 Need = Literal["data", "labels"]
 CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]
@@ -96,9 +97,11 @@ def method_of(name: Any) -> MethodInfo:
     """The row of a method; an OptionError names the nearest and all of them."""
     if isinstance(name, str) and name in _ROWS:
         return _ROWS[name]
+    if isinstance(name, str) and (here := method_here(name)) is not None:
+        raise OptionError(f"method={name!r} is called {here!r} here", fix=f"give method={here!r}", option="method")
     near = difflib.get_close_matches(name, NAMES, n=1) if isinstance(name, str) else []
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise OptionError(f"method={name!r:.60} is not one of {', '.join(NAMES)}" + (f"; {hint}".rstrip() if hint else ""))
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise OptionError(f"method={name!r:.60} is not one of {', '.join(NAMES)}{hint}", option="method")
 
 
 def score_of(row: MethodInfo) -> Score:
