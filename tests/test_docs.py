@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shorter import shorten
+from shorter import narrow, shorten
 
 import sipp
 from sipp.cli.errors import fail_well
@@ -143,6 +143,7 @@ def check_command(line: str) -> None:
 def test_commands_run_in_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    narrow(monkeypatch)
     for block in (block for block in BLOCKS if block.page == page):
         if (name := block.mark("file")) is not None:
             (tmp_path / name).write_text(block.text)
