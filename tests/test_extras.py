@@ -40,6 +40,10 @@ NEEDS = [
      "engine 'ray' needs ray", "ray"),
     ("transformers", "from sipp.cli.hugging_face_models import hf_model; hf_model('hf:folder')",
      "--model hf:DIR needs transformers", "hf"),
+    ("transformers", "import sipp.integrations.hugging_face",
+     "holding masks in the HF Trainer needs transformers", "hf"),
+    ("pytorch_lightning", "import sipp.integrations.lightning",
+     "holding masks in Lightning needs pytorch-lightning", "lightning"),
     *((name, "import torch; from sipp.runtime.exporting import export; "
        "export(torch.nn.Linear(2, 2), 'net.onnx', to='onnx', example=torch.ones(2, 2))",
        f"exporting to ONNX needs {name}", "onnx") for name in ("onnx", "onnxruntime", "onnxscript")),
@@ -93,8 +97,8 @@ def test_the_extras_bring_what_they_are_named_for() -> None:
     for name, extra in EXTRAS.values():
         assert name in extras[extra], f"{name} is not in the extra {extra}"
     assert names(PROJECT["dependencies"]) == CORE
-    assert extras["all"] == {"sipp[report,train,ray,hf,onnx]"}
-    assert set(extras) == {"report", "train", "ray", "hf", "onnx", "docs", "all", "dev"}
+    assert extras["all"] == {"sipp[report,train,ray,hf,lightning,onnx]"}
+    assert set(extras) == {"report", "train", "ray", "hf", "lightning", "onnx", "docs", "all", "dev"}
 
 
 def test_what_pyproject_names_is_pinned() -> None:
