@@ -44,6 +44,8 @@ NEEDS = [
      "holding masks in the HF Trainer needs transformers", "hf"),
     ("pytorch_lightning", "import sipp.integrations.lightning",
      "holding masks in Lightning needs pytorch-lightning", "lightning"),
+    ("gguf", "from sipp.cli.hugging_face_models import _from_gguf; _from_gguf(None, '.', 'x.gguf')",
+     "reading GGUF files needs gguf", "hf"),
     *((name, "import torch; from sipp.runtime.exporting import export; "
        "export(torch.nn.Linear(2, 2), 'net.onnx', to='onnx', example=torch.ones(2, 2))",
        f"exporting to ONNX needs {name}", "onnx") for name in ("onnx", "onnxruntime", "onnxscript")),
@@ -70,7 +72,8 @@ def test_a_missing_package_is_named_with_its_extra(
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "sipp.experiments.recipes.yamlfile", raising=False)  # it imports at its head
+    for name in ("experiments.recipes.yamlfile", "integrations.lightning", "integrations.hugging_face"):
+        monkeypatch.delitem(sys.modules, f"sipp.{name}", raising=False)  # these import at their head
     with pytest.raises(OptionError) as caught:
         exec(call, {})
     assert str(caught.value) == f"{says}; run pip install 'sipp[{extra}]'"

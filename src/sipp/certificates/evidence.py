@@ -24,7 +24,7 @@ from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.pruned import Pruned
-from sipp.records.pruned_to import Given, network_of, without_walk
+from sipp.records.pruned_to import Given, network_of, points_seen, without_walk
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
@@ -117,10 +117,9 @@ def measure_outputs(
     record of a pruning is given, the points that it knows to have chosen it are calibration points too, and count as
     checked unless its weights changed since: what was done then is not known. `title` is that of the bar.
     """
-    record = without_walk(pruned)
-    chose = record.seen if isinstance(record, Pruned) else frozenset[bytes]()
+    chose, record = points_seen(pruned), without_walk(pruned)
     is_known = isinstance(record, Pruned) and bool(chose) and tensors_hash(record.model) == record.stated
-    pruned = network_of(record)
+    pruned = network_of(pruned)
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):

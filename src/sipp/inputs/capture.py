@@ -20,7 +20,7 @@ from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
-from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was
+from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was, without_caches
 from sipp.inputs.watching import Routing, Watch
 from sipp.inputs.weight_uses import checked_use, with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse
@@ -347,7 +347,11 @@ def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[None]:
     Threads wait for each other: none may take the state that another one set for the model's own.
     """
     norms: list[Any] = [m for m in model.modules() if _uses_batch(m)] if norm_stats == "batch" else []
-    with ONE_AT_A_TIME, left_as_it_was(model):  # training and track_running_stats are attributes like others
+    with (
+        ONE_AT_A_TIME,
+        left_as_it_was(model),
+        without_caches(model),
+    ):  # training and track_running_stats are attributes like others
         fastpath = torch.backends.mha.get_fastpath_enabled()
         try:
             if any(module.training for module in model.modules()):

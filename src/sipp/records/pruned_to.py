@@ -17,6 +17,7 @@ from sipp.records.html import folded, table_html, text_html, view
 from sipp.records.network_hash import model_hash
 from sipp.records.plots import curves
 from sipp.records.pruned import Pruned
+from sipp.records.shrunk import Shrunk
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,20 @@ class PrunedTo:
         return curves(ax, lines, "weights kept (%)", "proved limit (%)")
 
 
-Given = nn.Module | Pruned | PrunedTo  # what stands for a pruned network: itself, or what `prune` or `prune_to` gave
+Given = nn.Module | Pruned | PrunedTo | Shrunk  # what stands for a network: itself, or what a verb gave
 
 
 def without_walk(given: Given) -> nn.Module | Pruned:
-    """The record of the network that a walk ended with (the network, where no level passed); others as they are."""
+    """The record of the network that a walk ended with (the network, where no level passed), or the network."""
+    if isinstance(given, Shrunk):
+        return given.model
     return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
+
+
+def points_seen(given: Given) -> frozenset[bytes]:
+    """Keys of points that chose the network, as far as its record knows them."""
+    record = given if isinstance(given, Shrunk) else without_walk(given)
+    return record.seen if isinstance(record, Pruned | Shrunk) else frozenset()
 
 
 def record_of(given: Pruned | PrunedTo) -> Pruned:
@@ -108,4 +117,4 @@ def certificate_of(given: Given, certificate: AnyCertificate | None) -> AnyCerti
 
 def network_of(given: Given) -> nn.Module:
     """The network that is meant; what is none of these is given back, for the caller to refuse."""
-    return given.model if isinstance(given, Pruned | PrunedTo) else given
+    return given.model if isinstance(given, Pruned | PrunedTo | Shrunk) else given

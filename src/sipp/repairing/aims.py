@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from sipp.errors import OptionError
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.weights import Weight
-from sipp.repairing.gathering import Gatherer, Side, Targets, patches_in, thinned
-from sipp.repairing.streams import along_rows, as_use, bias_of, find_streams, per_row, read_streams
+from sipp.repairing.gathering import Gatherer, Targets, patches_in, thinned
+from sipp.repairing.streams import Streams, along_rows, as_use, bias_of, find_streams, per_row, read_streams
 
 SAME = 1e-3  # of the largest output: how closely a layer's output must repeat its products with the patches
 
@@ -65,7 +65,7 @@ def _is_aligned(gatherer: Gatherer, one: Corrected, output: Tensor) -> bool:
     if bias is not None:
         output = output - along_rows(one.dense, bias, output.ndim)
     found = _chunks(gatherer, one.weight, one.dense, output, 0)
-    wanted = gatherer.targets([one.weight.name], 0)[one.weight.name]
+    wanted = gatherer.targets([one.weight.name], 0)[0][one.weight.name]
     if found is None or [chunk.shape for chunk in found] != [chunk.shape for chunk in wanted]:
         return False
     return all(float((a - b).abs().max()) <= SAME * float(b.abs().max()) for a, b in zip(found, wanted))
@@ -106,20 +106,22 @@ class Aims(Sequence[Targets]):
         if self.corrected:
             modules = {name: one.pruned for name, one in self.corrected.items()}
             with self.gatherer.replaying(i):
-                self._add_streams(targets, self.gatherer.pruned, modules, i, -1)
+                pruned = self.gatherer.pruned
+                streams = read_streams(pruned.run, modules, pruned.batches[i])
+            self._add_streams(targets, modules, streams, i, -1)
         return targets
 
     def _dense(self, names: Sequence[str], i: int) -> Targets:
         """The outputs of the dense network, without bias, and its streams beside them."""
-        targets = self.gatherer.targets(names, i)
         modules = {name: self.corrected[name].dense for name in names if name in self.corrected}
-        if modules:
-            self._add_streams(targets, self.gatherer.dense, modules, i, 1)
+        targets, streams = self.gatherer.targets(names, i, modules)
+        self._add_streams(targets, modules, streams, i, 1)
         return targets
 
-    def _add_streams(self, targets: Targets, side: Side, modules: Mapping[str, nn.Module], i: int, sign: int) -> None:
+    def _add_streams(
+        self, targets: Targets, modules: Mapping[str, nn.Module], streams: Streams, i: int, sign: int
+    ) -> None:
         """Adds the streams, in the units of the layers' outputs; targets that a stream does not fit are dropped."""
-        streams = read_streams(side.run, modules, side.batches[i])
         for name, module in modules.items():
             before, chunks = targets[name], None
             if name in streams:

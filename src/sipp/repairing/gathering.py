@@ -10,7 +10,7 @@ import glob
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,6 +26,7 @@ from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.weights import Weight, to_rows
 from sipp.repairing.moments import Moments
 from sipp.repairing.replaying import Replay
+from sipp.repairing.streams import Streams, reading
 
 # Of dense outputs that are kept, so that one pass of the dense network serves many layers
 TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
@@ -202,8 +203,11 @@ class Gatherer:
     finished: set[str] = field(default_factory=set)  # weights that change no more
     replay: Replay = field(default_factory=Replay)  # of the pruned network
 
-    def targets(self, names: Sequence[str], i: int) -> Targets:
-        """The outputs, without bias, of these weights of the dense network on batch i."""
+    def targets(
+        self, names: Sequence[str], i: int, modules: Mapping[str, nn.Module] | None = None
+    ) -> tuple[Targets, Streams]:
+        """The outputs, without bias, of these weights of the dense network on batch i; and, in the same pass, what the
+        outputs of the modules, by weight, are added to."""
         found: Targets = {name: [] for name in names}
 
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
@@ -212,8 +216,7 @@ class Gatherer:
             for windows in self.chunks(weight, use):
                 found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
 
-        self._run(self.dense, names, i, on_use)
-        return found
+        return found, self._run(self.dense, names, i, on_use, modules or {})
 
     def gather(self, names: Sequence[str], known: Sequence[Targets] | None) -> dict[str, Sums]:
         """The moments of these weights, with the pruned network as it is now; `known`: the targets of each batch.
@@ -223,7 +226,7 @@ class Gatherer:
         sums = {name: Sums() for name in names}
         self._check_replay(names)
         for i, is_aside in enumerate(self.is_aside):
-            targets = self.targets(names, i) if known is None else known[i]
+            targets = self.targets(names, i)[0] if known is None else known[i]
             left = {name: list(reversed(targets[name])) for name in names}
             shared = _Shared() if len(names) > 1 else None
 
@@ -311,26 +314,30 @@ class Gatherer:
         n_all = use.windows.shape[: 2 + use.n_position_dims].numel() // n_groups
         moments.n += float(n_all if use.counts_B is None else use.counts_B.sum())
 
-    def _run(self, side: Side, names: Sequence[str], i: int, on_use: OnUse) -> None:
-        """Hands over the uses of these weights on batch i, and stops behind the last of them."""
-        n_left = sum(self.census.n_uses[i][name] for name in names)
+    def _run(
+        self, side: Side, names: Sequence[str], i: int, on_use: OnUse, modules: Mapping[str, nn.Module] | None = None
+    ) -> Streams:
+        """Hands over the uses of these weights on batch i, and stops behind the last of them and of the streams."""
+        n_left, streams = sum(self.census.n_uses[i][name] for name in names), Streams()
         if n_left == 0:
-            return
+            return streams
+
+        def stop_at_last() -> None:
+            if n_left == 0 and len(streams) == len(modules or ()):
+                raise _EnoughError
 
         def counted(weight: Weight, use: WeightUse, batch: Batch) -> None:
             nonlocal n_left
             if weight.name in names:
                 on_use(weight, thinned(use, self.census.strides[weight.name], i), batch)
                 n_left -= 1
-                if n_left == 0:
-                    raise _EnoughError
+                stop_at_last()
 
         wanted = [layer for layer in side.layers if any(weight.name in names for weight in layer.weights.values())]
-        try:
-            with exact_matmul():
-                runner(side.run, wanted, orders=self.census.orders[i])(side.batches[i], counted)
-        except _EnoughError:
-            pass
+        watched = reading(modules, streams, stop_at_last) if modules else nullcontext()
+        with suppress(_EnoughError), exact_matmul(), watched:
+            runner(side.run, wanted, orders=self.census.orders[i])(side.batches[i], counted)
+        return streams
 
     def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
         """The windows of a use in pieces that fit the memory, the same ones for both networks."""

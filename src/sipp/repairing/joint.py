@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rich import box
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sipp.allocation import even_layers, largest, largest_above_floor
 from sipp.errors import OptionError
 from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.capture import Forms
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
@@ -42,7 +43,7 @@ TRIED_OF, FEWEST_TRIED = 4, 256  # a and budgets are tried with one in so many p
 PATCHES_PER_FEATURE = 256  # more than a refit looks at: a search fits masks too
 NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
 SMALL = 4 << 20  # weights up to which all layers are tried; of larger networks the first ones
-FIRST_OF = 4  # with one in so many of the weights
+FIRST_OF = 8  # with one in so many of the weights
 
 Budgets = Literal["given", "magnitude", "even"]  # of layers: the first masks', by global magnitude, the same share
 BUDGETS: tuple[Budgets, ...] = ("given", "magnitude", "even")
@@ -124,7 +125,9 @@ class _Task:
     weights: Mapping[str, Weight]
     layer: LayerTask
     residuals: Collection[str] | None
+    blocks: Blocks | None
     chunk_bytes: int
+    forms: Forms = field(default_factory=Forms)  # of batches that were checked
 
 
 def joint(
@@ -156,7 +159,8 @@ def joint(
     budgets = budgets if way == "joint" and pattern is None else ("given",)
     weights = {weight.name: weight for one in masked_layers(model, masks) for weight in one.weights.values()}
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
-    task = _Task(model, weights, layer, () if way in PEERS else residuals, chunk_bytes)
+    blocks = find_blocks(model, parts.batches[0])
+    task = _Task(model, weights, layer, () if way in PEERS else residuals, blocks, chunk_bytes)
     task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
     start = _starts(task, masks, (chosen,), floor)[chosen]
     judged = _fitted(task, start, parts, {}, advance)
@@ -245,7 +249,7 @@ def _first(task: _Task, masks: Masks, parts: Parts) -> dict[str, Tensor]:
     n_wanted = max(SMALL, sum(mask.numel() for mask in masks.values()) // FIRST_OF)
     if sum(mask.numel() for mask in masks.values()) <= n_wanted:
         return dict(masks)
-    census = take_census(task.dense, masked_layers(task.dense, masks), parts.batches[:1], Forms())
+    census = take_census(task.dense, masked_layers(task.dense, masks), parts.batches[:1], task.forms)
     found, n_weights = dict[str, Tensor](), 0
     for group in census.order:
         found |= {name: masks[name] for name in group}
@@ -351,6 +355,8 @@ def _fitted(task: _Task, start: Masks, parts: Parts, decided: Mapping[str, Joint
         start,
         parts.batches,
         parts.is_aside,
+        blocks=task.blocks,
+        forms=task.forms,
         chunk_bytes=task.chunk_bytes,
         dtype=SCORE_DTYPE,
         patches_per_feature=PATCHES_PER_FEATURE,

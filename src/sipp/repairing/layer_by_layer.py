@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
+from sipp.inputs.blocks import find_blocks
+from sipp.inputs.capture import Forms
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
@@ -94,7 +96,17 @@ def _refit_all(
     advance: Advance,
 ) -> tuple[LayerRepair, ...]:
     """Refits all weights of `repaired` in place, in the order of execution."""
-    pair = pair_of(dense, repaired, masks, parts.batches, parts.is_aside, chunk_bytes=chunk_bytes, dtype=BOUND_DTYPE)
+    pair = pair_of(
+        dense,
+        repaired,
+        masks,
+        parts.batches,
+        parts.is_aside,
+        blocks=find_blocks(dense, parts.batches[0]),
+        forms=Forms(),
+        chunk_bytes=chunk_bytes,
+        dtype=BOUND_DTYPE,
+    )
     weights = {weight.name: weight for layer in pair.dense_layers for weight in layer.weights.values()}
     places = find_places(dense, pair.dense_layers, parts.batches[0])
     done = []
@@ -102,7 +114,7 @@ def _refit_all(
         gatherer = stage.gatherer
         for stretch, fits in stretches(gatherer.census, device_of(dense)):
             all_names = [name for group in stretch for name in group]
-            known = [gatherer.targets(all_names, i) for i in range(len(parts.batches))] if fits else None
+            known = [gatherer.targets(all_names, i)[0] for i in range(len(parts.batches))] if fits else None
             for group in stretch:
                 sums = gatherer.gather(group, known)
                 for name in group:

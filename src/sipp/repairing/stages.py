@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import fresh
-from sipp.inputs.blocks import Blocks, Entered, enter, find_blocks
+from sipp.inputs.blocks import Blocks, Entered, enter
 from sipp.inputs.capture import Forms, run_batch, scoring_mode
 from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
@@ -143,13 +143,18 @@ def pair_of(
     batches: tuple[Batch, ...],
     is_aside: tuple[bool, ...],
     *,
+    blocks: Blocks | None,
+    forms: Forms,
     chunk_bytes: int,
     dtype: torch.dtype,
     patches_per_feature: int = PATCHES_PER_FEATURE,
 ) -> Pair:
-    """Both networks with the layers of the masked weights, looked at on all batches once."""
+    """Both networks with the layers of the masked weights, looked at on all batches once.
+
+    `forms` are those of batches that were checked before.
+    """
     layers = masked_layers(dense, masks)
-    census = take_census(dense, layers, batches, Forms(), patches_per_feature)
+    census = take_census(dense, layers, batches, forms, patches_per_feature)
     return Pair(
         dense=dense,
         pruned=pruned,
@@ -158,7 +163,7 @@ def pair_of(
         batches=batches,
         is_aside=is_aside,
         census=census,
-        blocks=find_blocks(dense, batches[0]),
+        blocks=blocks,
         chunk_bytes=chunk_bytes,
         dtype=dtype,
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.restore import ONE_AT_A_TIME
+from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
 from sipp.records.html import view
 from sipp.records.pruned_to import Given, network_of
@@ -68,6 +68,7 @@ class Sparse:
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
             self._model = plain_copy(model)
+        turn_off_caches(self._model)
         self._given = self._laid_out = strides_of(self._model)
         self._packed: dict[str, PackedParameter] = {}
         self._compiled = PlanCache()

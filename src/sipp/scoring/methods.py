@@ -17,7 +17,7 @@ from sipp.records.options import Reduce
 from sipp.records.other_names import method_here
 
 Need = Literal["data", "labels"]
-Cut = Literal["global", "layer", "row", "sampled", "hybrid"]
+CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]
 Score = Callable[[Any], dict[str, Any]]  # of a ScoringTask, {parameter name: tensor}; this file loads no torch
 
 SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
@@ -36,7 +36,7 @@ class MethodInfo:
     about: str  # one line for tables, without |
     score: str  # "file:function" of this folder, {parameter name: tensor} of a ScoringTask; or SENSITIVITY, or BLEND
     needs: frozenset[Need] = NOTHING
-    cut: Cut = "global"  # which weights go: the smallest of all, the same share of each layer or row, or by sampling
+    cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
     floor: float | None = None  # under rows and layers, where nothing else is asked for; None: rows may die
 

@@ -14,7 +14,7 @@ from sipp.errors import OptionError
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given
+from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, put_back, spared_by_name
 from sipp.pruning.moved import output_moved
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
 from sipp.records.numerics import device_of
@@ -151,7 +151,10 @@ def repaired_cut(
         fixed = repair_network(dense, found.model, found.masks, data, **run)
     else:
         known: dict[str, Any] = {} if like is None else {"a": (like.a,), "budgets": (like.budgets,)}
-        fixed = search_network(dense, found.masks, data, floor=ranking.floor, pattern=ranking.pattern, **known, **run)
+        spared = spared_by_name(ranking, found.masks)
+        masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
+        fixed = search_network(dense, masks, data, floor=ranking.floor, pattern=ranking.pattern, **known, **run)
+        fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed
 

@@ -12,6 +12,7 @@ written before the first level is tested.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -241,8 +242,9 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
         if labelled not in (0, all_n):
             raise DataError(f"{labelled} of {all_n} holdout points have labels", fix="give labels throughout, or none")
         count = lost if labelled else differ
-        with_labels = drop_limit(lost, gained, n, beta, n_copies=all_n - n)
-        limit = with_labels if labelled else share_limit(differ, n, beta)
+        risk = beta / math.e if outcomes.is_floating_point() else beta  # sums of shares of positions (T22)
+        with_labels = drop_limit(lost, gained, n, risk, n_copies=all_n - n)
+        limit = with_labels if labelled else share_limit(differ, n, risk)
         return count, limit, limit <= most
 
     words = f"accuracy drop <= {max_drop:.2%}, confidence {1 - beta:.2%}"
