@@ -72,6 +72,15 @@ def test_a_pruned_network_with_masks_of_its_own(keep: float, tmp_path: Path) -> 
     assert found["bias"].tobytes() == pruned.model.get_parameter("bias").detach().numpy().tobytes()
 
 
+def test_bfloat16_is_rounded_as_torch_rounds() -> None:
+    """Half-way cases go to the even neighbour."""
+    numbers = torch.cat(
+        [torch.randn(1000), torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-20, 0.0])]
+    )
+    expected = numbers.to(torch.bfloat16).float().numpy()
+    assert np.array_equal(standalone_reader._rounded_to_bfloat16(numbers.numpy()), expected)
+
+
 def test_it_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As a script, with nothing of ours or of torch to import, after the command that writes it."""
     net, file, script = Odd(), tmp_path / "small.safetensors", tmp_path / "read_small.py"
