@@ -47,6 +47,13 @@ ENDS = {
         ["sparse/accuracy.json", "sparse/eval.json", "small.safetensors", "page.html", "small.pt2"],
         r"x faster .* certified",
     ),
+    "researcher.py": ("", "", ["page.html"], r"mine: [\d.]+% right after retraining"),
+    "training_frameworks.py": (
+        "",
+        "pytorch_lightning",
+        ["stopped.ckpt", "net.sipp.safetensors", "page.html"],
+        r"947 of 9,472 prunable weights are not zero after the resumed training",
+    ),
     "shell_hugging_face.sh": ("", "transformers", ["sparse/bench.json", "page.html", "sparse-bert"], r"x faster"),
 }
 

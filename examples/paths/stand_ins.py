@@ -65,7 +65,7 @@ def a_trained_network(n_train: int = 1000) -> None:
     np.savez("new.npz", inputs=images[n_train:], labels=labels[n_train:])
 
 
-def a_folder_of_hugging_face(n_train: int = 200, n_new: int = 300) -> None:
+def a_folder_of_hugging_face(n_train: int = 200, n_new: int = 120) -> None:
     """bert/ as save_pretrained writes it, with random weights and a vocabulary of a few words, and sentences."""
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 

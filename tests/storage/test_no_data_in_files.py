@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.runtime.exporting import export
-from sipp.storage.pairs import save_pair
+from sipp.storage.state_files import save_state
 from sipp.storage.tensors import in_own_memory, tensors_to_bytes
 
 SECRET = 12345.678  # in none of the weights
@@ -58,7 +58,7 @@ WRITERS: dict[str, Callable[[nn.Module, Path], object]] = {
     "pt": lambda net, path: export(net, path, to="pt"),
     "pt2": lambda net, path: export(net, path, to="pt2", example=secret(2, 8)),
     "onnx": lambda net, path: export(net, path, to="onnx", example=secret(2, 8)),
-    "a run's networks": lambda net, path: save_pair(path, "net", net.state_dict(), {}),
+    "a run's networks": lambda net, path: save_state(path, "net", net.state_dict(), {}),
     "scores": lambda net, path: path.write_bytes(tensors_to_bytes(sipp.sensitivity(net, secret(9, 8)))),
 }
 

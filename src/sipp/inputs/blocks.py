@@ -8,7 +8,7 @@ block, with the states of all points between two blocks and nothing else in memo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +22,7 @@ from sipp.inputs.capture import few_of, run_batch, scoring_mode
 from sipp.records.batches import Batch
 
 FEWEST_BLOCKS = 2
+SAME = 1e-3  # of the largest number of a state: how closely a block by itself must repeat it
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, by position and by name
 
@@ -77,8 +78,9 @@ def find_blocks(model: nn.Module, batch: Batch, names: Sequence[str] | None = No
     Those that are named must be one.
     """
     few = points_at(batch, few_of(batch.n_points))
-    found = _longest(_seen_calls(model, few), names)
-    if found is not None and _calls_hang_on_blocks(model, *found, few):
+    seen = _seen_calls(model, few)
+    found = _longest(seen, names)
+    if found is not None and not _walks_the_same(model, *found, few, {one.name: one.output for one in seen}):
         found = None
     if found is None and names is not None:
         raise OptionError(
@@ -208,13 +210,27 @@ def _is_nested(a: str, b: str) -> bool:
     return a.startswith(f"{b}.") or b.startswith(f"{a}.")
 
 
-def _calls_hang_on_blocks(model: nn.Module, blocks: Blocks, calls: Sequence[Call], batch: Batch) -> bool:
-    """Whether blocks are given something else where the blocks before them only hand the state on."""
+def _walks_the_same(
+    model: nn.Module, blocks: Blocks, calls: Sequence[Call], batch: Batch, outputs: Mapping[str, Any]
+) -> bool:
+    """Whether blocks are given the same where those before them only hand the state on, and give the same one by one.
+
+    Else they speak to each other past the state.
+    """
     try:
-        found = enter(model, blocks, batch).calls
+        entered = enter(model, blocks, batch)
+        if not all(map(_same, calls, entered.calls)):
+            return False
+        state = entered.state
+        for name, call in zip(blocks.names, entered.calls):
+            block, wanted = model.get_submodule(name), blocks.state_of(outputs[name])
+            with scoring_mode(block, "running"):
+                state = blocks.state_of(run_batch(block, fresh(blocks.joined(batch, call, state))))
+            if state.shape != wanted.shape or not bool((state - wanted).abs().max() <= SAME * wanted.abs().max()):
+                return False
     except (DataError, ModelError):
-        return True
-    return not all(_same(a, b) for a, b in zip(calls, found))
+        return False
+    return True
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -202,12 +202,16 @@ class Gatherer:
     dtype: torch.dtype = BOUND_DTYPE  # of the products that are added up, always in float64
     finished: set[str] = field(default_factory=set)  # weights that change no more
     replay: Replay = field(default_factory=Replay)  # of the pruned network
+    dense_replay: Replay = field(default_factory=lambda: Replay(is_off=True))
 
     def targets(
         self, names: Sequence[str], i: int, modules: Mapping[str, nn.Module] | None = None
     ) -> tuple[Targets, Streams]:
         """The outputs, without bias, of these weights of the dense network on batch i; and, in the same pass, what the
-        outputs of the modules, by weight, are added to."""
+        outputs of the modules, by weight, are added to.
+
+        Weights must come in the order of execution, in this call and from one to the next.
+        """
         found: Targets = {name: [] for name in names}
 
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
@@ -216,7 +220,8 @@ class Gatherer:
             for windows in self.chunks(weight, use):
                 found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
 
-        return found, self._run(self.dense, names, i, on_use, modules or {})
+        with self.dense_replay.of(self.dense.run, i, ()):
+            return found, self._run(self.dense, names, i, on_use, modules or {})
 
     def gather(self, names: Sequence[str], known: Sequence[Targets] | None) -> dict[str, Sums]:
         """The moments of these weights, with the pruned network as it is now; `known`: the targets of each batch.
@@ -261,7 +266,7 @@ class Gatherer:
 
     def _check_replay(self, names: Sequence[str]) -> None:
         """Switches the replay off where the first batch's inputs differ: modules that speak past their outputs."""
-        if self.replay.is_off or not self.replay.kept.get(0):
+        if self.replay.is_off or self.replay.is_trusted or not self.replay.kept.get(0):
             return
         met: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._run(self.pruned, names, 0, lambda _, use, __: met[0].append(use.windows.clone()))

@@ -25,9 +25,11 @@ SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solv
 SMALL_REST = 1e-5
 MOST_STEPS = 400
 STEPS_A_LOOK = 10
-# One step multiplies by the system, at full speed; factors of single rows are small pieces of work, so much slower
-SLOWER = {"cpu": 2, "cuda": 60}
 TYPICAL_STEPS = 100
+# Products in the time of one of a step: a factor of a single row is a small piece of work, on a GPU above all, where
+# each step costs as much as so many products even when there is little to do
+SLOWER = {"cpu": 2.0, "cuda": 20.0}
+LAUNCHES = {"cpu": 0.0, "cuda": 3e9}
 
 
 def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -> Tensor:
@@ -65,9 +67,10 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -
 
 def _is_cheaper_by_steps(n_kept_N: Tensor, fan_in: int) -> bool:
     """Whether conjugate gradients are less work than a factor of each row's smaller side."""
+    kind = "cuda" if n_kept_N.is_cuda else "cpu"
     smaller_N = torch.minimum(n_kept_N, fan_in - n_kept_N).to(BOUND_DTYPE)
-    factors = float(smaller_N.pow(3).sum()) / 3 * SLOWER.get(n_kept_N.device.type, SLOWER["cpu"])
-    return factors > 2.0 * TYPICAL_STEPS * len(n_kept_N) * fan_in**2
+    factors = float(smaller_N.pow(3).sum()) / 3 * SLOWER[kind]
+    return factors > TYPICAL_STEPS * (2.0 * len(n_kept_N) * fan_in**2 + LAUNCHES[kind])
 
 
 def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tensor:

@@ -64,28 +64,33 @@ class Pair:
             yield self._whole(before, follows=False)
         dense = _States(self.blocks, self.batches, entered, device_of(self.dense))
         pruned = dense.copy() if not before else replace(dense, entered=self._entered_pruned())
-        n_left = sum(map(bool, within))
+        n_left, can_replay, is_trusted = sum(map(bool, within)), True, False
         for i, (name, order) in enumerate(zip(self.blocks.names, within)):
             blocks = self.dense.get_submodule(name), self.pruned.get_submodule(name)
+            replays = tuple(Replay(is_off=not can_replay, is_trusted=is_trusted) for _ in blocks)
             if order:
-                follows = bool(before) or any(within[:i])
-                yield Stage(self._gatherer(order, blocks, (dense.at(i), pruned.at(i))), follows)
+                gatherer = self._gatherer(order, blocks, (dense.at(i), pruned.at(i)), replays)
+                yield Stage(gatherer, follows=bool(before) or any(within[:i]))
                 n_left -= 1
-            if n_left == 0:
+                can_replay = is_trusted = not gatherer.replay.is_off
+            if n_left == 0 and not after:
                 break
-            for states, block in zip((dense, pruned), blocks):
-                states.pass_through(block, i)
+            finished = Replay(is_off=True) if not can_replay else None
+            for states, block, replay in zip((dense, pruned), blocks, replays):
+                states.pass_through(block, i, finished or replay)
         if after:
             yield self._whole(after, follows=True)
 
     def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> Stage:
-        return Stage(self._gatherer(order, (self.dense, self.pruned), (self.batches, self.batches)), follows)
+        replays = Replay(is_off=True), Replay()
+        return Stage(self._gatherer(order, (self.dense, self.pruned), (self.batches, self.batches), replays), follows)
 
     def _gatherer(
         self,
         order: tuple[tuple[str, ...], ...],
         run: tuple[nn.Module, nn.Module],
         batches: tuple[Sequence[Batch], Sequence[Batch]],
+        replays: tuple[Replay, ...],
     ) -> Gatherer:
         names = {name for group in order for name in group}
         wanted = [
@@ -99,7 +104,8 @@ class Pair:
             replace(self.census, order=order),
             self.chunk_bytes,
             dtype=self.dtype,
-            replay=Replay(is_off=run[0] is not self.dense),
+            replay=replays[1],
+            dense_replay=replays[0],
         )
 
     def _places(self) -> tuple[Any, list[Any], Any]:
@@ -185,10 +191,10 @@ class _States:
         """The batches as this block gets them, for as long as the states do not move on."""
         return _Entering(self, block)
 
-    def pass_through(self, block: nn.Module, i: int) -> None:
+    def pass_through(self, block: nn.Module, i: int, replay: Replay) -> None:
         """Moves all states behind the block, which is the one with this number."""
         for j, (one, batch) in enumerate(zip(self.entered, self.at(i))):
-            with scoring_mode(block, "running"), exact_matmul():
+            with scoring_mode(block, "running"), exact_matmul(), replay.of(block, j, ()):
                 state = self.blocks.state_of(run_batch(block, fresh(batch)))
             self.entered[j] = replace(one, state=state.to(one.state.device))
 
