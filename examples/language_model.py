@@ -11,24 +11,13 @@ import torch
 import sipp
 
 try:
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    from sipp.integrations.hugging_face import HoldMasks
 except ImportError as missing:
     raise SystemExit(f"skipped: {missing}; pip install 'sipp[hf]'") from missing
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"
-
-
-class HoldMasks(TrainerCallback):
-    """Pruned weights stay zero while the Trainer trains."""
-
-    def __init__(self, masks):
-        self.masks = masks
-
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-        sipp.hold(model, self.masks, optimizer=getattr(optimizer, "optimizer", optimizer))
-
-    def on_train_end(self, args, state, control, model=None, **kwargs):
-        sipp.release(model)
 
 
 def tokenizer(text):  # yours: AutoTokenizer.from_pretrained(folder)
