@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.records.binomial import certified_epsilon
+from sipp.records.binomial import certified_epsilon, share_limit
 from sipp.records.certificate import from_json, to_json
 
 N_TOKENS, LENGTH, N, N_TRIALS, BETA = 64, 8, 60, 150, 0.1
@@ -66,6 +66,16 @@ def test_all_but_a_share_of_sequences_keep_most_of_their_choices() -> None:
         false += cert.epsilon < 7 / 8
         false_by_tokens += float(by_tokens) < 7 / 8
     assert false / N_TRIALS <= at_most(BETA) < false_by_tokens / N_TRIALS
+
+
+def test_a_sequence_counts_with_the_share_of_its_positions() -> None:
+    """Shares are summed and rounded up; sums of shares cost a factor e of the risk (Bentkus)."""
+    dense, ids = Talker(torch.zeros(N_TOKENS, dtype=torch.int64)), texts(0)
+    cert = sipp.certify_accuracy(dense, Talker(torch.arange(N_TOKENS) % LENGTH), ids, progress=False)
+    assert cert.n_differ == math.ceil(float((ids[:, 0] % LENGTH).double().sum() / LENGTH)) < N
+    limit = share_limit(cert.n_differ, N, 0.05 / math.e)
+    assert math.isclose(cert.drop_upper, limit) and limit > 1.01 * share_limit(cert.n_differ, N, 0.05)
+    assert "changes the chosen next token at no more than" in cert.sentence
 
 
 def test_kl_is_the_mean_of_a_sequence_and_padding_is_none_of_it() -> None:
