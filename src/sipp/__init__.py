@@ -37,6 +37,7 @@ _MODULES = {
     "page": "sipp.report.page",
     "perplexity": "sipp.verbs.perplexity",
     "prune": "sipp.verbs.prune",
+    "prune_on_disk": "sipp.verbs.prune_on_disk",
     "prune_to": "sipp.verbs.prune_to",
     "release": "sipp.pruning.masking",
     "repair": "sipp.verbs.repair",
