@@ -37,6 +37,7 @@ _MODULES = {
     "page": "sipp.report.page",
     "prune": "sipp.verbs.prune",
     "prune_to": "sipp.verbs.prune_to",
+    "register_method": "sipp.scoring.methods",
     "release": "sipp.pruning.masking",
     "repair": "sipp.verbs.repair",
     "sample_size": "sipp.scoring.theory_points",

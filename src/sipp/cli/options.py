@@ -175,6 +175,10 @@ Settings = Annotated[
     list[str] | None,
     option("Change one value: train.epochs=10.", MODEL_PANEL, "--set", metavar="KEY=VALUE"),
 ]
+CodeFiles = Annotated[
+    list[Path] | None,
+    option("A .py file of yours that calls sipp.register_method; may be repeated.", MODEL_PANEL, "--code"),
+]
 RunsOut = Annotated[Path, option("Folder that holds one folder per run; what is no run stays as it is.", OUTPUT_PANEL)]
 DataRoot = Annotated[Path, option("Folder with cifar-10-batches-bin/, mnist/ or imagenet/.", MODEL_PANEL)]
 Workers = Annotated[int, option("Processes that decode image files.", MACHINE_PANEL, least=0)]
@@ -188,6 +192,16 @@ Force = Annotated[
     ),
 ]
 Json = Annotated[bool, option("Print one JSON document on stdout; everything else on stderr.", OUTPUT_PANEL, "--json")]
+
+
+def load_code(paths: list[Path] | None) -> list[tuple[str, Path]]:
+    """Registers the methods of the user's own files; they are what --code reads."""
+    if paths:
+        from sipp.experiments.own_scores import load_scores
+
+        for path in paths:
+            load_scores(path)
+    return [("--code", path) for path in paths or ()]
 
 
 def output_of(text: str | None) -> int | str | None:

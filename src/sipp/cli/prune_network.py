@@ -27,7 +27,7 @@ from sipp.cli.data_option import (
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file, weights_read
-from sipp.cli.options import output_of, typed_name
+from sipp.cli.options import load_code, output_of, typed_name
 from sipp.cli.output import show, size, too_wide
 from sipp.cli.pruned_table import layer_table, path_record, statements
 from sipp.experiments.nets import NETS
@@ -76,7 +76,8 @@ def check(request: PruneRequest) -> None:
             where="sipp prune",
             fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
         )
-    reads = weights_read("--weights", request.weights) + points_read("--data", request.data)
+    reads = load_code(request.code) + weights_read("--weights", request.weights)
+    reads += points_read("--data", request.data)
     reads += points_read("--holdout", request.holdout)
     if request.out is not None:
         with naming_option(f"--out {request.out}", "give another place"):

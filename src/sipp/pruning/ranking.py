@@ -27,6 +27,7 @@ from sipp.records.ranking import Blend, Ranking
 from sipp.records.scores import Scores
 from sipp.records.weights import to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
+from sipp.scoring.own import own_scores
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import resolve_points
 from sipp.scoring.wanda import wanda
@@ -44,7 +45,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     check_flag("progress", progress)
     info = checked_method(options)
     warn_of_frozen(task.model, task.weights)
-    if task.data is None and info.needs_data:
+    if task.data is None and info.needs_data and isinstance(options.method, str):  # a function finds out by itself
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of points or a Dataset", option="method"
         )
@@ -52,11 +53,11 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     if info.is_blend:
         task, aside = set_points_aside(task, options)
     else:
-        task = resolve_points(task, options.delta, method=info.name, constants=options.constants)
+        task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
     by_name = None
     if not info.is_scored:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
-            by_name = score_of(info)(task)
+            by_name = own_scores(task, info) if info.is_own else score_of(info)(task)
     unscored = _why_unscored(info, task.data, statements)
     scores, first = None, None
     if not unscored and task.data is not None:
@@ -73,7 +74,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         weights=task.weights,
         ranks=ranks,
         scores=scores,
-        method=info.name,
+        method=options.method,
         draws=options.draws,
         delta=options.delta,
         confidence=options.confidence,
@@ -92,7 +93,7 @@ def checked_method(options: PruneOptions) -> MethodInfo:
     info = method_of(options.method)
     if options.pattern is not None and info.is_sampled:
         raise OptionError(
-            f"method={options.method!r} draws weights, and a pattern says which ones there may be",
+            f"method={info.name!r} draws weights, and a pattern says which ones there may be",
             fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
             option="method",
         )

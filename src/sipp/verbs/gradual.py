@@ -36,7 +36,7 @@ from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
 from sipp.pruning.ranking import checked_method, only_alive, rank
 from sipp.records.checking import check_flag, check_whole
 from sipp.records.numerics import budget_of
-from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector
+from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
 from sipp.records.ranking import Ranking
 
 BEGIN = 0.1  # share of the steps before the schedule begins
@@ -52,7 +52,7 @@ class Gradual:
     model: nn.Module  # the one that was given, released
     masks: dict[str, Tensor]
     path: tuple[tuple[int, float], ...]  # (steps done, share of weights left), one pair a cut
-    method: Method
+    method: str
     n_weights: int
     kept: int
     seed: int
@@ -143,7 +143,7 @@ def gradual(
             hold_all(averages, masks)
             path.append((step + 1, _n_kept(masks) / n_weights))
             progress_line(_line(*path[-1], n_steps, len(path), len(times)), shown=progress)
-    return Gradual(model, masks, tuple(path), options.method, n_weights, _n_kept(masks), seed)
+    return Gradual(model, masks, tuple(path), method_name(options.method), n_weights, _n_kept(masks), seed)
 
 
 @contextmanager
