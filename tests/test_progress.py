@@ -135,6 +135,15 @@ def test_inside_of_a_display_of_the_callers_own(monkeypatch: pytest.MonkeyPatch)
         advance(1)
 
 
+@pytest.mark.parametrize(("method", "count"), [("sipp-blend", "12/12"), ("wt", "")])
+def test_a_bar_counts_to_a_total_or_not_at_all(method: str, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    sipp.prune(net(), points(), keep=0.9, method=method)
+    assert "cutting" in stream.getvalue() and "/?" not in stream.getvalue() and count in stream.getvalue()
+
+
 def test_prune_shows_how_far_it_has_looked_at_the_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for shown in (True, False):

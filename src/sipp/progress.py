@@ -13,7 +13,15 @@ from importlib.util import find_spec
 
 from rich.console import Console
 from rich.errors import LiveError
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 Advance = Callable[[int], None]
 
@@ -32,14 +40,16 @@ def progress_bar(title: str, total: int | None, *, shown: bool) -> Iterator[Adva
     """A function that advances the bar by a number of units; it does nothing where there is no bar."""
     console = console_of_person() if shown else None
     if console is None:
-        yield _nothing
+        yield nothing
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+    columns: tuple[ProgressColumn, ...] = (TextColumn("{task.description}"), BarColumn())
+    if total is not None:  # of work without a known end there is nothing to count
+        columns = (*columns, MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
     try:
         bar.start()
     except LiveError:  # a display of the caller's own is on, and may be the only one: the work goes on without
-        yield _nothing
+        yield nothing
         return
     try:
         task = bar.add_task(title, total=total)
@@ -55,5 +65,5 @@ def progress_line(text: str, *, shown: bool) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _nothing(n: int) -> None:
+def nothing(n: int) -> None:
     """Stands for a bar that is not drawn."""

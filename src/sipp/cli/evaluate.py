@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -158,7 +158,7 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
         load_model(request.model, path, option=option, device=request.device)
         for option, path in (("--dense", request.dense), ("--pruned", request.pruned))
     )
-    reader = Reader(dense, request.model, request.normalise, request.seed, request.batch_size)
+    reader = Reader(dense, request.model, request.normalise, request.seed, request.batch_size, request.size)
     if is_noise:  # no holdout, but it shows shapes
         drawn = reader.draw(reader.open(request.data, "calibration", "--data"), request.points, "--data")
     else:
@@ -167,6 +167,8 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         found = evaluate(dense, pruned, drawn.batches, output)
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as those of a certificate
+    if found.dense_accuracy is None and drawn.unlabelled:
+        found = replace(found, why_no_accuracy=drawn.unlabelled)
     about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
     asked = {"dense": request.dense, "pruned": request.pruned, "output": output}
     record: dict[str, Any] = json_value(about | {"data": summary(drawn)} | asked | asdict(found))

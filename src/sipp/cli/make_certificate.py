@@ -38,7 +38,7 @@ def answer(request: CertifyRequest) -> Answer:
     _check(request)
     dense = load_model(request.model, request.dense, option="--dense", device=request.device)
     pruned = load_model(request.model, request.pruned, option="--pruned", device=request.device)
-    reader = Reader(dense, request.model, request.normalise, batch_size=request.batch_size)
+    reader = Reader(dense, request.model, request.normalise, batch_size=request.batch_size, size=request.size)
     fresh, seen = draw_holdout(reader, request.holdout, request.points), None
     if request.calibration is not None:
         source = reader.open(request.calibration, "calibration", "--calibration")

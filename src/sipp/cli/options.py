@@ -27,6 +27,7 @@ KINDS = (
 REAL_KINDS = KINDS.rpartition(", or")[0]  # of which a certificate can be made
 DEFAULT_ROOT = Path("data")  # where sets lie
 DEFAULT_RUNS = Path("runs")
+MOST_SIDE = 4096  # pixels of an image: more is a slip
 
 # The groups in which --help lists options, in their order
 MODEL_PANEL = "Model and data"
@@ -138,6 +139,15 @@ PrunedWeights = Annotated[Path, option("Weights of the pruned network, or its fo
 Normalise = Annotated[
     str | None,
     option("How images become numbers: imagenet (the default), cifar10, none, or MEAN/STD by channel.", MODEL_PANEL),
+]
+Size = Annotated[
+    int | None,
+    option(
+        "Side of the images of a folder, in pixels; default: what a built-in network takes, else 224 as for ImageNet.",
+        MODEL_PANEL,
+        least=1,
+        most=MOST_SIDE,
+    ),
 ]
 Include = Annotated[list[str] | None, prune_option("include")]
 Exclude = Annotated[list[str] | None, prune_option("exclude")]

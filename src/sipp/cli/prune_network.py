@@ -14,7 +14,6 @@ from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.data_option import (
     Points,
     Reader,
-    check_fits,
     collect,
     data_or_noise,
     draw_holdout,
@@ -150,7 +149,7 @@ def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
     """Calibration and holdout points, disjoint, that the network can take; None where they are not needed."""
     options = request.options
-    reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size)
+    reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size, request.size)
     holdout = None if request.holdout is None else draw_holdout(reader, request.holdout, request.holdout_points)
     if not method_of(options.method).needs_data and request.data is None and not request.has_tolerance:
         return None, holdout
@@ -173,8 +172,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
     if request.has_tolerance and holdout is None and not source.has_holdout:
         parts = split(source, n, request.holdout_points, seed=options.seed)
         ours, theirs = (collect(source, part, batch_size=request.batch_size, model=model) for part in parts)
-        check_fits(model, ours, request.model, "--data")
-        return ours, theirs
+        return reader.fitting(source, ours, "--data"), reader.fitting(source, theirs, "--data")
     if request.has_tolerance and holdout is None:
         holdout = draw_holdout(reader, spec, request.holdout_points, "--data")
     return reader.draw(source, n, "--data"), holdout

@@ -22,6 +22,7 @@ def compare(
         str | None, option("Points that judge; default: the last quarter of the data.", MODEL_PANEL)
     ] = None,
     normalise: shared.Normalise = None,
+    size: shared.Size = None,
     code: shared.CodeFiles = None,
     points: shared.PointsOption = None,
     keeps: Annotated[
@@ -65,7 +66,7 @@ def compare(
             with naming_option(f"--ledger {ledger}", "allow reading and writing, or give another file"):
                 check_ledger(ledger, out=None, inputs=own + weights_read("--weights", weights) + reads)
         network = load_model(model, weights, seed=seed, device=device)
-        reader = Reader(network, model, normalise, seed, batch_size)
+        reader = Reader(network, model, normalise, seed, batch_size, size)
         with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
             chosen = draw_calibration(
                 reader, data, points, lambda example: sample_size(network, example, include=include, exclude=exclude)

@@ -20,6 +20,7 @@ class EvalRequest:
     pruned: shared.PrunedWeights
     data: Annotated[str, option(f"Points to measure on: {KINDS}. Of a set, its test part.", MODEL_PANEL)]
     normalise: shared.Normalise = None
+    size: shared.Size = None
     points: shared.HoldoutPoints = None
     output: shared.OutputPart = None
     out: Annotated[

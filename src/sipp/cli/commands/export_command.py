@@ -10,7 +10,7 @@ import typer
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import KINDS, Json, Normalise
+from sipp.cli.options import KINDS, Json, Normalise, Size
 from sipp.cli.output import only_json, print_json, show
 from sipp.errors import OptionError
 from sipp.storage.outputs import check_place, refuse_inputs
@@ -34,6 +34,7 @@ def export(
         str | None, typer.Option(help=f"Example for pt2 and onnx; default: noise for a built-in network. {KINDS}.")
     ] = None,
     normalise: Normalise = None,
+    size: Size = None,
     as_json: Json = False,
 ) -> None:
     """Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared."""
@@ -43,13 +44,13 @@ def export(
     from sipp.runtime.exporting import export as export_network
 
     with only_json(as_json):
-        for option, value in (("--data", data), ("--normalise", normalise)):
+        for option, value in (("--data", data), ("--normalise", normalise), ("--size", size)):
             if value is not None and to not in TRACED:
                 raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
         with naming_option(f"--out {out}", "give another place"):
             _check_out(out, [("FILE", file), *points_read("--data", data)])
         stored = stored_network(file, model)
-        example = example_for(stored, data, N_POINTS, normalise)[0] if to in TRACED else None
+        example = example_for(stored, data, N_POINTS, normalise, size)[0] if to in TRACED else None
         with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
             made = export_network(stored.model, out, to=to, example=example)
         if not as_json:

@@ -32,6 +32,7 @@ class PruneRequest:
     data: shared.Data = None
     weights: shared.Weights = None
     normalise: shared.Normalise = None
+    size: shared.Size = None
     code: shared.CodeFiles = None
     points: shared.PointsOption = None
     device: shared.Device = "auto"
