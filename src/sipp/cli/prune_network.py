@@ -27,7 +27,7 @@ from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file, weights_read
 from sipp.cli.options import load_code, output_of, typed_name
-from sipp.cli.output import show, size, too_wide
+from sipp.cli.output import show, too_wide
 from sipp.cli.pruned_table import layer_table, path_record, statements
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
@@ -35,6 +35,7 @@ from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
 from sipp.records.checking import check_share
 from sipp.records.contents import Contents
+from sipp.records.display import bytes_in_words
 from sipp.records.network_hash import model_hash
 from sipp.records.options import HOLDOUT_DELTA, PruneOptions, Shown
 from sipp.records.pruned import Pruned
@@ -427,7 +428,7 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
         if words := more_points_words(request, outcome):
             show(words)
     for path, n_bytes in written.files.items():
-        show(f"written:         {path} ({size(n_bytes)})")
+        show(f"written:         {path} ({bytes_in_words(n_bytes)})")
     if written.contents is not None:
         ratio = written.contents.dense_bytes / written.contents.n_bytes
         show(f"                 {ratio:.2f} x smaller than dense; see sipp inspect, sipp bench")

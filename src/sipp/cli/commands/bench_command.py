@@ -22,7 +22,8 @@ from sipp.cli.options import (
     Weights,
     option,
 )
-from sipp.cli.output import only_json, plain_table, print_json, show, size
+from sipp.cli.output import only_json, plain_table, print_json, show
+from sipp.records.display import bytes_in_words
 from sipp.records.schemas import BenchRecord
 from sipp.storage.outputs import BENCH_NAME
 
@@ -131,8 +132,9 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
     show("  ratio: how many times faster than dense; off by: how far outputs are from dense ones, by their size")
     found = record.bytes
     show(
-        f"bytes:           {size(found.file)} stored, {size(round(found.bound))} by values and entropy, "
-        f"{size(found.dense)} dense; weights in memory {size(found.memory)}, dense {size(found.memory_dense)}"
+        f"bytes:           {bytes_in_words(found.file)} stored, {bytes_in_words(round(found.bound))} by values and "
+        f"entropy, {bytes_in_words(found.dense)} dense; weights in memory {bytes_in_words(found.memory)}, "
+        f"dense {bytes_in_words(found.memory_dense)}"
     )
     if out is not None:
         show(f"written:         {out}")

@@ -11,8 +11,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, Json, option
 from sipp.cli.output import only_json, plain_table, print_json, show
-from sipp.cli.output import size as bytes_in_words
-from sipp.records.display import number
+from sipp.records.display import bytes_in_words, number
 from sipp.records.options import DELTA
 from sipp.storage.outputs import SCORES, SCORES_MARK, check_file, write_file
 from sipp.storage.tensors import tensors_to_bytes
