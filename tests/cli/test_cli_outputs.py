@@ -21,7 +21,7 @@ Words = list[object]
 ALL = ("--dense", "--pruned", "--holdout", "--calibration")
 # Every option and argument that names a place on the disk; a new one must be put here, and is then tested below.
 READS = {
-    "prune": ("--weights", "--data", "--holdout", "--code"),
+    "prune": ("--weights", "--data", "--holdout", "--code", "--recipe"),
     "score": ("--weights", "--data"),
     "compare": ("--weights", "--data", "--holdout", "--code"),
     "certify": (*ALL, "--verify"),
@@ -71,6 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save_file({"inputs": _points(seed)}, tmp_path / f"{name}.safetensors")
     for name in ("weights", "dense", "pruned"):
         save_file(mlp().state_dict(), tmp_path / f"{name}.safetensors")
+    (tmp_path / "recipe.json").write_text("{}")
     (tmp_path / "code.py").write_text("import sipp\nsipp.register_method('of-a-file', lambda task: {})\n")
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
@@ -87,6 +88,7 @@ def command(name: str, folder: Path) -> dict[str, object]:
     """The inputs of a command by option."""
     options = {option: folder / f"{option[2:]}.safetensors" for option in READS[name] if option != "--verify"}
     options |= {"--code": folder / "code.py"} if "--code" in options else {}
+    options |= {"--recipe": folder / "recipe.json"} if "--recipe" in options else {}
     more: dict[str, object] = {"--keep": 0.5} if name == "prune" else {}
     return {"--model": "cli_zoo:mlp", **options, **more}
 

@@ -58,7 +58,7 @@ def with_record_options(command: Callable[..., None]) -> Callable[..., None]:
     del hints["return"]
     given = inspect.signature(command).parameters.values()
     found = [one for own in given for one in _parameters(own.name, hints[own.name], own.default)]
-    found.sort(key=lambda one: PANELS.index(get_args(one.annotation)[1].rich_help_panel))
+    found.sort(key=lambda one: -1 if one.annotation is typer.Context else PANELS.index(_panel(one)))
 
     @wraps(command)
     def filled(**typed: Any) -> None:  # by the names of the signature below
@@ -67,6 +67,10 @@ def with_record_options(command: Callable[..., None]) -> Callable[..., None]:
     filled.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
     filled.__annotations__ = {one.name: one.annotation for one in found}
     return filled
+
+
+def _panel(parameter: inspect.Parameter) -> str:
+    return str(get_args(parameter.annotation)[1].rich_help_panel)
 
 
 def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
@@ -88,7 +92,7 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
         yield inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
         )
-    elif said is not None:
+    elif said is not None or hint is typer.Context:
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -202,6 +206,12 @@ Force = Annotated[
     ),
 ]
 Json = Annotated[bool, option("Print one JSON document on stdout; everything else on stderr.", OUTPUT_PANEL, "--json")]
+
+
+def typed_options(context: typer.Context) -> set[str]:
+    """The names of the options that the user typed, as a command's parameters are called."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def load_code(paths: list[Path] | None) -> list[tuple[str, Path]]:

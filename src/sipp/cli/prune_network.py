@@ -77,6 +77,7 @@ def check(request: PruneRequest) -> None:
             fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
         )
     reads = load_code(request.code) + weights_read("--weights", request.weights)
+    reads += [] if request.recipe is None else [("--recipe", request.recipe)]
     reads += points_read("--data", request.data)
     reads += points_read("--holdout", request.holdout)
     if request.out is not None:
