@@ -6,6 +6,7 @@ from rich import box
 from rich.table import Table
 
 from sipp.records.display import text_of
+from sipp.records.html import labels_html, table_html
 from sipp.runtime.graph import reads_memory
 from sipp.runtime.plan import Plan
 from sipp.runtime.plan_cache import Compiled
@@ -15,6 +16,18 @@ MS, MB = 1e3, 1e6
 
 def sparse_table(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> str:
     """One line for every step, and what it comes to."""
+    said = _words(plan, compiled, n_bytes, n_dense_bytes, seconds)
+    return "\n".join((text_of(_steps(plan)), *(f"{label + ':':<16}{text}" for label, text in said)))
+
+
+def sparse_html(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> str:
+    """The same for a notebook."""
+    said = _words(plan, compiled, n_bytes, n_dense_bytes, seconds)
+    return table_html(_steps(plan), bars=("ms dense", "ms here")) + labels_html(said)
+
+
+def _steps(plan: Plan) -> Table:
+    """One line for every step."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("node", overflow="fold")
     table.add_column("kernel")
@@ -27,6 +40,13 @@ def sparse_table(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
             *(f"{n / 1e3:,.1f}" if n else "" for n in (step.n_dense_bytes, step.n_bytes)),
             *("" if t is None else f"{t * MS:.3f}" for t in (step.dense_seconds, step.seconds)),
         )  # fmt: skip
+    return table
+
+
+def _words(
+    plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float
+) -> tuple[tuple[str, str], ...]:
+    """What it comes to, as labels and texts."""
     by_torch = sorted({step.name.rstrip("_0123456789") for step in plan.steps if step.kernel == "torch"})
     ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} points at a time"
     if compiled.is_dense:
@@ -35,12 +55,11 @@ def sparse_table(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
             ran = "torch runs all of it: an operation takes values as they lie in memory"
         elif not compiled.is_finite:
             ran = "torch runs all of it: a value on the way was not finite, which only the model itself passes on"
-    return "\n".join((
-        text_of(table),
-        f"left to torch:  {', '.join(by_torch) or 'nothing'}",
-        f"network:        {ran}; {compiled.seconds * MS:.3f} ms a call, dense {compiled.dense_seconds * MS:.3f} ms "
-        f"({compiled.dense_seconds / compiled.seconds:.2f} x)",
-        f"weights:        {n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB; "
-        f"activations {plan.arena.n_bytes / MB:.2f} MB",
-        f"compiled in:    {seconds:.1f} s; times of steps are those of one thread, of the network those of all",
-    ))  # fmt: skip
+    times = f"{compiled.seconds * MS:.3f} ms a call, dense {compiled.dense_seconds * MS:.3f} ms"
+    memory = f"{n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB"
+    return (
+        ("left to torch", ", ".join(by_torch) or "nothing"),
+        ("network", f"{ran}; {times} ({compiled.dense_seconds / compiled.seconds:.2f} x)"),
+        ("weights", f"{memory}; activations {plan.arena.n_bytes / MB:.2f} MB"),
+        ("compiled in", f"{seconds:.1f} s; times of steps are those of one thread, of the network those of all"),
+    )

@@ -16,9 +16,10 @@ from typing import Any, Literal, get_args
 from sipp.errors import OptionError
 from sipp.records.checking import check_choice
 from sipp.records.options import Reduce, Score, method_name
+from sipp.records.other_names import method_here
 
 Need = Literal["data", "labels"]
-Cut = Literal["global", "layer", "row", "sampled", "hybrid"]
+CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]
 OwnCut = Literal["global", "layer", "row"]  # of a score of one's own: drawing weights needs sensitivities
 
 SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
@@ -37,7 +38,7 @@ class MethodInfo:
     about: str  # one line for tables, without |
     score: str | Score  # "file:function" of this folder, or a user's function; or SENSITIVITY, or BLEND
     needs: frozenset[Need] = NOTHING
-    cut: Cut = "global"  # which weights go: the smallest of all, the same share of each layer or row, or by sampling
+    cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
     floor: float | None = None  # under rows and layers, where nothing else is asked for; None: rows may die
 
@@ -145,9 +146,11 @@ def method_of(method: Any) -> MethodInfo:
         return MethodInfo(method_name(method), "a score of your own", method, POINTS)
     if isinstance(method, str) and method in _ROWS:
         return _ROWS[method]
+    if isinstance(method, str) and (here := method_here(method)) is not None:
+        raise OptionError(f"method={method!r} is called {here!r} here", fix=f"give method={here!r}", option="method")
     near = difflib.get_close_matches(method, _ROWS, n=1) if isinstance(method, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise OptionError(f"method={method!r:.60} is not one of {', '.join(_ROWS)}{hint}", fix=OWN_METHODS)
+    raise OptionError(f"method={method!r:.60} is not one of {', '.join(_ROWS)}{hint}", fix=OWN_METHODS, option="method")
 
 
 def own_methods() -> dict[str, MethodInfo]:

@@ -23,6 +23,7 @@ def score(
     weights: shared.Weights = None,
     normalise: shared.Normalise = None,
     size: shared.Size = None,
+    length: shared.Length = None,
     points: shared.PointsOption = None,
     delta: Annotated[float, option("Only for --points theory: failure probability (T4).", MODEL_PANEL)] = DELTA,
     include: shared.Include = None,
@@ -52,7 +53,7 @@ def score(
                     fix="give a name that ends in .safetensors",
                 )
         network = load_model(model, weights, seed=seed, device=device)
-        reader = Reader(network, model, normalise, seed, batch_size, size)
+        reader = Reader(network, model, normalise, seed, batch_size, length, size)
         with naming_option(f"--model {model}, --data {data}", "see sipp score --help"):
             chosen = draw_calibration(
                 reader,
