@@ -31,6 +31,7 @@ LONG = (
     "check_assumption",
     "sensitivity",
     "gradual",
+    "perplexity",
 )
 
 
@@ -45,6 +46,10 @@ class Terminal(StringIO):
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def talker() -> nn.Module:
+    return nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
 
 
 def points(n: int = 60) -> torch.Tensor:
@@ -67,6 +72,7 @@ def work(name: str, **options: bool) -> None:
         "certify_accuracy": lambda: sipp.certify_accuracy(net(), pruned, holdout, **options),
         "check_assumption": lambda: sipp.check_assumption(net(), points(6), points(5), n_holdout=3, **options),
         "sensitivity": lambda: sipp.sensitivity(net(), points(), **options),
+        "perplexity": lambda: sipp.perplexity(talker(), torch.arange(24).reshape(4, 6) % 5, **options),
         "gradual": lambda: sipp.gradual(net(), lambda step: None, points(), keep=0.5, steps=20, cuts=2, **options),
     }
     calls[name]()
@@ -82,6 +88,7 @@ WORDS = {
     "certify_accuracy": ("certifying",),
     "check_assumption": ("looking at the assumption", "9/9"),
     "sensitivity": ("scoring",),
+    "perplexity": ("measuring", "4/4"),
     "gradual": ("gradual: step 7 of 20", "gradual: step 12 of 20, 50.00% of the weights left (cut 2 of 2)"),
 }
 
