@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from shorter import narrow_resnets
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -46,6 +47,7 @@ def test_the_script_runs(
     if needs is not None and importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     monkeypatch.chdir(tmp_path)
+    narrow_resnets(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runpy.run_path(str(path), run_name="__main__")

@@ -48,6 +48,13 @@ ENDS = {
         r"x faster .* certified",
     ),
     "shell_images.sh": ("", "PIL", ["sparse/eval.json", "page.html"], r"2 classes[\s\S]*accuracy: +[\d.]+% pruned"),
+    "researcher.py": ("", "", ["page.html"], r"mine: [\d.]+% right after retraining"),
+    "training_frameworks.py": (
+        "",
+        "pytorch_lightning",
+        ["stopped.ckpt", "net.sipp.safetensors", "page.html"],
+        r"947 of 9,472 prunable weights are not zero after the resumed training",
+    ),
     "shell_hugging_face.sh": ("", "transformers", ["sparse/bench.json", "page.html", "sparse-bert"], r"x faster"),
 }
 

@@ -93,7 +93,7 @@ def folders_of_images(n_train: int = 40, n_new: int = 50) -> None:
     torch.save(net.state_dict(), "pets.pt")
 
 
-def a_folder_of_hugging_face(n_train: int = 200, n_new: int = 300) -> None:
+def a_folder_of_hugging_face(n_train: int = 200, n_new: int = 120) -> None:
     """bert/ as save_pretrained writes it, with random weights and a vocabulary of a few words, and sentences."""
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
