@@ -13,7 +13,7 @@ from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.methods import MethodInfo
-from sipp.scoring.places import places
+from sipp.scoring.ordinals import ordinals
 
 RETURN = "return {parameter name: tensor of its shape} for all of task.parameters()"
 
@@ -46,7 +46,7 @@ def own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
         raise ModelError(f"the score {method.name!r} writes to it", where=changed[0], fix="work on a clone")
     scores = {name: _checked(found, name, parameter, method) for name, parameter in parameters.items()}
     if any(bool((score < 0).any()) for score in scores.values()):
-        return dict(zip(scores, places(list(scores.values()))))
+        return dict(zip(scores, ordinals(list(scores.values()))))
     return scores
 
 
