@@ -39,6 +39,7 @@ _MODULES = {
     "prune": "sipp.verbs.prune",
     "prune_on_disk": "sipp.verbs.prune_on_disk",
     "prune_to": "sipp.verbs.prune_to",
+    "register_method": "sipp.scoring.methods",
     "release": "sipp.pruning.masking",
     "repair": "sipp.verbs.repair",
     "sample_size": "sipp.scoring.theory_points",

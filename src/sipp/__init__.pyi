@@ -11,6 +11,7 @@ from sipp.records.options import Scoring as Scoring
 from sipp.records.pruned import Pruned as Pruned
 from sipp.report.page import page as page
 from sipp.runtime.sparse_network import sparse as sparse
+from sipp.scoring.methods import register_method as register_method
 from sipp.scoring.sensitivities import sensitivity as sensitivity
 from sipp.scoring.theory_points import sample_size as sample_size
 from sipp.verbs.assess import assess as assess
