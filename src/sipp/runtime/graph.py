@@ -69,7 +69,12 @@ class Graph:
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-    """The operations of the model, which is in eval mode, for inputs of the shapes of this example."""
+    """The operations of the model, which is in eval mode, for inputs of the shapes of this example; fused."""
+    return _fused(trace_plain(model, args, kwargs))
+
+
+def trace_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+    """The same operations as torch.export lists them, none of them fused."""
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -80,7 +85,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gr
             where=type(model).__name__,
             fix="let its forward pass depend on no values of its inputs, and give tensors, lists, tuples or dicts",
         ) from error
-    return _fused(_read(exported))
+    return _read(exported)
 
 
 def reads_memory(graph: Graph) -> bool:

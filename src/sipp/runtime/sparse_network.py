@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 import warnings
@@ -20,7 +19,7 @@ from sipp.native import pytree
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
-from sipp.runtime.examples import call_of, own_tensors, try_example
+from sipp.runtime.examples import call_of, in_order, kind_of, own_tensors, try_example
 from sipp.runtime.graph import reads_memory, trace
 from sipp.runtime.model_weights import (
     PackedParameter,
@@ -75,12 +74,12 @@ class Sparse:
         self._was_finite = True  # the call before
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
         self.seconds = 0.0  # of compilation
-        kwargs = self._in_order(kwargs)
-        self.latest = self._compile(_kind(args, kwargs), args, kwargs)  # compiled last
+        kwargs = in_order(self._model, kwargs)
+        self.latest = self._compile(kind_of(args, kwargs, "cpu"), args, kwargs)  # compiled last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs = self._in_order(kwargs)
-        kind = _kind(args, kwargs)
+        kwargs = in_order(self._model, kwargs)
+        kind = kind_of(args, kwargs, "cpu")
         with self._lock:
             compiled = self._compiled.used(kind)
             is_next = compiled is None and self._compiled.has_place(kind)
@@ -107,14 +106,6 @@ class Sparse:
             "a compiled network can be neither copied nor pickled: its code is for this process",
             fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
         )
-
-    def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The named arguments as the forward pass lists them: a call may name them in any order."""
-        if len(kwargs) < 2:
-            return kwargs
-        listed = list(inspect.signature(self._model.forward).parameters)
-        known = {name: kwargs[name] for name in listed if name in kwargs}
-        return known | {name: kwargs[name] for name in sorted(kwargs.keys() - known.keys())}
 
     def _run_dense(self, strides: Strides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model gives, by torch; tensors are the caller's own, whatever it returns."""
@@ -224,25 +215,6 @@ class Sparse:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """What a plan is made for: which arguments there are, what tensors are like, the values of the rest; autocast."""
-    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-        return cast, _kind_of(args[0])
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    return cast, repr(spec), *(_kind_of(leaf) for leaf in leaves)
-
-
-def _kind_of(leaf: Any) -> Hashable:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.dtype, leaf.layout, leaf.is_cpu
-    if isinstance(leaf, float | complex):
-        return type(leaf), repr(leaf)  # NaN is itself, and -0.0 is not 0.0
-    if not isinstance(leaf, Hashable):
-        raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and words")
-    return type(leaf), leaf
 
 
 @torch.inference_mode(False)
