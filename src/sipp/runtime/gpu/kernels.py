@@ -38,7 +38,7 @@ def bitmap_linear(
 
 
 def index_linear(
-    x: Tensor, layout: Index, bias: Tensor | None, *, blocks: int, warps: int, early: bool = False, check: bool = True
+    x: Tensor, layout: Index, bias: Tensor | None, *, blocks: int, warps: int, turns: int, early: bool
 ) -> Tensor:
     """x (tokens x columns) times the weight's transpose, plus the bias; `blocks` of the layout at a time."""
     n_tokens, (n_rows, n_columns) = len(x), layout.shape
@@ -53,10 +53,11 @@ def index_linear(
             **_launch(early),
         )  # fmt: skip
         turned = turned.view(torch.int64)
-    _index[(len(layout.slices) - 1, n_words)](
+    n_slices = len(layout.slices) - 1
+    _index[(triton.cdiv(n_slices, turns), n_words)](
         turned, layout.values, layout.steps, layout.firsts, layout.slices, layout.order,
-        out if bias is None else bias, out, n_rows, n_columns, n_tokens, n_words, layout.n_even, bias is not None,
-        layout.n_rows, layout.lanes, layout.depth, blocks, a_word, layout.bits, layout.n_even > 0, LOOKED_AT, early, check,
+        out if bias is None else bias, out, n_rows, n_columns, n_tokens, n_words, layout.n_even, n_slices, bias is not None,
+        layout.n_rows, layout.lanes, layout.depth, blocks, a_word, layout.bits, layout.n_even > 0, LOOKED_AT, early, turns,
         num_warps=warps, **_launch(early),
     )  # fmt: skip
     return out
@@ -168,26 +169,25 @@ def _block(values, steps, firsts, is_there, BITS: tl.constexpr):  # type: ignore
 
 @triton.jit
 def _index(  # type: ignore[no-untyped-def]
-    x, values, steps, firsts, slices, order, bias, out, n_rows, n_columns, n_tokens, n_words, n_blocks,
+    x, values, steps, firsts, slices, order, bias, out, n_rows, n_columns, n_tokens, n_words, n_blocks, n_slices,
     HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr,
     A_WORD: tl.constexpr, BITS: tl.constexpr, IS_EVEN: tl.constexpr, LOOKED_AT: tl.constexpr, EARLY: tl.constexpr,
-    CHECK: tl.constexpr,
+    TURNS: tl.constexpr,
 ):  # fmt: skip
-    """One slice of rows; the tokens of one word of 64 bits, or the only one."""
-    s = tl.program_id(0)
+    """A few slices of rows, one after the other; the tokens of one word of 64 bits, or the only one."""
+    s = tl.program_id(0) * TURNS
     token_word = tl.program_id(1)
     if IS_EVEN:  # no need to wait for where it lies
         begin = s * n_blocks
-        end = begin + n_blocks
+        last = tl.minimum(s + TURNS, n_slices) * n_blocks
     else:
         begin = tl.load(slices + s)
-        end = tl.load(slices + s + 1)
-    r = tl.arange(0, ROWS)
-    row = tl.load(order + s * ROWS + r)
+        last = tl.load(slices + tl.minimum(s + TURNS, n_slices))
     SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     SHARE: tl.constexpr = 8 if BITS == 4 else 16
     A_BLOCK: tl.constexpr = ROWS * LANES * DEPTH
     b = tl.arange(0, BLOCKS)[:, None, None, None]
+    r = tl.arange(0, ROWS)
     rr = r[None, :, None, None]
     lane = tl.arange(0, LANES)[None, None, :, None]
     d = tl.arange(0, DEPTH)[None, None, None, :]
@@ -197,7 +197,7 @@ def _index(  # type: ignore[no-untyped-def]
     else:
         steps += begin.to(tl.int64) * A_BLOCK + ((b * ROWS + rr) * LANES + lane) * DEPTH + d
     firsts += begin.to(tl.int64) * (A_BLOCK // SHARE) + ((b * ROWS + rr) * (LANES // SHARE) + lane // SHARE) * DEPTH + d
-    next_value, next_step, next_first = _block(values, steps, firsts, begin + b < end, BITS)
+    next_value, next_step, next_first = _block(values, steps, firsts, begin + b < last, BITS)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -206,7 +206,7 @@ def _index(  # type: ignore[no-untyped-def]
     lost_1 = lost
     lost_2 = lost
     lost_3 = lost
-    for start in range(0, n_columns if CHECK else 0, LOOKED_AT):
+    for start in range(0, n_columns, LOOKED_AT):
         column = start + tl.arange(0, LOOKED_AT)
         if A_WORD == 1:
             lost += tl.load(x + column, column < n_columns, other=0.0).to(tl.float32) * 0.0
@@ -217,44 +217,55 @@ def _index(  # type: ignore[no-untyped-def]
             if A_WORD == 4:
                 lost_2 += _part(word, 2, out) * 0.0
                 lost_3 += _part(word, 3, out) * 0.0
-    total = tl.zeros((ROWS, LANES), tl.float32)
-    total_1 = total
-    total_2 = total
-    total_3 = total
-    for block in range(begin, end, BLOCKS):
-        value = next_value.to(tl.float32)
-        k = next_step.to(tl.uint32)
-        if BITS == 8:
-            k += next_first.to(tl.uint32)
-        elif BITS == 4:  # as many zeros skipped since the first of the group
-            k = ((k >> (b * 4).to(tl.uint32)) & 15) + next_first.to(tl.uint32) + (lane % 8).to(tl.uint32)
-        values += BLOCKS * A_BLOCK
-        steps += BLOCKS * A_BLOCK // (2 if BITS == 4 else 1)
-        firsts += BLOCKS * (A_BLOCK // SHARE)
-        next_value, next_step, next_first = _block(values, steps, firsts, block + BLOCKS + b < end, BITS)
-        if A_WORD == 1:
-            place = (x.to(tl.pointer_type(tl.uint8)) + k * SIZE).to(x.dtype)  # 32 bits: half the instructions
-            total += tl.sum(tl.sum(value * tl.load(place).to(tl.float32), axis=3), axis=0)
+    nan = tl.sum(lost, axis=0)
+    nan_1 = tl.sum(lost_1, axis=0)
+    nan_2 = tl.sum(lost_2, axis=0)
+    nan_3 = tl.sum(lost_3, axis=0)
+    for turn in range(s, tl.minimum(s + TURNS, n_slices)):
+        row = tl.load(order + turn * ROWS + r)
+        if IS_EVEN:
+            end = begin + n_blocks
         else:
-            word = tl.load(x + k * n_words + token_word)
-            total += tl.sum(tl.sum(value * _part(word, 0, out), axis=3), axis=0)
-            total_1 += tl.sum(tl.sum(value * _part(word, 1, out), axis=3), axis=0)
-            if A_WORD == 4:
-                total_2 += tl.sum(tl.sum(value * _part(word, 2, out), axis=3), axis=0)
-                total_3 += tl.sum(tl.sum(value * _part(word, 3, out), axis=3), axis=0)
-    token = token_word * A_WORD
-    _finish(total, lost, bias, out, row, token, n_rows, n_tokens, HAS_BIAS)
-    if A_WORD > 1:
-        _finish(total_1, lost_1, bias, out, row, token + 1, n_rows, n_tokens, HAS_BIAS)
-    if A_WORD == 4:
-        _finish(total_2, lost_2, bias, out, row, token + 2, n_rows, n_tokens, HAS_BIAS)
-        _finish(total_3, lost_3, bias, out, row, token + 3, n_rows, n_tokens, HAS_BIAS)
+            end = tl.load(slices + turn + 1)
+        total = tl.zeros((ROWS, LANES), tl.float32)
+        total_1 = total
+        total_2 = total
+        total_3 = total
+        for block in range(begin, end, BLOCKS):
+            value = next_value.to(tl.float32)
+            k = next_step.to(tl.uint32)
+            if BITS == 8:
+                k += next_first.to(tl.uint32)
+            elif BITS == 4:  # as many zeros skipped since the first of the group
+                k = ((k >> (b * 4).to(tl.uint32)) & 15) + next_first.to(tl.uint32) + (lane % 8).to(tl.uint32)
+            values += BLOCKS * A_BLOCK
+            steps += BLOCKS * A_BLOCK // (2 if BITS == 4 else 1)
+            firsts += BLOCKS * (A_BLOCK // SHARE)
+            next_value, next_step, next_first = _block(values, steps, firsts, block + BLOCKS + b < last, BITS)
+            if A_WORD == 1:
+                place = (x.to(tl.pointer_type(tl.uint8)) + k * SIZE).to(x.dtype)  # 32 bits: half the instructions
+                total += tl.sum(tl.sum(value * tl.load(place).to(tl.float32), axis=3), axis=0)
+            else:
+                word = tl.load(x + k * n_words + token_word)
+                total += tl.sum(tl.sum(value * _part(word, 0, out), axis=3), axis=0)
+                total_1 += tl.sum(tl.sum(value * _part(word, 1, out), axis=3), axis=0)
+                if A_WORD == 4:
+                    total_2 += tl.sum(tl.sum(value * _part(word, 2, out), axis=3), axis=0)
+                    total_3 += tl.sum(tl.sum(value * _part(word, 3, out), axis=3), axis=0)
+        begin = end
+        token = token_word * A_WORD
+        _finish(total, nan, bias, out, row, token, n_rows, n_tokens, HAS_BIAS)
+        if A_WORD > 1:
+            _finish(total_1, nan_1, bias, out, row, token + 1, n_rows, n_tokens, HAS_BIAS)
+        if A_WORD == 4:
+            _finish(total_2, nan_2, bias, out, row, token + 2, n_rows, n_tokens, HAS_BIAS)
+            _finish(total_3, nan_3, bias, out, row, token + 3, n_rows, n_tokens, HAS_BIAS)
 
 
 @triton.jit
-def _finish(total, lost, bias, out, row, token, n_rows, n_tokens, HAS_BIAS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _finish(total, nan, bias, out, row, token, n_rows, n_tokens, HAS_BIAS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Writes the sums of one token."""
-    result = tl.sum(total, axis=1) + tl.sum(lost, axis=0)
+    result = tl.sum(total, axis=1) + nan
     if HAS_BIAS:
         result += tl.load(bias + row, row >= 0, other=0.0).to(tl.float32)
     tl.store(out + token * n_rows + row, result.to(out.dtype.element_ty), (row >= 0) & (token < n_tokens))
