@@ -53,6 +53,7 @@ def bench_file(
         for n in sorted({1, n_points}):
             example, points = example_for(stored, data, n, normalise)
             fast = sipp.sparse(stored.model, example)
+            assert isinstance(fast, Sparse)  # the model of a file is on the CPU
             runs.append(_run(stored.model, fast, example, repeats))
         assert fast is not None
         return _record(stored, fast, runs, images_lines(points))

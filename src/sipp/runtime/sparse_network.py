@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError
+from sipp.errors import ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.native import pytree
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import call_of, in_order, kind_of, own_tensors, try_example
+from sipp.runtime.gpu.network import SparseOnGpu
 from sipp.runtime.graph import reads_memory, trace
 from sipp.runtime.model_weights import (
     PackedParameter,
@@ -32,16 +33,12 @@ from sipp.runtime.model_weights import (
 )
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.plan import Plan, flat_inputs, make_plan, table_of, whole_plan
-from sipp.runtime.plan_cache import MOST_PLANS, Compiled, PlanCache
+from sipp.runtime.plan_cache import BEYOND, Compiled, PlanCache
 from sipp.runtime.steps import Step
 from sipp.runtime.table import sparse_table
 
 TRIALS = 2
 NOT_FINITE = object()
-BEYOND = (
-    f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "
-    "pad inputs to fewer shapes, and give numbers that change as tensors"
-)
 
 
 def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
@@ -68,7 +65,7 @@ class Sparse:
             self._model = plain_copy(model)
         self._given = self._laid_out = strides_of(self._model)
         self._packed: dict[str, PackedParameter] = {}
-        self._compiled = PlanCache()
+        self._compiled: PlanCache[Compiled] = PlanCache()
         self._lock = threading.RLock()
         self._is_beyond = False
         self._was_finite = True  # the call before
@@ -218,7 +215,7 @@ def _copied(value: Any) -> Any:
 
 
 @torch.inference_mode(False)
-def sparse(model: Given, example: Any) -> Sparse:
+def sparse(model: Given, example: Any) -> Sparse | SparseOnGpu:
     """The model as a callable that skips its zeros, on the CPU: same call, same outputs to 1e-4 of their size.
 
     `model` may be what `prune` or `prune_to` gave, too. `example` is an input like those to come: a tensor, a tuple of
@@ -237,9 +234,13 @@ def sparse(model: Given, example: Any) -> Sparse:
     model = network_of(model)
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give an instance")
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.device.type != "cpu":
-            raise ModelError(
-                f"is on {tensor.device}, and the runtime is for the CPU", where=name, fix="give model.cpu()"
-            )
+    devices = {t.device: name for name, t in (*model.named_parameters(), *model.named_buffers())}
+    if len(devices) > 1 or not {device.type for device in devices} <= {"cpu", "cuda"}:
+        name, device = next((name, device) for device, name in devices.items() if device.type != "cpu")
+        raise ModelError(
+            f"is on {device}, and the runtime is for one device, the CPU or a CUDA GPU", where=name,
+            fix="give model.cpu() or model.cuda()",
+        )  # fmt: skip
+    if any(device.type == "cuda" for device in devices):
+        return SparseOnGpu(model, *call_of(example))
     return Sparse(model, *call_of(example))
