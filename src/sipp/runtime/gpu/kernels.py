@@ -73,14 +73,17 @@ def _part(word, PART: tl.constexpr, like):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block(values, steps, firsts, is_there, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The block that begins at these places, 0 where there is none."""
-    value = tl.load(values, is_there, other=0.0)
-    step = tl.load(steps, is_there, other=0)
+def _block(
+    values, steps, firsts, ahead, last, at, group_at, A_BLOCK: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr
+):  # type: ignore[no-untyped-def]
+    """Block number `ahead`, or 0 where that is past the last one."""
+    is_there = ahead < last
+    value = tl.load(values + ahead * A_BLOCK + at, is_there, other=0.0)
+    step = tl.load(steps + ahead * A_BLOCK + at, is_there, other=0)
     if BITS == 16:
         first = step
     else:
-        first = tl.load(firsts, is_there, other=0)
+        first = tl.load(firsts + ahead * (A_BLOCK // GROUP) + group_at, is_there, other=0)
     return value, step, first
 
 
@@ -107,11 +110,11 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: PLR0912
     lane = tl.arange(0, LANES)[None, :, None]
     d = tl.arange(0, DEPTH)[None, None, :]
     at = (r[:, None, None] * LANES + lane) * DEPTH + d
-    values += begin.to(tl.int64) * A_BLOCK + at
-    steps += begin.to(tl.int64) * A_BLOCK + at
     group_at = (r[:, None, None] * (LANES // GROUP) + lane // GROUP) * DEPTH + d
-    firsts += begin.to(tl.int64) * (A_BLOCK // GROUP) + group_at
-    next_value, next_step, next_first = _block(values, steps, firsts, begin < last, BITS)
+    ahead = begin.to(tl.int64)  # a number, not pointers: Triton would carry these through shared memory
+    next_value, next_step, next_first = _block(
+        values, steps, firsts, ahead, last, at, group_at, A_BLOCK, GROUP, BITS
+    )  # fmt: skip
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -145,15 +148,15 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: PLR0912
         total_1 = total
         total_2 = total
         total_3 = total
-        for block in range(begin, end):
+        for _ in range(begin, end):
             value = next_value.to(tl.float32)
             k = next_step.to(tl.uint32)
             if BITS == 8:
                 k += next_first.to(tl.uint32)
-            values += A_BLOCK
-            steps += A_BLOCK
-            firsts += A_BLOCK // GROUP
-            next_value, next_step, next_first = _block(values, steps, firsts, block + 1 < last, BITS)
+            ahead += 1
+            next_value, next_step, next_first = _block(
+                values, steps, firsts, ahead, last, at, group_at, A_BLOCK, GROUP, BITS
+            )  # fmt: skip
             if A_WORD == 1:
                 place = (x.to(tl.pointer_type(tl.uint8)) + k * SIZE).to(x.dtype)  # 32 bits: half the instructions
                 total += tl.sum(value * tl.load(place).to(tl.float32), axis=2)

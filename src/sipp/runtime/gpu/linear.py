@@ -7,6 +7,7 @@ tokens tensor cores multiply faster than zeros can be skipped, unless the zeros 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -91,9 +92,13 @@ def seconds_of(way: Way, x: Tensor, n_copies: int) -> float:
 
 
 def _off_by(way: Way, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
-    """The largest difference from torch's sums, of the largest of these."""
+    """The largest difference from torch's sums, of the largest of these; infinite where the kernel refuses."""
     expected = F.linear(x, weight, bias).double()
-    return float((way.call(x, way.tensors).double() - expected).abs().max() / expected.abs().max().clamp(min=TINY))
+    try:
+        found = way.call(x, way.tensors).double()
+    except RuntimeError:
+        return math.inf
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=TINY))
 
 
 def _ways(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:

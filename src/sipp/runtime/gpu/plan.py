@@ -112,7 +112,8 @@ def _steps_of(
     sizes, n_dense_bytes = [len(each) for each in weights], weight.nbytes
     cache = torch.cuda.get_device_properties(x.device).L2_cache_size if x.is_cuda else 0
     n_copies = max(1, -(-min(n_bytes, 2 * cache) // n_dense_bytes))
-    kind = (*sizes, weight.shape, tokens.shape, x.dtype, weight.dtype, bias is None, round(SHARES * _keep(weight)))
+    alike = tokens.shape, tokens.stride(), tokens.dtype, weight.shape, weight.dtype, bias is None
+    kind = (*sizes, *alike, round(SHARES * _keep(weight)))
     if kind not in known:
         each_alone = [partial(seconds_of, dense_way(own, None), tokens, n_copies) for own in weights]
         known[kind] = choose(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
