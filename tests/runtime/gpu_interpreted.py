@@ -1,4 +1,4 @@
-"""The GPU runtime's kernels and networks, interpreted on the CPU. Run by test_gpu_kernels.py with TRITON_INTERPRET=1."""
+"""The GPU runtime's kernels and networks on the CPU. Run by test_gpu_kernels.py, with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 ROUNDING = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-20}  # one of the result, and some
 
 
-def agrees(x: Tensor, weight: Tensor, bias: Tensor | None, *, bits: int, depth: int = 8, turns: int = 1) -> None:
+def agrees(x: Tensor, weight: Tensor, bias: Tensor | None, *, bits: int, depth: int = 8) -> None:
     """The kernel's sums are those of float64, to rounding of the result and of float32 sums."""
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     size = x.double().abs() @ weight.double().abs().t() + (0 if bias is None else bias.double().abs())
-    found = few_tokens(x, with_places(weight, bits=bits, depth=depth), bias, turns=turns, warps=1)
+    found = few_tokens(x, with_places(weight, bits=bits, depth=depth), bias)
     assert found.dtype == x.dtype and found.shape == exact.shape
     gap = (found.double() - exact).abs()
     tiny = torch.finfo(x.dtype).tiny
     assert bool((gap <= ROUNDING[x.dtype] * exact.abs() + 2**-20 * size + tiny).all()), float(gap.max())
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
-    n_rows=st.integers(1, 9),
-    n_columns=st.sampled_from([1, 3, 17, 40, 300, 1030]),
+    n_rows=st.integers(1, 6),
+    n_columns=st.sampled_from([1, 3, 40, 300, 1030]),
     keep=st.sampled_from([0.0, 0.01, 0.2, 0.6, 1.0]),
-    n_tokens=st.sampled_from([1, 1, 2, 5]),
+    n_tokens=st.sampled_from([1, 1, 2]),
     dtype=st.sampled_from(list(ROUNDING)),
-    layout=st.sampled_from([(8, 8, 1), (8, 2, 2), (16, 4, 3)]),
+    layout=st.sampled_from([(8, 8), (8, 2), (16, 4)]),
     scale=st.sampled_from([1.0, 2**-12, 2**10]),
     seed=st.integers(0, 99),
 )
@@ -46,7 +46,7 @@ def test_sums_are_those_of_float64(n_rows, n_columns, keep, n_tokens, dtype, lay
     weight = torch.where(torch.rand(weight.shape, generator=generator) < keep, weight, 0).to(dtype)
     x = (torch.randn(n_tokens, n_columns, generator=generator) / scale).to(dtype)
     bias = torch.randn(n_rows, generator=generator).to(dtype) if seed % 2 else None
-    agrees(x, weight, bias, bits=layout[0], depth=layout[1], turns=layout[2])
+    agrees(x, weight, bias, bits=layout[0], depth=layout[1])
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -60,12 +60,10 @@ def test_rows_of_every_length(bits: int, dtype: torch.dtype) -> None:
     weight[7, 300:] = -1.0
     weight[8, ::256] = weight[9, 5::257] = 3.0
     x = torch.randn(1, 600)
-    agrees(x.to(dtype), weight.to(dtype), None, bits=bits)
-    agrees(torch.ones(3, 600, dtype=dtype), weight.to(dtype), torch.ones(11, dtype=dtype), bits=bits)
+    agrees(x.to(dtype), weight.to(dtype), torch.ones(11, dtype=dtype), bits=bits)
 
 
-@pytest.mark.parametrize("n_tokens", [1, 5])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("n_tokens", "bad"), [(1, float("inf")), (5, float("nan"))])
 def test_what_is_not_finite_reaches_every_sum_of_its_token(n_tokens: int, bad: float) -> None:
     """As in torch, where a zero makes NaN of it; and no other token."""
     weight = torch.zeros(6, 50)
@@ -73,7 +71,7 @@ def test_what_is_not_finite_reaches_every_sum_of_its_token(n_tokens: int, bad: f
     x = torch.randn(n_tokens, 50)
     x[-1, 49] = bad
     for bits in (8, 16):
-        found = few_tokens(x, with_places(weight, bits=bits), None, warps=1)
+        found = few_tokens(x, with_places(weight, bits=bits), None)
         assert bool(found[-1].isnan().all()) and bool(found[:-1].isfinite().all())
 
 
@@ -148,8 +146,8 @@ def test_torch_runs_what_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = network.SparseOnGpu(model, (x,), {})
     assert fast.latest.how == network.RECORDED and not any(step.held for step in fast.steps)
     assert torch.equal(fast(x)["a"], model(x)["a"])
-    monkeypatch.setattr(linear, "seconds_of", lambda way, x, n_copies: 1.0)
-    monkeypatch.setattr(plan, "seconds_of", lambda way, x, n_copies: 1.0)
+    for room in (linear, plan):
+        monkeypatch.setattr(room, "seconds_of", lambda way, x, n_copies: 1.0 if way.name == "dense" else 2.0)
     slow = network.SparseOnGpu(model, (x,), {})
     assert {step.note for step in slow.steps if step.name in "qko"} == {"dense is as fast"}
     assert slow.latest.is_dense

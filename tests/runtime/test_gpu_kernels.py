@@ -92,11 +92,12 @@ def test_the_kernel_compiles_for_a_gpu() -> None:
 
     from sipp.runtime.gpu import kernels
 
-    constants = dict(HAS_BIAS=False, ROWS=ROWS, LANES=LANES, DEPTH=DEPTH, GROUP=GROUP, TURNS=1, A_WORD=1, BITS=8)
-    constants |= dict(IS_EVEN=False, LOOKED_AT=kernels.LOOKED_AT, EARLY=True)
-    pointers = dict(x="*fp16", values="*fp16", steps="*u8", firsts="*u16", slices="*i32", order="*i32", bias="*fp16")
+    constants = {"ROWS": ROWS, "LANES": LANES, "DEPTH": DEPTH, "GROUP": GROUP, "LOOKED_AT": kernels.LOOKED_AT}
+    constants |= {"HAS_BIAS": False, "A_WORD": 1, "BITS": 8, "IS_EVEN": False, "EARLY": True}
+    pointers = {"steps": "*u8", "firsts": "*u16", "slices": "*i32", "order": "*i32"}
+    pointers |= dict.fromkeys(("x", "values", "bias", "out"), "*fp16")
     names = kernels._few_tokens.arg_names
-    signature = {n: "constexpr" if n in constants else {**pointers, "out": "*fp16"}.get(n, "i32") for n in names}
+    signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers}
     source = ASTSource(kernels._few_tokens, signature, constexprs=constants, attrs=aligned)
     text = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -35,7 +37,7 @@ def random_network(seed: int, dtype: torch.dtype) -> tuple[nn.Module, torch.Tens
     torch.manual_seed(seed)
     widths = [int(n) for n in torch.randint(5, 700, (4,))]
     layers: list[nn.Module] = []
-    for n_in, n_out in zip(widths, widths[1:]):
+    for n_in, n_out in pairwise(widths):
         layer = nn.Linear(n_in, n_out, bias=seed % 2 == 0)
         layer.weight.data[torch.rand_like(layer.weight) < (0.3, 0.7, 0.95)[seed % 3]] = 0
         layer.weight.data[seed % n_out] = 0

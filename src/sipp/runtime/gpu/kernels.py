@@ -1,6 +1,6 @@
 """A linear layer on few tokens in Triton: weights without zeros are read once, only kept ones cost time.
 
-A program goes through the blocks of a few slices, one ahead: while it multiplies one block, the next is on its way.
+A program goes through the blocks of a slice, one ahead: while it multiplies one block, the next is on its way.
 Each weight picks its input from the cache nearest to the processor, where the look for numbers that are not finite
 has put it: a zero would have turned these into NaN, so all sums of such a token do. Sums are float32.
 
@@ -19,18 +19,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sipp.runtime.gpu.layouts import GROUP, LANES, ROWS, Places
 
 LOOKED_AT = 1024  # inputs at a time, for numbers that are not finite
+WARP = 32  # threads
 STARTS_EARLY = (9, 0)  # compute capability
 TURNED = 64  # columns of one program that lays several tokens side by side
 
 
-def few_tokens(x: Tensor, weight: Places, bias: Tensor | None, *, turns: int = 1, warps: int = 4) -> Tensor:
-    """x (tokens x columns) times the weight's transpose, plus the bias; a program takes `turns` slices."""
+def few_tokens(x: Tensor, weight: Places, bias: Tensor | None) -> Tensor:
+    """x (tokens x columns) times the weight's transpose, plus the bias."""
     early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= STARTS_EARLY
+    launch = {"launch_pdl": True} if early else {}
     n_tokens, (n_rows, n_columns) = len(x), weight.shape
     out = torch.empty(n_tokens, n_rows, dtype=x.dtype, device=x.device)
     a_word = 1 if n_tokens == 1 else 8 // x.itemsize  # tokens that a thread reads in one load
-    n_words, n_slices = triton.cdiv(n_tokens, a_word), len(weight.slices) - 1
-    launch = {"launch_pdl": True} if early else {}
+    n_words = triton.cdiv(n_tokens, a_word)
     if n_tokens > 1:
         turned = torch.empty(n_columns, n_words * a_word, dtype=x.dtype, device=x.device)
         _turn[(triton.cdiv(n_columns, TURNED),)](
@@ -38,11 +39,11 @@ def few_tokens(x: Tensor, weight: Places, bias: Tensor | None, *, turns: int = 1
             **launch,
         )  # fmt: skip
         x = turned.view(torch.int64)
-    _few_tokens[(triton.cdiv(n_slices, turns), n_words)](
+    _few_tokens[(len(weight.slices) - 1, n_words)](
         x, weight.values, weight.steps, weight.firsts, weight.slices, weight.order, out if bias is None else bias, out,
-        n_rows, n_columns, n_tokens, n_words, weight.n_even, n_slices,
-        bias is not None, ROWS, LANES, weight.depth, GROUP, turns, a_word, weight.bits, weight.n_even > 0, LOOKED_AT,
-        early, num_warps=warps, **launch,
+        n_rows, n_columns, n_tokens, n_words, weight.n_even,
+        bias is not None, ROWS, LANES, weight.depth, GROUP, a_word, weight.bits, weight.n_even > 0, LOOKED_AT, early,
+        num_warps=ROWS * LANES // WARP, **launch,
     )  # fmt: skip
     return out
 
@@ -88,32 +89,31 @@ def _block(
 
 
 @triton.jit
-def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: PLR0912
-    x, values, steps, firsts, slices, order, bias, out, n_rows, n_columns, n_tokens, n_words, n_blocks, n_slices,
+def _few_tokens(  # type: ignore[no-untyped-def]
+    x, values, steps, firsts, slices, order, bias, out, n_rows, n_columns, n_tokens, n_words, n_blocks,
     HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
-    TURNS: tl.constexpr, A_WORD: tl.constexpr, BITS: tl.constexpr, IS_EVEN: tl.constexpr, LOOKED_AT: tl.constexpr,
-    EARLY: tl.constexpr,
+    A_WORD: tl.constexpr, BITS: tl.constexpr, IS_EVEN: tl.constexpr, LOOKED_AT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A few slices, for the tokens of one word of 64 bits, or for the only token."""
-    s = tl.program_id(0) * TURNS
+    """One slice, for the tokens of one word of 64 bits, or for the only token."""
+    s = tl.program_id(0)
     token_word = tl.program_id(1)
-    s_end = tl.minimum(s + TURNS, n_slices)
     if IS_EVEN:  # no need to wait for where it lies
         begin = s * n_blocks
-        last = s_end * n_blocks
+        end = begin + n_blocks
     else:
         begin = tl.load(slices + s)
-        last = tl.load(slices + s_end)
+        end = tl.load(slices + s + 1)
+    r = tl.arange(0, ROWS)
+    row = tl.load(order + s * ROWS + r)
     SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     A_BLOCK: tl.constexpr = ROWS * LANES * DEPTH
-    r = tl.arange(0, ROWS)
     lane = tl.arange(0, LANES)[None, :, None]
     d = tl.arange(0, DEPTH)[None, None, :]
     at = (r[:, None, None] * LANES + lane) * DEPTH + d
     group_at = (r[:, None, None] * (LANES // GROUP) + lane // GROUP) * DEPTH + d
-    ahead = begin.to(tl.int64)  # a number, not pointers: Triton would carry these through shared memory
+    ahead = begin.to(tl.int64)  # a number, not pointers: Triton may carry these through shared memory
     next_value, next_step, next_first = _block(
-        values, steps, firsts, ahead, last, at, group_at, A_BLOCK, GROUP, BITS
+        values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
     )  # fmt: skip
     if EARLY:
         gdc_launch_dependents()
@@ -133,53 +133,42 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: PLR0912
             if A_WORD == 4:
                 lost_2 += _part(word, 2, out) * 0.0
                 lost_3 += _part(word, 3, out) * 0.0
-    nan = tl.sum(lost, axis=0)  # or 0
-    nan_1 = tl.sum(lost_1, axis=0)
-    nan_2 = tl.sum(lost_2, axis=0)
-    nan_3 = tl.sum(lost_3, axis=0)
-    token = token_word * A_WORD
-    for turn in range(s, s_end):
-        row = tl.load(order + turn * ROWS + r)
-        if IS_EVEN:
-            end = begin + n_blocks
+    total = tl.zeros((ROWS, LANES), tl.float32)
+    total_1 = total
+    total_2 = total
+    total_3 = total
+    for _ in range(begin, end):
+        value = next_value.to(tl.float32)
+        k = next_step.to(tl.uint32)
+        if BITS == 8:
+            k += next_first.to(tl.uint32)
+        ahead += 1
+        next_value, next_step, next_first = _block(
+            values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
+        )  # fmt: skip
+        if A_WORD == 1:
+            place = (x.to(tl.pointer_type(tl.uint8)) + k * SIZE).to(x.dtype)  # 32 bits: half the instructions
+            total += tl.sum(value * tl.load(place).to(tl.float32), axis=2)
         else:
-            end = tl.load(slices + turn + 1)
-        total = tl.zeros((ROWS, LANES), tl.float32)
-        total_1 = total
-        total_2 = total
-        total_3 = total
-        for _ in range(begin, end):
-            value = next_value.to(tl.float32)
-            k = next_step.to(tl.uint32)
-            if BITS == 8:
-                k += next_first.to(tl.uint32)
-            ahead += 1
-            next_value, next_step, next_first = _block(
-                values, steps, firsts, ahead, last, at, group_at, A_BLOCK, GROUP, BITS
-            )  # fmt: skip
-            if A_WORD == 1:
-                place = (x.to(tl.pointer_type(tl.uint8)) + k * SIZE).to(x.dtype)  # 32 bits: half the instructions
-                total += tl.sum(value * tl.load(place).to(tl.float32), axis=2)
-            else:
-                word = tl.load(x + k * n_words + token_word)
-                total += tl.sum(value * _part(word, 0, out), axis=2)
-                total_1 += tl.sum(value * _part(word, 1, out), axis=2)
-                if A_WORD == 4:
-                    total_2 += tl.sum(value * _part(word, 2, out), axis=2)
-                    total_3 += tl.sum(value * _part(word, 3, out), axis=2)
-        begin = end
-        _finish(total, nan, bias, out, row, token, n_rows, n_tokens, HAS_BIAS)
-        if A_WORD > 1:
-            _finish(total_1, nan_1, bias, out, row, token + 1, n_rows, n_tokens, HAS_BIAS)
-        if A_WORD == 4:
-            _finish(total_2, nan_2, bias, out, row, token + 2, n_rows, n_tokens, HAS_BIAS)
-            _finish(total_3, nan_3, bias, out, row, token + 3, n_rows, n_tokens, HAS_BIAS)
+            word = tl.load(x + k * n_words + token_word)
+            total += tl.sum(value * _part(word, 0, out), axis=2)
+            total_1 += tl.sum(value * _part(word, 1, out), axis=2)
+            if A_WORD == 4:
+                total_2 += tl.sum(value * _part(word, 2, out), axis=2)
+                total_3 += tl.sum(value * _part(word, 3, out), axis=2)
+    token = token_word * A_WORD
+    _finish(total, lost, bias, out, row, token, n_rows, n_tokens, HAS_BIAS)
+    if A_WORD > 1:
+        _finish(total_1, lost_1, bias, out, row, token + 1, n_rows, n_tokens, HAS_BIAS)
+    if A_WORD == 4:
+        _finish(total_2, lost_2, bias, out, row, token + 2, n_rows, n_tokens, HAS_BIAS)
+        _finish(total_3, lost_3, bias, out, row, token + 3, n_rows, n_tokens, HAS_BIAS)
 
 
 @triton.jit
-def _finish(total, nan, bias, out, row, token, n_rows, n_tokens, HAS_BIAS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Writes the sums of one token."""
-    result = tl.sum(total, axis=1) + nan
+def _finish(total, lost, bias, out, row, token, n_rows, n_tokens, HAS_BIAS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Writes the sums of one token; `lost` is NaN where a number of its input was not finite."""
+    result = tl.sum(total, axis=1) + tl.sum(lost, axis=0)
     if HAS_BIAS:
         result += tl.load(bias + row, row >= 0, other=0.0).to(tl.float32)
     tl.store(out + token * n_rows + row, result.to(out.dtype.element_ty), (row >= 0) & (token < n_tokens))
