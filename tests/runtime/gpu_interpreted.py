@@ -18,11 +18,11 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 ROUNDING = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-20}  # one of the result, and some
 
 
-def agrees(x: Tensor, weight: Tensor, bias: Tensor | None, *, bits: int, depth: int = 8) -> None:
+def agrees(x: Tensor, weight: Tensor, bias: Tensor | None, *, bits: int, depth: int = 8, ahead: int = 1) -> None:
     """The kernel's sums are those of float64, to rounding of the result and of float32 sums."""
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     size = x.double().abs() @ weight.double().abs().t() + (0 if bias is None else bias.double().abs())
-    found = few_tokens(x, with_places(weight, bits=bits, depth=depth), bias)
+    found = few_tokens(x, with_places(weight, bits=bits, depth=depth), bias, ahead=ahead)
     assert found.dtype == x.dtype and found.shape == exact.shape
     gap = (found.double() - exact).abs()
     tiny = torch.finfo(x.dtype).tiny
@@ -36,7 +36,7 @@ def agrees(x: Tensor, weight: Tensor, bias: Tensor | None, *, bits: int, depth: 
     keep=st.sampled_from([0.0, 0.01, 0.2, 0.6, 1.0]),
     n_tokens=st.sampled_from([1, 1, 2]),
     dtype=st.sampled_from(list(ROUNDING)),
-    layout=st.sampled_from([(8, 8), (8, 2), (16, 4)]),
+    layout=st.sampled_from([(8, 8, 1), (8, 2, 2), (8, 2, 1), (16, 2, 2)]),
     scale=st.sampled_from([1.0, 2**-12, 2**10]),
     seed=st.integers(0, 99),
 )
@@ -46,7 +46,7 @@ def test_sums_are_those_of_float64(n_rows, n_columns, keep, n_tokens, dtype, lay
     weight = torch.where(torch.rand(weight.shape, generator=generator) < keep, weight, 0).to(dtype)
     x = (torch.randn(n_tokens, n_columns, generator=generator) / scale).to(dtype)
     bias = torch.randn(n_rows, generator=generator).to(dtype) if seed % 2 else None
-    agrees(x, weight, bias, bits=layout[0], depth=layout[1])
+    agrees(x, weight, bias, bits=layout[0], depth=layout[1], ahead=layout[2])
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -71,7 +71,7 @@ def test_what_is_not_finite_reaches_every_sum_of_its_token(n_tokens: int, bad: f
     x = torch.randn(n_tokens, 50)
     x[-1, 49] = bad
     for bits in (8, 16):
-        found = few_tokens(x, with_places(weight, bits=bits), None)
+        found = few_tokens(x, with_places(weight, bits=bits), None, ahead=2)
         assert bool(found[-1].isnan().all()) and bool(found[:-1].isfinite().all())
 
 

@@ -93,7 +93,7 @@ def test_the_kernel_compiles_for_a_gpu() -> None:
     from sipp.runtime.gpu import kernels
 
     constants = {"ROWS": ROWS, "LANES": LANES, "DEPTH": DEPTH, "GROUP": GROUP, "LOOKED_AT": kernels.LOOKED_AT}
-    constants |= {"HAS_BIAS": False, "A_WORD": 1, "BITS": 8, "IS_EVEN": False, "EARLY": True}
+    constants |= {"HAS_BIAS": False, "A_WORD": 1, "BITS": 8, "IS_EVEN": False, "EARLY": True, "AHEAD": 1}
     pointers = {"steps": "*u8", "firsts": "*u16", "slices": "*i32", "order": "*i32"}
     pointers |= dict.fromkeys(("x", "values", "bias", "out"), "*fp16")
     names = kernels._few_tokens.arg_names

@@ -1,6 +1,6 @@
 """A linear layer on few tokens in Triton: weights without zeros are read once, only kept ones cost time.
 
-A program goes through the blocks of a slice, one ahead: while it multiplies one block, the next is on its way.
+A program goes through the blocks of a slice: while it multiplies one, the next one or two are on their way.
 Each weight picks its input from the cache nearest to the processor, where the look for numbers that are not finite
 has put it: a zero would have turned these into NaN, so all sums of such a token do. Sums are float32.
 
@@ -24,8 +24,8 @@ STARTS_EARLY = (9, 0)  # compute capability
 TURNED = 64  # columns of one program that lays several tokens side by side
 
 
-def few_tokens(x: Tensor, weight: Places, bias: Tensor | None) -> Tensor:
-    """x (tokens x columns) times the weight's transpose, plus the bias."""
+def few_tokens(x: Tensor, weight: Places, bias: Tensor | None, *, ahead: int) -> Tensor:
+    """x (tokens x columns) times the weight's transpose, plus the bias; 1 or 2 blocks are on their way."""
     early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= STARTS_EARLY
     launch = {"launch_pdl": True} if early else {}
     n_tokens, (n_rows, n_columns) = len(x), weight.shape
@@ -43,7 +43,7 @@ def few_tokens(x: Tensor, weight: Places, bias: Tensor | None) -> Tensor:
         x, weight.values, weight.steps, weight.firsts, weight.slices, weight.order, out if bias is None else bias, out,
         n_rows, n_columns, n_tokens, n_words, weight.n_even,
         bias is not None, ROWS, LANES, weight.depth, GROUP, a_word, weight.bits, weight.n_even > 0, LOOKED_AT, early,
-        num_warps=ROWS * LANES // WARP, **launch,
+        ahead, num_warps=ROWS * LANES // WARP, **launch,
     )  # fmt: skip
     return out
 
@@ -74,11 +74,11 @@ def _part(word, PART: tl.constexpr, like):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block(
-    values, steps, firsts, ahead, last, at, group_at, A_BLOCK: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr
-):  # type: ignore[no-untyped-def]
-    """Block number `ahead`, or 0 where that is past the last one."""
-    is_there = ahead < last
+def _block(  # type: ignore[no-untyped-def]
+    values, steps, firsts, ahead, end, at, group_at, A_BLOCK: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr
+):
+    """Block number `ahead`, or zeros where that is past the end."""
+    is_there = ahead < end
     value = tl.load(values + ahead * A_BLOCK + at, is_there, other=0.0)
     step = tl.load(steps + ahead * A_BLOCK + at, is_there, other=0)
     if BITS == 16:
@@ -89,10 +89,11 @@ def _block(
 
 
 @triton.jit
-def _few_tokens(  # type: ignore[no-untyped-def]
+def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: PLR0912
     x, values, steps, firsts, slices, order, bias, out, n_rows, n_columns, n_tokens, n_words, n_blocks,
     HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
     A_WORD: tl.constexpr, BITS: tl.constexpr, IS_EVEN: tl.constexpr, LOOKED_AT: tl.constexpr, EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One slice, for the tokens of one word of 64 bits, or for the only token."""
     s = tl.program_id(0)
@@ -115,6 +116,11 @@ def _few_tokens(  # type: ignore[no-untyped-def]
     next_value, next_step, next_first = _block(
         values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
     )  # fmt: skip
+    if AHEAD == 2:
+        ahead += 1
+        later_value, later_step, later_first = _block(
+            values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
+        )  # fmt: skip
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -143,9 +149,17 @@ def _few_tokens(  # type: ignore[no-untyped-def]
         if BITS == 8:
             k += next_first.to(tl.uint32)
         ahead += 1
-        next_value, next_step, next_first = _block(
-            values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
-        )  # fmt: skip
+        if AHEAD == 2:
+            next_value = later_value
+            next_step = later_step
+            next_first = later_first
+            later_value, later_step, later_first = _block(
+                values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
+            )  # fmt: skip
+        else:
+            next_value, next_step, next_first = _block(
+                values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
+            )  # fmt: skip
         if A_WORD == 1:
             place = (x.to(tl.pointer_type(tl.uint8)) + k * SIZE).to(x.dtype)  # 32 bits: half the instructions
             total += tl.sum(value * tl.load(place).to(tl.float32), axis=2)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 ROWS, LANES = 4, 32  # of a slice: one warp a row
 DEPTH = 8  # weights that a thread reads in one load
-PLACE_BITS = (8, 16)
 GROUP = 16  # weights that share a first column
 MOST_COLUMNS = 1 << 16  # that 16 bits can say
 

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from sipp.native import two_of_four
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.layouts import MOST_COLUMNS, PLACE_BITS, with_places
+from sipp.runtime.gpu.layouts import MOST_COLUMNS, with_places
 
 MOST_TOKENS = 16  # that are few
+FEW_WAYS = ((8, 1), (8, 2), (16, 1), (16, 2))  # bits of a place, blocks on their way
 LEAST_GAIN = 0.95  # of the dense time: what takes more is not worth the change
 MOST_BYTES = 0.95  # of the dense ones: with more it cannot be faster
 # how far a sum may be from torch's, of the largest one: rounding of the result, and the order of the sums
@@ -117,16 +118,19 @@ def _for_few(weight: Tensor) -> tuple[list[MakeWay], str]:
         return [], f"more than {MOST_COLUMNS:,} columns"
     if importlib.util.find_spec("triton") is None:
         return [], "needs Triton, which is not installed"
-    return [partial(_places_way, bits=bits) for bits in PLACE_BITS], ""
+    return [partial(places_way, bits=bits, ahead=ahead) for bits, ahead in FEW_WAYS], ""
 
 
-def _places_way(weight: Tensor, bias: Tensor | None, bits: int) -> Way:
+def places_way(weight: Tensor, bias: Tensor | None, bits: int, ahead: int) -> Way:
+    """Values with places of so many bits, so many blocks on their way."""
     from sipp.runtime.gpu.kernels import few_tokens  # Triton is asked for only here
 
     places = with_places(weight, bits=bits)
-    return Way(
-        f"places of {bits} bits", lambda x, own: few_tokens(x.contiguous(), places.on(own), bias), places.tensors
-    )
+
+    def call(x: Tensor, own: tuple[Tensor, ...]) -> Tensor:
+        return few_tokens(x.contiguous(), places.on(own), bias, ahead=ahead)
+
+    return Way(f"places of {bits} bits", call, places.tensors)
 
 
 def _for_many(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:
