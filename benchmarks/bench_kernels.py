@@ -1,48 +1,63 @@
-"""Prints the rate of the CPU's max_times against torch's float32 matmul of the same shape, in one run.
+"""Prints the time of the CPU kernel against torch's float32 matmul of the same shape, in one run.
 
 python benchmarks/bench_kernels.py [--busy]
 
-Pairs per second over multiply-adds per second. A kernel that disagrees with the float64 reference, or whose skipping
-changes a bit, is not timed. "real-like": activations behind a ReLU with neighbours alike, as a network has them;
-"random": independent values, of which less can be skipped.
+The kernel finds denominators, norms and the largest ratio of every weight: two products of that shape and what lies
+around them. One that disagrees with the float64 reference, or whose skipping changes a bit, is not timed. "real-like":
+activations behind a ReLU with neighbours alike, as a network has them; "random": independent values, of which less can
+be skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from common import alternate, clock_for, table
 from torch import Tensor
 
-from sipp.scoring.kernels import reference
+from sipp.scoring.kernels import chunk_ratios, reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 
-SHAPES = {(64, 576, 8192): 0.70, (512, 4608, 2048): 0.55, (16, 27, 65536): 0.55}  # rows, fan-in, patches: target
+SHAPES = ((64, 576, 8192), (512, 4608, 2048), (16, 27, 65536))  # rows, fan-in, patches
 AGREEMENT = 1e-5
 CHECKED_ROWS, CHECKED_PATCHES = 4, 1024  # the float64 reference is slow
 
 
-def operands(rows: int, fan_in: int, patches: int, kind: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(patches_GKP, inverse_SGRP, positive_GRK, weight_GRK)."""
+def operands(rows: int, fan_in: int, patches: int, kind: str) -> tuple[Tensor, Tensor]:
+    """(patches_GKP, weight_GRK)."""
     generator = torch.Generator().manual_seed(0)
-    if kind == "random":
-        a = torch.rand(1, fan_in, patches, generator=generator)
-    else:
-        a = F.avg_pool1d(torch.randn(1, fan_in, patches + 15, generator=generator), 16, 1).clamp(min=0)
-        a = a / a.sum(1, keepdim=True).clamp(min=1e-20)  # as the kernel for windows does
     weight = torch.randn(1, rows, fan_in, generator=generator)
-    sums = cpu.quadrant_sums(weight, a)
-    return a, torch.where(sums > 0, sums.reciprocal(), torch.zeros(())), weight > 0, weight
+    if kind == "random":
+        return torch.rand(1, fan_in, patches, generator=generator), weight
+    return F.avg_pool1d(torch.randn(1, fan_in, patches + 15, generator=generator), 16, 1).clamp(min=0), weight
 
 
-def check(a: Tensor, inverse: Tensor, positive: Tensor) -> None:
-    small = a[..., :CHECKED_PATCHES], inverse[:, :, :CHECKED_ROWS, :CHECKED_PATCHES], positive[:, :CHECKED_ROWS]
-    expected = reference.max_times(*small)
-    if not torch.allclose(cpu.max_times(*small).double(), expected, rtol=AGREEMENT, atol=0):
-        raise SystemExit("max_times disagrees with the reference: not timed")
-    if not torch.equal(cpu.max_times(a, inverse, positive), cpu.max_times(a, inverse, positive, skip=False)):
+def ratios(a: Tensor, weight: Tensor) -> Tensor:
+    """The largest ratio of each weight, patches as positions of one point."""
+    factors = {"factors_TB": torch.tensor([[1.0], [0.0]]), "row_factors_GR": torch.ones(weight.shape[:2]).double()}
+    return cpu.max_ratios(a.transpose(1, 2)[None], 1, weight, **factors, best_GRK=torch.zeros_like(weight))[0]
+
+
+def by_every_product(a: Tensor, weight: Tensor) -> Tensor:
+    with mock.patch.object(cpu, "MOST_WEIGHTS", 2**30):
+        return ratios(a, weight)
+
+
+def by_skipping(a: Tensor, weight: Tensor) -> Tensor:
+    with mock.patch.object(cpu, "MOST_WEIGHTS", 0):
+        return ratios(a, weight)
+
+
+def check(a: Tensor, weight: Tensor) -> None:
+    small = a[..., :CHECKED_PATCHES], weight[:, :CHECKED_ROWS]
+    ones = torch.ones(small[1].shape[:2]).double()
+    expected = chunk_ratios.max_chunk(reference, small[0].double(), 1, small[1].double(), ones, (True, False))[0]
+    if not torch.allclose(by_skipping(*small).double(), expected, rtol=AGREEMENT, atol=0):
+        raise SystemExit("the kernel disagrees with the reference: not timed")
+    if not torch.equal(by_skipping(a, weight), by_every_product(a, weight)):
         raise SystemExit("skipping changes the result: not timed")
 
 
@@ -51,25 +66,25 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="one thread, measured in CPU time")
     clock = clock_for(parser.parse_args().busy)
     rows = []
-    for (n_rows, fan_in, n_patches), target in SHAPES.items():
-        pairs = n_rows * fan_in * n_patches
+    for shape in SHAPES:
         for kind in ("random", "real-like"):
-            a, inverse, positive, weight = operands(n_rows, fan_in, n_patches, kind)
-            check(a, inverse, positive)
-            matmul, brute, skip, sums = alternate(
-                lambda w=weight, a=a: w[0] @ a[0],
-                lambda a=a, i=inverse, p=positive: cpu.max_times(a, i, p, skip=False),
-                lambda a=a, i=inverse, p=positive: cpu.max_times(a, i, p),
-                lambda w=weight, a=a: cpu.quadrant_sums(w, a),
+            a, weight = operands(*shape, kind)
+            check(a, weight)
+            times = alternate(
+                lambda a=a, w=weight: w[0] @ a[0],
+                lambda a=a, w=weight: cpu.quadrant_sums(w, a),
+                lambda a=a, w=weight: by_every_product(a, w),
+                lambda a=a, w=weight: by_skipping(a, w),
                 repeats=15,
                 clock=clock,
             )
-            rates = [pairs / t / 1e9 for t in (matmul, brute, skip)]
-            cells = [f"{rate:.1f}" for rate in rates]
-            ratios = [f"{rates[1] / rates[0]:.2f}", f"{rates[2] / rates[0]:.2f}", f"{target:.2f}"]
-            rows.append([f"{n_rows} x {fan_in} x {n_patches}", kind, *cells, *ratios, f"{2 * pairs / sums / 1e9:.1f}"])
-    header = ["shape", "data", "matmul G/s", "brute G/s", "skip G/s", "brute ratio", "skip ratio", "target", "D G/s"]
-    table("max_times: pairs/s over torch matmul multiply-adds/s (D: quadrant_sums, multiply-adds/s)", header, rows)
+            n_rows, fan_in, n_patches = shape
+            cells = [f"{1e3 * seconds:.1f}" for seconds in times]
+            ratio = [f"{seconds / times[0]:.2f}" for seconds in times[1:]]
+            rows.append([f"{n_rows} x {fan_in} x {n_patches}", kind, *cells, *ratio])
+    names = ("denominators", "every product", "skipping")
+    header = ["shape", "data", "matmul ms", *(f"{name} ms" for name in names), *(f"{name} / matmul" for name in names)]
+    table("the CPU kernel against torch's float32 matmul", header, rows)
 
 
 if __name__ == "__main__":

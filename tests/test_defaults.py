@@ -158,6 +158,7 @@ def kernel_results() -> Callable[[], Result]:
         return torch.rand(shape, generator=generator) + 0.1
 
     operands = {n: (rand(2, n, 40) - 0.6, rand(2, 40, 210), rand(2, 2, n, 210)) for n in (3, 70)}
+    no_negatives = torch.tensor([[1.0], [0.0]]).repeat(1, 7)
 
     def work() -> Result:
         found: Result = {}
@@ -165,11 +166,15 @@ def kernel_results() -> Callable[[], Result]:
             by_point = patches.unflatten(-1, (7, 30)), inverse.unflatten(-1, (7, 30))
             for kernel in (cpu, plain_loops):
                 found[f"{kernel.__name__} sums {n}"] = kernel.quadrant_sums(weight, patches)
-                found[f"{kernel.__name__} max {n}"] = kernel.max_times(patches, inverse, weight > 0)
                 found[f"{kernel.__name__} mean {n}"] = kernel.sum_times(*by_point, weight > 0)
                 factors = weight.double()[..., 0].abs()
-                chunk = chunk_ratios.max_chunk(kernel, patches, 7, weight, factors, (True, False))
+                chunk = chunk_ratios.sum_chunk(kernel, patches, 7, weight, factors, (True, False))
                 found |= {f"{kernel.__name__} chunk {n} {i}": one for i, one in enumerate(chunk)}
+            found[f"max {n}"] = plain_loops.max_times(patches, inverse, weight > 0)
+            of_points = {"factors_TB": no_negatives, "row_factors_GR": factors, "best_GRK": torch.zeros_like(weight)}
+            windows = patches.unflatten(-1, (7, 30)).permute(2, 0, 3, 1)
+            best = cpu.max_ratios(windows, 1, weight, **of_points)
+            found |= {f"max ratios {n} {i}": one for i, one in enumerate(best)}
         return found
 
     return work

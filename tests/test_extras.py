@@ -40,6 +40,8 @@ NEEDS = [
      "engine 'ray' needs ray", "ray"),
     ("transformers", "from sipp.cli.hugging_face_models import hf_model; hf_model('hf:folder')",
      "--model hf:DIR needs transformers", "hf"),
+    ("gguf", "from sipp.cli.hugging_face_models import _from_gguf; _from_gguf(None, '.', 'x.gguf')",
+     "reading GGUF files needs gguf", "hf"),
     *((name, "import torch; from sipp.runtime.exporting import export; "
        "export(torch.nn.Linear(2, 2), 'net.onnx', to='onnx', example=torch.ones(2, 2))",
        f"exporting to ONNX needs {name}", "onnx") for name in ("onnx", "onnxruntime", "onnxscript")),

@@ -21,7 +21,7 @@ def heavy_after(code: str) -> str:
 LIGHT = (
     "sipp.storage.files",
     "sipp.storage.tensors",
-    "sipp.storage.pairs",
+    "sipp.storage.state_files",
     "sipp.records.schemas",
     "sipp.records.json_values",
     "sipp.storage.outputs",

@@ -6,6 +6,7 @@ Lines of the shell run in this process; `.ci/wheel` runs one of the scripts by b
 import ast
 import importlib.util
 import io
+import json
 import re
 import runpy
 import shlex
@@ -23,6 +24,7 @@ from sipp.cli.main import app
 ROOT = Path(__file__).parent.parent
 PATHS = ROOT / "examples" / "paths"
 SAID = (ROOT / "README.md").read_text() + (ROOT / "docs" / "guide.md").read_text()
+NOTEBOOK = "notebook.ipynb"  # run by tests/integration/test_notebook.py
 # what a path is given, which package it needs, what it must leave behind and say
 ENDS = {
     "own_cnn.py": (
@@ -135,13 +137,21 @@ def used_in_shell(text: str) -> set[str]:
     return found
 
 
+def code_of(name: str, text: str) -> str:
+    """The code of a notebook; other texts as they are."""
+    if not name.endswith(".ipynb"):
+        return text
+    return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
+
+
 def unsaid(name: str, text: str) -> list[str]:
     """What a path uses and the pages do not say."""
+    text = code_of(name, text)
     used = used_in_shell(text) if name.endswith(".sh") else used_in_python(text)
     return sorted(one for one in used if not re.search(one, SAID))
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", [*ENDS, NOTEBOOK])
 def test_the_path_uses_only_what_the_pages_say(name: str) -> None:
     assert unsaid(name, (PATHS / name).read_text()) == []
 
@@ -161,4 +171,4 @@ def test_what_is_not_said_is_noticed(name: str, text: str) -> None:
 
 
 def test_every_path_is_run() -> None:
-    assert {path.name for path in PATHS.iterdir() if path.is_file()} == {*ENDS, "stand_ins.py"}
+    assert {path.name for path in PATHS.iterdir() if path.is_file()} == {*ENDS, "stand_ins.py", NOTEBOOK}

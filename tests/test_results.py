@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sipp.report.compare_runs import panels_of
+from sipp.report.figures import figure_names, pipeline_curves
 from sipp.report.results import Run, read_results
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -28,5 +29,22 @@ def test_a_study_is_whole(study: Path) -> None:
     assert all(run.finished for run in runs) == ("**Cut off**" not in text)  # the README says what is missing
     for run in runs:
         assert run.name.rpartition("-")[2] in text, run.name
-    for figure in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
-        assert (study / figure).is_file()
+    figures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    assert figures and all((study / figure).is_file() for figure in figures)
+
+
+def test_one_figure_compares_pipelines_with_the_numbers_of_the_readme() -> None:
+    study = RESULTS / "digits-gradual"
+    results = read_results([study])
+    gradual, iterative = pipeline_curves(results)
+    assert (gradual.method, iterative.method) == ("gradual", "iterative")
+    text = (study / "README.md").read_text()
+    for theirs, ours in zip(iterative.points[1:], gradual.points, strict=True):
+        row = re.search(rf"^\| {100 * ours.keep:.3g} % \|(.*)$", text, re.M)
+        assert row is not None and (ours.keep, ours.n) == (theirs.keep, 12)
+        assert re.findall(r"([\d.]+) ±", row[1]) == [f"{100 * theirs.mean:.2f}", f"{100 * ours.mean:.2f}"]
+    assert (
+        pipeline_curves([one for one in results if isinstance(one, Run) and one.config["pipeline"] == "gradual"]) == ()
+    )
+    assert pipeline_curves([*results, results[0]]) == ()  # the same keep twice: which one would be drawn?
+    assert "pipelines.png" in figure_names(results)

@@ -90,6 +90,22 @@ def file() -> Path:
     return pruned_and_saved()[1]
 
 
+def talker() -> nn.Module:
+    """A model of the next of five tokens."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
+
+
+def words() -> Path:
+    path = Path(FOLDER.name) / "words.txt"
+    path.write_text("a short text\n")
+    return path
+
+
+def numbers(text: str) -> dict[str, list[int]]:
+    return {"input_ids": [ord(one) for one in text]}
+
+
 # Arguments with which each public function works, made anew for every call.
 RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "save": lambda: {"pruned": pruned(), "path": file().with_name("other"), "values": "bf16"},
@@ -109,8 +125,11 @@ RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "assess": lambda: {"dense": net(), "pruned": pruned().masks, "data": points()},
     "hold": lambda: {"model": net(), "masks": pruned().masks},
     "release": lambda: {"model": net()},
+    "shrink": lambda: {"model": net(), "example": points(4)},
     "sparse": lambda: {"model": net(), "example": points(4)},
     "gradual": lambda: {"model": net(), "train_step": lambda step: None, "data": labelled(), "keep": 0.5, "steps": 5},
+    "text": lambda: {"files": words(), "tokenizer": numbers, "length": 4},
+    "perplexity": lambda: {"model": talker(), "data": torch.arange(24).reshape(4, 6) % 5, "dense": talker()},
     "repair": lambda: {"model": net(), "pruned": pruned(), "data": points()},
 }
 FUNCTIONS = sorted(name for name in sipp.__all__ if inspect.isfunction(getattr(sipp, name)))

@@ -35,6 +35,7 @@ _MODULES = {
     "inspect": "sipp.verbs.inspect",
     "load": "sipp.verbs.load",
     "page": "sipp.report.page",
+    "perplexity": "sipp.verbs.perplexity",
     "prune": "sipp.verbs.prune",
     "prune_to": "sipp.verbs.prune_to",
     "release": "sipp.pruning.masking",
@@ -43,8 +44,10 @@ _MODULES = {
     "save": "sipp.verbs.save",
     "save_folder": "sipp.verbs.save_folder",
     "sensitivity": "sipp.scoring.sensitivities",
+    "shrink": "sipp.verbs.shrink",
     "sound_bound": "sipp.bounds.sound.graph_bound",
     "sparse": "sipp.runtime.sparse_network",
+    "text": "sipp.inputs.text",
 }
 __all__ = [*_MODULES]
 

@@ -3,6 +3,7 @@
 from sipp import errors as errors
 from sipp.bounds.assumption import check_assumption as check_assumption
 from sipp.bounds.sound.graph_bound import sound_bound as sound_bound
+from sipp.inputs.text import text as text
 from sipp.pruning.masking import hold as hold
 from sipp.pruning.masking import release as release
 from sipp.records.options import Constants as Constants
@@ -19,11 +20,13 @@ from sipp.verbs.compare import compare as compare
 from sipp.verbs.gradual import gradual as gradual
 from sipp.verbs.inspect import inspect as inspect
 from sipp.verbs.load import load as load
+from sipp.verbs.perplexity import perplexity as perplexity
 from sipp.verbs.prune import prune as prune
 from sipp.verbs.prune_to import prune_to as prune_to
 from sipp.verbs.repair import repair as repair
 from sipp.verbs.save import save as save
 from sipp.verbs.save_folder import save_folder as save_folder
+from sipp.verbs.shrink import shrink as shrink
 
 __version__: str
 __all__: list[str]

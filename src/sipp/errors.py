@@ -46,5 +46,9 @@ class OptionError(SippError):
     """An argument has a value outside its range, or two arguments exclude each other."""
 
 
+class UnknownOption(OptionError, TypeError):
+    """An argument that a function does not have, with what it is called here: a TypeError, as Python's own would be."""
+
+
 class DeadRowsWarning(UserWarning):
     """Rows or whole layers of a pruned network have no weight left; the records count them as `dead_rows`."""

@@ -16,6 +16,7 @@ EXTRAS = {
     "accelerate": ("accelerate", "train"),
     "ray": ("ray", "ray"),
     "transformers": ("transformers", "hf"),
+    "gguf": ("gguf", "hf"),
     "onnx": ("onnx", "onnx"),
     "onnxscript": ("onnxscript", "onnx"),
     "onnxruntime": ("onnxruntime", "onnx"),

@@ -10,13 +10,15 @@ import torch
 from sipp.allocation import curves, doubling
 from sipp.allocation.row_loops import compiled_rows, decay, draws_of_row, fill_rates, kept_after, over_rows
 from sipp.native.compiling import stamp_of
+from sipp.pruning import sampling
 
 
 def test_a_change_of_a_file_that_is_called_makes_cached_code_stale(tmp_path: Path) -> None:
-    """`curves.py` calls vector code of `doubling.py`, which Numba's cache does not look at."""
-    folder = Path(doubling.__file__).parent
+    """`curves.py` calls vector code of `doubling.py`, and `pruning/` calls both: Numba's cache looks at neither."""
+    folder, other = Path(doubling.__file__).parent, Path(sampling.__file__).parent
     stamp = stamp_of(folder)
-    assert f"_{stamp:x}_" in curves._double.__qualname__
+    assert curves._double.__qualname__.endswith(f"_{stamp:x}")
+    assert sampling._arrive.__qualname__.endswith(f"_{stamp_of(other, folder):x}")
     for path in folder.glob("*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert stamp_of(tmp_path) == stamp

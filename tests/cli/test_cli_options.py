@@ -87,6 +87,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "eval": {**model, **data, "--dense": weights, "--pruned": weights, "--out": out / "eval.json"},
         "run": {"RECIPE": "digits-iterative", "--out": out / "runs"},
         "inspect": {"FILE": folder / "net.sipp.safetensors"},
+        "shrink": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--out": out / "net.pt"},
         "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--to": "pt2", "--out": out / "net.pt2"},
         "study": {"NAME": "paper-fully-connected", "--out": out / "runs"},
         "recipes": {"ACTION": "show", "RECIPE": "digits-iterative"},

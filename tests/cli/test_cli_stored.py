@@ -200,6 +200,27 @@ def test_export_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_shrink_gives_a_smaller_network_with_its_certificate(folder: Path, tmp_path: Path) -> None:
+    net = mlp()
+    net[2].weight.data[:, 5:] = 0
+    points = torch.from_numpy(np.load(folder / "holdout.npy"))
+    certificate = sipp.certify(mlp(), net, points, progress=False)
+    sipp.save(net, tmp_path / "net", certificate=certificate)
+    words = ["shrink", tmp_path / "net", "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--out"]
+    done = run(*words, tmp_path / "small.pt", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [layer["after"] for layer in found["layers"]] == [[5, 6], [3, 5]] and found["n_parameters"] == 53
+    assert found["certificate"]["sentence"] == certificate.sentence
+    small = torch.load(tmp_path / "small.pt", weights_only=False)
+    torch.testing.assert_close(small(points), net(points))
+    done = run(*words, tmp_path / "small.pt2")
+    assert done.returncode == 0 and "53 (3.08 x fewer)" in done.stdout and "computes the same" in done.stdout
+    torch.testing.assert_close(torch.export.load(tmp_path / "small.pt2").module()(points), net(points))
+    refused(run(*words, tmp_path / "small.pt"), "--out", "exists")
+    refused(run(*words, tmp_path / "small.npy"), "--out", "ends in none of")
+
+
 def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     words = ["bench", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "--data", folder / "data.npy"]
     threads = torch.get_num_threads()

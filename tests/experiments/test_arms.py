@@ -16,7 +16,7 @@ from sipp.experiments.runs.run_recipe import run
 from sipp.report.palette import style_of
 from sipp.report.rendering import render
 from sipp.report.results import read_run_result
-from sipp.storage.pairs import load_pair, load_values
+from sipp.storage.state_files import load_state, load_values
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -34,7 +34,7 @@ def small(name: str, *settings: str) -> Recipe:
 
 
 def masks(folder: Path, stage: str) -> dict[str, Tensor]:
-    return {key: value for key, value in load_pair(folder / stage, "final")[0].items() if key.startswith("mask.")}
+    return {key: value for key, value in load_state(folder / stage, "final")[0].items() if key.startswith("mask.")}
 
 
 def test_labels() -> None:
@@ -85,12 +85,12 @@ def test_retraining_of_its_own_length_and_a_teacher(tmp_path: Path, monkeypatch:
         out=tmp_path,
         device="cpu",
     )
-    dense = load_pair(done.folder / "seed0.dense", "final")[0]
+    dense = load_state(done.folder / "seed0.dense", "final")[0]
     assert len(taught) == 2  # both levels learn from the dense network, not from the level above
     assert all(torch.equal(one[key], dense[f"model.{key}"]) for one in taught for key in one)
-    same = load_pair(plain.folder / "seed0.dense", "final")[0]
+    same = load_state(plain.folder / "seed0.dense", "final")[0]
     assert all(torch.equal(dense[key], same[key]) for key in dense)
-    weights = [load_pair(one.folder / "seed0.wt.01", "final")[0] for one in (plain, done)]
+    weights = [load_state(one.folder / "seed0.wt.01", "final")[0] for one in (plain, done)]
     assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
@@ -117,5 +117,5 @@ def test_a_recipe_starts_from_the_initialisation_it_names(tmp_path: Path) -> Non
         done = run(small("digits-at-init", *still, f"init={init}"), out=tmp_path, device="cpu")
         torch.manual_seed(0)
         expected = build("digits-cnn", init=init).state_dict()  # type: ignore[arg-type]
-        found = load_pair(done.folder / "seed0.dense", "final")[0]
+        found = load_state(done.folder / "seed0.dense", "final")[0]
         assert torch.equal(found["model.3.weight"], expected["3.weight"])

@@ -12,7 +12,7 @@ from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.run_recipe import run
 from sipp.report.rendering import render
 from sipp.report.results import read_run_result
-from sipp.storage.pairs import load_pair
+from sipp.storage.state_files import load_state
 from sipp.verbs.gradual import CUTS, budget_at, cut_times
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -28,7 +28,7 @@ def small(*settings: str) -> Recipe:
 def test_every_level_follows_the_schedule_from_the_dense_network(tmp_path: Path) -> None:
     still = ("train.rate=1.0e-30", "prune.methods=[sipp-det]")  # no weight moves
     done = run(small(*still), out=tmp_path, device="cpu")
-    dense = load_pair(done.folder / "seed0.dense", "final")[0]
+    dense = load_state(done.folder / "seed0.dense", "final")[0]
     times = cut_times(N_STEPS, CUTS)
     for record in done.records[1:]:
         last = {1: 490, 2: 245}[record["level"]]
@@ -36,7 +36,7 @@ def test_every_level_follows_the_schedule_from_the_dense_network(tmp_path: Path)
         path = [{"after_step": at, "keep": budget_at(t, N_WEIGHTS, last) / N_WEIGHTS} for at, t in times.items()]
         assert record["path"] == path and max(times) < N_STEPS
         assert {"score", "prune", "train"} <= record["part_seconds"].keys()
-        tensors = load_pair(done.folder / f"seed0.{record['method']}.{record['level']:02d}", "final")[0]
+        tensors = load_state(done.folder / f"seed0.{record['method']}.{record['level']:02d}", "final")[0]
         for layer in record["layers"]:
             weight, mask = tensors[f"model.{layer['name']}"], tensors[f"mask.{layer['name']}"]
             assert int(mask.sum()) == layer["kept"]

@@ -19,7 +19,7 @@ from sipp.experiments.runs.store import without_clock
 from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, train
 from sipp.report.rendering import render
 from sipp.report.results import read_run_result
-from sipp.storage.pairs import load_pair
+from sipp.storage.state_files import load_state
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -54,7 +54,7 @@ def test_a_pipeline_of_one_file(recipe: Recipe, tmp_path: Path) -> None:
     dense, *levels = done.records
     assert dense["kind"] == "dense" and "keep" not in dense
     for level, record in enumerate(levels, start=1):
-        tensors = load_pair(done.folder / f"seed0.wt.{level:02d}", "final")[0]
+        tensors = load_state(done.folder / f"seed0.wt.{level:02d}", "final")[0]
         assert record["keep"] == pytest.approx(0.5**level, rel=1e-3)
         for layer in record["layers"]:
             weight, mask = tensors[f"model.{layer['name']}"], tensors[f"mask.{layer['name']}"]
@@ -91,7 +91,7 @@ def test_killed_before_at_and_after_each_change_it_goes_on_to_the_same_bits(
         except Killed:
             n_killed += 1
             checkpoint = max((tmp_path / "parts").glob("*/*/step-*.json"))
-            tensors, values = load_pair(checkpoint.parent, checkpoint.stem)
+            tensors, values = load_state(checkpoint.parent, checkpoint.stem)
             is_cut = any(key.startswith("mask.") for key in tensors)
             assert is_cut == ("keep" in values["facts"])  # masks and what is known of them travel together
     assert n_killed == 3 * (N_STEPS - 1) // 3 and contents(done.folder) == contents(whole.folder)

@@ -12,7 +12,7 @@ from sipp.experiments.recipes import Code, load_recipe
 from sipp.experiments.runs.plan import Stage
 from sipp.experiments.runs.reuse import stage_key
 from sipp.experiments.runs.run_recipe import run
-from sipp.storage.pairs import load_pair
+from sipp.storage.state_files import load_state
 
 MINE = """
 import torch
@@ -56,7 +56,7 @@ def test_a_run(mine: Path) -> None:
     start = own_network("mine_for_runs:make").state_dict()
     still = load_recipe("digits-at-init", settings=(*SETTINGS, "train.rate=1.0e-30"), code=code)
     kept = run(still, out=mine / "runs", device="cpu")
-    assert torch.equal(load_pair(kept.folder / "seed0.dense", "final")[0]["model.1.weight"], start["1.weight"])
+    assert torch.equal(load_state(kept.folder / "seed0.dense", "final")[0]["model.1.weight"], start["1.weight"])
     assert run(recipe, out=mine / "runs", device="cpu").n_made == 0
     with open(mine / "mine_for_runs.py", "a") as file:
         file.write("# changed")

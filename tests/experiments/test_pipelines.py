@@ -25,7 +25,7 @@ from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import only_alive, rank
 from sipp.records.options import PruneOptions
-from sipp.storage.pairs import load_pair
+from sipp.storage.state_files import load_state
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -46,7 +46,7 @@ def small(name: str, *settings: str) -> Recipe:
 
 
 def saved(folder: Path) -> dict[str, dict[str, Tensor]]:
-    return {stage.parent.name: load_pair(stage.parent, "final")[0] for stage in sorted(folder.glob("*/final.json"))}
+    return {stage.parent.name: load_state(stage.parent, "final")[0] for stage in sorted(folder.glob("*/final.json"))}
 
 
 def equal(a: dict[str, dict[str, Tensor]], b: dict[str, dict[str, Tensor]]) -> bool:

@@ -69,14 +69,18 @@ def test_results_are_the_same_bits_on_any_threads(
     rows: int, openmp: Alone | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = torch.Generator().manual_seed(0)
-    patches, inverse = torch.rand(1, 20, 300, generator=generator), torch.rand(2, 1, rows, 300, generator=generator)
-    positive = torch.rand(1, rows, 20, generator=generator) > 0.5
+    windows, weight = torch.rand(1, 1, 300, 20, generator=generator), torch.rand(1, rows, 20, generator=generator) - 0.5
+    factors = {"factors_TB": torch.tensor([[1.0], [0.0]]), "row_factors_GR": torch.ones(1, rows).double()}
+
+    def ratios() -> torch.Tensor:
+        return cpu.max_ratios(windows, 1, weight, **factors, best_GRK=torch.zeros_like(weight))[0]
+
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        ours = cpu.max_times(patches, inverse, positive)
+        ours = ratios()
         monkeypatch.setattr(threads, "torch_openmp", lambda: openmp)
-        assert torch.equal(cpu.max_times(patches, inverse, positive), ours)
+        assert torch.equal(ratios(), ours)
     finally:
         torch.set_num_threads(before)
 

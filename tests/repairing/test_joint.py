@@ -245,7 +245,7 @@ def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.Mon
     for layer in made.layers:
         assert layer.error is not None and layer.error_given is not None and layer.error <= layer.error_given
 
-    def worst(rows: Any, mask_FK: Tensor, rule: Rule) -> tuple[Tensor, int]:
+    def worst(rows: Any, mask_FK: Tensor, rule: Rule, bases: Any) -> tuple[Tensor, int]:
         dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
         return rule.largest(-dense_FK.abs()), 1
 

@@ -260,7 +260,7 @@ def test_dense_outputs_that_do_not_fit_the_memory_are_made_anew(monkeypatch: pyt
     dense = net()
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     whole = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
-    monkeypatch.setattr(gathering, "TARGET_BYTES", 0)
+    monkeypatch.setattr(gathering, "TARGET_BYTES", {"cpu": 0})
     monkeypatch.setattr(distance, "OUTPUT_BYTES", 0)
     short = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
     assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), short.model.state_dict().values()))

@@ -88,13 +88,13 @@ def test_what_is_replayed_has_the_same_bits(name: str, monkeypatch: pytest.Monke
     dense = nets()[name]
     found = weights_of(dense)
     for n_bytes in (0, 4000):  # nothing is kept, a little is
-        monkeypatch.setattr(replaying, "REPLAY_BYTES", n_bytes)
+        monkeypatch.setattr(replaying, "REPLAY_BYTES", {"cpu": n_bytes})
         assert all(map(torch.equal, found, weights_of(dense)))
 
 
 def n_calls(dense: nn.Module, monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> int:
     """How often linear layers compute in a repair."""
-    monkeypatch.setattr(replaying, "REPLAY_BYTES", n_bytes)
+    monkeypatch.setattr(replaying, "REPLAY_BYTES", {"cpu": n_bytes})
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     count, linear = 0, nn.functional.linear
 

@@ -1,6 +1,7 @@
 """The generated loops by themselves, without tracing a network: any size, zeros, one sign, huge and tiny values."""
 
 import math
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -18,7 +19,7 @@ from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import CONV, LINEAR, Op, Ref
 from sipp.runtime.layers import read_layer
-from sipp.runtime.norms import NORM, norm_step
+from sipp.runtime.norms import LAYER_NORM, norm_step
 from sipp.runtime.pools import AVERAGE, MAX, pool_step
 from sipp.runtime.products import image_step, token_step
 from sipp.runtime.recurrent import LSTM, recurrent_step
@@ -151,7 +152,7 @@ def test_pooling(n, channels, size, kernel, stride, padding, is_max, kind, seed)
 def test_layer_norms(n_tokens, features, kind, seed):
     x, gain, shift = (draw(kind, *shape, seed=seed) for shape in ((n_tokens, features), (features,), (features,)))
     values, arena = {X: x}, Arena()
-    op = Op("norm", NORM, (Ref(X), [features], Ref(WEIGHT), Ref(BIAS), 1e-3), {}, OUT, 2)
+    op = Op("norm", LAYER_NORM, (Ref(X), [features], Ref(WEIGHT), Ref(BIAS), 1e-3), {}, OUT, 2)
     assert norm_step(op, values, arena, {WEIGHT: gain, BIAS: shift}) is not None and not arena.flag.is_raised
     wanted = oracle.layer_norm(x.numpy(), gain.numpy(), shift.numpy(), 1e-3)
     assert agrees(values[OUT], wanted, 20 * (1 + np.abs(wanted)))
@@ -201,18 +202,25 @@ def test_lstms(never_dense, n, n_times, n_inputs, hidden, keep, kind, seed):
     assert agrees(values[OUT][0], np.array(wanted), np.full(np.shape(wanted), 5.0))
 
 
+class Mapped(NamedTuple):
+    x: int
+    out: int
+    n: int
+
+
 def by_code(name, lanes, values):
     """The activation of each number, by generated code."""
 
     def emit(b, args):
-        with each(b, *args.share(args.number(2))) as i:
+        with each(b, *args.share(args.number("n"))) as i:
             place = b.mul(i, i.type(lanes))
-            value = load(b, at(b, args.number(0), place), vector(lanes))
-            store(b, activate(b, name, value, lanes), at(b, args.number(1), place))
+            value = load(b, at(b, args.number("x"), place), vector(lanes))
+            store(b, activate(b, name, value, lanes), at(b, args.number("out"), place))
 
     x = np.array(values, np.float32)
     out = np.empty_like(x)
-    run(generate(("test", name, lanes), emit), argument_list([x.ctypes.data, out.ctypes.data, len(x) // lanes]), 2, 2)
+    code = generate(("test", name, lanes), Mapped, emit)
+    run(code, argument_list(code, Mapped(n=len(x) // lanes, x=x.ctypes.data, out=out.ctypes.data)), 2, 2)
     return out
 
 
@@ -228,14 +236,28 @@ def test_activations_at_their_ends(name, lanes):
     assert np.isnan(by_code(name, lanes, odd)[::2]).all()  # what is not finite is seen by whoever reads it
 
 
+class Tasks(NamedTuple):
+    counts: int
+    n_tasks: int
+
+
+def test_code_takes_the_record_it_was_written_for():
+    code = generate(("test of records",), Tasks, lambda b, args: None)
+    with pytest.raises(TypeError, match="takes Tasks, not Mapped"):
+        argument_list(code, Mapped(0, 0, 0))
+    with pytest.raises(KeyError, match="shape"):
+        generate(("test of names",), Tasks, lambda b, args: args.number("shape"))
+
+
 @pytest.mark.parametrize("n_tasks", [0, 1, 7])
 @pytest.mark.parametrize(("n_shares", "n_threads"), [(1, 1), (3, 2), (8, 2)])
 def test_every_task_is_done_once(n_tasks, n_shares, n_threads):
     def emit(b, args):
-        with each(b, *args.share(args.number(1))) as task:
-            place = at(b, args.number(0), task)
+        with each(b, *args.share(args.number("n_tasks"))) as task:
+            place = at(b, args.number("counts"), task)
             store(b, b.fadd(load(b, place), load(b, place).type(1.0)), place)
 
     counts = np.zeros(8, np.float32)
-    run(generate(("test of tasks",), emit), argument_list([counts.ctypes.data, n_tasks]), n_shares, n_threads)
+    code = generate(("test of tasks",), Tasks, emit)
+    run(code, argument_list(code, Tasks(counts.ctypes.data, n_tasks)), n_shares, n_threads)
     assert counts.tolist() == [1.0] * n_tasks + [0.0] * (8 - n_tasks)

@@ -18,8 +18,8 @@ from torch import Tensor
 from sipp.allocation.doubling import NOTHING, double_blocks
 from sipp.allocation.row_loops import (
     KNOTS_PER_OCTAVE,
-    LANES,
     LARGEST_SHARE,
+    N_SUMS,
     add_up,
     as_array,
     compiled_rows,
@@ -54,7 +54,7 @@ class Curves:
     count_R: np.ndarray
     kept_C: np.ndarray  # U
     gain_C: np.ndarray  # dU / d log N
-    turn_C: np.ndarray  # dU / d log N - d2U / d(log N)^2
+    curvature_C: np.ndarray  # dU / d log N - d2U / d(log N)^2
     slope_C: np.ndarray  # logarithm of the multiplier for which the knot is stationary
 
 
@@ -122,7 +122,7 @@ def _trace(
     count: np.ndarray,
     kept_C: np.ndarray,
     gain_C: np.ndarray,
-    turn_C: np.ndarray,
+    curvature_C: np.ndarray,
     slope_C: np.ndarray,
     scratch: np.ndarray,
 ) -> None:
@@ -142,7 +142,7 @@ def _trace(
             for knot in range(phase, needed, KNOTS_PER_OCTAVE):
                 n_draws *= 2.0
                 at = first[i] + knot
-                kept_C[at], gain_C[at], turn_C[at] = _double(rates, n_draws, hit, left)
+                kept_C[at], gain_C[at], curvature_C[at] = _double(rates, n_draws, hit, left)
                 if cap[i] - kept_C[at] < _LACK:
                     needed = min(needed, knot + 1)
         count[i] = needed
@@ -154,13 +154,13 @@ def _trace(
 
 @compiled_rows
 def _double(rates_K: np.ndarray, n_draws: float, hit_K: np.ndarray, left_K: np.ndarray) -> tuple[float, float, float]:
-    """U, its derivative and turn after N draws; what is hit and left becomes what it is then, from N / 2."""
-    sums = np.zeros(3 * LANES)  # one piece of memory: a vectoriser has less to tell apart
-    kept, gain, turn = sums[:LANES], sums[LANES : 2 * LANES], sums[2 * LANES :]
+    """U, its derivative and curvature after N draws; what is hit and left becomes what it is then, from N / 2."""
+    sums = np.zeros(3 * N_SUMS)  # one piece of memory: a vectoriser has less to tell apart
+    kept, gain, curvature = sums[:N_SUMS], sums[N_SUMS : 2 * N_SUMS], sums[2 * N_SUMS :]
     places = (rates_K.ctypes.data, hit_K.ctypes.data, left_K.ctypes.data, sums.ctypes.data)
     done = double_blocks(rates_K.shape[0], n_draws, places[0], places[1], places[2], places[3])
-    for start in range(done, rates_K.shape[0], LANES):  # the rest of the row
-        stop = start + LANES
+    for start in range(done, rates_K.shape[0], N_SUMS):  # the rest of the row
+        stop = start + N_SUMS
         rates, hits, lefts = rates_K[start:stop], hit_K[start:stop], left_K[start:stop]
         for i in range(rates.shape[0]):
             hit = hits[i] * (2.0 - hits[i])
@@ -173,5 +173,5 @@ def _double(rates_K: np.ndarray, n_draws: float, hit_K: np.ndarray, left_K: np.n
             falling = y * left
             kept[i] += hit
             gain[i] += falling
-            turn[i] = product_and_sum(falling, y, turn[i])
-    return joined(kept), joined(gain), joined(turn)
+            curvature[i] = product_and_sum(falling, y, curvature[i])
+    return joined(kept), joined(gain), joined(curvature)

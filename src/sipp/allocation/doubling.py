@@ -1,4 +1,4 @@
-"""Vector code for the hottest loop of the curves: N doubled for a row, LANES weights at a time.
+"""Vector code for the hottest loop of the curves: N doubled for a row, N_SUMS weights at a time.
 
 The same operations in the same order as the loop in `curves.py`, which does what is left of a row, and all of it where
 no vector code is written for the processor. Sums in memory kept that loop at half of this speed.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.allocation.row_loops import LANES, compiled_rows
+from sipp.allocation.row_loops import N_SUMS, compiled_rows
 from sipp.native.compiling import DOUBLE, INT, primitive
 from sipp.native.instructions import F64, I64, at, constant, each, fused, load, splat, store, variables, vector
 from sipp.native.processor import HAS_VECTOR_CODE
@@ -24,12 +24,12 @@ def _all(value: float) -> Any:
 
 @primitive(INT, INT, DOUBLE, *[INT] * 4)
 def _double_blocks(b: Any, n: Any, n_draws: Any, rates: Any, hits: Any, lefts: Any, sums: Any) -> Any:
-    """How many of n weights it took, in whole LANES: hits and lefts are doubled, sums[3, LANES] hold their terms."""
-    whole = b.mul(b.udiv(n, I64(LANES)), I64(LANES))
-    cells = [variables(b, [_all(0.0)] * (LANES // _WIDTH)) for _ in range(3)]
+    """How many of n weights it took, in whole N_SUMS: hits and lefts are doubled, sums[3, N_SUMS] hold their terms."""
+    whole = b.mul(b.udiv(n, I64(N_SUMS)), I64(N_SUMS))
+    cells = [variables(b, [_all(0.0)] * (N_SUMS // _WIDTH)) for _ in range(3)]
     draws = splat(b, n_draws, _WIDTH)
-    with each(b, 0, whole, LANES) as first:
-        for v, (kept, gain, turn) in enumerate(zip(*cells)):
+    with each(b, 0, whole, N_SUMS) as first:
+        for v, (kept, gain, curvature) in enumerate(zip(*cells)):
             i = b.add(first, I64(v * _WIDTH))
             hit_at, left_at = at(b, hits, i, _BYTES), at(b, lefts, i, _BYTES)
             hit, left = load(b, hit_at, _vector), load(b, left_at, _vector)
@@ -43,7 +43,7 @@ def _double_blocks(b: Any, n: Any, n_draws: Any, rates: Any, hits: Any, lefts: A
             falling = b.fmul(y, left)
             b.store(b.fadd(b.load(kept), hit), kept)
             b.store(b.fadd(b.load(gain), falling), gain)
-            b.store(fused(b, falling, y, b.load(turn)), turn)
+            b.store(fused(b, falling, y, b.load(curvature)), curvature)
     for i, cell in enumerate(cell for line in cells for cell in line):
         store(b, b.load(cell), sums, i * _WIDTH * _BYTES)
     return whole

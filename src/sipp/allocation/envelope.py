@@ -151,7 +151,7 @@ def _slopes_at(
 def _respond(curves: Curves, log_multiplier: float) -> _Response:
     kept_R, cost_R = np.empty_like(curves.cap_R), np.empty_like(curves.cap_R)
     per_row = (curves.cap_R, curves.weight_R, curves.scale_R, curves.start_R, curves.first_R, curves.count_R)
-    per_knot = (curves.kept_C, curves.gain_C, curves.turn_C, curves.slope_C)
+    per_knot = (curves.kept_C, curves.gain_C, curves.curvature_C, curves.slope_C)
     sums = _best_points(*per_row, *per_knot, log_multiplier, kept_R, cost_R)
     return _Response(log_multiplier, kept_R, cost_R, *sums)
 
@@ -166,7 +166,7 @@ def _best_points(
     count_R: np.ndarray,
     kept_C: np.ndarray,
     gain_C: np.ndarray,
-    turn_C: np.ndarray,
+    curvature_C: np.ndarray,
     slope_C: np.ndarray,
     log_multiplier: float,
     kept_R: np.ndarray,
@@ -191,7 +191,7 @@ def _best_points(
                 log_draws = (start_R[r] * KNOTS_PER_OCTAVE + c - first) * SPACING
                 aim = log_multiplier - math.log(weight_R[r])
                 t = (slope_C[c] - log_multiplier) / (slope_C[c] - slope_C[c + 1])
-                kept, eps, rise = _stationary(kept_C, gain_C, turn_C, c, log_draws, scale_R[r], aim, t)
+                kept, eps, rise = _stationary(kept_C, gain_C, curvature_C, c, log_draws, scale_R[r], aim, t)
                 cost = weight_R[r] * eps
                 if cost + multiplier * kept < best_cost + multiplier * best_kept:
                     best_kept, best_cost, best_rise = kept, cost, rise
@@ -212,7 +212,7 @@ def _bound(share: float) -> float:
 def _stationary(
     kept_C: np.ndarray,
     gain_C: np.ndarray,
-    turn_C: np.ndarray,
+    curvature_C: np.ndarray,
     c: int,
     log_draws: float,
     scale: float,
@@ -224,8 +224,8 @@ def _stationary(
     t in [0, 1] is the guess. d log(-d eps / d U) / d log N, the bend, follows from t = S~ / N and the derivatives of U.
     """
     g0, g1 = gain_C[c] * SPACING, gain_C[c + 1] * SPACING
-    h0 = (gain_C[c] - turn_C[c]) * (0.5 * SPACING * SPACING)
-    h1 = (gain_C[c + 1] - turn_C[c + 1]) * (0.5 * SPACING * SPACING)
+    h0 = (gain_C[c] - curvature_C[c]) * (0.5 * SPACING * SPACING)
+    h1 = (gain_C[c + 1] - curvature_C[c + 1]) * (0.5 * SPACING * SPACING)
     # U = kept + g0 t + h0 t^2 + a3 t^3 + a4 t^4 + a5 t^5 with the values and two derivatives of both knots
     d, e, f = kept_C[c + 1] - kept_C[c] - g0 - h0, g1 - g0 - 2.0 * h0, 2.0 * (h1 - h0)
     a3, a4, a5 = 10.0 * d - 4.0 * e + 0.5 * f, -15.0 * d + 7.0 * e - f, 6.0 * d - 3.0 * e + 0.5 * f

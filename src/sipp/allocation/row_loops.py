@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError
-from sipp.native.compiling import compiled, product_and_sum, stamp_of
+from sipp.native.compiling import compiled, product_and_sum
 from sipp.native.threads import run_parallel
 from sipp.records.numerics import BOUND_DTYPE
 
@@ -41,11 +41,10 @@ _E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10, _E11, _E12, _E13 = (
 _SOLVER_STEPS = 200
 _LAST_STEP = 1e-6  # relative; the error after a step is of the order of its cube
 
-_STAMP = stamp_of(Path(__file__).parent)  # of all its files: `curves.py` calls what `doubling.py` writes
 SHARED_WEIGHTS = 2**14  # fewer than this many are done sooner than a second thread is there
 
-# Number j of a row goes to the sum j % LANES, and these meet at the end: vectors, without leave to reorder anything.
-LANES = 32
+# Number j of a row goes to the sum j % N_SUMS, and these meet at the end: vectors, without leave to reorder anything.
+N_SUMS = 32
 
 # A part of the compiled loops that call it: what only a cache or a C caller would need is no work for the compiler.
 _PART: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
@@ -54,8 +53,7 @@ row_part = numba.njit(**_PART)
 
 def compiled_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function compiled, for loops that call those of this folder: a change here makes their cached code stale."""
-    function.__qualname__ += f"_{_STAMP:x}"
-    return compiled(function)
+    return compiled(function, calls_into=Path(__file__).parent)
 
 
 def over_rows(
@@ -86,15 +84,15 @@ def row_totals(values_FK: Tensor) -> Tensor:
     if values_FK.device.type != "cpu":
         return values_FK.sum(1, dtype=BOUND_DTYPE)
     rows = as_array(values_FK)
-    lanes = np.zeros((len(rows), LANES))
-    for start in range(0, rows.shape[1], LANES):
-        part = rows[:, start : start + LANES]
-        lanes[:, : part.shape[1]] += part
-    width = LANES // 2
+    sums = np.zeros((len(rows), N_SUMS))
+    for start in range(0, rows.shape[1], N_SUMS):
+        part = rows[:, start : start + N_SUMS]
+        sums[:, : part.shape[1]] += part
+    width = N_SUMS // 2
     while width > 0:
-        lanes = lanes[:, :width] + lanes[:, width:]
+        sums = sums[:, :width] + sums[:, width:]
         width //= 2
-    return torch.from_numpy(lanes[:, 0].copy())
+    return torch.from_numpy(sums[:, 0].copy())
 
 
 def check_rows(where: str, values_FK: Tensor, *, beside: Sequence[Tensor] = (), numbers: Sequence[Tensor] = ()) -> None:
@@ -146,25 +144,25 @@ def _small_rate(q: float) -> float:
 
 
 @row_part
-def joined(lanes: np.ndarray) -> float:
-    """The sum of the lanes, half and half."""
-    n = LANES // 2
+def joined(sums: np.ndarray) -> float:
+    """The sum of N_SUMS sums, half and half."""
+    n = N_SUMS // 2
     while n > 0:
         for i in range(n):
-            lanes[i] += lanes[i + n]
+            sums[i] += sums[i + n]
         n //= 2
-    return lanes[0]
+    return sums[0]
 
 
 @row_part
 def total_of(values_K: np.ndarray) -> float:
     """The sum of a row in float64, in an order of its own: the same bits in every process."""
-    lanes = np.zeros(LANES)
-    for start in range(0, values_K.shape[0], LANES):
-        part = values_K[start : start + LANES]
+    sums = np.zeros(N_SUMS)
+    for start in range(0, values_K.shape[0], N_SUMS):
+        part = values_K[start : start + N_SUMS]
         for i in range(part.shape[0]):
-            lanes[i] += np.float64(part[i])
-    return joined(lanes)
+            sums[i] += np.float64(part[i])
+    return joined(sums)
 
 
 @row_part
@@ -194,18 +192,18 @@ def fill_rates(sensitivity_K: np.ndarray, total: float, rates_K: np.ndarray) -> 
 @compiled
 def kept_after(rates_K: np.ndarray, n_draws: float) -> tuple[float, float, float]:
     """U(N), dU/d log N and sum_j y_j^2 e^-y_j with y_j = -N log(1 - q_j): minus d2U/d(log N)^2 plus dU/d log N."""
-    sums = np.zeros(3 * LANES)  # one piece of memory: a vectoriser has less to tell apart
-    kept, gain, turn = sums[:LANES], sums[LANES : 2 * LANES], sums[2 * LANES :]
-    for start in range(0, rates_K.shape[0], LANES):
-        rates = rates_K[start : start + LANES]
+    sums = np.zeros(3 * N_SUMS)  # one piece of memory: a vectoriser has less to tell apart
+    kept, gain, curvature = sums[:N_SUMS], sums[N_SUMS : 2 * N_SUMS], sums[2 * N_SUMS :]
+    for start in range(0, rates_K.shape[0], N_SUMS):
+        rates = rates_K[start : start + N_SUMS]
         for i in range(rates.shape[0]):
             y = rates[i] * n_draws
             hit, left = decay(y)
             falling = y * left
             kept[i] += hit
             gain[i] += falling
-            turn[i] = product_and_sum(falling, y, turn[i])
-    return joined(kept), joined(gain), joined(turn)
+            curvature[i] = product_and_sum(falling, y, curvature[i])
+    return joined(kept), joined(gain), joined(curvature)
 
 
 @compiled
@@ -219,14 +217,14 @@ def draws_of_row(rates_K: np.ndarray, cap: float, kept: float) -> float:
     n_draws = min(-(cap / total_rate) * math.log1p(-kept / cap), MAX_DRAWS)
     low, high = 0.0, math.inf
     for _ in range(_SOLVER_STEPS):
-        reached, gain, turn = kept_after(rates_K, n_draws)
+        reached, gain, curvature = kept_after(rates_K, n_draws)
         lack = cap - reached
         excess = math.log1p((kept - reached) / (cap - kept))
         if reached < kept:
             low = n_draws
         else:
             high = n_draws
-        fall, bend = gain / lack, turn / lack - (gain / lack) ** 2  # -N d/dN and N^2 d2/dN2 of log(cap - U)
+        fall, bend = gain / lack, curvature / lack - (gain / lack) ** 2  # -N d/dN and N^2 d2/dN2 of log(cap - U)
         curved = 2.0 * fall * fall - excess * bend
         step = 2.0 * excess * fall / curved if curved > fall * fall else excess / fall
         n_draws *= 1.0 + step

@@ -22,9 +22,9 @@ from sipp.inputs.independence import allowed_between, why_dependent
 from sipp.inputs.point_keys import draw_keys_of, keys_of, labels_of, ledger_keys_of, set_hash, sketch_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
-from sipp.records.network_hash import model_hash
+from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.pruned import Pruned
-from sipp.records.pruned_to import Given, network_of, without_walk
+from sipp.records.pruned_to import Given, network_of, points_seen, without_walk
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
@@ -114,12 +114,12 @@ def measure_outputs(
 
     The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
     was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller. Where the
-    record of a pruning is given, the points that it knows to have chosen it are calibration points too. `title` is that
-    of the bar.
+    record of a pruning is given, the points that it knows to have chosen it are calibration points too, and count as
+    checked unless its weights changed since: what was done then is not known. `title` is that of the bar.
     """
-    record = without_walk(pruned)
-    chose = record.seen if isinstance(record, Pruned) else frozenset[bytes]()
-    pruned = network_of(record)
+    chose, record = points_seen(pruned), without_walk(pruned)
+    is_known = isinstance(record, Pruned) and bool(chose) and tensors_hash(record.model) == record.stated
+    pruned = network_of(pruned)
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
@@ -151,7 +151,7 @@ def measure_outputs(
         "n_duplicates": len(seen.keys) - facts["n"],
         "dtype": "/".join(sorted(dtypes)),
         "output": CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
-        "calibration_checked": calibration is not None,
+        "calibration_checked": calibration is not None or is_known,
         **record_use(ledger, facts, claim, sketch_of(seen.plain)),
     }
     return MeasuredOutputs(torch.cat(measured), seen.draws, evidence)

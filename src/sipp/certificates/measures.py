@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.running import Output
+from sipp.certificates.tokens import check_token_logits, mean_at, real_positions, token_changes, tokens_of
 from sipp.errors import DataError, ModelError
 from sipp.inputs.labels import truth_of
 from sipp.records.batches import Batch
+from sipp.records.certificate import Measure
 
 
 def relative_errors(dense: nn.Module, pruned: nn.Module, holdout: Any, *, output: Output = None) -> Tensor:
@@ -37,11 +39,36 @@ def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
     return torch.where(finite, ratio, torch.full_like(ratio, math.inf))
 
 
+def measure_of(name: Measure) -> Callable[[Tensor, Tensor, Batch], Tensor]:
+    """The function of both outputs and their batch that gives one number a point, which a certificate limits."""
+    if name == "output":
+        return lambda f, g, _: point_ratios(f, g)
+    return _mean_kl if name == "kl" else _share_changed
+
+
+def _mean_kl(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
+    """The mean KL(f || f^) of the next token over the positions of each sequence, in nats (T22)."""
+    return _mean_change(f, g, batch, 0)
+
+
+def _share_changed(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
+    """The share of each sequence's positions at which another next token is chosen (T22)."""
+    return _mean_change(f, g, batch, 1)
+
+
+def _mean_change(f: Tensor, g: Tensor, batch: Batch, which: int) -> Tensor:
+    check_token_logits(f, batch)
+    return mean_at(token_changes(f.double(), g.double())[which], real_positions(batch, f.shape[:2], f.device))
+
+
 def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     """n x 4 counts per point: dense right and pruned wrong, the reverse, classes differ, has a label (T16).
 
-    Not finite: the pruned network counts as wrong and the dense one as right, which can only raise the limit.
+    Not finite: the pruned network counts as wrong and the dense one as right, which can only raise the limit. Of
+    sequences (n x tokens x vocabulary) the first three are shares of positions.
     """
+    if f.dim() == 3 and f.shape[2] > 1:
+        return _token_outcomes(f, g, batch, labels)
     if f.dim() != 2 or f.shape[1] < 2:
         raise ModelError(
             f"outputs are {tuple(f.shape)}, accuracy needs n x classes",
@@ -67,13 +94,34 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     return torch.stack([f_right & ~g_right, ~f_right & g_right, differ, torch.ones_like(differ)], dim=1).long()
 
 
+def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
+    """The same of sequences; the truth at a position is the next token of the text, where labels are asked for."""
+    f_fine, g_fine = f.isfinite().all(dim=2), g.isfinite().all(dim=2)
+    f_class, g_class = f.argmax(dim=2), g.argmax(dim=2)
+    differ = (f_class != g_class) | ~f_fine | ~g_fine
+    real_nT = real_positions(batch, f.shape[:2], f.device)
+    none = torch.zeros(len(f), dtype=torch.float64, device=f.device)
+    if labels != "use":
+        return torch.stack([none, none, mean_at(differ, real_nT), none], dim=1)
+    tokens_nT = tokens_of(batch).to(f.device)
+    if tokens_nT.shape != f.shape[:2]:
+        raise DataError(f"{tuple(tokens_nT.shape)} tokens for logits {tuple(f.shape)}", where=batch.where)
+    truth, counted = tokens_nT[:, 1:], real_nT[:, 1:] & real_nT[:, :-1]
+    f_right, g_right = (f_class[:, :-1] == truth) | ~f_fine[:, :-1], (g_class[:, :-1] == truth) & g_fine[:, :-1]
+    found = (f_right & ~g_right, ~f_right & g_right, differ[:, :-1])
+    return torch.stack([*(mean_at(one, counted) for one in found), none + 1], dim=1)
+
+
 def outcome_counts(outcomes: Tensor, draws: Sequence[bytes]) -> tuple[int, int, int, int]:
-    """The sums of `outcomes_of` over all points; of those that gained, each different one that gained at every copy."""
-    lost, _, differ, labelled = (int(count) for count in outcomes.sum(dim=0))
-    by_gain: dict[bool, set[bytes]] = {False: set(), True: set()}
+    """The sums of `outcomes_of` over all points, what is lost and differs rounded up, what is gained down.
+
+    Of copies the least gain counts, once.
+    """
+    lost, _, differ, labelled = (math.ceil(float(count)) for count in outcomes.sum(dim=0))
+    gains: dict[bytes, float] = {}
     for key, gained in zip(draws, outcomes[:, 1].tolist(), strict=True):
-        by_gain[bool(gained)].add(key)
-    return lost, len(by_gain[True] - by_gain[False]), differ, labelled
+        gains[key] = min(gained, gains.get(key, gained))
+    return lost, math.floor(math.fsum(gains.values())), differ, labelled
 
 
 def _norms(rows: Tensor) -> Tensor:

@@ -47,6 +47,11 @@ def check_model(role: str, model: nn.Module) -> None:
 
 def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
     """The selected output of the model for the batch: a real n x ... tensor on the CPU."""
+    return model_output(model, batch, output).cpu()
+
+
+def model_output(model: nn.Module, batch: Batch, output: Output) -> Tensor:
+    """The same, where the model lies. Of several outputs the only tensor is taken where none is selected."""
     device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
     # Copies: a first layer that works in place must not change what the other network, or the caller, sees.
     args = tuple(_copied(value, device) for value in batch.args)
@@ -64,6 +69,8 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
             result = result[output]
         except (KeyError, IndexError, TypeError) as error:
             raise OptionError(f"output = {output!r} does not exist in the model's {type(result).__name__}") from error
+    if output is None:
+        result = _only_tensor(result)
     if not isinstance(result, Tensor):
         raise ModelError(
             f"the model returns a {type(result).__name__}{_choices(result)}",
@@ -78,7 +85,14 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
             fix="select or rearrange it with output=",
             option="output",
         )
-    return result.detach().cpu()
+    return result.detach()
+
+
+def _only_tensor(result: Any) -> Any:
+    """The tensor of an output that holds nothing else; other outputs as they are."""
+    values = list(result.values()) if isinstance(result, Mapping) else result
+    is_one = isinstance(values, list | tuple) and len(values) == 1 and isinstance(values[0], Tensor)
+    return values[0] if is_one else result
 
 
 def _choices(result: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from sipp.cli.data_option import Source, check_fits, data_or_noise, draw, images
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.model_option import find_device, load_model
 from sipp.inputs.data import data_of
-from sipp.records.numerics import inverse_or_zero
 from sipp.scoring import kernels
 from sipp.scoring.kernels import reference
+from sipp.scoring.kernels.chunk_ratios import max_chunk
 
 SHAPES = ((64, 576, 8192), (16, 27, 65536))  # rows, fan-in, patches: an inner and the first layer of a small ResNet
 CHECKED_ROWS, CHECKED_PATCHES = 4, 512  # the float64 reference is slow
@@ -73,17 +74,31 @@ def refuse_wrong(what: str, found: Tensor, expected: Tensor) -> float:
 
 
 def _kernel_line(rows: int, fan_in: int, patches: int, device: torch.device, repeats: int) -> dict[str, Any]:
-    """max_times on one shape against a float32 matmul of that shape."""
+    """The sensitivities of a layer of this shape against a float32 matmul of that shape."""
     generator = torch.Generator().manual_seed(0)
     a = torch.rand(1, fan_in, patches, generator=generator).to(device)
     weight = torch.randn(1, rows, fan_in, generator=generator).to(device)
     fast = kernels.pick("auto", device)
-    inverse = inverse_or_zero(fast.quadrant_sums(weight, a)).to(torch.float32)
-    parts = a[..., :CHECKED_PATCHES], inverse[:, :, :CHECKED_ROWS, :CHECKED_PATCHES], (weight > 0)[:, :CHECKED_ROWS]
-    small = [part.contiguous() for part in parts]
-    off_by = refuse_wrong("max_times", fast.max_times(*small), reference.max_times(*small))
-    matmul, ours = alternate(lambda: weight[0] @ a[0], lambda: fast.max_times(a, inverse, weight > 0), repeats=repeats)
+    small = a[..., :CHECKED_PATCHES].contiguous(), weight[:, :CHECKED_ROWS].contiguous()
+    off_by = refuse_wrong("the kernel", _ratios(fast, *small), _ratios(reference, *small))
+    matmul, ours = alternate(lambda: weight[0] @ a[0], lambda: _ratios(fast, a, weight), repeats=repeats)
     return _line("kernel", f"{rows} x {fan_in} x {patches}", matmul, ours, off_by)
+
+
+def _ratios(kernel: ModuleType, patches_GKP: Tensor, weight_GRK: Tensor) -> Tensor:
+    """The largest ratio of each weight over non-negative patches, as scoring has it from this kernel."""
+    row_factors_GR = torch.ones(weight_GRK.shape[:2], dtype=torch.float64, device=weight_GRK.device)
+    if not kernel.FUSED:
+        return max_chunk(kernel, patches_GKP, 1, weight_GRK, row_factors_GR, (True, False))[0]
+    best_GRK: Tensor = kernel.max_ratios(
+        patches_GKP.transpose(1, 2)[None],
+        1,
+        weight_GRK,
+        factors_TB=torch.tensor([[1.0], [0.0]]),
+        row_factors_GR=row_factors_GR,
+        best_GRK=torch.zeros_like(weight_GRK),
+    )[0]
+    return best_GRK
 
 
 def _network_line(model: str, network: nn.Module, source: Source, repeats: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sipp.certificates.evidence import point_keys
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import sentences
+from sipp.cli.language_text import N_SEQUENCES, is_language_model, is_text, sequences
 from sipp.cli.normalise_option import USUAL, Normalisation, checked_images, normalisation_of
 from sipp.cli.options import DEFAULT_ROOT, KINDS
 from sipp.errors import DataError, OptionError
@@ -40,7 +41,7 @@ from sipp.inputs.data import data_of, points_per_batch
 from sipp.inputs.point_keys import set_hash
 
 Role = Literal["calibration", "holdout"]
-Kind = Literal["built-in", "file", "folder", "random"]
+Kind = Literal["built-in", "file", "folder", "text", "random"]
 
 INPUTS, LABELS, TEXT = "inputs", "labels", ".txt"
 N_HOLDOUT = 5000  # images of a folder, which are large, or all it has, unless told otherwise
@@ -77,18 +78,33 @@ class Points:
 
 
 def open_source(
-    spec: str, role: Role, option: str, *, seed: int = 0, model: str = "", normalise: str | None = None
+    spec: str,
+    role: Role,
+    option: str,
+    *,
+    seed: int = 0,
+    model: str = "",
+    normalise: str | None = None,
+    length: int | None = None,
 ) -> Source:
     """What `spec` names, for a role: of a set with a test part, calibration is drawn from training, holdout from test.
 
-    `model` names the network whose tokenizer reads text, `normalise` is what --normalise says of images.
+    `model` names the network whose tokenizer reads text, `normalise` is what --normalise says of images, `length` what
+    --length says of the sequences of a language model.
 
     A network from elsewhere may have been trained on all of the training part, so only test points are new to it.
     """
     chosen = normalisation_of(normalise)
     with naming_option(f"{option} {spec}", f"give {KINDS}"):
         name, _, root = spec.partition(":")
-        if name == "random":
+        if Path(spec).exists() and is_text(Path(spec)) and is_language_model(model):
+            source = _sequences(spec, Path(spec), role, model, length, seed)
+        elif length is not None:
+            raise DataError(
+                "--length cuts text for a causal language model, and this is none",
+                fix="leave it out, or give --model hf:DIR of one and text",
+            )
+        elif name == "random":
             source = _random(spec, role, seed)
         elif name == "digits" and not root:
             return _image_set(spec, load_digits(), role, chosen)
@@ -145,9 +161,11 @@ class Reader:
     normalise: str | None = None
     seed: int = 0
     batch_size: int | None = None
+    length: int | None = None  # tokens of a sequence of a language model
 
     def open(self, spec: str, role: Role, option: str) -> Source:
-        return open_source(spec, role, option, seed=self.seed, model=self.model, normalise=self.normalise)
+        said: dict[str, Any] = {"seed": self.seed, "model": self.model, "normalise": self.normalise}
+        return open_source(spec, role, option, length=self.length, **said)
 
     def draw(self, source: Source, n_points: int | None, option: str) -> Points:
         """So many points of the source, drawn with the seed (None: all, in their order), which the network can take."""
@@ -174,12 +192,15 @@ def draw_calibration(reader: Reader, spec: str, text: str | None, theory: Callab
 
 
 def n_calibration(reader: Reader, source: Source, text: str | None, theory: Callable[[Any], int]) -> int | None:
-    """The number of points that --points asks for, or by default all of a file, and what T4 asks for of a set.
+    """The number of points that --points asks for, or by default all of a file, the usual number of sequences of a
+    text, and what T4 asks for of a set.
 
     None: all. `theory` gives that number for an example of the network's inputs.
     """
     if text == "all" or (text is None and source.kind in ("file", "random")):
         return None
+    if text is None and source.kind == "text":
+        return N_SEQUENCES
     if text is None or text == "theory":
         first = draw(source, 1, seed=reader.seed, batch_size=1, model=reader.network)
         check_fits(reader.network, first, reader.model, "--data")
@@ -300,6 +321,12 @@ def _text(spec: str, path: Path, model: str) -> Source:
     found = sentences(path, model)
     n = len(next(iter(found.values())))
     return Source(spec, "file", n, f"sentences of {path.name}", lambda items: {k: t[items] for k, t in found.items()})
+
+
+def _sequences(spec: str, path: Path, role: Role, model: str, length: int | None, seed: int) -> Source:
+    """Sequences of tokens, read by the tokenizer of the language model."""
+    found, words = sequences(path, model, length, role, seed)
+    return Source(spec, "text", len(found), words, lambda items: {"input_ids": found[items]})
 
 
 def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,14 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.evidence import measure_outputs
+from sipp.certificates.evidence import measure_outputs, point_keys
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
 from sipp.cli.data_option import Reader, draw_holdout, images_lines, points_read, summary
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.model_option import load_model, weights_read
+from sipp.cli.hugging_face_models import PREFIX
+from sipp.cli.language_text import is_language_model, is_text, windows
+from sipp.cli.model_option import both_networks, weights_read
 from sipp.cli.options import output_of
 from sipp.inputs.labels import Truth, truth_of, why_not_measured
+from sipp.inputs.point_keys import set_hash
 from sipp.records.batches import Batch
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import model_hash
@@ -154,11 +158,11 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
                 where=f"--out {request.out}",
                 fix="leave it out, or give --data of your own",
             )
-    dense, pruned = (
-        load_model(request.model, path, option=option, device=request.device)
-        for option, path in (("--dense", request.dense), ("--pruned", request.pruned))
-    )
-    reader = Reader(dense, request.model, request.normalise, request.seed, request.batch_size)
+    dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
+    is_language = not is_noise and is_language_model(request.model) and is_text(Path(request.data))
+    reader = Reader(dense, request.model, request.normalise, request.seed, request.batch_size, request.length)
+    if is_language:
+        return _on_text(request, dense, pruned)
     if is_noise:  # no holdout, but it shows shapes
         drawn = reader.draw(reader.open(request.data, "calibration", "--data"), request.points, "--data")
     else:
@@ -167,20 +171,61 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         found = evaluate(dense, pruned, drawn.batches, output)
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as those of a certificate
-    about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
-    asked = {"dense": request.dense, "pruned": request.pruned, "output": output}
-    record: dict[str, Any] = json_value(about | {"data": summary(drawn)} | asked | asdict(found))
+    record = _record(request, hashes, summary(drawn)) | json_value(asdict(found))
     lines = [
-        f"network: {request.model}, dense {request.dense}, pruned {request.pruned}",
+        f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {drawn.words}",
         *images_lines(drawn),
         str(found),
     ]
     if is_noise:
         lines.append("noise:           this is what the networks do on random inputs, not on yours")
-    if request.out is not None:
-        with naming_option(f"--out {request.out}", "give another place"):
-            data = json.dumps(seal(record), indent=1, allow_nan=False).encode()
-            write_file(request.out, data, EVALUATION, force=request.force)
-        lines.append(f"written:         {request.out}")
-    return lines, record
+    return lines + _written(request, record), record
+
+
+def _record(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
+    """What a record says beside what was measured."""
+    about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
+    asked = {"dense": request.dense, "pruned": request.pruned, "output": output_of(request.output)}
+    record: dict[str, Any] = json_value(about | {"data": data} | asked)
+    return record
+
+
+def _written(request: EvalRequest, record: dict[str, Any]) -> list[str]:
+    """Writes the record where the request says, and gives the line that says so."""
+    if request.out is None:
+        return []
+    with naming_option(f"--out {request.out}", "give another place"):
+        data = json.dumps(seal(record), indent=1, allow_nan=False).encode()
+        write_file(request.out, data, EVALUATION, force=request.force)
+    return [f"written:         {request.out}"]
+
+
+def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> tuple[list[str], dict[str, Any]]:
+    """Perplexity of both networks on a text, and how far they are apart, in lines and as a record."""
+    with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
+        all_nT = windows(Path(request.data), request.model, request.length)
+        read_nT = all_nT[: request.points]
+        found = sipp.perplexity(pruned, read_nT, dense=dense, output=output_of(request.output))
+        hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
+    first = f"the first {len(read_nT):,} of {len(all_nT):,}" if len(read_nT) < len(all_nT) else f"{len(all_nT):,}"
+    words = f"{first} windows of {found.window:,} tokens of {Path(request.data).name}, read as one text"
+    data = {"spec": request.data, "kind": "text", "what": words, "hash": set_hash(point_keys(read_nT, "text"))}
+    tokenizer = f"of {request.model.removeprefix(PREFIX)}"
+    measured = {
+        "n_points": found.n_windows, "dense_accuracy": None, "pruned_accuracy": None, "dense_loss": found.dense_loss,
+        "pruned_loss": found.loss, "same_class": found.same_token, "error_mean": None, "error_median": None,
+        "error_max": None, "n_not_finite": 0, "dense_perplexity": found.dense_perplexity,
+        "pruned_perplexity": found.perplexity, "kl": found.kl, "same_token": found.same_token, "window": found.window,
+        "stride": found.window, "n_tokens": found.n_tokens, "tokenizer": tokenizer,
+    }  # fmt: skip
+    finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value
+              for key, value in measured.items()}  # fmt: skip
+    record = _record(request, hashes, data) | json_value(finite)
+    lines = [
+        f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
+        f"data:    {words}, tokenizer {tokenizer}",
+        str(found),
+        "                 measured on this text: no claim about others; sipp certify makes one",
+    ]
+    return lines + _written(request, record), record

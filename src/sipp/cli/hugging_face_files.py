@@ -68,10 +68,19 @@ def stage_network(folder: Path, place: Path) -> None:
         (place / name).symlink_to(plain_file(folder, name))
 
 
+def stage_gguf(folder: Path, name: str, place: Path) -> None:
+    """Puts a link to a GGUF file, which is the network, its configuration and its tokenizer, into `place`."""
+    (place / name).symlink_to(plain_file(folder, name))
+
+
 def stage_config(folder: Path, place: Path) -> None:
     """Puts the checked configuration of `folder` into `place`."""
-    config = _json(folder, CONFIG)
-    (place / CONFIG).write_text(json.dumps(_checked(config, folder / CONFIG, "")))
+    (place / CONFIG).write_text(json.dumps(checked_config(folder)))
+
+
+def checked_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a folder; ModelError where it names code or another place."""
+    return _checked(_json(folder, CONFIG), folder / CONFIG, "")
 
 
 def stage_tokenizer(folder: Path, place: Path) -> bool:

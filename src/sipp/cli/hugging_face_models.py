@@ -12,11 +12,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sipp.cli.hugging_face_files import CONFIG, VOCABULARIES, WHOLE, stage_network, stage_tokenizer
+from sipp.cli.hugging_face_files import CONFIG, VOCABULARIES, WHOLE, stage_gguf, stage_network, stage_tokenizer
 from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp.extras import needed_for
 
-PREFIX = "hf:"
+PREFIX, GGUF = "hf:", ".gguf"
 MOST_TEXT = 1 << 28  # bytes of a file of sentences: they are held in memory
 MOST_NAMES = 4
 MOST_TOKENS = 512  # of a sentence
@@ -25,14 +25,22 @@ LABEL_SEPARATOR = "\t"
 
 
 def folder_of(spec: str) -> Path:
-    """The folder that `hf:DIR` names, with its config.json; nothing is fetched."""
+    """The folder that `hf:DIR` names, with its config.json or a GGUF file; nothing is fetched."""
     folder = Path(spec.removeprefix(PREFIX))
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG).is_file() and gguf_in(folder) is None:
         raise OptionError(
-            f"{folder} is no folder of a Hugging Face model (no config.json)",
+            f"{folder} is no folder of a Hugging Face model (no config.json, no single .gguf file)",
             fix="give hf:DIR, a folder that save_pretrained wrote; nothing is downloaded",
         )
     return folder
+
+
+def gguf_in(folder: Path) -> str | None:
+    """The name of the one GGUF file in a folder without config.json; None: there is none, or several."""
+    if (folder / CONFIG).is_file() or not folder.is_dir():
+        return None
+    found = sorted(path.name for path in folder.glob(f"*{GGUF}"))
+    return found[0] if len(found) == 1 else None
 
 
 def hf_model(spec: str) -> nn.Module:
@@ -41,8 +49,13 @@ def hf_model(spec: str) -> nn.Module:
     folder = folder_of(spec)
     try:
         with TemporaryDirectory() as made:
-            stage_network(folder, Path(made))
-            network, told = _loaded(transformers, made)
+            file = gguf_in(folder)
+            if file is None:
+                stage_network(folder, Path(made))
+                network, told = _loaded(transformers, made)
+            else:
+                stage_gguf(folder, file, Path(made))
+                network, told = _from_gguf(transformers, made, file), {"missing_keys": [], "unexpected_keys": []}
     except SippError:
         raise
     except Exception as error:  # a folder may be broken in any way
@@ -88,6 +101,33 @@ def _loaded(transformers: Any, place: str) -> tuple[Any, dict[str, Any]]:
     return found
 
 
+def _from_gguf(transformers: Any, place: str, file: str) -> Any:
+    """The network of a GGUF file, its numbers as float32: quantised ones are what they stand for."""
+    with needed_for("reading GGUF files"):
+        import gguf  # noqa: F401
+    read = transformers.AutoModelForCausalLM.from_pretrained(
+        place, gguf_file=file, dtype=torch.float32, **OWN_CODE_ONLY
+    )
+    config = read.config
+    if hasattr(config, "quantization_config"):  # it is quantised no more
+        del config.quantization_config
+    network = type(read)(config)
+    network.load_state_dict(read.state_dict())
+    return network.eval()
+
+
+def tokenizer_of(spec: str) -> Any:
+    """The tokenizer of the folder that `hf:DIR` names."""
+    folder = folder_of(spec)
+    return _tokenizer(_transformers("text as data", spec), folder)[0]
+
+
+def own_tokenizer(spec: str) -> Any:
+    """The tokenizer that lies in a GGUF file; None for other networks: a folder holds it in files of its own."""
+    is_gguf = spec.startswith(PREFIX) and gguf_in(Path(spec.removeprefix(PREFIX))) is not None
+    return tokenizer_of(spec) if is_gguf else None
+
+
 def _some(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else "")
 
@@ -122,6 +162,13 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
 
 def _tokenizer(transformers: Any, folder: Path) -> tuple[Any, int]:
     """The tokenizer of a folder, and how many tokens of a sentence the network takes."""
+    file = gguf_in(folder)
+    if file is not None:
+        with needed_for("reading GGUF files"):
+            import gguf  # noqa: F401
+        with TemporaryDirectory() as made:
+            stage_gguf(folder, file, Path(made))
+            return transformers.AutoTokenizer.from_pretrained(made, gguf_file=file, **OWN_CODE_ONLY), MOST_TOKENS
     with TemporaryDirectory() as made:
         if not stage_tokenizer(folder, Path(made)):  # transformers would make an empty one
             raise DataError(

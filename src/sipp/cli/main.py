@@ -29,6 +29,7 @@ COMMANDS = {
     "eval": "Measure accuracy, loss and epsilon of a pruned network beside the dense one.",
     "inspect": "Show what is in the file of a pruned network: bytes of every tensor, method, statements, certificate.",
     "export": "Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared.",
+    "shrink": "Remove dead rows and channels from a pruned network for good: smaller plain layers, the same outputs.",
     "run": "Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.",
     "study": "Make a figure of the paper: all runs of a named study, then one page; without a name, list the studies.",
     "recipes": "List the recipes, or show one with the meaning of every key.",

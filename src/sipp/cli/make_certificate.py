@@ -13,7 +13,7 @@ from sipp.cli.commands.certify_command import CertifyRequest
 from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines, points_read
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.evaluate import evaluate
-from sipp.cli.model_option import load_model, weights_read
+from sipp.cli.model_option import both_networks, weights_read
 from sipp.cli.options import output_of
 from sipp.errors import DataError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
@@ -36,9 +36,8 @@ class Answer:
 def answer(request: CertifyRequest) -> Answer:
     """The certificate, or what a check of one found; a new certificate is written where the request says."""
     _check(request)
-    dense = load_model(request.model, request.dense, option="--dense", device=request.device)
-    pruned = load_model(request.model, request.pruned, option="--pruned", device=request.device)
-    reader = Reader(dense, request.model, request.normalise, batch_size=request.batch_size)
+    dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
+    reader = Reader(dense, request.model, request.normalise, batch_size=request.batch_size, length=request.length)
     fresh, seen = draw_holdout(reader, request.holdout, request.points), None
     if request.calibration is not None:
         source = reader.open(request.calibration, "calibration", "--calibration")
@@ -52,6 +51,8 @@ def _check(request: CertifyRequest) -> None:
     """Refuses what cannot be meant, and places that cannot be written, before any work."""
     if request.accuracy and request.epsilon is not None:
         raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give one of them")
+    if request.accuracy and request.measure != "output":
+        raise CommandError("--accuracy measures next tokens by itself", where="--measure", fix="leave one of them out")
     if request.verify is not None and (request.out is not None or request.accuracy or request.epsilon is not None):
         raise CommandError(
             "--out, --accuracy and --epsilon are for a new certificate, and --verify checks one",
@@ -98,7 +99,7 @@ def _certified(
         else:
             cert = sipp.certify(
                 *networks, fresh.batches, delta=request.delta, confidence=request.confidence, epsilon=request.epsilon,
-                output=output, calibration=calibration, ledger=request.ledger,
+                measure=request.measure, output=output, calibration=calibration, ledger=request.ledger,
             )  # fmt: skip
             ok = cert.verdict == "certified"
     if request.out is not None and ok:

@@ -51,6 +51,16 @@ def load_model(
     return model.to(find_device(device)).eval()
 
 
+def both_networks(spec: str, dense: Path | None, pruned: Path, device: str) -> tuple[nn.Module, nn.Module]:
+    """The dense and the pruned network; a folder of Hugging Face holds the dense weights itself."""
+    if dense is None and not spec.startswith(PREFIX):
+        raise CommandError(
+            "the dense network's weights are not known", where=f"--model {spec}", fix="give --dense FILE"
+        )
+    first = load_model(spec, dense, option="--dense", device=device)
+    return first, load_model(spec, pruned, option="--pruned", device=device)
+
+
 def _made(spec: str) -> nn.Module:
     """A built-in network, the folder of `hf:DIR`, or what a callable of the user's own gives."""
     if spec.startswith(PREFIX):
@@ -158,7 +168,8 @@ def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
     tied = {name: names for names in by_tensor.values() for name in names if len(names) > 1}
     missing = [n for n in own if n not in state and not any(other in state for other in tied.get(n, ()))]
     missing = [n for n in missing if not n.endswith(COUNTER)]
-    unknown = [name for name in state if name not in own]
+    made = {name for name, _ in model.named_buffers()}  # also those that it makes itself and does not store
+    unknown = [name for name in state if name not in own and name not in made]
     wrong = [
         f"{name} ({_shape(value)} in the file, {_shape(own[name])} in the network)"
         for name, value in state.items()
@@ -178,6 +189,8 @@ def _check_kinds(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
     """Refuses a tensor that copying would change in silence (complex, quantised), or that cannot be copied."""
     own = model.state_dict()
     for name, value in state.items():
+        if name not in own:  # what the network makes itself
+            continue
         mine = own[name]
         is_dense = value.layout == torch.strided and not value.is_quantized and not value.is_meta
         if isinstance(mine, Tensor) and (not is_dense or (value.dtype != mine.dtype and not _casts(value, mine))):

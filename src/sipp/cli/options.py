@@ -21,7 +21,8 @@ from sipp.records.options import PruneOptions, Reduce, Shown
 from sipp.scoring.methods import NAMES
 
 KINDS = (
-    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors; .txt for hf:DIR), a folder of images, "
+    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors; for hf:DIR .txt and "
+    ".jsonl), a folder of images or of text, "
     "or noise (random:16x3x32x32)"
 )
 REAL_KINDS = KINDS.rpartition(", or")[0]  # of which a certificate can be made
@@ -133,11 +134,17 @@ Weights = Annotated[
 ]
 Data = Annotated[str | None, option(f"Calibration points: {KINDS}.", MODEL_PANEL)]
 NeededData = Annotated[str, option(f"Calibration points: {KINDS}.", MODEL_PANEL)]
-Dense = Annotated[Path, option("Weights of the dense network: .safetensors or .pt.", MODEL_PANEL)]
+Dense = Annotated[
+    Path | None, option("Weights of the dense network: .safetensors or .pt; default: those of hf:DIR.", MODEL_PANEL)
+]
 PrunedWeights = Annotated[Path, option("Weights of the pruned network, or its folder from `sipp prune`.", MODEL_PANEL)]
 Normalise = Annotated[
     str | None,
     option("How images become numbers: imagenet (the default), cifar10, none, or MEAN/STD by channel.", MODEL_PANEL),
+]
+Length = Annotated[
+    int | None,
+    option("Tokens of a sequence, for a causal language model; default: 2048, or what it takes.", MODEL_PANEL, least=2),
 ]
 Include = Annotated[list[str] | None, prune_option("include")]
 Exclude = Annotated[list[str] | None, prune_option("exclude")]

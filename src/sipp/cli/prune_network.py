@@ -149,7 +149,7 @@ def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
     """Calibration and holdout points, disjoint, that the network can take; None where they are not needed."""
     options = request.options
-    reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size)
+    reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size, request.length)
     holdout = None if request.holdout is None else draw_holdout(reader, request.holdout, request.holdout_points)
     if not method_of(options.method).needs_data and request.data is None and not request.has_tolerance:
         return None, holdout

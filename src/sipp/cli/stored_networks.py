@@ -15,6 +15,7 @@ from torch import nn
 import sipp
 from sipp.cli.data_option import Points, Reader, data_or_noise
 from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.language_text import is_language_model, length_of
 from sipp.cli.model_option import load_model
 from sipp.experiments.nets import NETS, build
 from sipp.inputs.data import data_of
@@ -29,6 +30,8 @@ from sipp.storage.tensors import raw_tensors
 
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
 
+
+EXAMPLE_TOKENS = 64  # of a sequence that shows how a language model is called
 
 Tensors = dict[str, tuple[tuple[int, ...], str]]  # shape and dtype by name
 
@@ -110,7 +113,8 @@ def _built(name: str) -> tuple[str, Tensors]:
 def example_for(stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None) -> tuple[Any, Points]:
     """So many points as the network takes them, of `data` or of noise in a built-in network's shape."""
     spec = data_or_noise(data, stored.name, n_points, f"FILE {stored.contents.path}")
-    reader = Reader(stored.model, stored.name, normalise, batch_size=n_points)
+    length = min(length_of(stored.name, None), EXAMPLE_TOKENS) if is_language_model(stored.name) else None
+    reader = Reader(stored.model, stored.name, normalise, batch_size=n_points, length=length)
     points = reader.draw(reader.open(spec, "calibration", "--data"), n_points, "--data")
     batch = next(iter(data_of(points.batches).batches()))
     return batch.kwargs or batch.args, points

@@ -14,7 +14,7 @@ from sipp.experiments.runs.reuse import find_reusable, stage_key
 from sipp.experiments.studies import Study
 from sipp.report import read_results, render
 from sipp.report.contents import About, Finding
-from sipp.storage import pairs
+from sipp.storage import state_files
 from sipp.storage.outputs import PAGE, write_file
 
 
@@ -36,7 +36,7 @@ def planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> li
     code = runs.code_version()
     for recipe in study.recipes:
         name, stages = runs.run_name(config_of(recipe)), plan(recipe)
-        there = [stage for stage in stages if pairs.has_pair(out / name / stage.name, runs.FINAL)]
+        there = [stage for stage in stages if state_files.has_state(out / name / stage.name, runs.FINAL)]
         todo = [stage for stage in stages if stage not in there]
         made = find_reusable(
             out, recipe, todo, lambda one: accept_changes or all(origin.code == code for origin in one.origins)

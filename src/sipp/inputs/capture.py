@@ -20,7 +20,7 @@ from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
-from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was
+from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was, without_caches
 from sipp.inputs.watching import Routing, Watch
 from sipp.inputs.weight_uses import checked_use, with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse
@@ -68,20 +68,25 @@ def capture(
 
 
 def runner(
-    model: nn.Module, layers: Iterable[PrunableLayer], norm_stats: NormStats = "running", checked: Forms | None = None
+    model: nn.Module,
+    layers: Iterable[PrunableLayer],
+    norm_stats: NormStats = "running",
+    checked: Forms | None = None,
+    orders: Orders | None = None,
 ) -> Run:
     """A function that runs a batch, with hooks on the prunable layers while it does, and hands over its uses.
 
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
     With `checked`, what is known of the forms of batches so far, a batch of a new form is probed first (see `probe`).
-    Without, uses are grouped by point as their shapes suggest.
+    Without, uses are grouped by point in the `orders` that are known, or else as their shapes suggest.
     """
     layers = tuple(layers)
 
     def run(batch: Batch, on_use: OnUse) -> Any:
         known = None if checked is None else probe(model, layers, batch, norm_stats, checked)
-        group = _as_reported if known is None else Grouper(known.orders)
+        order = orders if known is None else known.orders
+        group = _as_reported if order is None else Grouper(order)
         watch = None if known is None else Watch(layers, batch.where)  # a branch that the few did not take may read
         now = _Now(batch, on_use, group, None if known is None else known.checked, watch)
         return _run_hooked(model, layers, now, norm_stats)
@@ -342,7 +347,11 @@ def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[None]:
     Threads wait for each other: none may take the state that another one set for the model's own.
     """
     norms: list[Any] = [m for m in model.modules() if _uses_batch(m)] if norm_stats == "batch" else []
-    with ONE_AT_A_TIME, left_as_it_was(model):  # training and track_running_stats are attributes like others
+    with (
+        ONE_AT_A_TIME,
+        left_as_it_was(model),
+        without_caches(model),
+    ):  # training and track_running_stats are attributes like others
         fastpath = torch.backends.mha.get_fastpath_enabled()
         try:
             if any(module.training for module in model.modules()):

@@ -38,6 +38,7 @@ from sipp.records.checking import check_seed, check_whole
 # Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024
 BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
+BATCH_TOKENS = 4096  # of points that are whole numbers, which a network makes large things of
 # Data of unknown length counts as endless if its first batch comes again so often at equal distances, or after so many
 # points, unless n_points bounds it.
 MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000
@@ -168,7 +169,8 @@ class Data:
             check_dense(data, role)
         if isinstance(data, Tensor) and data.ndim > 0:
             chosen = self._chosen(len(data))
-            step = batch_size or points_per_batch(data, device or data.device)
+            step = points_per_batch(data, device or data.device)
+            step = step if batch_size is None else min(batch_size, step) if _is_tokens(data) else batch_size
             return data.split(step) if chosen is None else (data[part] for part in chosen.split(step))
         if _has_points(data):
             if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow
@@ -233,11 +235,18 @@ def points_per_batch(inputs: Tensor, device: torch.device) -> int:
     """As many as fit so many bytes; few of whole numbers: a token is small, what a network makes of it is not."""
     # Half-precision products of torch are slow on a CPU, and end the process on some (an illegal instruction)
     is_half = inputs.element_size() < 4 and device.type == "cpu"
+    if _is_tokens(inputs):
+        return max(1, min(FEWEST_POINTS, BATCH_TOKENS // inputs.shape[1]))
     if not inputs.is_floating_point() or is_half:
         return FEWEST_POINTS
     point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())
     n_bytes = BATCH_BYTES if device.type == "cpu" else GPU_BATCH_BYTES
     return min(max(n_bytes // point_bytes, FEWEST_POINTS), MOST_POINTS)
+
+
+def _is_tokens(inputs: Tensor) -> bool:
+    """Whether the points are sequences of whole numbers."""
+    return inputs.ndim == 2 and inputs.shape[1] > 0 and not inputs.is_floating_point()
 
 
 def _has_points(data: Any) -> bool:

@@ -74,6 +74,29 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
                 _write_back(buffer, before)
 
 
+@contextmanager
+def without_caches(model: nn.Module) -> Iterator[None]:
+    """A context in which a model of transformers gives its output without keys and values for later tokens."""
+    changed = turn_off_caches(model)
+    try:
+        yield
+    finally:
+        for config in changed:
+            config.use_cache = True
+
+
+def turn_off_caches(model: nn.Module) -> list[Any]:
+    """Lets a model of transformers keep no keys and values for later tokens, and gives the configurations it changed.
+
+    They are of no use to a pass over whole sequences, take memory, and cannot be traced.
+    """
+    configs: list[Any] = [vars(module).get("config") for module in model.modules()]
+    found = {id(one): one for one in configs if getattr(one, "use_cache", None) is True}
+    for config in found.values():
+        config.use_cache = False
+    return list(found.values())
+
+
 def _rebind(current: dict[str, Any], before: dict[str, Any]) -> None:
     if current.keys() == before.keys() and all(current[name] is value for name, value in before.items()):
         return

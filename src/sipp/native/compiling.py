@@ -41,30 +41,35 @@ WHOLE = 8  # bytes of a whole number
 # --- Compiled functions -----------------------------------------------------------------------------------------------
 
 
-def stamp_of(folder: Path) -> int:
-    """A number that changes with every Python file of a folder, and of this one.
+def stamp_of(*folders: Path) -> int:
+    """A number that changes with every Python file of these folders, and of this one.
 
     Numba sees changes of the file a function is in, but not of those it calls into: a stamp is part of every name.
     """
-    files = [path for place in (Path(__file__).parent, folder) for path in sorted(place.glob("*.py"))]
+    files = [path for place in (Path(__file__).parent, *folders) for path in sorted(place.glob("*.py"))]
     return zlib.crc32(b"".join(path.read_bytes() for path in files), int(HAS_VECTOR_CODE))
 
 
 _stamp_of = functools.cache(stamp_of)
 
 
-def _stamped(function: Callable[..., Any]) -> Callable[..., Any]:
-    function.__qualname__ += f"_{_stamp_of(Path(function.__code__.co_filename).parent):x}"  # names the cache
+def _stamped(function: Callable[..., Any], calls_into: Path | None = None) -> Callable[..., Any]:
+    own = Path(function.__code__.co_filename).parent
+    folders = (own,) if calls_into in (None, own) else (own, calls_into)
+    function.__qualname__ += f"_{_stamp_of(*folders):x}"  # names the cache
     return function
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled by Numba at its first call, cached on disk where a folder can be written."""
+def compiled(function: Callable[..., Any], *, calls_into: Path | None = None) -> Callable[..., Any]:
+    """The function compiled by Numba at its first call, cached on disk where a folder can be written.
+
+    It may call compiled functions of its own folder, and of one other: `calls_into`.
+    """
     if not IS_COMPILED:
         return _interpreted(function)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
     try:
-        made = numba.njit(cache=True, **options)(_stamped(function))
+        made = numba.njit(cache=True, **options)(_stamped(function, calls_into))
     except RuntimeError:  # neither beside this file nor in the user's cache folder
         _not_kept("no folder can be written")
         return numba.njit(**options)(function)
@@ -115,12 +120,12 @@ class Native:
         self._function = _stamped(function)
         self._lock = threading.Lock()
         self._code: Any = None
+        self.parameters = tuple(inspect.signature(function).parameters)
 
     def _compiled(self) -> Any:
         with self._lock:
             if self._code is None:
-                n_arguments = len(inspect.signature(self._function).parameters)
-                self._code = _cached_cfunc(types.none(*[types.int64] * n_arguments), self._function)
+                self._code = _cached_cfunc(types.none(*[types.int64] * len(self.parameters)), self._function)
             return self._code
 
     @property
@@ -166,10 +171,16 @@ def primitive(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
     return wrap
 
 
-def calling(n_arguments: int) -> Any:
-    """A function for compiled code: calls what lies at an address (a `Native`) with this many whole numbers."""
+def calling(*candidates: Native) -> Any:
+    """A function for compiled code: call(address, *numbers) calls the one of these that lies at the address.
 
-    @primitive(VOID, *[INT] * (1 + n_arguments))
+    They are declared alike, or it is a ValueError: whoever calls one need not know which.
+    """
+    parameters = {native.parameters for native in candidates}
+    if len(parameters) != 1:
+        raise ValueError(f"functions for one address take different arguments: {sorted(parameters)}")
+
+    @primitive(VOID, *[INT] * (1 + len(parameters.pop())))
     def call(b: Any, address: Any, *numbers: Any) -> None:
         call_at(b, address, numbers)
 
@@ -212,7 +223,7 @@ def _array_of(number: Any, kind: Any) -> tuple[Any, Any]:
 
 float_at, put_float = _array_of(REAL, F32)
 double_at, put_double = _array_of(DOUBLE, F64)
-byte_at, put_byte = _array_of(types.uint8, I8)
+byte_at, _ = _array_of(types.uint8, I8)
 short_at, put_short = _array_of(types.int16, I16)
 int_at, put_int = _array_of(types.int32, I32)
 long_at, put_long = _array_of(INT, I64)

@@ -1,15 +1,16 @@
 """Functions that are written at run time, for one shape of tile: LLVM instructions in, machine code out.
 
-A function takes the address of its arguments: 64-bit numbers, most of them addresses. Every thread calls it with the
-same ones and draws shares of its tasks until none is left: fewer threads than asked for may come, and one may be held
-up.
+A function takes the address of its arguments: 64-bit numbers, most of them addresses. They are declared once, as the
+fields of a NamedTuple: who writes the function reads them by name, who calls it fills that record. Every thread calls
+it with the same ones and draws shares of its tasks until none is left: fewer threads than asked for may come, and one
+may be held up.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,25 +27,27 @@ _LEVEL = 2  # of LLVM's optimisation
 
 @dataclass(frozen=True)
 class MachineCode:
-    """A compiled function; `library` is where its machine code lives."""
+    """A compiled function, the record of numbers that it takes, and the library where its machine code lives."""
 
     function: Any
+    record: type[tuple[int, ...]]
     library: Any
 
 
 class Arguments:
     """What a function that is written can ask for: its arguments, and which part of its tasks a thread is to do."""
 
-    def __init__(self, b: Any, head: Any, share: Any, n_shares: Any) -> None:
+    def __init__(self, b: Any, record: type[tuple[int, ...]], head: Any, share: Any, n_shares: Any) -> None:
         self._b, self._head, self._share, self._n_shares = b, head, share, n_shares
+        self._places = {name: i for i, name in enumerate(record._fields)}  # type: ignore[attr-defined]
 
-    def number(self, i: int) -> Any:
-        """The i-th argument."""
-        return self._b.load(self._b.gep(self._head, [I64(_HEAD + i)]), typ=I64)
+    def number(self, name: str) -> Any:
+        """The argument of this name."""
+        return self._b.load(self._b.gep(self._head, [I64(_HEAD + self._places[name])]), typ=I64)
 
-    def real(self, i: int) -> Any:
-        """The i-th argument as a float32, whose bits it holds."""
-        return self._b.bitcast(self._b.trunc(self.number(i), I32), F32)
+    def real(self, name: str) -> Any:
+        """The argument of this name as a float32, whose bits it holds (`bits_of`)."""
+        return self._b.bitcast(self._b.trunc(self.number(name), I32), F32)
 
     def share(self, n: Any) -> tuple[Any, Any]:
         """The stretch of the tasks 0 .. n that is to be done now."""
@@ -58,22 +61,27 @@ _made: dict[Any, MachineCode] = {}
 _linker: Any = None
 
 
-def generate(key: tuple[Any, ...], emit: Callable[[Any, Arguments], None]) -> MachineCode:
-    """The function whose body emit(b, args) writes; the same `key`, which names all it is made from, the same one."""
+def generate(
+    key: tuple[Any, ...], record: type[tuple[int, ...]], emit: Callable[[Any, Arguments], None]
+) -> MachineCode:
+    """The function of such a record whose body emit(b, args) writes.
+
+    The same `key`, which names all it is made from, gives the same one.
+    """
     with _lock:
         if key not in _made:
-            _made[key] = _compile(emit)
+            _made[key] = _compile(record, emit)
         return _made[key]
 
 
-def _compile(emit: Callable[[Any, Arguments], None]) -> MachineCode:
+def _compile(record: type[tuple[int, ...]], emit: Callable[[Any, Arguments], None]) -> MachineCode:
     global _linker
     llvm.initialize_native_target()  # numba does it as well, but need not have compiled anything yet
     llvm.initialize_native_asmprinter()
     module = ir.Module("sipp")
     module.triple = llvm.get_process_triple()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64.as_pointer()]), "run")
-    _write_shares(function, emit)
+    _write_shares(function, record, emit)
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
     machine = _machine()
@@ -86,7 +94,7 @@ def _compile(emit: Callable[[Any, Arguments], None]) -> MachineCode:
         _linker = llvm.create_lljit_compiler(_machine())  # which becomes its own
     library = llvm.JITLibraryBuilder().add_object_img(machine.emit_object(parsed)).add_current_process()
     linked = library.export_symbol("run").link(_linker, f"sipp {len(_made)}")
-    return MachineCode(Body(linked["run"]), linked)
+    return MachineCode(Body(linked["run"]), record, linked)
 
 
 def _machine() -> Any:
@@ -95,7 +103,7 @@ def _machine() -> Any:
     )
 
 
-def _write_shares(function: Any, emit: Callable[[Any, Arguments], None]) -> None:
+def _write_shares(function: Any, record: type[tuple[int, ...]], emit: Callable[[Any, Arguments], None]) -> None:
     b, head = ir.IRBuilder(function.append_basic_block()), function.args[0]
     n_shares = b.load(b.gep(head, [I64(1)]), typ=I64)
     draw, work, end = (function.append_basic_block(name) for name in ("draw", "work", "end"))
@@ -104,15 +112,22 @@ def _write_shares(function: Any, emit: Callable[[Any, Arguments], None]) -> None
     share = b.atomic_rmw("add", head, I64(1), "seq_cst")
     b.cbranch(b.icmp_signed("<", share, n_shares), work, end)
     b.position_at_end(work)
-    emit(b, Arguments(b, head, share, n_shares))
+    emit(b, Arguments(b, record, head, share, n_shares))
     b.branch(draw)
     b.position_at_end(end)
     b.ret_void()
 
 
-def argument_list(numbers: Sequence[int]) -> Any:
-    """Arguments as `run` takes them."""
+def argument_list(code: MachineCode, numbers: tuple[int, ...]) -> Any:
+    """The record that a function takes, as `run` hands it over; a TypeError where it is another one."""
+    if type(numbers) is not code.record:
+        raise TypeError(f"this code takes {code.record.__name__}, not {type(numbers).__name__}")
     return (ctypes.c_int64 * (_HEAD + len(numbers)))(0, 0, *numbers)
+
+
+def bits_of(value: float) -> int:
+    """A float32 as an argument, which is a whole number: its bits."""
+    return ctypes.c_int32.from_buffer(ctypes.c_float(value)).value
 
 
 def run(code: MachineCode, arguments: Any, n_shares: int, n_threads: int) -> None:

@@ -34,12 +34,18 @@ def address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
     return tensor.data_ptr()
 
 
-def _check_plain(tensor: Tensor, dtype: torch.dtype) -> None:
+def strided_address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
+    """Where a tensor begins, with gaps or without, for code that is given its strides; a DataError as above."""
+    _check_plain(tensor, dtype, may_have_gaps=True)
+    return tensor.data_ptr()
+
+
+def _check_plain(tensor: Tensor, dtype: torch.dtype, *, may_have_gaps: bool = False) -> None:
     """Raises DataError unless compiled code for this dtype can go through the memory from its first byte on."""
-    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
-        gaps = "without" if tensor.is_contiguous() else "with"
+    has_gaps = not tensor.is_contiguous()
+    if tensor.dtype != dtype or tensor.device.type != "cpu" or (has_gaps and not may_have_gaps):
         raise DataError(
-            f"compiled code was to be given {tensor.dtype} on {tensor.device} {gaps} gaps; it takes "
-            f"{dtype} on the CPU without gaps: this is a fault of sipp",
+            f"compiled code was to be given {tensor.dtype} on {tensor.device} {'with' if has_gaps else 'without'} "
+            f"gaps; it takes {dtype} on the CPU{'' if may_have_gaps else ' without gaps'}: this is a fault of sipp",
             fix="please report it",
         )

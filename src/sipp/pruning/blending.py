@@ -34,7 +34,7 @@ UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-i
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
 # scores of all layers to masks, for one budget: compared over the whole network, or within each row
-Cut = Callable[[Sequence[Tensor], bool], list[Tensor]]
+CutFunction = Callable[[Sequence[Tensor], bool], list[Tensor]]
 
 
 def blended(blend: Blend, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
@@ -50,7 +50,7 @@ def blended(blend: Blend, dense: Sequence[Tensor], p: float, reduce: Reduce) -> 
 
 
 def choose(
-    model: nn.Module, weights: Sequence[Weight], dense: Sequence[Tensor], blend: Blend, cut: Cut
+    model: nn.Module, weights: Sequence[Weight], dense: Sequence[Tensor], blend: Blend, cut: CutFunction
 ) -> tuple[list[Tensor], Choice]:
     """The masks of the candidate that moves the output least on the points kept aside, and how all of them did.
 

@@ -150,13 +150,14 @@ def sparse_rows(
     """
     row, choice = method_of(ranking.method), None
     if row.is_sampled and budget < ranking.n_weights:
-        return _sampled_rows(ranking, prepared, row, budget, seed), None
+        return _with_spared(ranking, prepared, _sampled_rows(ranking, prepared, row, budget, seed)), None
     if ranking.blend is not None:
         masks, choice = _blended(ranking, ranking.blend, prepared, row, budget)
     else:
         masks = _masks(ranking, prepared, row, ranking.ranks, budget)
     scored = ranking.ranks if row.is_scored and not row.is_sampled and not row.is_blend else None
-    return [masked_rows(ranking, i, *layer, scored) for i, layer in enumerate(zip(prepared.dense, masks))], choice
+    rows = [masked_rows(ranking, i, *layer, scored) for i, layer in enumerate(zip(prepared.dense, masks))]
+    return _with_spared(ranking, prepared, rows), choice
 
 
 def _masks(
@@ -238,6 +239,36 @@ def _with_blind(rows: SparseRows, blind_FK: Tensor, weight_FK: Tensor) -> Sparse
     """The rows with these weights too, as they were; the rows they are in lose nothing that was seen (T5)."""
     values_FK = torch.where(blind_FK, weight_FK, rows.values_FK)
     return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | blind_FK)
+
+
+def _with_spared(ranking: Ranking, prepared: PreparedRows, rows: list[SparseRows]) -> list[SparseRows]:
+    """The rows, those that are spared as they were: these come beside the budget."""
+    if not ranking.spared:
+        return rows
+    all_rows = zip(rows, ranking.spared, prepared.dense)
+    return [_with_blind(row, spared_F[:, None].expand_as(dense_FK), dense_FK) for row, spared_F, dense_FK in all_rows]
+
+
+def spared_by_name(ranking: Ranking, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that are spared, of the parameters that hold some: {parameter name: bool tensor of its shape}."""
+    found = {}
+    for weight, spared_F in zip(ranking.weights, ranking.spared):
+        if bool(spared_F.any()):
+            mask = masks[weight.name]
+            spared_FK = spared_F[:, None].expand(weight.n_rows, weight.fan_in)
+            found[weight.name] = from_rows(weight, spared_FK, mask).to(mask.device)
+    return found
+
+
+def put_back(
+    model: nn.Module, dense: nn.Module, masks: Mapping[str, Tensor], spared: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The masks with the spared weights, which are given their dense values in the model."""
+    with torch.no_grad():
+        for name, spared_mask in spared.items():
+            parameter = model.get_parameter(name)
+            parameter.copy_(torch.where(spared_mask, dense.get_parameter(name), parameter))
+    return {name: mask | spared[name] if name in spared else mask for name, mask in masks.items()}
 
 
 def masked_rows(

@@ -27,6 +27,7 @@ from sipp.records.ranking import Blend, Ranking
 from sipp.records.scores import Scores
 from sipp.records.weights import to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
+from sipp.scoring.routing import rows_of_few_tokens
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import resolve_points
 from sipp.scoring.wanda import wanda
@@ -53,6 +54,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         task, aside = set_points_aside(task, options)
     else:
         task = resolve_points(task, options.delta, method=info.name, constants=options.constants)
+    spared = rows_of_few_tokens(task) if info.needs_data else ()
     by_name = None
     if not info.is_scored:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
@@ -82,6 +84,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         example=None if first is None else _few(first),
         sample=None if first is None else points_at(first, slice(N_SAMPLE)),
         floor=least_share(options),
+        spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         blend=_blend(task, scores, aside) if info.is_blend and scores is not None else None,
     )

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from sipp.records.display import text_of
+from sipp.records.html import table_html, text_html, view
 from sipp.records.scores import DrawUnit
 
 
@@ -97,17 +98,28 @@ class Assumption:
         counts = f"{total.es_failures:,} of {total.n_pairs:,} (patch, weight) pairs"
         return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} held-out {self.unit}."
 
-    def __str__(self) -> str:
+    def _table(self) -> Table:
+        """One line a layer, and one for all."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("weight", overflow="fold")
-        for column in ("fan-in", "weights", "holding", "share", "pairs", "ES failures", "share"):
+        for column in ("fan-in", "weights", "holding", "share", "pairs", "ES failures", "failing"):
             table.add_column(column, justify="right")
         for layer in (*self.layers, self.total):
             counts = (layer.fan_in, layer.n_weights, layer.n_holding)
             pairs = ("" if n is None else f"{n:,}" for n in (layer.n_pairs, layer.es_failures))
             failed = "" if layer.es_failure_share is None else f"{layer.es_failure_share:.2g}"
             table.add_row(layer.name, *(f"{n:,}" for n in counts), f"{layer.share_holding:.2%}", *pairs, failed)
-        return "\n".join((text_of(table), self.verdict, self.es_verdict))
+        return table
+
+    def __str__(self) -> str:
+        return "\n".join((text_of(self._table()), self.verdict, self.es_verdict))
+
+    def __repr__(self) -> str:
+        word = "plausible" if self.plausible else "not plausible"
+        return f"<Assumption: {word} on {self.n_calibration} {self.unit}; print() shows the layers>"
+
+    def _repr_html_(self) -> str:
+        return view(self.verdict, text_html(self.es_verdict), table_html(self._table(), bars=("share",)))
 
 
 def share_needed(k_constant: float) -> float:

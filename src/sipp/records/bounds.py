@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sipp.records.display import percent_up, sure
+from sipp.records.html import text_html
 from sipp.records.options import Mode
 from sipp.records.scores import DrawUnit
 
@@ -25,6 +26,9 @@ class Coverage:
 
     def __str__(self) -> str:
         return f"for all but {percent_up(self.share)} of new inputs, {sure(self.confidence)} (from {self.n} points)"
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,9 @@ class Guarantee:
         if not self.contradicted:  # then more points would not help
             constants += f", n={self.n} {self.unit}, needs {self.n_needed}"
         return f"met ({constants})" if self.met else f"{self.verdict}: {self.reason} ({constants})"
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,9 @@ class Measured:
         share = percent_up(self.network_share)
         return f"{text}; all but {share} move the output by at most {self.epsilon:.4g} times its size, {two}."
 
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
+
 
 @dataclass(frozen=True)
 class NetworkBound:
@@ -133,6 +143,9 @@ class NetworkBound:
         if self.guarantee is None:
             return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; met, assumes independent points only"
         return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; rests on T4: {self.guarantee}"
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
 
 def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:

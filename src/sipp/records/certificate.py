@@ -15,14 +15,18 @@ from decimal import ROUND_CEILING, Context
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from rich.table import Table
 
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.records.checking import first_problem, refuse_constant
 from sipp.records.display import WIDTH, percent, percent_up
+from sipp.records.html import folded, table_html, text_html, view
 
 SCHEMA = "sipp-certificate/1"
 WITH_COPIES = "sipp-certificate/2"  # of a holdout with copies, which the first schema counted as independent points
+OF_TOKENS = "sipp-certificate/3"  # about the tokens of sequences (T22): it says what it measures
+USUAL = ("output", "class")  # what the others measure
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
 USELESS = 1.0  # an epsilon from here on: an output of zeros would be within it
 DERIVED_RTOL = 1e-9  # a limit recomputed by another version of the statistics library
@@ -37,12 +41,16 @@ Text = Annotated[str, Field(strict=True)]
 Digest = Annotated[str, Field(strict=True, pattern=f"^{HASH_PATTERN}$")]
 Flag = Annotated[bool, Field(strict=True)]
 Limit = Annotated[float, Field(strict=True, ge=0), BeforeValidator(lambda value: math.inf if value == "inf" else value)]
+Measure = Literal["output", "kl", "next-token"]
 Choice = Annotated[int, Field(strict=True)] | Text | None
 
 
 @dataclass(frozen=True)
 class Certificate:
     """P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence, or why not (T14).
+
+    Of sequences of tokens (T22) `measure` may be another: the mean KL(f || f^) of the next token over the positions of
+    a sequence, in nats, or the share of its positions at which another next token is chosen.
 
     The verdict and everything else that follows from the counts is computed from them, so it cannot contradict them.
     """
@@ -59,9 +67,10 @@ class Certificate:
     pruned_hash: Digest
     dtype: Text  # of the outputs compared
     output: Choice  # which part of the models' output was compared
-    calibration_checked: Flag  # the calibration points were compared with the holdout, none is shared
+    calibration_checked: Flag  # calibration points, given or in the pruning's record, are not in the holdout
     ledger_kept: Flag
     prior_uses: Count  # earlier claims on the same points in the ledger
+    measure: Measure = "output"  # what epsilon limits
 
     @property
     def k_allowed(self) -> int | None:
@@ -91,21 +100,36 @@ class Certificate:
     @property
     def is_useless(self) -> bool:
         """Whether what is certified is true and of no use: a network that gives zeros would be within epsilon too."""
-        return self.verdict == "certified" and not self.epsilon < USELESS
+        return self.verdict == "certified" and self.measure != "kl" and not self.epsilon < USELESS
 
     @property
     def sentence(self) -> str:
         """The certificate in plain words, numbers rounded so that they claim less, never more."""
         return _claim_in_words(self) + _caveats(self)
 
+    @property
+    def _headline(self) -> str:
+        return self.verdict + (", but of no use" if self.is_useless else "")
+
     def __str__(self) -> str:
-        headline = self.verdict + (", but of no use" if self.is_useless else "")
-        return _sheet(headline, self, ("k_allowed", "delta_hat"))
+        return _sheet(self._headline, self, ("k_allowed", "delta_hat"))
+
+    def __repr__(self) -> str:
+        limit = f"epsilon {_shown('epsilon', self.epsilon)} for all but {percent(self.delta)}"
+        return f"<Certificate: {self.verdict}, {limit}, n = {self.n:,}; print() shows it>"
+
+    def _repr_html_(self) -> str:
+        counts = [("further off", self.violations), ("allowed", self.k_allowed or 0)]
+        return _view(self._headline, self, counts)
 
 
 @dataclass(frozen=True)
 class AccuracyCertificate:
-    """accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16), from labels or without any."""
+    """accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16), from labels or without any.
+
+    With `measure` "next-token" points are sequences, and counts are sums of the shares of their positions, rounded so
+    that they claim less (T22).
+    """
 
     mode: Literal["labels", "label-free"]
     confidence: OpenShare
@@ -122,11 +146,14 @@ class AccuracyCertificate:
     calibration_checked: Flag
     ledger_kept: Flag
     prior_uses: Count
+    measure: Literal["class", "next-token"] = "class"
 
     @property
     def drop_upper(self) -> float:
         """The proved limit of the accuracy drop: U(b; beta/2) - L(c; beta/2), or U(D; beta) without labels."""
         beta = 1.0 - self.confidence
+        if self.measure == "next-token":  # sums of shares, not of zeros and ones: Bentkus' inequality costs a factor e
+            beta /= math.e
         if self.mode == "labels":
             return drop_limit(self.n_lost, self.n_gained, self.n, beta, n_copies=self.n_duplicates)
         return share_limit(self.n_differ, self.n, beta)
@@ -141,6 +168,8 @@ class AccuracyCertificate:
         """The certificate in plain words, numbers rounded so that they claim less, never more."""
         limit, start = percent_up(self.drop_upper), f"With {percent(self.confidence)} confidence, "
         points = f"by at most {limit.removesuffix(' %')} percentage points"
+        if self.measure == "next-token":
+            return start + self._of_tokens(limit, points) + _caveats(self)
         if self.mode == "labels":
             given = _points(self, "labelled").rstrip(",")
             claim = f"pruning lowers the accuracy {points}: of {given}, {self.n_lost:,} were right "
@@ -151,8 +180,30 @@ class AccuracyCertificate:
             claim += f"lowers the accuracy {points} ({self.n_differ:,} of {_points(self)} changed)."
         return start + claim + _caveats(self)
 
+    def _of_tokens(self, limit: str, points: str) -> str:
+        """The claim about next tokens; a sequence counts once, however long it is."""
+        over = f"on average over the positions of a sequence ({_points(self, 'sequences as')}"
+        if self.mode == "labels":
+            return f"pruning lowers the accuracy of the next token {points}, {over})."
+        return (
+            f"pruning changes the chosen next token at no more than {limit} of positions, {over}; there it was "
+            f"{percent_up(self.n_differ / (self.n + self.n_duplicates))})."
+        )
+
+    @property
+    def _headline(self) -> str:
+        return f"accuracy drop <= {percent_up(self.drop_upper)} ({self.mode})"
+
     def __str__(self) -> str:
-        return _sheet(f"accuracy drop <= {percent_up(self.drop_upper)} ({self.mode})", self, ("drop_upper",))
+        return _sheet(self._headline, self, ("drop_upper",))
+
+    def __repr__(self) -> str:
+        return f"<AccuracyCertificate: {self._headline}, n = {self.n:,}; print() shows it>"
+
+    def _repr_html_(self) -> str:
+        counts = [("right before, wrong after", self.n_lost), ("wrong before, right after", self.n_gained)]
+        shown = counts if self.mode == "labels" else []
+        return _view(self._headline, self, [*shown, ("another class", self.n_differ)])
 
 
 def _points(cert: Certificate | AccuracyCertificate, kind: str = "") -> str:
@@ -170,9 +221,11 @@ def _claim_in_words(cert: Certificate) -> str:
         text += f"{confidence} confidence; at least {needed:,}{' different' if cert.n_duplicates else ''} are needed."
         if cert.fixed == "epsilon":
             text += f" What they show is that at most {percent_up(cert.delta_hat)} of inputs are further off than "
-            text += f"{percent(cert.epsilon)}."
+            text += f"{_limit(cert)}."
         return text
     counts = f"{cert.violations:,} of {_points(cert, 'holdout')} were further off, {cert.k_allowed:,} were allowed"
+    if cert.verdict == "certified" and cert.measure != "output":
+        return f"With {confidence} confidence, for all but at most {delta} of sequences {_of_tokens(cert)} ({counts})."
     if cert.verdict == "certified":
         epsilon = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
         start = "True, but of no use: with" if cert.is_useless else "With"
@@ -184,16 +237,32 @@ def _claim_in_words(cert: Certificate) -> str:
     if cert.fixed == "delta":
         return f"Not certified: too many outputs are not finite or not comparable for any error limit ({counts})."
     return (
-        f"Not certified at {percent(cert.epsilon)} error ({counts}); with {confidence} confidence, at most "
+        f"Not certified at {_limit(cert)} ({counts}); with {confidence} confidence, at most "
         f"{percent_up(cert.delta_hat)} of inputs are further off, more than the {delta} asked for."
     )
+
+
+def _limit(cert: Certificate) -> str:
+    """The epsilon that was asked for."""
+    if cert.measure == "kl":
+        return f"{cert.epsilon:g} nats a token"
+    return f"{percent(cert.epsilon)} {'of positions' if cert.measure == 'next-token' else 'error'}"
+
+
+def _of_tokens(cert: Certificate) -> str:
+    """What a certificate says of the tokens of a sequence (T22)."""
+    if cert.measure == "next-token":
+        limit = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
+        return f"the pruned network chooses another next token than the dense one at no more than {limit} of positions"
+    nats = f"{cert.epsilon:g}" if cert.fixed == "epsilon" else _shown("epsilon", cert.epsilon)
+    return f"the next token's distribution is within {nats} nats of the dense network's (KL, mean over the positions)"
 
 
 def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     """What the reader must know beside the claim: the source of inputs, copies among the points, an earlier use."""
     text = " Any claim here is about inputs drawn like the holdout points, which must be new to both networks."
     if not cert.calibration_checked:
-        text += " That they are is the word of whoever gave them: no calibration points were given to compare with."
+        text += " sipp could not check this: it was not told which points the pruning used."
     if cert.n_duplicates:
         text += f" {cert.n_duplicates:,} of the points are copies of others: they prove nothing, so only different"
         text += " points count, and what goes wrong at one counts with every copy."
@@ -228,6 +297,7 @@ FIELD_WORDS = {
     "k_allowed": "violations that the claim allows",
     "delta_hat": "proved limit of the share further off",
     "drop_upper": "proved limit of the drop in accuracy",
+    "measure": "what is limited, of each sequence",
 }
 LIMITS = ("epsilon", "delta_hat", "drop_upper")  # rounded up: the sheet never claims more than the record
 SHEET_DIGITS = 4
@@ -235,11 +305,27 @@ SHEET_DIGITS = 4
 
 def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tuple[str, ...]) -> str:
     """Headline, sentence and one aligned line per field and derived number with its meaning, for a terminal."""
-    names = (*(field.name for field in fields(cert)), *derived)
+    names = (*_names(cert), *derived)
     rows = [(name, _shown(name, getattr(cert, name)), FIELD_WORDS[name]) for name in names]
     widths = [max(len(row[i]) for row in rows if len(row[1]) < HASH_LENGTH) for i in (0, 1)]
     lines = [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {words}" for name, value, words in rows]
     return "\n".join([headline, textwrap.fill(cert.sentence, WIDTH), *lines])
+
+
+def _names(cert: AnyCertificate) -> list[str]:
+    """Its fields; what it measures only where that is not the usual."""
+    return [field.name for field in fields(cert) if field.name != "measure" or cert.measure not in USUAL]
+
+
+def _view(headline: str, cert: Certificate | AccuracyCertificate, counts: list[tuple[str, int]]) -> str:
+    """Headline, sentence, a bar for each count of points, and all fields folded away, for a notebook."""
+    table, n_given = Table(), cert.n + cert.n_duplicates
+    table.add_column(f"of {n_given:,} points")
+    for column in ("number", "share"):
+        table.add_column(column, justify="right")
+    for words, count in counts:
+        table.add_row(words, f"{count:,}", f"{count / n_given:.2%}")
+    return view(headline, text_html(cert.sentence), table_html(table, bars=("share",)), folded("All fields", str(cert)))
 
 
 def _shown(name: str, value: Any) -> str:
@@ -270,7 +356,7 @@ def certificate_values(cert: AnyCertificate | None) -> dict[str, Any] | None:
         return None
     kind = next(name for name, record in KINDS.items() if isinstance(cert, record))
     content: dict[str, Any] = {"schema": _schema_of(cert), "kind": kind, "sentence": cert.sentence}
-    for name in (*(field.name for field in fields(cert)), *DERIVED[kind]):
+    for name in (*_names(cert), *DERIVED[kind]):
         value = getattr(cert, name)
         content[name] = repr(value) if isinstance(value, float) and not math.isfinite(value) else value
     return content
@@ -282,6 +368,8 @@ def to_json(cert: AnyCertificate) -> str:
 
 
 def _schema_of(cert: AnyCertificate) -> str:
+    if cert.measure not in USUAL:
+        return OF_TOKENS
     return WITH_COPIES if cert.n_duplicates else SCHEMA
 
 
@@ -309,10 +397,12 @@ def from_values(values: Mapping[str, Any]) -> AnyCertificate:
     """The certificate with these values of its JSON; its words are those of its counts, whatever the values say."""
     content = dict(values)
     schema = content.get("schema")
-    if schema not in (SCHEMA, WITH_COPIES) or content.get("kind") not in (*KINDS,):
-        raise DataError(f"schema must be {SCHEMA!r} or {WITH_COPIES!r}, kind one of {[*KINDS]}; got {schema!r}")
+    if schema not in (SCHEMA, WITH_COPIES, OF_TOKENS) or content.get("kind") not in (*KINDS,):
+        raise DataError(
+            f"schema must be {SCHEMA!r}, {WITH_COPIES!r} or {OF_TOKENS!r}, kind one of {[*KINDS]}; got {schema!r}"
+        )
     kind = content["kind"]
-    names = [field.name for field in fields(KINDS[kind])]
+    names = [field.name for field in fields(KINDS[kind]) if field.name != "measure" or schema == OF_TOKENS]
     expected = {"schema", "kind", "sentence", *names, *DERIVED[kind]}
     if set(content) != expected:
         raise DataError(
@@ -324,6 +414,8 @@ def from_values(values: Mapping[str, Any]) -> AnyCertificate:
         raise DataError(f"certificate key {first_problem(error)}") from error
     if schema != _schema_of(cert):
         what = "the schema of one with copies among its points, and has none"
+        if cert.measure in USUAL and schema == OF_TOKENS:
+            what = "the schema of one about tokens, and is about others"
         if cert.n_duplicates:
             what = f"{cert.n_duplicates:,} copies among its points, and was made when each counted as independent"
         raise DataError(f"the certificate has {what}", fix="certify again")

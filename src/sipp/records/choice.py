@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rich.table import Table
+
+from sipp.records.html import table_html, view
 from sipp.records.options import Reduce
 
 
@@ -44,3 +47,11 @@ class Choice:
         points = "1 point" if self.n_points == 1 else f"{self.n_points} points"
         text = f"{self.taken.name}, output error {self.taken.error:.3g} on {points} {where}"
         return text + (f" ({beside})" if beside else "")
+
+    def _repr_html_(self) -> str:
+        table = Table()
+        table.add_column("score")
+        table.add_column("output error", justify="right")
+        for one in sorted(self.tried, key=lambda one: one.error):
+            table.add_row(one.name, f"{one.error:.3g}")
+        return view(str(self), table_html(table, bars=("output error",)))

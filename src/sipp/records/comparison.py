@@ -6,12 +6,15 @@ import math
 import statistics
 import textwrap
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from sipp.records.display import MUCH, WIDTH, percent_up, text_of
+from sipp.records.html import table_html, text_html, view
 from sipp.records.options import Method
+from sipp.records.plots import curves
 
 STANDARD_ERRORS = 2.0  # a mean difference of fewer than these decides nothing
 BEST = "*"
@@ -91,17 +94,45 @@ class Comparison:
             found.append(f"the accuracy is {_down(row.accuracy)} (dense: {percent_up(self.dense_accuracy)})")
         return ", ".join(found)
 
-    def __str__(self) -> str:
+    @property
+    def _head(self) -> str:
+        """Which points chose and which judged, in one line."""
         judged = "kept aside" if self.is_aside else "of the holdout"
         head = f"{self.n_weights:,} prunable weights; {self.n_calibration:,} points choose, "
         head += f"{self.n_points:,} {judged} judge"
         if self.dense_accuracy is not None:
             head += f"; the dense network is right on {self.dense_accuracy:.1%}"
-        parts = [self.keeps[i : i + KEEPS_A_TABLE] for i in range(0, len(self.keeps), KEEPS_A_TABLE)]
+        return head
+
+    @property
+    def _words(self) -> str:
+        """What the columns mean."""
         words = f"error: how far the output moved, by its length; same: points whose largest output stays; {BEST}: best"
-        words += "; right: points of the right class" if self.dense_accuracy is not None else ""
-        said = (textwrap.fill(text, WIDTH) for text in (words, self.sentence))
-        return "\n".join([head, *(text_of(self._table(keeps)) for keeps in parts), *said])
+        return words + ("; right: points of the right class" if self.dense_accuracy is not None else "")
+
+    def __str__(self) -> str:
+        parts = [self.keeps[i : i + KEEPS_A_TABLE] for i in range(0, len(self.keeps), KEEPS_A_TABLE)]
+        said = (textwrap.fill(text, WIDTH) for text in (self._words, self.sentence))
+        return "\n".join([self._head, *(text_of(self._table(keeps)) for keeps in parts), *said])
+
+    def __repr__(self) -> str:
+        names = dict.fromkeys(row.name for row in self.rows)
+        return f"<Comparison of {len(names)} methods at {len(self.keeps)} keeps; print() shows it>"
+
+    def _repr_html_(self) -> str:
+        table, errors = self._table(self.keeps), [f"{keep:g}: error" for keep in self.keeps]
+        return view(self.sentence, text_html(self._head), table_html(table, bars=errors), text_html(self._words))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws each method's error over keep, on `ax` or on new axes, and gives them."""
+        lines = {}
+        for name in dict.fromkeys(row.name for row in self.rows):
+            rows = sorted((row for row in self.rows if row.name == name), key=lambda row: row.keep)
+            lines[name] = ([100 * row.keep for row in rows], [row.error for row in rows])
+        like = {row.name: row.method for row in self.rows if row.is_repaired}
+        ax = curves(ax, lines, "weights kept (%)", "error of the output, by its length", like=like)
+        ax.invert_xaxis()
+        return ax
 
     def _table(self, keeps: tuple[float, ...]) -> Table:
         """Methods x keeps."""

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from rich import box
@@ -17,8 +17,10 @@ from torch import Tensor
 
 from sipp.records.certificate import AnyCertificate
 from sipp.records.display import WIDTH, labelled, number, percent_up, text_of
+from sipp.records.html import labels_html, table_html, view
 from sipp.records.options import Precision
 from sipp.records.pattern import pattern_of
+from sipp.records.plots import layer_bars
 
 About = Literal["stored values", "values before rounding"]
 MOST_WEIGHTS = 2**47
@@ -131,6 +133,17 @@ class Contents:
     def __str__(self) -> str:
         return contents_text(self)
 
+    def _repr_html_(self) -> str:
+        return contents_html(self)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the bytes of each tensor in the file and dense, on `ax` or on new axes, and gives them."""
+        kilobytes = {
+            "in the file": [one.n_bytes / 1e3 for one in self.tensors],
+            "dense": [one.dense_bytes / 1e3 for one in self.tensors],
+        }
+        return layer_bars(ax, [one.names[0] for one in self.tensors], kilobytes, "kB")
+
 
 def entropy_bytes(n_weights: int, kept: int) -> float:
     """n H(kept / n) / 8: what the positions of independently kept weights cost at least, on average."""
@@ -153,11 +166,10 @@ COLUMNS = {  # and their words, where they do not speak for themselves
 }
 
 
-def contents_text(contents: Contents) -> str:
+def _contents_table(contents: Contents, columns: list[str]) -> Table:
     """The table of tensors; those that are stored whole and exact share a line."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("tensor", overflow="fold")
-    columns = [one for one in COLUMNS if contents.moved or not one.endswith("change")]
     for column in columns:
         table.add_column(column.replace("bytes ", "bytes\n"), justify="right")
 
@@ -175,18 +187,38 @@ def contents_text(contents: Contents) -> str:
         add(f"{len(whole)} whole tensors", whole, "all", "exact")
     table.add_section()
     add("all tensors", contents.tensors, "", contents.precision)
+    return table
+
+
+def _columns(contents: Contents) -> list[str]:
+    return [one for one in COLUMNS if contents.moved or not one.endswith("change")]
+
+
+def _headline(contents: Contents) -> str:
     ratio = contents.dense_bytes / contents.n_bytes
+    return (
+        f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes, {ratio:.2f} x smaller than dense "
+        f"({contents.dense_bytes:,}); values and entropy of positions: {contents.bound_bytes:,.0f}"
+    )
+
+
+def contents_text(contents: Contents) -> str:
+    """All of it for a shell: the sizes, the table of tensors, how it was pruned and what was said of it."""
+    columns = _columns(contents)
     words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
     lines = [
-        f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes, {ratio:.2f} x smaller than dense "
-        f"({contents.dense_bytes:,}); values and entropy of positions: {contents.bound_bytes:,.0f}",
-        text_of(table),
+        _headline(contents),
+        text_of(_contents_table(contents, columns)),
         textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="  "),
-        *_words(contents),
-        labelled("SHA-256", contents.sha256),
-        labelled("written by", ", ".join(f"{name} {version}" for name, version in contents.versions.items())),
+        *(labelled(label, text) for label, text in _words(contents)),
     ]
     return "\n".join(lines)
+
+
+def contents_html(contents: Contents) -> str:
+    """The same for a notebook."""
+    table = _contents_table(contents, _columns(contents))
+    return view(_headline(contents), table_html(table, bars=("bytes", "bytes dense")), labels_html(_words(contents)))
 
 
 def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
@@ -204,8 +236,8 @@ def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
     }
 
 
-def _words(contents: Contents) -> list[str]:
-    """How it was pruned and what was said of it, marked where it is about other values than the stored ones."""
+def _words(contents: Contents) -> list[tuple[str, str]]:
+    """Labels and texts: how it was pruned and what was said of it, marked where the stored values are others."""
     said = contents.statements
     lines: list[tuple[str, str | None]] = [("rounding", contents.moved)]
     if said is not None:
@@ -220,4 +252,6 @@ def _words(contents: Contents) -> list[str]:
     if contents.certificate is not None:
         note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
         lines.append(("certificate", note + contents.certificate.sentence))
-    return [labelled(label, text) for label, text in lines if text]
+    lines.append(("SHA-256", contents.sha256))
+    lines.append(("written by", ", ".join(f"{name} {version}" for name, version in contents.versions.items())))
+    return [(label, text) for label, text in lines if text]

@@ -86,9 +86,9 @@ def listed(names: Sequence[str], separator: str = ", ") -> str:
 
 
 def text_of(table: Table) -> str:
-    """The table as plain text."""
+    """The table as plain text, wherever it is made: in a notebook rich would show it at once, apart from its text."""
     buffer = StringIO()
-    Console(file=buffer, width=WIDTH, force_terminal=False).print(table)
+    Console(file=buffer, width=WIDTH, force_terminal=False, force_jupyter=False).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines() if line.strip())
 
 

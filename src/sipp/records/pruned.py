@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from sipp.records.bounds import Guarantee, Measured, NetworkBound
 from sipp.records.choice import Choice
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Method
+from sipp.records.plots import layer_bars
 from sipp.records.repair import Repair
 
 CHANGED = (
@@ -140,6 +141,11 @@ class Pruned:
         from sipp.records.pruned_words import pruned_html  # which reads this record
 
         return pruned_html(as_it_is(self))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the share of its weights that each layer keeps, on `ax` or on new axes, and gives them."""
+        shares = {"kept": [100 * layer.keep for layer in self.layers]}
+        return layer_bars(ax, [layer.name for layer in self.layers], shares, "weights kept (%)")
 
 
 def as_it_is(pruned: Pruned) -> Pruned:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from torch import nn
 
+from sipp.errors import OptionError
 from sipp.records.certificate import AnyCertificate
 from sipp.records.display import PATH_WORDS, WIDTH, percent_up, text_of
+from sipp.records.html import folded, table_html, text_html, view
+from sipp.records.network_hash import model_hash
+from sipp.records.plots import curves
 from sipp.records.pruned import Pruned
+from sipp.records.shrunk import Shrunk
 
 
 @dataclass(frozen=True)
@@ -41,28 +47,74 @@ class PrunedTo:
     def keep(self) -> float:
         return self.pruned.keep if self.pruned is not None else 1.0
 
-    def __str__(self) -> str:
+    def _table(self) -> Table:
+        """One line a level that was tested."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in ("keep", "weights", "bad points", "proved limit", "test"):
             table.add_column(column, justify="right")
         for level in self.path:
             limit, word = percent_up(level.limit), "passed" if level.passed else "failed"
             table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", f"{level.count:,}", limit, word)
+        return table
+
+    def __str__(self) -> str:
         said = [] if self.certificate is None else [textwrap.fill(self.certificate.sentence, WIDTH)]
-        return "\n".join([self.verdict, *([text_of(table), PATH_WORDS] if self.path else []), *said])
+        return "\n".join([self.verdict, *([text_of(self._table()), PATH_WORDS] if self.path else []), *said])
 
     def __repr__(self) -> str:
         return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
 
+    def _repr_html_(self) -> str:
+        said = "" if self.certificate is None else self.certificate.sentence
+        path = [table_html(self._table(), bars=("keep", "proved limit")), text_html(PATH_WORDS)] if self.path else []
+        network = [] if self.pruned is None else [folded("The network", str(self.pruned))]
+        return view(self.verdict, text_html(said), *path, *network)
 
-Given = nn.Module | Pruned | PrunedTo  # what stands for a pruned network: itself, or what `prune` or `prune_to` gave
+    def plot(self, ax: Any = None) -> Any:
+        """Draws what was proved at each level that was tested, on `ax` or on new axes, and gives them."""
+        lines = {
+            word: (
+                [100 * level.keep for level in self.path if level.passed == passed],
+                [100 * level.limit for level in self.path if level.passed == passed],
+            )
+            for word, passed in (("passed", True), ("failed", False))
+        }
+        return curves(ax, lines, "weights kept (%)", "proved limit (%)")
+
+
+Given = nn.Module | Pruned | PrunedTo | Shrunk  # what stands for a network: itself, or what a verb gave
 
 
 def without_walk(given: Given) -> nn.Module | Pruned:
-    """The record of the network that a walk ended with (the network, where no level passed); others as they are."""
+    """The record of the network that a walk ended with (the network, where no level passed), or the network."""
+    if isinstance(given, Shrunk):
+        return given.model
     return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
+
+
+def points_seen(given: Given) -> frozenset[bytes]:
+    """Keys of points that chose the network, as far as its record knows them."""
+    record = given if isinstance(given, Shrunk) else without_walk(given)
+    return record.seen if isinstance(record, Pruned | Shrunk) else frozenset()
+
+
+def record_of(given: Pruned | PrunedTo) -> Pruned:
+    """The record of the pruned network; OptionError where a walk ended with none. What is neither is given back."""
+    if not isinstance(given, PrunedTo):
+        return given
+    if given.pruned is None:
+        raise OptionError("prune_to pruned nothing, no level passed", fix="ask for less, or give more holdout points")
+    return given.pruned
+
+
+def certificate_of(given: Given, certificate: AnyCertificate | None) -> AnyCertificate | None:
+    """The certificate that goes with it: the one given, or that of a walk, as long as its network was not changed."""
+    held = given.certificate if isinstance(given, PrunedTo) else None
+    if certificate is not None or held is None:
+        return certificate
+    return held if held.pruned_hash == model_hash(network_of(given)) else None
 
 
 def network_of(given: Given) -> nn.Module:
     """The network that is meant; what is none of these is given back, for the caller to refuse."""
-    return given.model if isinstance(given, Pruned | PrunedTo) else given
+    return given.model if isinstance(given, Pruned | PrunedTo | Shrunk) else given

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from html import escape
 
 from rich import box
 from rich.table import Table
@@ -19,6 +18,7 @@ from sipp.records.display import (
     sure,
     text_of,
 )
+from sipp.records.html import folded, labels_html, table_html, view
 from sipp.records.pruned import OutputChange, Pruned, PrunedLayer
 
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
@@ -118,10 +118,13 @@ def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
 
 def pruned_html(pruned: Pruned) -> str:
     """The same as HTML, for a notebook: what comes first when it is printed; folded away, all layers and statements."""
-    first = "\n".join([*summary_lines(pruned), labelled("next", next_step(pruned))])
-    folded = f"<summary>All layers and statements</summary><pre>{escape(pruned_details(pruned))}</pre>"
-    return (
-        f"<div><strong>{escape(headline(pruned))}</strong><pre>{escape(first)}</pre><details>{folded}</details></div>"
+    ends = END_LAYERS if len(pruned.layers) > 2 * END_LAYERS else None
+    table = _layers_table(pruned, strategies=[], bounds=has_telling_layers(pruned), ends=ends)
+    return view(
+        headline(pruned),
+        labels_html([*_summary(pruned), ("next", next_step(pruned))]),
+        table_html(table, bars=("keep",)),
+        folded("All layers and statements", pruned_details(pruned)),
     )
 
 
@@ -132,6 +135,11 @@ def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
 
 def summary_lines(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> list[str]:
     """What is known of the cost (what was `certified`, in words), what was chosen and repaired, the theory's words."""
+    return [labelled(label, text) for label, text in _summary(pruned, certified, in_full=in_full)]
+
+
+def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> list[tuple[str, str]]:
+    """The same as pairs of a label and its text."""
     lines = [("what it costs", certified or cost_of(pruned))]
     if warning := moved_warning(pruned):
         lines.insert(0, ("warning", warning))
@@ -152,7 +160,7 @@ def summary_lines(pruned: Pruned, certified: str = "", *, in_full: bool = False)
     lines += _statements(pruned, in_full=in_full)
     if pruned.assumption is not None:
         lines.append(("assumption", f"{pruned.assumption.verdict} {pruned.assumption.es_verdict}"))
-    return [labelled(label, text) for label, text in lines]
+    return lines
 
 
 def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:

@@ -45,6 +45,7 @@ class Ranking:
     is_thinned: bool = False  # a rank of 0 is a weight that an earlier step pruned, and is not taken back
     floor: float | None = None  # under rows and layers; None: they may die
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
+    spared: tuple[Tensor, ...] = ()  # F a weight: rows that stay as they are, beside the budget; (): none do
     blend: Blend | None = None  # what a blend is chosen from; None for other methods
 
     @property

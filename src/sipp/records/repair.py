@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.table import Table
 
 from sipp.records.display import number, text_of
+from sipp.records.html import table_html, view
+from sipp.records.plots import layer_bars
 
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
 
@@ -61,7 +63,8 @@ class Repair:
         None  # of a joint search: points fitted by the network that was judged; the last fit has all
     )
 
-    def __str__(self) -> str:
+    def _table(self) -> Table:
+        """One line a layer."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         table.add_column("weight", overflow="fold")
         for column in ("error before", "after", "ridge", "moved"):
@@ -72,10 +75,25 @@ class Repair:
             errors = number(layer.error_before), number(layer.error_after)
             moved = f"{layer.n_moved:,}"
             table.add_row(layer.name, *errors, number(layer.ridge), moved, layer.intercept, layer.left_alone)
-        return "\n".join([self.sentence, text_of(table)])
+        return table
+
+    def __str__(self) -> str:
+        return "\n".join([self.sentence, text_of(self._table())])
 
     def __repr__(self) -> str:
         return f"<Repair: {self.sentence.split(';')[0]}; print() shows the layers>"
+
+    def _repr_html_(self) -> str:
+        return view(self.sentence, table_html(self._table(), bars=("error before", "after")))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the error of each layer before and after, on `ax` or on new axes, and gives them."""
+        known = [one for one in self.layers if one.error_before is not None and one.error_after is not None]
+        errors = {
+            "after": [one.error_after or 0.0 for one in known],
+            "before": [one.error_before or 0.0 for one in known],
+        }
+        return layer_bars(ax, [one.name for one in known], errors, "error of the layer's output, by its length")
 
     @property
     def sentence(self) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -12,7 +12,8 @@ from sipp.errors import OptionError
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.weights import Weight
 from sipp.repairing.gathering import Gatherer, Targets, patches_in, thinned
-from sipp.repairing.streams import along_rows, as_use, bias_of, find_streams, per_row, read_streams
+from sipp.repairing.replaying import Replay
+from sipp.repairing.streams import Streams, along_rows, as_use, bias_of, find_streams, per_row, read_streams
 
 SAME = 1e-3  # of the largest output: how closely a layer's output must repeat its products with the patches
 
@@ -26,27 +27,37 @@ class Corrected:
     pruned: nn.Module
 
 
-def find_corrected(gatherer: Gatherer, residuals: Collection[str] | None) -> dict[str, Corrected]:
-    """The weights that correct a residual stream: those that are named, or all that can be found."""
+def find_corrected(
+    gatherer: Gatherer, residuals: Collection[str] | None, *, follows: bool = False
+) -> dict[str, Corrected]:
+    """The weights that correct a residual stream: those that are named, or all that can be found.
+
+    With `follows` what is run follows earlier pruned layers: its inputs are off already.
+    """
     order = [name for group in gatherer.census.order for name in group]
     found = {}
     if residuals is None or residuals:
-        streams = find_streams(gatherer.dense, gatherer.dense_layers, order, gatherer.batches[0])
+        dense = gatherer.dense
+        streams = find_streams(dense.run, dense.layers, order, dense.batches[0], follows=follows)
         wanted = {name: one for name, one in streams.items() if residuals is None or name in residuals}
-        twins = dict(zip((layer.module for layer in gatherer.dense_layers), gatherer.repaired_layers))
+        twins = dict(zip((layer.module for layer in dense.layers), gatherer.pruned.layers))
         for name, (module, output) in wanted.items():
             weight = next(weight for weight in twins[module].weights.values() if weight.name == name)
             one = Corrected(weight, module, twins[module].module)
             if _is_aligned(gatherer, one, output):
                 found[name] = one
-    missing = set(residuals or ()) - found.keys()
-    if missing:
-        raise OptionError(
-            f"the output of {min(missing)} is not seen to be added to a stream of earlier layers",
-            fix="name weights of layers whose output is added to one, directly or behind a BatchNorm, or leave it out",
-            option="residuals",
-        )
+    for name in set(residuals or ()) - found.keys():
+        refuse_residual(name)
     return found
+
+
+def refuse_residual(name: str) -> NoReturn:
+    """Raises for a weight that is named as the end of a residual block, and is none."""
+    raise OptionError(
+        f"the output of {name} is not seen to be added to a stream of earlier layers",
+        fix="name weights of layers whose output is added to one, directly or behind a BatchNorm, or leave it out",
+        option="residuals",
+    )
 
 
 def _is_aligned(gatherer: Gatherer, one: Corrected, output: Tensor) -> bool:
@@ -55,7 +66,8 @@ def _is_aligned(gatherer: Gatherer, one: Corrected, output: Tensor) -> bool:
     if bias is not None:
         output = output - along_rows(one.dense, bias, output.ndim)
     found = _chunks(gatherer, one.weight, one.dense, output, 0)
-    wanted = gatherer.targets([one.weight.name], 0)[one.weight.name]
+    apart = replace(gatherer, dense_replay=Replay(is_off=True))  # other weights are still to come
+    wanted = apart.targets([one.weight.name], 0)[0][one.weight.name]
     if found is None or [chunk.shape for chunk in found] != [chunk.shape for chunk in wanted]:
         return False
     return all(float((a - b).abs().max()) <= SAME * float(b.abs().max()) for a, b in zip(found, wanted))
@@ -63,7 +75,7 @@ def _is_aligned(gatherer: Gatherer, one: Corrected, output: Tensor) -> bool:
 
 def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tensor, i: int) -> list[Tensor] | None:
     """A tensor of the shape of the layer's output, cut into the chunks of patches of batch i: G x R x P each."""
-    use = as_use(module, tensor, gatherer.batches[i])
+    use = as_use(module, tensor, gatherer.dense.batches[i])
     if use is None:
         return None
     use = thinned(use, gatherer.census.strides[weight.name], i)
@@ -79,7 +91,7 @@ class Aims(Sequence[Targets]):
         """With `fits`, what the dense network gives is kept for all batches; without, it is made anew."""
         self.gatherer, self.names = gatherer, names
         self.corrected = {name: corrected[name] for name in names if name in corrected}
-        self.kept = [self._dense(names, i) for i in range(len(gatherer.batches))] if fits else None
+        self.kept = [self._dense(names, i) for i in range(len(gatherer.is_aside))] if fits else None
 
     def of(self, names: Sequence[str]) -> Aims:
         """Those of a few of these weights."""
@@ -88,7 +100,7 @@ class Aims(Sequence[Targets]):
         return few
 
     def __len__(self) -> int:
-        return len(self.gatherer.batches)
+        return len(self.gatherer.is_aside)
 
     def __getitem__(self, i: Any) -> Any:
         targets = self._dense(self.names, i) if self.kept is None else self.kept[i]
@@ -96,22 +108,22 @@ class Aims(Sequence[Targets]):
         if self.corrected:
             modules = {name: one.pruned for name, one in self.corrected.items()}
             with self.gatherer.replaying(i):
-                self._add_streams(targets, self.gatherer.repaired, modules, i, -1)
+                pruned = self.gatherer.pruned
+                streams = read_streams(pruned.run, modules, pruned.batches[i])
+            self._add_streams(targets, modules, streams, i, -1)
         return targets
 
     def _dense(self, names: Sequence[str], i: int) -> Targets:
         """The outputs of the dense network, without bias, and its streams beside them."""
-        targets = self.gatherer.targets(names, i)
         modules = {name: self.corrected[name].dense for name in names if name in self.corrected}
-        if modules:
-            self._add_streams(targets, self.gatherer.dense, modules, i, 1)
+        targets, streams = self.gatherer.targets(names, i, modules)
+        self._add_streams(targets, modules, streams, i, 1)
         return targets
 
     def _add_streams(
-        self, targets: Targets, model: nn.Module, modules: Mapping[str, nn.Module], i: int, sign: int
+        self, targets: Targets, modules: Mapping[str, nn.Module], streams: Streams, i: int, sign: int
     ) -> None:
         """Adds the streams, in the units of the layers' outputs; targets that a stream does not fit are dropped."""
-        streams = read_streams(model, modules, self.gatherer.batches[i])
         for name, module in modules.items():
             before, chunks = targets[name], None
             if name in streams:

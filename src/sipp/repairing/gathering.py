@@ -10,14 +10,15 @@ import glob
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.capture import Forms, Run, is_new_form, probe, runner
+from sipp.inputs.attribution import Orders
+from sipp.inputs.capture import Forms, is_new_form, probe, runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.records.batches import Batch, WeightUse
@@ -25,8 +26,10 @@ from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.weights import Weight, to_rows
 from sipp.repairing.moments import Moments
 from sipp.repairing.replaying import Replay
+from sipp.repairing.streams import Streams, reading
 
-TARGET_BYTES = 512 << 20  # of dense outputs that are kept, so that one pass of the dense network serves many layers
+# Of dense outputs that are kept, so that one pass of the dense network serves many layers
+TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
 PATCHES_PER_FEATURE = 128  # neighbouring windows of an image are much alike: of more than that, some are left out
 FEWEST_POSITIONS = 4  # along an axis that is thinned out
 
@@ -45,6 +48,7 @@ class Census:
 
     order: tuple[tuple[str, ...], ...]  # weights that meet the same patches (query, key, value) stand together
     n_uses: list[Counter[str]]  # by batch
+    orders: list[Orders | None]  # by batch: of the patches of each use; None: as the layers report them
     target_bytes: dict[str, int]
     strides: dict[str, tuple[int, ...]]  # of the positions of convolutions that are looked at
 
@@ -105,6 +109,7 @@ def take_census(
     windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
     positions: dict[str, tuple[int, ...]] = {}
     n_uses: list[Counter[str]] = []
+    orders: list[Orders | None] = []
     n_bytes: Counter[str] = Counter()
     n_patches: Counter[str] = Counter()
     fan_in = {weight.name: weight.fan_in for layer in layers for weight in layer.weights.values()}
@@ -128,21 +133,17 @@ def take_census(
 
     for batch in batches:
         n_uses.append(Counter())
-        if batch.real_BT is None and is_new_form(batch, forms):
-            probe(model, layers, batch, "running", forms)
-        _runner(model, layers, batch, forms)(batch, on_use)
+        is_padded = batch.real_BT is not None  # sums need no patches told apart by point but to find padding
+        known = probe(model, layers, batch, "running", forms) if is_padded or is_new_form(batch, forms) else None
+        orders.append(known.orders if known is not None and is_padded else None)
+        runner(model, layers, orders=orders[-1])(batch, on_use)
         windows.clear()
     strides = {
         name: _strides(sizes, n_patches[name] // (patches_per_feature * fan_in[name]))
         for name, sizes in positions.items()
     }
     target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
-    return Census(tuple(map(tuple, order)), n_uses, target_bytes, strides)
-
-
-def _runner(model: nn.Module, layers: Sequence[PrunableLayer], batch: Batch, forms: Forms) -> Run:
-    """What runs a batch: sums need no patches told apart by point, so that only padding has to be looked for."""
-    return runner(model, layers, checked=None if batch.real_BT is None else forms)
+    return Census(tuple(map(tuple, order)), n_uses, orders, target_bytes, strides)
 
 
 def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
@@ -160,70 +161,90 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def stretches(census: Census) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
+def stretches(census: Census, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
     """Groups of weights whose dense outputs are gathered in one pass, and whether they fit the memory for all batches.
 
     A group that is too large by itself stands alone, and its dense outputs are made anew batch by batch.
     """
+    most = TARGET_BYTES.get(device.type, TARGET_BYTES["cpu"])
     waiting: list[tuple[str, ...]] = []
     n_bytes = 0
     for group in census.order:
         size = sum(census.target_bytes[name] for name in group)
-        if waiting and n_bytes + size > TARGET_BYTES:
-            yield tuple(waiting), n_bytes <= TARGET_BYTES
+        if waiting and n_bytes + size > most:
+            yield tuple(waiting), n_bytes <= most
             waiting, n_bytes = [], 0
         waiting.append(group)
         n_bytes += size
     if waiting:
-        yield tuple(waiting), n_bytes <= TARGET_BYTES
+        yield tuple(waiting), n_bytes <= most
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two networks: what of it is run, on what, and where its weights lie."""
+
+    model: nn.Module
+    run: nn.Module  # the model, or one of its blocks on the states before it
+    layers: tuple[PrunableLayer, ...]
+    batches: Sequence[Batch]
 
 
 @dataclass(frozen=True)
 class Gatherer:
     """The two networks, the points, and what was found out about them."""
 
-    dense: nn.Module
-    repaired: nn.Module  # its weights change between calls
-    dense_layers: tuple[PrunableLayer, ...]
-    repaired_layers: tuple[PrunableLayer, ...]
-    batches: tuple[Batch, ...]
+    dense: Side
+    pruned: Side  # its weights change between calls
     is_aside: tuple[bool, ...]  # by batch: only for choosing and judging
     census: Census
-    forms: Forms
     chunk_bytes: int
     dtype: torch.dtype = BOUND_DTYPE  # of the products that are added up, always in float64
     finished: set[str] = field(default_factory=set)  # weights that change no more
-    replay: Replay = field(default_factory=Replay)  # of the repaired network
+    replay: Replay = field(default_factory=Replay)  # of the pruned network
+    dense_replay: Replay = field(default_factory=lambda: Replay(is_off=True))
 
-    def targets(self, names: Sequence[str], i: int) -> Targets:
-        """The outputs, without bias, of these weights of the dense network on batch i."""
+    def targets(
+        self, names: Sequence[str], i: int, modules: Mapping[str, nn.Module] | None = None
+    ) -> tuple[Targets, Streams]:
+        """The outputs, without bias, of these weights of the dense network on batch i; and, in the same pass, what the
+        outputs of the modules, by weight, are added to.
+
+        Weights must come in the order of execution, in this call and from one to the next.
+        """
         found: Targets = {name: [] for name in names}
 
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE
-            rows_GRK = _rows(self.dense, weight, use).to(dtype)
+            rows_GRK = _rows(self.dense.model, weight, use).to(dtype)
             for windows in self.chunks(weight, use):
                 found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
 
-        self._run(self.dense, self.dense_layers, names, i, on_use)
-        return found
+        with self.dense_replay.of(self.dense.run, i, ()):
+            return found, self._run(self.dense, names, i, on_use, modules or {})
 
     def gather(self, names: Sequence[str], known: Sequence[Targets] | None) -> dict[str, Sums]:
-        """The moments of these weights, with the repaired network as it is now; `known`: the targets of each batch.
+        """The moments of these weights, with the pruned network as it is now; `known`: the targets of each batch.
 
         The weights must come in the order of execution, and must not change after the refit that follows.
         """
         sums = {name: Sums() for name in names}
         self._check_replay(names)
         for i, is_aside in enumerate(self.is_aside):
-            targets = self.targets(names, i) if known is None else known[i]
+            targets = self.targets(names, i)[0] if known is None else known[i]
             left = {name: list(reversed(targets[name])) for name in names}
+            shared = _Shared() if len(names) > 1 else None
 
             def on_use(
-                weight: Weight, use: WeightUse, batch: Batch, left: Targets = left, is_aside: bool = is_aside
+                weight: Weight,
+                use: WeightUse,
+                batch: Batch,
+                left: Targets = left,
+                is_aside: bool = is_aside,
+                shared: _Shared | None = shared,
             ) -> None:
                 one = sums[weight.name]
-                self._add(one, one.aside if is_aside else one.fit, weight, use, left[weight.name])
+                self._add(one, one.aside if is_aside else one.fit, weight, use, left[weight.name], shared)
 
             self._replayed(names, i, on_use)
             for name in names:
@@ -233,22 +254,22 @@ class Gatherer:
         return sums
 
     def _replayed(self, names: Sequence[str], i: int, on_use: OnUse) -> None:
-        """Hands over the uses of these weights of the repaired network, which is run from where it is new."""
+        """Hands over the uses of these weights of the pruned network, which is run from where it is new."""
         with self.replaying(i):
-            self._run(self.repaired, self.repaired_layers, names, i, on_use)
+            self._run(self.pruned, names, i, on_use)
 
     def replaying(self, i: int) -> AbstractContextManager[None]:
-        """A context in which the repaired network, on batch i, computes only what is new."""
-        layers = self.repaired_layers
+        """A context in which the pruned network, on batch i, computes only what is new."""
+        layers = self.pruned.layers
         unfinished = {s.module for s in layers if any(w.name not in self.finished for w in s.weights.values())}
-        return self.replay.of(self.repaired, i, unfinished)
+        return self.replay.of(self.pruned.run, i, unfinished)
 
     def _check_replay(self, names: Sequence[str]) -> None:
         """Switches the replay off where the first batch's inputs differ: modules that speak past their outputs."""
-        if self.replay.is_off or not self.replay.kept.get(0):
+        if self.replay.is_off or self.replay.is_trusted or not self.replay.kept.get(0):
             return
         met: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._run(self.repaired, self.repaired_layers, names, 0, lambda _, use, __: met[0].append(use.windows.clone()))
+        self._run(self.pruned, names, 0, lambda _, use, __: met[0].append(use.windows.clone()))
         try:
             self._replayed(names, 0, lambda _, use, __: met[1].append(use.windows.clone()))
             is_same = len(met[0]) == len(met[1]) and all(map(_same, *met))
@@ -257,14 +278,31 @@ class Gatherer:
         if not is_same:
             self.replay.switch_off()
 
-    def _add(self, sums: Sums, into: dict[Rows, Moments], weight: Weight, use: WeightUse, left: list[Tensor]) -> None:
-        """Adds one use of the pruned network to the moments; `left` are the dense outputs, the next one last."""
+    def _add(
+        self,
+        sums: Sums,
+        into: dict[Rows, Moments],
+        weight: Weight,
+        use: WeightUse,
+        left: list[Tensor],
+        shared: _Shared | None,
+    ) -> None:
+        """Adds one use of the pruned network to the moments; `left` are the dense outputs, the next one last.
+
+        What another weight has summed of the same windows is in `shared`.
+        """
         dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else self.dtype
-        rows_GRK = _rows(self.repaired, weight, use).to(dtype)
+        rows_GRK = _rows(self.pruned.model, weight, use).to(dtype)
         n_groups, n_rows, _ = rows_GRK.shape
         key = (use.row_start, n_groups * n_rows, n_groups)
         if key not in into:
             into[key] = Moments.zeros(n_groups, n_rows, weight.fan_in, rows_GRK.device)
+        moments, known = into[key], None if shared is None else shared.of(use.windows)
+        here = (
+            moments
+            if shared is None or known is not None
+            else Moments.zeros(n_groups, 0, weight.fan_in, rows_GRK.device)
+        )
         for windows in self.chunks(weight, use):
             n_patches = windows.shape[: 2 + use.n_position_dims].numel() // n_groups
             if not left or left[-1].shape != (n_groups, n_rows, n_patches):
@@ -272,37 +310,39 @@ class Gatherer:
                 return
             dense_GRP = left.pop().to(dtype)
             patches_GKP = patches_in(windows, use, dtype)
-            into[key].add(patches_GKP, dense_GRP - rows_GRK @ patches_GKP, dense_GRP)
+            if known is None:
+                here.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1))
+            moments.add_rows(patches_GKP, dense_GRP - rows_GRK @ patches_GKP, dense_GRP)
+        if shared is not None:
+            known = shared.keep(use.windows, here) if known is None else known
+            moments.add_inputs(known.xx_GKK, known.x_GK)
         n_all = use.windows.shape[: 2 + use.n_position_dims].numel() // n_groups
-        into[key].n += float(n_all if use.counts_B is None else use.counts_B.sum())
+        moments.n += float(n_all if use.counts_B is None else use.counts_B.sum())
 
     def _run(
-        self,
-        model: nn.Module,
-        layers: tuple[PrunableLayer, ...],
-        names: Sequence[str],
-        i: int,
-        on_use: OnUse,
-    ) -> None:
-        """Hands over the uses of these weights on batch i, and stops behind the last of them."""
-        n_left = sum(self.census.n_uses[i][name] for name in names)
+        self, side: Side, names: Sequence[str], i: int, on_use: OnUse, modules: Mapping[str, nn.Module] | None = None
+    ) -> Streams:
+        """Hands over the uses of these weights on batch i, and stops behind the last of them and of the streams."""
+        n_left, streams = sum(self.census.n_uses[i][name] for name in names), Streams()
         if n_left == 0:
-            return
+            return streams
+
+        def stop_at_last() -> None:
+            if n_left == 0 and len(streams) == len(modules or ()):
+                raise _EnoughError
 
         def counted(weight: Weight, use: WeightUse, batch: Batch) -> None:
             nonlocal n_left
             if weight.name in names:
                 on_use(weight, thinned(use, self.census.strides[weight.name], i), batch)
                 n_left -= 1
-                if n_left == 0:
-                    raise _EnoughError
+                stop_at_last()
 
-        wanted = [layer for layer in layers if any(weight.name in names for weight in layer.weights.values())]
-        try:
-            with exact_matmul():
-                _runner(model, wanted, self.batches[i], self.forms)(self.batches[i], counted)
-        except _EnoughError:
-            pass
+        wanted = [layer for layer in side.layers if any(weight.name in names for weight in layer.weights.values())]
+        watched = reading(modules, streams, stop_at_last) if modules else nullcontext()
+        with suppress(_EnoughError), exact_matmul(), watched:
+            runner(side.run, wanted, orders=self.census.orders[i])(side.batches[i], counted)
+        return streams
 
     def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
         """The windows of a use in pieces that fit the memory, the same ones for both networks."""
@@ -310,6 +350,28 @@ class Gatherer:
         per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
         for _, windows in split_windows(use, bytes_per_patch=per_patch, chunk_bytes=self.chunk_bytes):
             yield windows
+
+
+@dataclass
+class _Shared:
+    """The sums of inputs of the last windows in a pass: neighbours meet the same ones."""
+
+    windows: Tensor | None = None  # kept alive, so that an address stands for one tensor
+    version: int = 0
+    sums: Moments | None = None
+
+    def of(self, windows: Tensor) -> Moments | None:
+        """The sums of these windows, where they are the last ones and were not written to."""
+        last = self.windows
+        if last is None or windows.is_inference() or windows._version != self.version:
+            return None
+        is_same = (windows.data_ptr(), windows.shape, windows.stride()) == (last.data_ptr(), last.shape, last.stride())
+        return self.sums if is_same and windows.dtype == last.dtype else None
+
+    def keep(self, windows: Tensor, sums: Moments) -> Moments:
+        self.windows, self.sums = windows, sums
+        self.version = -1 if windows.is_inference() else windows._version
+        return sums
 
 
 def thinned(use: WeightUse, strides: tuple[int, ...], phase: int) -> WeightUse:

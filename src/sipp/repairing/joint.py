@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rich import box
@@ -20,19 +20,22 @@ from torch import Tensor, nn
 from sipp.allocation import even_layers, largest, largest_above_floor
 from sipp.errors import OptionError
 from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.capture import Forms
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
 from sipp.progress import Advance
 from sipp.records.display import number, text_of
-from sipp.records.numerics import SCORE_DTYPE
+from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.pattern import Pattern
 from sipp.records.weights import Weight, from_rows, to_rows
-from sipp.repairing.aims import Aims, find_corrected
-from sipp.repairing.gathering import Gatherer, masked_layers, stretches, take_census
+from sipp.repairing.aims import Aims, find_corrected, refuse_residual
+from sipp.repairing.gathering import masked_layers, stretches, take_census
 from sipp.repairing.intercepts import find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
 from sipp.repairing.parts import Parts, judged_error, together
+from sipp.repairing.searching import Bases
+from sipp.repairing.stages import pair_of
 
 AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
 RIDGES = (1e-3, 1e-4)  # of the mean diagonal, towards the dense weights
@@ -40,7 +43,7 @@ TRIED_OF, FEWEST_TRIED = 4, 256  # a and budgets are tried with one in so many p
 PATCHES_PER_FEATURE = 256  # more than a refit looks at: a search fits masks too
 NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
 SMALL = 4 << 20  # weights up to which all layers are tried; of larger networks the first ones
-FIRST_OF = 4  # with one in so many of the weights
+FIRST_OF = 8  # with one in so many of the weights
 
 Budgets = Literal["given", "magnitude", "even"]  # of layers: the first masks', by global magnitude, the same share
 BUDGETS: tuple[Budgets, ...] = ("given", "magnitude", "even")
@@ -122,7 +125,9 @@ class _Task:
     weights: Mapping[str, Weight]
     layer: LayerTask
     residuals: Collection[str] | None
+    blocks: Blocks | None
     chunk_bytes: int
+    forms: Forms = field(default_factory=Forms)  # of batches that were checked
 
 
 def joint(
@@ -154,7 +159,8 @@ def joint(
     budgets = budgets if way == "joint" and pattern is None else ("given",)
     weights = {weight.name: weight for one in masked_layers(model, masks) for weight in one.weights.values()}
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
-    task = _Task(model, weights, layer, () if way in PEERS else residuals, chunk_bytes)
+    blocks = find_blocks(model, parts.batches[0])
+    task = _Task(model, weights, layer, () if way in PEERS else residuals, blocks, chunk_bytes)
     task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
     start = _starts(task, masks, (chosen,), floor)[chosen]
     judged = _fitted(task, start, parts, {}, advance)
@@ -243,7 +249,7 @@ def _first(task: _Task, masks: Masks, parts: Parts) -> dict[str, Tensor]:
     n_wanted = max(SMALL, sum(mask.numel() for mask in masks.values()) // FIRST_OF)
     if sum(mask.numel() for mask in masks.values()) <= n_wanted:
         return dict(masks)
-    census = take_census(task.dense, masked_layers(task.dense, masks), parts.batches[:1], Forms())
+    census = take_census(task.dense, masked_layers(task.dense, masks), parts.batches[:1], task.forms)
     found, n_weights = dict[str, Tensor](), 0
     for group in census.order:
         found |= {name: masks[name] for name in group}
@@ -342,38 +348,47 @@ def _named(weights: Sequence[Weight], cut: Sequence[Tensor], like: Masks) -> dic
 
 def _fitted(task: _Task, start: Masks, parts: Parts, decided: Mapping[str, JointLayer], advance: Advance) -> _Fitted:
     """The network from first masks, its layers in the order of execution; all points fit what was decided before."""
-    dense, forms = task.dense, Forms()
-    pruned = copy_of(dense)
-    dense_layers = masked_layers(dense, start)
-    census = take_census(dense, dense_layers, parts.batches, forms, PATCHES_PER_FEATURE)
-    gatherer = Gatherer(
+    dense, pruned = task.dense, copy_of(task.dense)
+    pair = pair_of(
         dense,
         pruned,
-        dense_layers,
-        masked_layers(pruned, start),
+        start,
         parts.batches,
         parts.is_aside,
-        census,
-        forms,
-        task.chunk_bytes,
+        blocks=task.blocks,
+        forms=task.forms,
+        chunk_bytes=task.chunk_bytes,
         dtype=SCORE_DTYPE,
+        patches_per_feature=PATCHES_PER_FEATURE,
     )
-    corrected = find_corrected(gatherer, task.residuals)
-    places = find_places(dense, dense_layers, parts.batches[0])
+    places = find_places(dense, pair.dense_layers, parts.batches[0])
+    _check_residuals(task.residuals, pair.census.order)
     masks, layers = dict(start), list[JointLayer]()
-    for stretch, fits in stretches(census):
-        aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits)
-        for group in stretch:
-            sums = gatherer.gather(group, aims.of(group))
-            for name in group:
-                weight, before = task.weights[name], decided.get(name)
-                mask, layer = fit_layer(task.layer, pruned, weight, start[name], sums.pop(name), places[name], before)
-                masks[name] = mask
-                layers.append(_with_errors(replace(layer, corrects=name in corrected), before))
-                advance(1)
+    for stage in pair.stages():
+        gatherer, bases = stage.gatherer, Bases()
+        residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
+        corrected = find_corrected(gatherer, residuals, follows=stage.follows)
+        for stretch, fits in stretches(gatherer.census, device_of(dense)):
+            aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits)
+            for group in stretch:
+                sums = gatherer.gather(group, aims.of(group))
+                for name in group:
+                    weight, before = task.weights[name], decided.get(name)
+                    mask, layer = fit_layer(
+                        task.layer, pruned, weight, start[name], sums.pop(name), places[name], before, bases
+                    )
+                    masks[name] = mask
+                    layers.append(_with_errors(replace(layer, corrects=name in corrected), before))
+                    advance(1)
     for name in start.keys() - {layer.name for layer in layers}:
         layers.append(left_as_given(pruned, task.weights[name], start[name], "it meets no patches"))
     return _Fitted(pruned, masks, tuple(layers))
+
+
+def _check_residuals(residuals: Collection[str] | None, order: Sequence[Sequence[str]]) -> None:
+    for name in residuals or ():
+        if not any(name in group for group in order):
+            refuse_residual(name)
 
 
 def _with_errors(layer: JointLayer, judged: JointLayer | None) -> JointLayer:

@@ -8,21 +8,23 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
+from sipp.inputs.blocks import find_blocks
 from sipp.inputs.capture import Forms
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
 from sipp.progress import Advance, progress_bar
 from sipp.records.network_hash import tensors_of
-from sipp.records.numerics import device_of
+from sipp.records.numerics import BOUND_DTYPE, device_of
 from sipp.records.options import ChunkBytes, Scoring
 from sipp.records.pruned import OutputChange, not_zero
 from sipp.records.repair import LayerRepair, Polish, Repair
-from sipp.repairing.gathering import Gatherer, masked_layers, stretches, take_census
+from sipp.repairing.gathering import stretches
 from sipp.repairing.intercepts import find_places
 from sipp.repairing.parts import Parts, divided, judged_error
 from sipp.repairing.polishing import polish
 from sipp.repairing.refitting import refit
+from sipp.repairing.stages import pair_of
 from sipp.scoring.sensitivities import chunk_of
 
 LEARNING_RATE = 1e-3
@@ -94,30 +96,30 @@ def _refit_all(
     advance: Advance,
 ) -> tuple[LayerRepair, ...]:
     """Refits all weights of `repaired` in place, in the order of execution."""
-    layers, forms = masked_layers(dense, masks), Forms()
-    weights = {weight.name: weight for layer in layers for weight in layer.weights.values()}
-    census = take_census(dense, layers, parts.batches, forms)
-    gatherer = Gatherer(
+    pair = pair_of(
         dense,
         repaired,
-        layers,
-        masked_layers(repaired, masks),
+        masks,
         parts.batches,
         parts.is_aside,
-        census,
-        forms,
-        chunk_bytes,
+        blocks=find_blocks(dense, parts.batches[0]),
+        forms=Forms(),
+        chunk_bytes=chunk_bytes,
+        dtype=BOUND_DTYPE,
     )
-    places = find_places(dense, layers, parts.batches[0])
+    weights = {weight.name: weight for layer in pair.dense_layers for weight in layer.weights.values()}
+    places = find_places(dense, pair.dense_layers, parts.batches[0])
     done = []
-    for stretch, fits in stretches(census):
-        all_names = [name for group in stretch for name in group]
-        known = [gatherer.targets(all_names, i) for i in range(len(parts.batches))] if fits else None
-        for group in stretch:
-            sums = gatherer.gather(group, known)
-            for name in group:
-                done.append(refit(repaired, weights[name], masks[name], sums[name], places[name]))
-                advance(1)
+    for stage in pair.stages():
+        gatherer = stage.gatherer
+        for stretch, fits in stretches(gatherer.census, device_of(dense)):
+            all_names = [name for group in stretch for name in group]
+            known = [gatherer.targets(all_names, i)[0] for i in range(len(parts.batches))] if fits else None
+            for group in stretch:
+                sums = gatherer.gather(group, known)
+                for name in group:
+                    done.append(refit(repaired, weights[name], masks[name], sums[name], places[name]))
+                    advance(1)
     met = {layer.name for layer in done}
     unmet = [LayerRepair(name, None, None, None, "none", "it meets no patches") for name in weights if name not in met]
     return (*done, *unmet)

@@ -22,7 +22,7 @@ from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.repairing.gathering import Sums, rows_of, solvable
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
 from sipp.repairing.moments import Moments
-from sipp.repairing.searching import DAMPING, Rows, Rule, search
+from sipp.repairing.searching import DAMPING, Bases, Rows, Rule, search
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
 
@@ -92,10 +92,12 @@ def fit_layer(
     sums: Sums,
     place: Place,
     decided: JointLayer | None,
+    bases: Bases | None = None,
 ) -> tuple[Tensor, JointLayer]:
     """The mask that was taken, with its values written into the model, and what was done.
 
-    `decided` is what points kept aside have chosen before: its support and ridge are taken then.
+    `decided` is what points kept aside have chosen before: its support and ridge are taken then. `bases` are those of
+    the layers before, which may meet the same inputs.
     """
     blocks, obstacle = _blocks(sums, task.a, judged=decided is None)
     if decided is not None and decided.support == "none":
@@ -109,7 +111,8 @@ def fit_layer(
     supports = _supports(task, decided)
     found_FK, values_FK, n_rounds = mask_FK, None, 0
     if "joint" in supports:
-        found_FK, values_FK, n_rounds = _searched(task, rows, [block.rows for block in blocks], dense_FK, mask_FK)
+        at = [block.rows for block in blocks]
+        found_FK, values_FK, n_rounds = _searched(task, rows, at, dense_FK, mask_FK, bases)
     ridge = None if values_FK is not None else _ridge(task, blocks, rows, found_FK, decided)
     fits: dict[Support, _Fit] = {}
     for support in supports:
@@ -195,7 +198,12 @@ def _rows(block: _Block, dense_FK: Tensor, has_intercept: bool) -> Rows:
 
 
 def _searched(
-    task: LayerTask, rows: Sequence[Rows], places: Sequence[slice], dense_FK: Tensor, mask_FK: Tensor
+    task: LayerTask,
+    rows: Sequence[Rows],
+    places: Sequence[slice],
+    dense_FK: Tensor,
+    mask_FK: Tensor,
+    bases: Bases | None,
 ) -> tuple[Tensor, Tensor | None, int]:
     """The mask that the search finds, its values where the search gives them, and its rounds.
 
@@ -210,7 +218,7 @@ def _searched(
         found_FK, values_FK = sparsegpt(rows, rule)
         whole_FK = torch.where(mask_FK, dense_FK, 0.0).index_copy(0, at, values_FK)
         return mask_FK.index_copy(0, at, found_FK), whole_FK, 0
-    found_FK, n_rounds = search(rows, start_FK, rule)
+    found_FK, n_rounds = search(rows, start_FK, rule, bases)
     return mask_FK.index_copy(0, at, found_FK), None, n_rounds
 
 

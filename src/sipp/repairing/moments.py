@@ -40,9 +40,17 @@ class Moments:
 
     def add(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor) -> None:
         """Adds a chunk of patches, the gaps there and the dense outputs. Padding is zero in all three."""
-        self.xx_GKK += patches_GKP @ patches_GKP.mT
+        self.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1))
+        self.add_rows(patches_GKP, gap_GRP, dense_GRP)
+
+    def add_inputs(self, xx_GKK: Tensor, x_GK: Tensor) -> None:
+        """Adds the sums that do not depend on the rows."""
+        self.xx_GKK += xx_GKK
+        self.x_GK += x_GK
+
+    def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor) -> None:
+        """Adds the others."""
         self.dx_GRK += gap_GRP @ patches_GKP.mT
-        self.x_GK += patches_GKP.sum(-1)
         self.d_GR += gap_GRP.sum(-1)
         self.dd_GR += gap_GRP.square().sum(-1)
         self.yy_GR += dense_GRP.square().sum(-1)

@@ -16,25 +16,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-REPLAY_BYTES = 1 << 30  # of outputs that are kept; those beyond are computed anew
+from sipp.records.numerics import device_of
+
+REPLAY_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # of outputs that are kept; those beyond are computed anew
 
 Path = tuple[tuple[str, int], ...]  # of a call: a module's name and the how many-th call of it, from outside to inside
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """An output, and how often it had been written to: once more, and it is another one."""
+    """An output, and how often its tensor had been written to: once more, and it is another one."""
 
-    output: Tensor
+    output: Any
+    tensor: Tensor
     version: int
 
     @property
     def n_bytes(self) -> int:
-        return self.output.numel() * self.output.element_size()
+        return self.tensor.numel() * self.tensor.element_size()
 
     @property
     def is_intact(self) -> bool:
-        return self.output._version == self.version
+        return self.tensor._version == self.version
+
+
+def _only_tensor(output: Any) -> Tensor | None:
+    """The tensor that an output is, or that stands first in a tuple with nothing behind it; None for others."""
+    if type(output) is tuple and output and all(value is None for value in output[1:]):
+        output = output[0]
+    return output if type(output) is Tensor and not output.is_inference() else None
 
 
 @dataclass
@@ -43,6 +53,7 @@ class Replay:
 
     kept: dict[int, dict[Path, _Kept]] = field(default_factory=dict)
     is_off: bool = False
+    is_trusted: bool = False  # on other modules of the same kind it was found to change nothing
 
     @contextmanager
     def of(self, model: nn.Module, batch: int, unfinished: Collection[nn.Module]) -> Iterator[None]:
@@ -50,7 +61,8 @@ class Replay:
         if self.is_off:
             yield
             return
-        calls = _Calls(self.kept.get(batch, {}), REPLAY_BYTES - self._n_bytes())
+        most = REPLAY_BYTES.get(device_of(model).type, REPLAY_BYTES["cpu"])
+        calls = _Calls(self.kept.get(batch, {}), most - self._n_bytes())
         patched = []
         try:
             for name, module in model.named_modules():
@@ -107,8 +119,9 @@ class _Calls:
                 output = forward(*args, **kwargs)
             finally:
                 self.around.pop()
-            if not self.is_stopped and type(output) is Tensor and not output.is_inference():
-                self._keep(path, _Kept(output, output._version))
+            tensor = _only_tensor(output)
+            if not self.is_stopped and tensor is not None:
+                self._keep(path, _Kept(output, tensor, tensor._version))
             return output
 
         return watched

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE
 from sipp.records.pattern import Pattern
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
@@ -78,14 +78,16 @@ def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
     return (mask_FGM & (groups_FGM > -torch.inf)).flatten(1)[:, :fan_in].contiguous()
 
 
-def search(blocks: Sequence[Rows], mask_FK: Tensor, rule: Rule) -> tuple[Tensor, int]:
+def search(blocks: Sequence[Rows], mask_FK: Tensor, rule: Rule, bases: Bases | None = None) -> tuple[Tensor, int]:
     """The mask that the search ends with, from a first one, and how many rounds it took.
 
-    The rows of the blocks stand below each other in the masks.
+    The rows of the blocks stand below each other in the masks. Rounds are in float32: they choose, and no value of
+    theirs is kept. `bases` are those of earlier searches.
     """
     if rule.n_kept == 0:
         return torch.zeros_like(mask_FK), 0
-    scaled = [_scaled(block) for block in blocks]
+    bases = Bases() if bases is None else bases
+    scaled = [_scaled(block, bases) for block in blocks]
     dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in scaled])
     kept_FK, push_FK = torch.where(mask_FK, dense_FK, 0.0), torch.zeros_like(dense_FK)
     sizes, rho, n_rounds, before_FK = [len(one.dense_GRK.flatten(0, 1)) for one in scaled], FIRST_RHO, 0, mask_FK
@@ -107,28 +109,53 @@ def search(blocks: Sequence[Rows], mask_FK: Tensor, rule: Rule) -> tuple[Tensor,
 
 
 @dataclass(frozen=True)
+class _Basis:
+    """A system scaled to a unit diagonal: the scales, eigenvectors and eigenvalues."""
+
+    system_GKK: Tensor  # as it was given
+    scale_GK: Tensor
+    vectors_GKK: Tensor
+    values_GK: Tensor
+
+
+@dataclass
+class Bases:
+    """The system of late: weights that meet the same inputs (query, key, value) follow each other, and need it once."""
+
+    last: _Basis | None = None
+
+    def of(self, system_GKK: Tensor) -> _Basis:
+        """The basis of a system: the last one, or a new one."""
+        last = self.last
+        if last is not None and last.system_GKK.shape == system_GKK.shape and torch.equal(last.system_GKK, system_GKK):
+            return last
+        scale_GK = system_GKK.diagonal(dim1=1, dim2=2).sqrt()
+        unit_GKK = system_GKK / scale_GK[:, :, None] / scale_GK[:, None, :]
+        values_GK, vectors_GKK = torch.linalg.eigh(unit_GKK.to(SCORE_DTYPE))
+        self.last = _Basis(system_GKK, scale_GK, vectors_GKK, values_GK.clamp(min=0.0))
+        return self.last
+
+
+@dataclass(frozen=True)
 class _Scaled:
     """A block in the units in which its system has a unit diagonal, by the eigenvectors of that system."""
 
     dense_GRK: Tensor
     wanted_GRK: Tensor  # times the eigenvectors
-    vectors_GKK: Tensor
-    values_GK: Tensor
+    basis: _Basis
 
     def solved(self, drawn_RK: Tensor, rho: float) -> Tensor:
         """The v of  (A + rho) v = r + drawn, rows below each other."""
-        drawn_GRK = drawn_RK.view_as(self.dense_GRK) @ self.vectors_GKK
-        found_GRK = ((self.wanted_GRK + drawn_GRK) / (self.values_GK + rho)[:, None]) @ self.vectors_GKK.mT
+        vectors_GKK = self.basis.vectors_GKK
+        drawn_GRK = drawn_RK.view_as(self.dense_GRK) @ vectors_GKK
+        found_GRK = ((self.wanted_GRK + drawn_GRK) / (self.basis.values_GK + rho)[:, None]) @ vectors_GKK.mT
         return found_GRK.flatten(0, 1)
 
 
-def _scaled(block: Rows) -> _Scaled:
+def _scaled(block: Rows, bases: Bases) -> _Scaled:
     """Per patch, so that blocks that meet more patches than others count the same."""
     xx_GKK, wanted_GRK = block.drawn(DAMPING)
-    xx_GKK, wanted_GRK = xx_GKK / block.n, wanted_GRK / block.n
-    scale_GK = xx_GKK.diagonal(dim1=1, dim2=2).sqrt()
-    system_GKK = xx_GKK / scale_GK[:, :, None] / scale_GK[:, None, :]
-    values_GK, vectors_GKK = torch.linalg.eigh(system_GKK)
-    wanted_GRK = (wanted_GRK / scale_GK[:, None]) @ vectors_GKK
-    dense_GRK = block.dense_GRK.to(BOUND_DTYPE) * scale_GK[:, None]
-    return _Scaled(dense_GRK, wanted_GRK, vectors_GKK, values_GK.clamp(min=0.0))
+    basis = bases.of(xx_GKK / block.n)
+    wanted_GRK = wanted_GRK / block.n / basis.scale_GK[:, None]
+    dense_GRK = block.dense_GRK.to(BOUND_DTYPE) * basis.scale_GK[:, None]
+    return _Scaled(dense_GRK.to(SCORE_DTYPE), wanted_GRK.to(SCORE_DTYPE) @ basis.vectors_GKK, basis)

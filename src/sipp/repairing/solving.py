@@ -5,6 +5,7 @@ With A scaled to a unit diagonal and H = (A + ridge I)^-1 there are two exact wa
     kept side:     solve the kept rows and columns of A + ridge I;
     removed side:  c = r H - m H, where m lives on the removed weights and makes c zero there:  H_mm m = (r H)_m.
 The smaller side is taken, so that a row costs at most (K/2)^3 / 3 products, and one that keeps all next to none.
+Where that is more than steps of conjugate gradients cost, all rows at once, those are taken: on a GPU, and for large K.
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ from torch import Tensor
 
 from sipp.records.numerics import BOUND_DTYPE
 
-SOLVE_BYTES = 64 << 20  # of the systems that are solved at a time
+SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solved at a time
+
+
+# Conjugate gradients: until what is left of each right side is this small, which leaves less than 1e-4 of the gain even
+# where the system's eigenvalues lie as far apart as its ridge allows; or after so many steps.
+SMALL_REST = 1e-5
+MOST_STEPS = 400
+STEPS_A_LOOK = 10
+TYPICAL_STEPS = 100
+# Products in the time of one of a step: a factor of a single row is a small piece of work, on a GPU above all, where
+# each step costs as much as so many products even when there is little to do
+SLOWER = {"cpu": 2.0, "cuda": 20.0}
+LAUNCHES = {"cpu": 0.0, "cuda": 3e9}
 
 
 def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -> Tensor:
@@ -33,6 +46,9 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -
     n_rows, fan_in = wanted_GRK.shape[1:]
     mask_NK, wanted_NK = mask_GRK.flatten(0, 1), wanted_GRK.flatten(0, 1)
     n_kept_N = mask_NK.sum(1)
+    if _is_cheaper_by_steps(n_kept_N, fan_in):
+        found_GRK = _by_steps(system_GKK, wanted_GRK, mask_GRK & is_met_GK[:, None])
+        return found_GRK * scale_GK[:, None]
     by_removed_N = 2 * n_kept_N > fan_in
     found_NK = torch.zeros_like(wanted_NK)
     kept_rows = (~by_removed_N & (n_kept_N > 0)).nonzero().flatten()
@@ -47,6 +63,34 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -
         found_NK = torch.where(by_removed_N[:, None], bound_NK, found_NK)
     found_GRK = torch.where(mask_NK, found_NK, 0.0).view_as(wanted_GRK)
     return found_GRK * scale_GK[:, None]
+
+
+def _is_cheaper_by_steps(n_kept_N: Tensor, fan_in: int) -> bool:
+    """Whether conjugate gradients are less work than a factor of each row's smaller side."""
+    kind = "cuda" if n_kept_N.is_cuda else "cpu"
+    smaller_N = torch.minimum(n_kept_N, fan_in - n_kept_N).to(BOUND_DTYPE)
+    factors = float(smaller_N.pow(3).sum()) / 3 * SLOWER[kind]
+    return factors > TYPICAL_STEPS * (2.0 * len(n_kept_N) * fan_in**2 + LAUNCHES[kind])
+
+
+def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tensor:
+    """The solutions within the masks by conjugate gradients; NaN where rounding leaves a system not positive."""
+    rest_GRK = torch.where(mask_GRK, wanted_GRK, 0.0)
+    found_GRK, way_GRK = torch.zeros_like(rest_GRK), rest_GRK
+    length_GR1 = rest_GRK.square().sum(2, keepdim=True)
+    enough_GR1 = SMALL_REST**2 * length_GR1
+    for n_steps in range(1, MOST_STEPS + 1):
+        ahead_GRK = torch.where(mask_GRK, way_GRK @ system_GKK, 0.0)
+        bend_GR1 = (way_GRK * ahead_GRK).sum(2, keepdim=True)
+        step_GR1 = torch.where(length_GR1 > enough_GR1, length_GR1 / bend_GR1, 0.0)
+        found_GRK = torch.where(bend_GR1 >= 0, found_GRK + step_GR1 * way_GRK, torch.nan)
+        rest_GRK = rest_GRK - step_GR1 * ahead_GRK
+        new_GR1 = rest_GRK.square().sum(2, keepdim=True)
+        way_GRK = rest_GRK + torch.where(length_GR1 > enough_GR1, new_GR1 / length_GR1, 0.0) * way_GRK
+        length_GR1 = new_GR1
+        if n_steps % STEPS_A_LOOK == 0 and not bool((length_GR1 > enough_GR1).any()):
+            break
+    return found_GRK
 
 
 def _solve_within(
@@ -81,9 +125,10 @@ def _alike(mask_NK: Tensor, rows: Tensor) -> Iterator[Tensor]:
     """The rows in batches of similar size whose systems fit the memory, the largest first."""
     sizes = mask_NK[rows].sum(1)
     order = sizes.argsort(descending=True, stable=True)
+    n_bytes = SOLVE_BYTES.get(rows.device.type, SOLVE_BYTES["cpu"])
     sorted_sizes = sizes[order].tolist()
     start = 0
     while start < len(order):
-        most = max(1, SOLVE_BYTES // (BOUND_DTYPE.itemsize * sorted_sizes[start] ** 2))
+        most = max(1, n_bytes // (BOUND_DTYPE.itemsize * sorted_sizes[start] ** 2))
         yield rows[order[start : start + most]]
         start += most

@@ -8,8 +8,8 @@ Of nn.MultiheadAttention that layer is its out_proj.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,28 +53,44 @@ class Mark:
     scale_F: Tensor | None  # None: 1
 
 
-def read_streams(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch) -> dict[str, tuple[Mark, Tensor]]:
-    """What the outputs of these modules, by weight, are added to in one pass, which stops behind the last of them."""
-    found: dict[str, tuple[Mark, Tensor]] = {}
+Streams = dict[str, tuple[Mark, Tensor]]  # by weight: what its layer's output is added to, and how it got there
+
+
+@contextmanager
+def reading(modules: Mapping[str, nn.Module], found: Streams, on_found: Callable[[], None]) -> Iterator[None]:
+    """A context for one pass, in which what the outputs of these modules, by weight, are added to is found."""
 
     def on_addition(mark: Mark, other: Tensor) -> None:
         found[mark.weight] = (mark, other.detach().clone())  # it may be written to
+        on_found()
 
-    watch = _Watch({}, on_addition, lambda: len(found) == len(modules))
-    with suppress(_SeenError):
-        _watched(model, modules, batch, watch)
+    with _watching(modules, _Watch({}, on_addition)):
+        yield
+
+
+def read_streams(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch) -> Streams:
+    """What the outputs of these modules, by weight, are added to in one pass, which stops behind the last of them."""
+    found: Streams = {}
+
+    def on_found() -> None:
+        if len(found) == len(modules):
+            raise _SeenError
+
+    with suppress(_SeenError), scoring_mode(model, "running"), reading(modules, found, on_found):
+        run_batch(model, fresh(batch))
     return found
 
 
 def find_streams(
-    model: nn.Module, layers: Sequence[PrunableLayer], order: Sequence[str], batch: Batch
+    model: nn.Module, layers: Sequence[PrunableLayer], order: Sequence[str], batch: Batch, *, follows: bool = False
 ) -> dict[str, tuple[nn.Module, Tensor]]:
     """By weight: the module whose output is added to a stream, and that output on the batch.
 
     `order` are the weights in the order of execution. The stream must depend on weights before this one, and on none
     behind it: of two layers that are added, the later one corrects the earlier. Nothing else may read the output.
+    With `follows` the inputs of the batch depend on earlier weights themselves.
     """
-    place = {name: i for i, name in enumerate(order)}
+    place = {name: i for i, name in enumerate(order, start=1)}
     modules = {}
     for layer in layers:
         if isinstance(layer.module, nn.MultiheadAttention):
@@ -85,14 +101,23 @@ def find_streams(
             modules[names[0]] = layer.module
     n_found: Counter[str] = Counter()
     outputs: dict[str, Tensor] = {}
-    ranks = {id(p): place[name] for name, p in model.named_parameters() if name in place}
+    ranks = {
+        id(layer.module.get_parameter(local)): place[weight.name]
+        for layer in layers
+        for local, weight in layer.weights.items()
+        if weight.name in place
+    }
+    batch = fresh(batch)
+    if follows:
+        ranks |= {id(tensor): 0 for tensor in _tensors((batch.args, batch.kwargs)) if tensor.is_floating_point()}
 
     def on_addition(mark: Mark, other: Tensor) -> None:
         if 0 <= watch.ranks.get(id(other), -1) < place[mark.weight]:
             n_found[mark.weight] += 1
 
-    watch = _Watch(ranks, on_addition, lambda: False, outputs)
-    _watched(model, modules, batch, watch)
+    watch = _Watch(ranks, on_addition, outputs)
+    with scoring_mode(model, "running"), _watching(modules, watch):
+        run_batch(model, batch)
     return {
         name: (modules[name], outputs[name])
         for name, n in n_found.items()
@@ -138,14 +163,14 @@ def per_row(module: nn.Module, stream: Tensor, scale_F: Tensor | None) -> Tensor
     return stream * along_rows(module, factor_F, stream.ndim)
 
 
-def _watched(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch, watch: _Watch) -> None:
-    """Runs the batch once; the outputs of the modules are marked."""
+@contextmanager
+def _watching(modules: Mapping[str, nn.Module], watch: _Watch) -> Iterator[None]:
+    """A context in which the outputs of the modules are marked and followed."""
     with ExitStack() as stack:
-        stack.enter_context(scoring_mode(model, "running"))
         for name, module in modules.items():
             stack.callback(module.register_forward_hook(_marking(watch, name)).remove)
         stack.enter_context(watch)
-        run_batch(model, fresh(batch))
+        yield
 
 
 def _marking(watch: _Watch, name: str) -> Callable[..., None]:
@@ -166,11 +191,10 @@ class _Watch(TorchFunctionMode):
         self,
         ranks: dict[int, int],
         on_addition: Callable[[Mark, Tensor], None],
-        is_enough: Callable[[], bool],
         outputs: dict[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.ranks, self.on_addition, self.is_enough, self.outputs = ranks, on_addition, is_enough, outputs
+        self.ranks, self.on_addition, self.outputs = ranks, on_addition, outputs
         self.n_calls: Counter[str] = Counter()
         self.n_reads: Counter[str] = Counter()  # by others than additions, and functions that a mark passes
         self._marks: dict[int, Mark] = {}
@@ -194,8 +218,6 @@ class _Watch(TorchFunctionMode):
             for one, other in (given, given[::-1]):
                 if id(one) in self._marks and one is not other:
                     self.on_addition(self._marks[id(one)], other)
-            if self.is_enough():
-                raise _SeenError
         passed = _passed(func, name, args, kwargs, read)
         result = func(*args, **kwargs)
         if name in _COPIES and len(read) == 1 and _repeats(given[0], result) and id(given[0]) in self._marks:

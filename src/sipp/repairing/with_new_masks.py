@@ -12,7 +12,7 @@ from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Scoring
 from sipp.records.pattern import Pattern
 from sipp.records.repair import LayerRepair, Polish, Repair
-from sipp.repairing.joint import AIMS, BUDGETS, Budgets, Joint, joint
+from sipp.repairing.joint import AIMS, BUDGETS, SMALL, Budgets, Joint, joint
 from sipp.repairing.layer_by_layer import LEARNING_RATE, Repaired
 from sipp.repairing.parts import divided, judged_error
 from sipp.repairing.polishing import polish
@@ -42,7 +42,9 @@ def search_network(
     """
     parts = divided(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
     n_bytes = chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
-    n_fits = 1 if steps else 2
+    # a large network is not fitted twice: the tenth of the points that choose and judge would add next to nothing
+    fits_all = not steps and sum(mask.numel() for mask in masks.values()) <= SMALL
+    n_fits = 2 if fits_all else 1
     with progress_bar("finding masks and weights", n_fits * len(masks) + steps, shown=progress) as advance:
         found = joint(
             dense,
@@ -52,7 +54,7 @@ def search_network(
             budgets=budgets,
             floor=floor,
             pattern=pattern,
-            fits_all=not steps,
+            fits_all=fits_all,
             chunk_bytes=n_bytes,
             advance=advance,
         )

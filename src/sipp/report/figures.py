@@ -19,7 +19,7 @@ from sipp.report.compare_runs import Panel, panels_of
 from sipp.report.numbers import number
 from sipp.report.palette import MARKERS, Style
 from sipp.report.results import PrunedModel, Result, Run
-from sipp.report.series import METRICS, Curve
+from sipp.report.series import METRICS, Curve, Point
 from sipp.storage.files import make_folder, write_atomic
 from sipp.storage.outputs import FIGURE_MARK
 
@@ -30,6 +30,7 @@ WIDE = 6.9  # both columns
 HEIGHT = 2.5
 PANEL_HEIGHT = 2.7
 PANELS = "panels"  # name of the figure of all runs
+PIPELINES = "pipelines"  # name of the figure of one method along several pipelines
 LOG_RATIO = 8.0  # of the largest to the least keep, from which on the keep axis is logarithmic; as on the page
 MOST_NAMES = 5  # of lines in a legend inside the axes
 LABEL_LENGTH = 28  # of a line of an axis label
@@ -86,6 +87,10 @@ def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
             figure = Figure(figsize=(COLUMN, HEIGHT))
             draw_network(figure.subplots())
             written += _save(figure, folder, name)
+        if along := pipeline_curves(results):
+            figure = Figure(figsize=(COLUMN, HEIGHT))
+            _draw_pipelines(figure.subplots(), along, results)
+            written += _save(figure, folder, PIPELINES)
         if panels := _panels(results):
             n_rows = math.ceil(len(panels) / 2)
             figure = Figure(figsize=(WIDE, n_rows * PANEL_HEIGHT))
@@ -106,10 +111,38 @@ def _panels(results: Sequence[Result]) -> list[Panel]:
     return [panel for panel in found if series.methods_of(panel.run)]
 
 
+def pipeline_curves(results: Sequence[Result]) -> tuple[Curve, ...]:
+    """Top-1 accuracy over keep along each pipeline, where runs of one network and one method took several.
+
+    Runs of a pipeline that each reach one keep are one curve; none where two of them reach the same.
+    """
+    runs = [result for result in results if isinstance(result, Run)]
+    methods = {method for run in runs for method in series.methods_of(run)}
+    networks = {(run.config["net"], run.config["data"]["name"]) for run in runs}
+    points: dict[str, list[Point]] = {}
+    for run in runs:
+        for curve in series.curves(run, "top1"):
+            points.setdefault(run.config["pipeline"], []).extend(curve.points)
+    is_twice = any(len({round(one.keep, 4) for one in found}) < len(found) for found in points.values())
+    if len(points) < 2 or len(methods) > 1 or len(networks) > 1 or is_twice:
+        return ()
+    falling = {name: sorted(found, key=lambda point: -point.keep) for name, found in points.items()}
+    return tuple(Curve(name, tuple(falling[name])) for name in sorted(falling))
+
+
+def _draw_pipelines(axes: Any, curves: tuple[Curve, ...], results: Sequence[Result]) -> None:
+    run = next(result for result in results if isinstance(result, Run))
+    _curves(axes, tuple(curve.method for curve in curves), curves, 100.0)
+    _dense_line(axes, series.dense_mean(run, "top1"))
+    axes.set_ylabel(f"{METRICS['top1'].label} (%)")
+    axes.set_title(_literal(f"{run.config['net']}, {series.methods_of(run)[0]}"), fontsize=7)
+
+
 def figure_names(results: Sequence[Result]) -> list[str]:
     """The names of all files that `write_figures` may write for these results."""
     names = [f"{stem}-{name}" for run, stem in _stems(results) for name in _figures(run)]
     names += [*_network_figures(results), *([PANELS] if _panels(results) else [])]
+    names += [PIPELINES] if pipeline_curves(results) else []
     return [_file_name(name, kind) for name in names for kind in FORMATS]
 
 

@@ -11,13 +11,15 @@ from sipp.errors import OptionError
 from sipp.records.certificate import AnyCertificate, certificate_values, check_certificate
 from sipp.records.checking import check_path
 from sipp.records.pruned import Pruned
+from sipp.records.pruned_to import PrunedTo, certificate_of, record_of
 from sipp.records.schemas import CertificateRecord, PrunedRecord, checked
 from sipp.records.serialising import pruned_values
 from sipp.report.rendering import render
 from sipp.report.results import PrunedModel
 from sipp.storage.outputs import PAGE, check_file, write_file
 
-Networks = Pruned | Sequence[Pruned] | Mapping[str, Pruned]
+One = Pruned | PrunedTo
+Networks = One | Sequence[One] | Mapping[str, One]
 
 
 def page(
@@ -28,8 +30,9 @@ def page(
 ) -> Path:
     """Writes one page of pruned networks and what is certified about them, and gives its path.
 
-    `pruned` is what `prune` gave, a list of such, or {name: such}. Each certificate must be about one of them; it is
-    shown with that one. The page needs no network; an older page at `path` is replaced, no other file is.
+    `pruned` is what `prune` or `prune_to` gave, a list of such, or {name: such}. Each certificate must be about one of
+    them; it is shown with that one, and so is the one that `prune_to` made. The page needs no network;
+    an older page at `path` is replaced, no other file is.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -42,8 +45,9 @@ def page(
     target = check_path("path", path, "page.html")
     check_file(target, PAGE, force=True)
     networks = _named(pruned)
-    claims = _claims(certificate)
-    results = [_shown(name, one, claims) for name, one in networks.items()]
+    held = (certificate_of(one, None) for one in networks.values())
+    claims = list(dict.fromkeys((*_claims(certificate), *(one for one in held if one is not None))))
+    results = [_shown(name, record_of(one), claims) for name, one in networks.items()]
     known = {model.record.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
         raise OptionError("a certificate is about none of these networks", fix="give the network it was made of")
@@ -51,9 +55,9 @@ def page(
     return target
 
 
-def _named(pruned: Networks) -> dict[str, Pruned]:
+def _named(pruned: Networks) -> dict[str, One]:
     """The networks by their names: given, or of the class, numbered where there are several."""
-    if isinstance(pruned, Pruned):
+    if isinstance(pruned, Pruned | PrunedTo):
         return {type(pruned.model).__name__: pruned}
     if not isinstance(pruned, (list, tuple, Mapping)) or not pruned:
         raise OptionError(
@@ -61,7 +65,7 @@ def _named(pruned: Networks) -> dict[str, Pruned]:
         )
     found = pruned if isinstance(pruned, Mapping) else dict(enumerate(pruned, start=1))
     for name, one in found.items():
-        if not isinstance(one, Pruned):
+        if not isinstance(one, Pruned | PrunedTo):
             raise OptionError(f"{name!r:.40} is a {type(one).__name__}", fix="give what sipp.prune gave")
     if isinstance(pruned, Mapping):
         return {str(name): one for name, one in pruned.items()}

@@ -92,7 +92,7 @@ def _gelu(b: Any, x: Any, lanes: int) -> Any:
 def exp(b: Any, x: Any, lanes: int) -> Any:
     """e ** x. The power of two is halved, and the result doubled: the largest results need 2 ** 128."""
     is_low = b.fcmp_ordered("<", x, constant(LOWEST, lanes))
-    rest, shifted = _reduced(b, _cut(b, x, LOWEST, HIGHEST, lanes), lanes)
+    rest, shifted = _reduced(b, _clamped(b, x, LOWEST, HIGHEST, lanes), lanes)
     half = b.fmul(_polynomial(b, rest, TERMS, lanes), _power_of_two(b, shifted, BIAS - 1, lanes))
     return b.select(is_low, constant(0.0, lanes), b.fadd(half, half))
 
@@ -104,14 +104,14 @@ def sigmoid(b: Any, x: Any, lanes: int) -> Any:
 
 def tanh(b: Any, x: Any, lanes: int) -> Any:
     """m / (m + 2) of m = e ** 2x - 1 = 2 ** n (e ** r - 1) + (2 ** n - 1): near zero n is 0, and nothing cancels."""
-    rest, shifted = _reduced(b, _cut(b, b.fadd(x, x), -SATURATED, SATURATED, lanes), lanes)
+    rest, shifted = _reduced(b, _clamped(b, b.fadd(x, x), -SATURATED, SATURATED, lanes), lanes)
     power = _power_of_two(b, shifted, BIAS, lanes)
     part = b.fmul(rest, _polynomial(b, rest, TERMS[:-1], lanes))
     m = fused(b, power, part, b.fsub(power, constant(1.0, lanes)))
     return b.fdiv(m, b.fadd(m, constant(2.0, lanes)))
 
 
-def _cut(b: Any, x: Any, low: float, high: float, lanes: int) -> Any:
+def _clamped(b: Any, x: Any, low: float, high: float, lanes: int) -> Any:
     """x within low .. high; NaN stays."""
     for sign, limit in ((">", constant(high, lanes)), ("<", constant(low, lanes))):
         x = b.select(b.fcmp_ordered(sign, x, limit), limit, x)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +30,7 @@ from sipp.native.instructions import (
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments, generate
+from sipp.native.machine_code import Arguments, bits_of, generate
 from sipp.native.processor import LANES
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, token_buffer
@@ -42,15 +41,53 @@ from sipp.runtime.strip_kernel import raise_flag
 AT_ONCE = 4  # keys, or features of values, whose sums stay in registers
 MOST_SCORES = 2**16  # floats of one strip, on the stack
 
-# Arguments of the loop; strides in bytes
-(
-    Q, K, V, OUT, Q_POINT, Q_HEAD, Q_PITCH, K_POINT, K_HEAD, K_PITCH, V_POINT, V_HEAD, V_PITCH, OUT_POINT, OUT_HEAD,
-    OUT_PITCH, N_POINTS, N_HEADS, N_STRIPS, SIZE, SCALE, FLAG, MASK, MASK_POINT, MASK_HEAD, MASK_PITCH,
-) = range(26)  # fmt: skip
+
+class AttentionArguments(NamedTuple):
+    """What the loop takes.
+
+    Of queries, keys, values, output and mask: the address, and the bytes to the next point, head and feature (of the
+    mask: key).
+    """
+
+    q: int
+    q_per_point: int
+    q_per_head: int
+    q_pitch: int
+    k: int
+    k_per_point: int
+    k_per_head: int
+    k_pitch: int
+    v: int
+    v_per_point: int
+    v_per_head: int
+    v_pitch: int
+    out: int
+    out_per_point: int
+    out_per_head: int
+    out_pitch: int
+    mask: int
+    mask_per_point: int
+    mask_per_head: int
+    mask_pitch: int
+    n_points: int
+    n_heads: int
+    n_strips: int
+    size: int
+    scale: int  # the bits of a float
+    flag: int
+
+
+def _placed(name: str, x: Tensor | None, dims: tuple[int, int, int]) -> dict[str, int]:
+    """The four arguments of a tensor, along these dimensions; 0 where there is none, or a dimension has one element."""
+    names = (f"{name}_per_point", f"{name}_per_head", f"{name}_pitch")
+    if x is None:
+        return dict.fromkeys((name, *names), 0)
+    steps = (FLOAT * x.stride(dim) if x.shape[dim] > 1 else 0 for dim in dims)
+    return {name: memory.strided_address(x), **dict(zip(names, steps))}
 
 
 @dataclass(frozen=True)
-class Tile:
+class QueryTile:
     """A strip of queries, n_vectors x lanes of them, and all keys."""
 
     lanes: int
@@ -79,15 +116,23 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
     out = arena.add(token_buffer(n_points * n_queries, n_heads * size))
     columns = out.data_CHWN.shape[3]
     result = out.data_CHWN.as_strided(tuple(q.shape), (n_queries, size * columns, 1, columns))
-    strides = [FLOAT * x.stride(d) for x in (q, k, v, result) for d in (0, 1, 3)]
     n_strips = n_queries // (lanes * n_vectors)
-    factor = np.array([1 / math.sqrt(size) if scale is None else scale], np.float32).view(np.int32)[0]
-    numbers = [
-        *(x.data_ptr() for x in (q, k, v, result)), *strides, n_points, n_heads, n_strips, size, int(factor),
-        arena.flag.address, *mask.numbers,
-    ]  # fmt: skip
-    tile = Tile(lanes, n_vectors, n_keys, mask.data is not None)
-    code = generate(("attention", tile), lambda b, args: _emit(b, args, tile))
+    placed = [_placed(name, x, (0, 1, 3)) for name, x in (("q", q), ("k", k), ("v", v), ("out", result))]
+    numbers = AttentionArguments(
+        **placed[0],
+        **placed[1],
+        **placed[2],
+        **placed[3],
+        **_placed("mask", mask.data, (0, 1, 2)),
+        n_points=n_points,
+        n_heads=n_heads,
+        n_strips=n_strips,
+        size=size,
+        scale=bits_of(1 / math.sqrt(size) if scale is None else scale),
+        flag=arena.flag.address,
+    )
+    tile = QueryTile(lanes, n_vectors, n_keys, mask.data is not None)
+    code = generate(("attention", tile), AttentionArguments, lambda b, args: _emit(b, args, tile))
     kernel = PreparedKernel(code, numbers, n_points * n_heads * n_strips, (q, k, v, out, mask, arena.flag))
 
     def fast(current: Values) -> None:
@@ -106,7 +151,6 @@ class _Mask:
         ref = op.args[3] if len(op.args) > 3 else None
         self._number = None if ref is None else ref.value
         self.data: Tensor | None = None
-        self.numbers = [0] * 4
         if self._number is None:
             return
         mask = values[self._number]
@@ -115,8 +159,6 @@ class _Mask:
         lead = (1,) * (4 - mask.ndim) + tuple(mask.shape[:-2])
         self._shape = (*lead, q.shape[2], n_keys)
         self.data = memory.zeros(*lead, n_keys, q.shape[2])
-        steps = [FLOAT * self.data.stride(d) if self.data.shape[d] > 1 else 0 for d in (0, 1)]
-        self.numbers = [self.data.data_ptr(), *steps, FLOAT * q.shape[2]]
 
     def fill(self, values: Values) -> None:
         if self.data is not None and self._number is not None:
@@ -132,41 +174,40 @@ def _is_ready(x: Any, arena: Arena) -> bool:
     return is_heads and arena.of(x) is not None and x.stride(2) == 1 and x.shape[2] > 1
 
 
-def _emit(b: Any, args: Arguments, tile: Tile) -> None:
+def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
     width = lanes * n_vectors * FLOAT
     scores = floats_on_stack(b, n_keys * n_vectors * lanes)
     bad = variables(b, [constant(0.0, lanes)])[0]
-    n_strips, n_heads = args.number(N_STRIPS), args.number(N_HEADS)
-    n_tasks = b.mul(b.mul(args.number(N_POINTS), n_heads), n_strips)
+    n_strips, n_heads = args.number("n_strips"), args.number("n_heads")
+    n_tasks = b.mul(b.mul(args.number("n_points"), n_heads), n_strips)
     with each(b, *args.share(n_tasks)) as task:
         strip, rest = b.srem(task, n_strips), b.sdiv(task, n_strips)
         head, point = b.srem(rest, n_heads), b.sdiv(rest, n_heads)
 
-        def start(base: int, per_point: int, per_head: int) -> Any:
-            inside = b.add(b.mul(point, args.number(per_point)), b.mul(head, args.number(per_head)))
-            return b.add(args.number(base), inside)
+        def start(name: str) -> Any:
+            steps = args.number(f"{name}_per_point"), args.number(f"{name}_per_head")
+            return b.add(args.number(name), b.add(b.mul(point, steps[0]), b.mul(head, steps[1])))
 
         moved = b.mul(strip, I64(width))
-        q, out = b.add(start(Q, Q_POINT, Q_HEAD), moved), b.add(start(OUT, OUT_POINT, OUT_HEAD), moved)
-        mask = b.add(start(MASK, MASK_POINT, MASK_HEAD), moved)
-        largest = _emit_scores(b, args, tile, q, start(K, K_POINT, K_HEAD), mask, scores)
+        q, out, mask = (b.add(start(name), moved) for name in ("q", "out", "mask"))
+        largest = _emit_scores(b, args, tile, q, start("k"), mask, scores)
         totals = _emit_powers(b, lanes, n_vectors, n_keys, largest, scores)
         inverse = [b.fdiv(constant(1.0, lanes), total) for total in totals]
-        _emit_means(b, args, lanes, n_keys, start(V, V_POINT, V_HEAD), scores, inverse, out, bad)
-    raise_flag(b, b.load(bad), lanes, args.number(FLAG))
+        _emit_means(b, args, lanes, n_keys, start("v"), scores, inverse, out, bad)
+    raise_flag(b, b.load(bad), lanes, args.number("flag"))
 
 
-def _emit_scores(b: Any, args: Arguments, tile: Tile, q: Any, k: Any, mask: Any, scores: Any) -> list[Any]:
+def _emit_scores(b: Any, args: Arguments, tile: QueryTile, q: Any, k: Any, mask: Any, scores: Any) -> list[Any]:
     """Writes the scores; gives the largest for each query."""
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
     zero = constant(0.0, lanes)
-    scale = splat(b, args.real(SCALE), lanes)
+    scale = splat(b, args.real("scale"), lanes)
     largest = variables(b, [constant(float("-inf"), lanes)] * n_vectors)
     with each(b, 0, I64(n_keys), AT_ONCE) as key:
         sums = [variables(b, [zero] * n_vectors) for _ in range(AT_ONCE)]
-        with each(b, 0, args.number(SIZE)) as d:
-            q_at, k_at = b.add(q, b.mul(d, args.number(Q_PITCH))), b.add(k, b.mul(d, args.number(K_PITCH)))
+        with each(b, 0, args.number("size")) as d:
+            q_at, k_at = b.add(q, b.mul(d, args.number("q_pitch"))), b.add(k, b.mul(d, args.number("k_pitch")))
             queries = [load(b, q_at, vector(lanes), v * lanes * FLOAT) for v in range(n_vectors)]
             for j, line in enumerate(sums):
                 one = splat(b, load(b, at(b, k_at, key), offset=j * FLOAT), lanes)
@@ -174,7 +215,7 @@ def _emit_scores(b: Any, args: Arguments, tile: Tile, q: Any, k: Any, mask: Any,
                     b.store(fused(b, one, query, b.load(cell)), cell)
         for j, line in enumerate(sums):
             to = at(b, scores, b.mul(b.add(key, I64(j)), I64(n_vectors * lanes)))
-            mask_at = b.add(mask, b.mul(b.add(key, I64(j)), args.number(MASK_PITCH)))
+            mask_at = b.add(mask, b.mul(b.add(key, I64(j)), args.number("mask_pitch")))
             for v, cell in enumerate(line):
                 value, best = b.fmul(b.load(cell), scale), b.load(largest[v])
                 if tile.has_mask:
@@ -202,8 +243,8 @@ def _emit_means(
 ) -> None:
     """Writes the means of the values, a few features at a time."""
     zero, n_vectors = constant(0.0, lanes), len(inverse)
-    with each(b, 0, args.number(SIZE), AT_ONCE) as d:
-        rows = [b.add(v, b.mul(b.add(d, I64(r)), args.number(V_PITCH))) for r in range(AT_ONCE)]
+    with each(b, 0, args.number("size"), AT_ONCE) as d:
+        rows = [b.add(v, b.mul(b.add(d, I64(r)), args.number("v_pitch"))) for r in range(AT_ONCE)]
         sums = [variables(b, [zero] * n_vectors) for _ in rows]
         with each(b, 0, I64(n_keys)) as key:
             line = at(b, scores, b.mul(key, I64(n_vectors * lanes)))
@@ -213,7 +254,7 @@ def _emit_means(
                 for cell, power in zip(cells, powers):
                     b.store(fused(b, one, power, b.load(cell)), cell)
         for r, line in enumerate(sums):
-            to = b.add(out, b.mul(b.add(d, I64(r)), args.number(OUT_PITCH)))
+            to = b.add(out, b.mul(b.add(d, I64(r)), args.number("out_pitch")))
             for i, cell in enumerate(line):
                 value = b.fmul(b.load(cell), inverse[i])
                 store(b, value, to, i * lanes * FLOAT)

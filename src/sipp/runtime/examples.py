@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.native import pytree
 from sipp.records.batches import Batch
+
+SIDES = (32, 28, 8, 64, 224)  # of images, and of signals in one and three dimensions, that are tried
+LENGTH = 4  # of sequences
 
 
 def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -94,3 +99,20 @@ def try_example(
     batch = Batch(index=0, where=where, args=args, kwargs=kwargs, labels=None, n_points=1)
     with scoring_mode(model, "running"):
         run_batch(model, batch)
+
+
+def guessed_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call with noise in the shape that the model's first layer takes, of the first size that the model runs on."""
+    for first in [module for module in model.modules() if isinstance(module, nn.Linear | _ConvNd)][:1]:
+        if isinstance(first, nn.Linear):
+            shapes = [(first.in_features,), (LENGTH, first.in_features)]
+        else:
+            shapes = [(first.in_channels, *[size] * len(first.kernel_size)) for size in SIDES]
+        generator = torch.Generator("cpu").manual_seed(0)
+        for shape in shapes:
+            noise = torch.randn(2, *shape, dtype=torch.float32, device="cpu", generator=generator)
+            args = (noise.to(first.weight),)
+            with suppress(DataError), scoring_mode(model, "running"):
+                run_batch(model, Batch(index=0, where="a guess", args=args, kwargs={}, labels=None, n_points=2))
+                return args, {}
+    raise OptionError("no example is given, and none could be guessed", fix="give an input of the network as example=")

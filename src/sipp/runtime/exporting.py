@@ -20,17 +20,24 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.restore import ONE_AT_A_TIME
+from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.records.checking import check_choice
+from sipp.records.html import text_html
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime.examples import call_of, own_tensors, try_example
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
 from sipp.storage.files import publish, staged, write_atomic
-from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
+from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
 
 Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
 TRACED: tuple[Target, ...] = ("pt2", "onnx")  # these need an example
+Values = Literal["same", "bf16", "fp16"]
+SHARD = "50GB"  # the largest file of weights, unless told otherwise: that of transformers
+BELONGING = (
+    "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "bpe.codes", "*.model",
+    "*.spm", "chat_template*", "preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*",
+)  # fmt: skip
 MARK = {"format": "pt"}  # by which readers of safetensors know whose tensors these are
 
 
@@ -43,21 +50,45 @@ class Exported:
     n_bytes: int
     off_by: float  # of outputs on the example, relative to the largest; 0 for weights: they are compared bit by bit
     n_points: int | None  # the only number of points that a traced network takes; None: any
+    n_tokens: int | None = None  # the only length of its sequences; None: any, or it takes none
+    has_tokens: bool = False  # it takes sequences of whole numbers
+    beside: tuple[str, ...] = ()  # files of a Hugging Face folder that belong to the model: its tokenizer and others
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, zeros stored in place; read back, "
+        if self.to == "hf":
+            with_it = f"with {', '.join(self.beside)}" if self.beside else "without a tokenizer: none is known"
+            return f"{text}every bit is the same; {with_it}"
         if self.to not in TRACED:
             return text + "every bit is the same"
         points = "any number of points" if self.n_points is None else f"{self.n_points} points at a time only"
-        return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {points}"
+        if self.has_tokens:
+            points += ", of any length" if self.n_tokens is None else f", of {self.n_tokens} tokens only"
+        return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {points}; other sizes are fixed"
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
 
 @torch.inference_mode(False)
-def export(model: Given, path: str | PathLike[str], *, to: Target, example: Any = None) -> Exported:
+def export(
+    model: Given,
+    path: str | PathLike[str],
+    *,
+    to: Target,
+    example: Any = None,
+    values: Values = "same",
+    shard: str | int = SHARD,
+    tokenizer: Any = None,
+) -> Exported:
     """Writes the network to a file (with "hf", a new folder), and gives what was written. The model is left as it was.
 
     `example` is an input as `sipp.sparse` takes it; "pt2" and "onnx" need one, with two points or more if the file is
     to take any number of them. A file that is there is replaced in one step, a folder with content is not.
+
+    For "hf" alone: `values` rounds the weights to "bf16" or "fp16", `shard` is the size of the largest file of weights
+    ("5GB", or bytes), and `tokenizer` is saved with it. Without one, the tokenizer and what else belongs to the model
+    (chat template, preprocessor, licence) is copied from the folder that it was loaded from, where that is known.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -73,6 +104,9 @@ def export(model: Given, path: str | PathLike[str], *, to: Target, example: Any 
     check_choice("to", to, get_args(Target))
     if not isinstance(path, (str, PathLike)) or not Path(path).name or "\0" in str(path):
         raise OptionError(f"path={path!r:.80} is no path of a file", fix="give one such as 'net.onnx'")
+    check_choice("values", values, get_args(Values))
+    if to != "hf" and (values != "same" or shard != SHARD or tokenizer is not None):
+        raise OptionError(f"values, shard and tokenizer are of to='hf', not of to={to!r}", fix="leave them out")
     if (example is None) == (to in TRACED):
         words = "needs an example: it holds a traced network" if example is None else "takes no example"
         raise OptionError(f"to={to!r} {words}", fix=f"give an example to {' and '.join(TRACED)}, and only there")
@@ -80,22 +114,26 @@ def export(model: Given, path: str | PathLike[str], *, to: Target, example: Any 
     with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
         own = plain_copy(model).to("cpu")
     if to == "hf":
-        return Exported(target, to, _pretrained(own, target), 0.0, None)
-    off_by, n_points = 0.0, None
+        if values != "same":
+            own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])
+        n_bytes, beside = _pretrained(own, target, shard, tokenizer)
+        return Exported(target, to, n_bytes, 0.0, None, beside=beside)
     if to in TRACED:
+        turn_off_caches(own)
         call = own_tensors(*call_of(example))
         try_example(own, *call)
         with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
-            content, off_by, n_points = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
-    else:
-        content = _weights(own, to)
+            made = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
+        write_atomic(target, made.content)
+        return Exported(target, to, len(made.content), made.off_by, made.n_points, made.n_tokens, made.has_tokens)
+    content = _weights(own, to)
     write_atomic(target, content)
-    return Exported(target, to, len(content), off_by, n_points)
+    return Exported(target, to, len(content), 0.0, None)
 
 
 def _weights(model: nn.Module, to: Target) -> bytes:
     """The state_dict as safetensors, or as torch.save writes it: nothing but tensors is in it."""
-    state = dict(model.state_dict())
+    state = in_own_memory(model.state_dict())
     content = tensors_to_bytes(state, MARK)
     if to == "pt":
         file = io.BytesIO()
@@ -107,8 +145,11 @@ def _weights(model: nn.Module, to: Target) -> bytes:
     return content
 
 
-def _pretrained(model: nn.Module, folder: Path) -> int:
-    """The bytes of the folder that the model's own save_pretrained makes; it appears in one step, read back before."""
+def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any) -> tuple[int, tuple[str, ...]]:
+    """The folder that the model's own save_pretrained makes: its bytes, and the files that belong to the model.
+
+    It appears in one step, read back before.
+    """
     save: Any = getattr(model, "save_pretrained", None)
     load: Any = getattr(type(model), "from_pretrained", None)
     if not callable(save) or not callable(load):
@@ -121,9 +162,13 @@ def _pretrained(model: nn.Module, folder: Path) -> int:
     made = staged(folder)
     try:
         try:
-            save(made, safe_serialization=True)
+            try:
+                save(made, max_shard_size=shard)
+            except (ValueError, TypeError) as error:
+                raise OptionError(f"shard={shard!r:.40} is no size ({error!s:.80})", fix="give '5GB'") from error
             back = load(made, local_files_only=True)
             _check_same(dict(model.state_dict()), dict(back.state_dict()))
+            beside = _belonging(model, made, tokenizer)
             n_bytes = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())
             publish(made, folder)
         finally:
@@ -132,7 +177,24 @@ def _pretrained(model: nn.Module, folder: Path) -> int:
         raise DataError(
             f"could not be written ({error.strerror or error})", where=folder, fix="free space, or give another place"
         ) from error
-    return n_bytes
+    return n_bytes, beside
+
+
+def _belonging(model: nn.Module, made: Path, tokenizer: Any) -> tuple[str, ...]:
+    """Puts what belongs to the model beside it, and gives the names of these files."""
+    before = {path.name for path in made.iterdir()}
+    if tokenizer is not None:
+        if not callable(getattr(tokenizer, "save_pretrained", None)):
+            raise OptionError(f"the tokenizer is a {type(tokenizer).__name__}", fix="give one of transformers")
+        tokenizer.save_pretrained(made)
+    said = getattr(getattr(model, "config", None), "_name_or_path", "")
+    folder = Path(said) if isinstance(said, str) and said else None
+    if tokenizer is None and folder is not None and folder.is_dir():
+        for path in sorted({path for pattern in BELONGING for path in folder.glob(pattern)}):
+            # no link that leads elsewhere: a folder of others could name any file of this machine
+            if path.is_file() and path.resolve().parent == folder.resolve() and path.name not in before:
+                shutil.copyfile(path, made / path.name)
+    return tuple(sorted(path.name for path in made.iterdir() if path.name not in before))
 
 
 def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:

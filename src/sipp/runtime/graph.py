@@ -21,7 +21,7 @@ from sipp.native import pytree
 from sipp.runtime.activations import NONE, activation_of
 
 ATEN = torch.ops.aten
-CONV, LINEAR, NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
+CONV, LINEAR, BATCH_NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
 ADD = ATEN.add.Tensor
 _BY_MEMORY = (
     ATEN.as_strided.default, ATEN.as_strided_copy.default, ATEN.as_strided_scatter.default, ATEN.view.dtype,
@@ -75,17 +75,32 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gr
 
 def trace_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The same operations as torch.export lists them, none of them fused."""
+    return _read(program_of(model, args, kwargs))
+
+
+def program_of(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_plain: bool = True
+) -> torch.export.ExportedProgram:
+    """What torch.export records of the model, which is in eval mode; no operation of it writes to a value.
+
+    With `is_plain` operations made of others are taken apart, too, which takes two thirds of the time.
+    """
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
+            exported = torch.export.export(model, args, kwargs, strict=False)
+            is_done = not is_plain and not any(_writes(node.target) for node in exported.graph.nodes)
+            return exported if is_done else exported.run_decompositions({})
     except Exception as error:
         raise ModelError(
             f"torch.export cannot trace it ({type(error).__name__}: {error})",
             where=type(model).__name__,
             fix="let its forward pass depend on no values of its inputs, and give tensors, lists, tuples or dicts",
         ) from error
-    return _read(exported)
+
+
+def _writes(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def reads_memory(graph: Graph) -> bool:
@@ -121,7 +136,7 @@ def _read(exported: Any) -> Graph:
             constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
         elif node.op == "call_function":
             args, shape = tuple(known(node.args)), shapes[number]
-            is_product = node.target in (CONV, LINEAR, NORM) and isinstance(args[1], Ref)
+            is_product = node.target in (CONV, LINEAR, BATCH_NORM) and isinstance(args[1], Ref)
             name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
             ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, len(shape), prod(shape)))
         elif node.op == "output":
@@ -145,7 +160,7 @@ def _fused(graph: Graph) -> Graph:
     ops = {op.out: op for op in graph.ops}  # in order
     constants = dict(graph.constants)
     for op in graph.ops:
-        if op.target is NORM:
+        if op.target is BATCH_NORM:
             _norm_to_product(op, ops, constants, _readers(graph, ops))
     for op in list(ops.values()):
         if op.target is ADD and op.out in ops:

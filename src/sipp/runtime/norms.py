@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.native import memory
 from sipp.native.instructions import (
     FLOAT,
     I64,
@@ -23,7 +23,7 @@ from sipp.native.instructions import (
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments, generate
+from sipp.native.machine_code import Arguments, bits_of, generate
 from sipp.native.processor import LANES
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import ATEN, Op, Ref
@@ -31,11 +31,23 @@ from sipp.runtime.operands import filled_run, fills_of, token_input
 from sipp.runtime.steps import PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import raise_flag
 
-NORM = ATEN.layer_norm.default
+LAYER_NORM = ATEN.layer_norm.default
 MARGIN = 2.0**8  # squares so near to overflow are left to torch, which sums them in another order
 
-# Arguments of the loop
-X, OUT, GAIN, SHIFT, N_FEATURES, PITCH, N_STRIPS, SHARE, EPSILON, FLAG = range(10)
+
+class NormArguments(NamedTuple):
+    """What the loop takes; pitch: bytes from one feature to the next."""
+
+    x: int
+    out: int
+    gain: int
+    shift: int
+    n_features: int
+    pitch: int
+    n_strips: int
+    share: int  # the bits of a float: 1 / features
+    epsilon: int  # the bits of a float
+    flag: int
 
 
 def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
@@ -60,28 +72,32 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
     n_vectors = next(n for n in (4, 2, 1) if source.n // lanes % n == 0)
     epsilon = op.args[4] if len(op.args) > 4 else 1e-5
     n_strips = source.n // (lanes * n_vectors)
-    numbers = [
-        source.data.data_ptr(), out.data_CHWN.data_ptr(), gain.data_ptr(), shift.data_ptr(), features, FLOAT * source.n,
-        n_strips, _bits(1 / features), _bits(epsilon), arena.flag.address,
-    ]  # fmt: skip
-    code = generate(("norm", lanes, n_vectors), lambda b, args: _emit(b, args, lanes, n_vectors))
+    numbers = NormArguments(
+        x=memory.address(source.data),
+        out=memory.address(out.data_CHWN),
+        gain=memory.address(gain),
+        shift=memory.address(shift),
+        n_features=features,
+        pitch=FLOAT * source.n,
+        n_strips=n_strips,
+        share=bits_of(1 / features),
+        epsilon=bits_of(epsilon),
+        flag=arena.flag.address,
+    )
+    code = generate(("norm", lanes, n_vectors), NormArguments, lambda b, args: _emit(b, args, lanes, n_vectors))
     kernel = PreparedKernel(code, numbers, n_strips, (source, out, gain, shift, arena.flag))
     fast = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     fast(values)
     return Step(op.name, "norm of tokens", fast, op.out)
 
 
-def _bits(value: float) -> int:
-    return int(np.array([value], np.float32).view(np.int32)[0])
-
-
 def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
     width = lanes * n_vectors * FLOAT
     bad = variables(b, [constant(0.0, lanes)])[0]
-    share, epsilon = (splat(b, args.real(n), lanes) for n in (SHARE, EPSILON))
+    share, epsilon = (splat(b, args.real(n), lanes) for n in ("share", "epsilon"))
     one = constant(1.0, lanes)
-    with each(b, *args.share(args.number(N_STRIPS))) as strip:
-        x, out = (b.add(args.number(n), b.mul(strip, I64(width))) for n in (X, OUT))
+    with each(b, *args.share(args.number("n_strips"))) as strip:
+        x, out = (b.add(args.number(n), b.mul(strip, I64(width))) for n in ("x", "out"))
         zeros = [constant(0.0, lanes)] * n_vectors
         mean = [b.fmul(total, share) for total in _over(b, args, lanes, x, zeros, lambda v, value: value)]
         squares = _over(b, args, lanes, x, zeros, lambda v, value: _square(b, b.fsub(value, mean[v])))
@@ -91,22 +107,22 @@ def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
                 b.store(fused(b, near, constant(0.0, lanes), b.load(bad)), bad)
         variances = [fused(b, total, share, epsilon) for total in squares]
         scale = [b.fdiv(one, call(b, f"llvm.sqrt.v{lanes}f32", vector(lanes), [x])) for x in variances]
-        with each(b, 0, args.number(N_FEATURES)) as feature:
-            moved = b.mul(feature, args.number(PITCH))
-            gain, shift = (splat(b, load(b, at(b, args.number(n), feature)), lanes) for n in (GAIN, SHIFT))
+        with each(b, 0, args.number("n_features")) as feature:
+            moved = b.mul(feature, args.number("pitch"))
+            gain, shift = (splat(b, load(b, at(b, args.number(n), feature)), lanes) for n in ("gain", "shift"))
             for v in range(n_vectors):
                 value = load(b, b.add(x, moved), vector(lanes), v * lanes * FLOAT)
                 value = fused(b, b.fmul(b.fsub(value, mean[v]), scale[v]), gain, shift)
                 store(b, value, b.add(out, moved), v * lanes * FLOAT)
                 b.store(fused(b, value, constant(0.0, lanes), b.load(bad)), bad)
-    raise_flag(b, b.load(bad), lanes, args.number(FLAG))
+    raise_flag(b, b.load(bad), lanes, args.number("flag"))
 
 
 def _over(b: Any, args: Arguments, lanes: int, x: Any, start: list[Any], term: Any) -> list[Any]:
     """Sums over the features, for each vector of a strip."""
     cells = variables(b, start)
-    with each(b, 0, args.number(N_FEATURES)) as feature:
-        line = b.add(x, b.mul(feature, args.number(PITCH)))
+    with each(b, 0, args.number("n_features")) as feature:
+        line = b.add(x, b.mul(feature, args.number("pitch")))
         for v, cell in enumerate(cells):
             value = load(b, line, vector(lanes), v * lanes * FLOAT)
             b.store(b.fadd(b.load(cell), term(v, value)), cell)

@@ -16,7 +16,7 @@ from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.layers import read_layer
-from sipp.runtime.norms import NORM, norm_step
+from sipp.runtime.norms import LAYER_NORM, norm_step
 from sipp.runtime.placing import PLACINGS, placing_step
 from sipp.runtime.pools import POOLS, pool_step
 from sipp.runtime.products import image_step, token_step
@@ -171,7 +171,7 @@ def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int,
         step = pool_step(op, values, arena, border)
     elif op.target in PLACINGS:
         step = placing_step(op, values, arena, border)
-    elif op.target is NORM:
+    elif op.target is LAYER_NORM:
         step = norm_step(op, values, arena, graph.constants)
     elif op.target is ATTENTION:
         step = attention_step(op, values, arena, graph.constants)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from sipp.native import memory
 from sipp.native.instructions import F32, FLOAT, I32, I64, at, constant, each, load, splat, store, variables, vector
-from sipp.native.machine_code import Arguments, generate
+from sipp.native.machine_code import Arguments, bits_of, generate
 from sipp.native.processor import WIDE
 from sipp.runtime.buffers import Arena, Buffer
 from sipp.runtime.graph import ATEN, Op
@@ -17,8 +18,21 @@ from sipp.runtime.steps import PreparedKernel, Step, Values
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
 POOLS = (MAX, AVERAGE, ADAPTIVE)
 
-# Arguments of the loop
-X, OUT, TABLE, TAPS, N_POSITIONS, N_CHANNELS, X_PITCH, OUT_PITCH, N_POINTS = range(9)
+
+class PoolArguments(NamedTuple):
+    """What the loop takes; pitch: bytes from one channel to the next."""
+
+    x: int
+    x_pitch: int
+    out: int
+    out_pitch: int
+    table: int  # TABLE_NUMBERS for each position
+    taps: int
+    n_positions: int
+    n_channels: int
+    n_points: int
+
+
 TABLE_NUMBERS = 4  # where a position is in out (bytes), its first and last tap, the factor of its sum (bits)
 
 
@@ -97,36 +111,42 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
                 for column in pixels
             ]
             to = FLOAT * n * ((i + out.border[0]) * out_wide + j + out.border[1])
-            factor = np.array([1.0 / (n_lines * n_pixels)], np.float32).view(np.int32)[0]
-            table.append((to, first, len(places), int(factor)))
+            table.append((to, first, len(places), bits_of(1.0 / (n_lines * n_pixels))))
     table_array, place_array = np.array(table, np.int64), np.array(places, np.int32)
     channels = len(out.data_CHWN)
-    numbers = [
-        source.data_CHWN.data_ptr(), out.data_CHWN.data_ptr(), table_array.ctypes.data, place_array.ctypes.data,
-        len(table), channels, FLOAT * x_high * x_wide * n, FLOAT * out_high * out_wide * n, n,
-    ]  # fmt: skip
+    numbers = PoolArguments(
+        x=memory.address(source.data_CHWN),
+        x_pitch=FLOAT * x_high * x_wide * n,
+        out=memory.address(out.data_CHWN),
+        out_pitch=FLOAT * out_high * out_wide * n,
+        table=table_array.ctypes.data,
+        taps=place_array.ctypes.data,
+        n_positions=len(table),
+        n_channels=channels,
+        n_points=n,
+    )
     lanes = 16 if n % 16 == 0 and WIDE else 8 if n % 8 == 0 else 1
-    code = generate(("pooling", is_max, lanes), lambda b, args: _emit(b, args, is_max, lanes))
+    code = generate(("pooling", is_max, lanes), PoolArguments, lambda b, args: _emit(b, args, is_max, lanes))
     return PreparedKernel(code, numbers, channels, (table_array, place_array, source, out))
 
 
 def _emit(b: Any, args: Arguments, is_max: bool, lanes: int) -> None:
-    first, last = args.share(args.number(N_CHANNELS))
+    first, last = args.share(args.number("n_channels"))
     with each(b, first, last) as channel:
-        x = b.add(args.number(X), b.mul(channel, args.number(X_PITCH)))
-        out = b.add(args.number(OUT), b.mul(channel, args.number(OUT_PITCH)))
-        with each(b, 0, args.number(N_POSITIONS)) as position:
-            entry = at(b, args.number(TABLE), position, 8 * TABLE_NUMBERS)
+        x = b.add(args.number("x"), b.mul(channel, args.number("x_pitch")))
+        out = b.add(args.number("out"), b.mul(channel, args.number("out_pitch")))
+        with each(b, 0, args.number("n_positions")) as position:
+            entry = at(b, args.number("table"), position, 8 * TABLE_NUMBERS)
             to = b.add(out, load(b, entry, I64))
             start, stop = load(b, entry, I64, 8), load(b, entry, I64, 16)
             factor = splat(b, b.bitcast(b.trunc(load(b, entry, I64, 24), I32), F32), lanes)
-            with each(b, 0, args.number(N_POINTS), lanes) as point:
+            with each(b, 0, args.number("n_points"), lanes) as point:
                 value = _over_taps(b, args, is_max, lanes, at(b, x, point), start, stop)
                 store(b, value if is_max else b.fmul(value, factor), at(b, to, point))
 
 
 def _over_taps(b: Any, args: Arguments, is_max: bool, lanes: int, x: Any, start: Any, stop: Any) -> Any:
-    taps = args.number(TAPS)
+    taps = args.number("taps")
     cell = variables(b, [constant(float("-inf") if is_max else 0.0, lanes)])[0]
     with each(b, start, stop) as tap:
         place = b.sext(load(b, at(b, taps, tap, 4), I32), I64)

@@ -25,7 +25,7 @@ from sipp.runtime.operands import (
     token_operand,
 )
 from sipp.runtime.steps import LEAST_GAIN, SHARES, PreparedKernel, Step, Values
-from sipp.runtime.strip_kernel import Cut, Packed, cuts, pack, strip_code
+from sipp.runtime.strip_kernel import Packed, StripArguments, Tiling, pack, strip_code, tilings
 
 NEAREST_CACHE = 24_000  # bytes of x that stay in the first cache beside weights and sums
 HOPELESS = 2.0  # times as long as the dense layer: not tried again
@@ -72,7 +72,7 @@ def _chosen(
     bias = memory.zeros(len(weight)) if layer.bias is None else layer.bias
     plane, has_larger = None if beside is None else beside.plane, layer.larger is not None
     rounds = partial(_rounds, layer, source, flat)
-    ways = list(cuts(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_larger, rounds))
+    ways = list(tilings(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_larger, rounds))
     packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
     kernels = [_kernel(packs[way.n_rounds], layer, bias, way, source, out, beside, arena.flag) for way in ways]
     fills = fills_of(source, beside)
@@ -94,7 +94,7 @@ def _chosen(
     return chosen
 
 
-def _kernel_name(way: Cut) -> str:
+def _kernel_name(way: Tiling) -> str:
     rounds = f" in {way.n_rounds} rounds" if way.n_rounds > 1 else ""
     return f"sparse {len(way.tile.in_x)} x {way.tile.lanes}{rounds}"
 
@@ -114,9 +114,9 @@ def _packed(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rou
     """The weight packed for so many rounds: each goes over a part of the channels, for all rows."""
     rows, columns = flat.nonzero()
     channels = columns // (flat.shape[1] // layer.shape[1])
-    turns = channels * n_rounds // layer.shape[1]
+    nth_round = channels * n_rounds // layer.shape[1]
     at = places[_group(layer, rows), columns]
-    return pack(turns * len(flat) + rows, at, flat[rows, columns], n_rounds * len(flat), unit)
+    return pack(nth_round * len(flat) + rows, at, flat[rows, columns], n_rounds * len(flat), unit)
 
 
 def _places(layer: Layer, source: Operand) -> np.ndarray:
@@ -137,19 +137,30 @@ def _group(layer: Layer, rows: np.ndarray) -> np.ndarray:
 
 
 def _kernel(
-    packed: Packed, layer: Layer, bias: Tensor, way: Cut, source: Operand, out: Operand, beside: Operand | None,
+    packed: Packed, layer: Layer, bias: Tensor, way: Tiling, source: Operand, out: Operand, beside: Operand | None,
     flag: Flag,
 ) -> PreparedKernel:  # fmt: skip
     """The loop over strips with its arguments for this layer."""
     n_strips = len(way.strips)
     n_threads, n_rows = torch.get_num_threads(), len(bias)
     n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES * n_threads // n_strips)))
-    numbers = [
-        source.data.data_ptr(), out.data.data_ptr(), 0 if beside is None else beside.data.data_ptr(), bias.data_ptr(),
-        packed.rows.ctypes.data + packed.rows.itemsize, packed.values.ctypes.data, packed.steps.ctypes.data,
-        way.strips.ctypes.data, n_strips, n_blocks, n_rows, out.channel * FLOAT,
-        0 if beside is None else beside.channel * FLOAT, flag.address, way.n_rounds,
-        0 if layer.larger is None else layer.larger.data_ptr(),
-    ]  # fmt: skip
+    numbers = StripArguments(
+        x=memory.address(source.data),
+        out=memory.address(out.data),
+        beside=0 if beside is None else memory.address(beside.data),
+        bias=memory.address(bias),
+        rows=packed.rows.ctypes.data + packed.rows.itemsize,
+        values=packed.values.ctypes.data,
+        steps=packed.steps.ctypes.data,
+        strips=way.strips.ctypes.data,
+        n_strips=n_strips,
+        n_blocks=n_blocks,
+        n_rows=n_rows,
+        n_rounds=way.n_rounds,
+        out_pitch=out.channel * FLOAT,
+        beside_pitch=0 if beside is None else beside.channel * FLOAT,
+        larger=0 if layer.larger is None else memory.address(layer.larger),
+        flag=flag.address,
+    )
     held = (packed, layer, bias, way, source, out, beside, flag)
     return PreparedKernel(strip_code(way.tile), numbers, n_strips * n_blocks, held)

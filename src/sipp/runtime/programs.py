@@ -1,7 +1,7 @@
 """A network traced by torch.export as the bytes of a file: a program of torch (.pt2), or ONNX; each run and compared.
 
 The number of points of the example, the size that all its tensors have in front, is left open where the network
-allows it.
+allows it, and so is the length of sequences of whole numbers (points x tokens). Other sizes are those of the example.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -21,14 +22,26 @@ from sipp.errors import ModelError
 from sipp.extras import needed_for
 from sipp.native import pytree
 from sipp.runtime.examples import copies
+from sipp.storage.tensors import in_own_memory
 
 AGREEMENT = 1e-4  # of the largest number of an output
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def onnx_bytes(model: nn.Module, call: Call) -> tuple[bytes, float, int | None]:
-    """The ONNX file of a network, how far onnxruntime is from torch on the example, the points it takes (None: any)."""
+@dataclass(frozen=True)
+class Traced:
+    """The bytes of a file, how far it is from the network on the example, and what it takes."""
+
+    content: bytes
+    off_by: float
+    n_points: int | None  # at a time; None: any
+    n_tokens: int | None  # of a sequence; None: any, or there are no sequences
+    has_tokens: bool
+
+
+def onnx_bytes(model: nn.Module, call: Call) -> Traced:
+    """The ONNX file of a network, compared with torch on the example by onnxruntime."""
     with needed_for("exporting to ONNX"):
         import onnx  # noqa: F401
         import onnxruntime
@@ -36,7 +49,9 @@ def onnx_bytes(model: nn.Module, call: Call) -> tuple[bytes, float, int | None]:
     program = _traced(model, call)
     with _quiet():
         try:
-            proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto  # type: ignore[union-attr]
+            names = _output_names(model, call)
+            made = torch.onnx.export(program, dynamo=True, verbose=False, output_names=names)
+            proto = made.model_proto  # type: ignore[union-attr]
             content = proto.SerializeToString()
         except Exception as error:  # any of its hundred passes
             raise ModelError(
@@ -57,27 +72,54 @@ def onnx_bytes(model: nn.Module, call: Call) -> tuple[bytes, float, int | None]:
                 f"onnxruntime cannot run it on the CPU ({_reason(error)})", fix=_other_way(model)
             ) from error
 
-    return content, _compared(model, call, by_onnxruntime, "onnxruntime"), _only_size(program)
+    return _told(program, call, content, _compared(model, call, by_onnxruntime, "onnxruntime"))
 
 
-def program_bytes(model: nn.Module, call: Call) -> tuple[bytes, float, int | None]:
-    """The file of torch.export, how far it is from the network on the example, the points it takes (None: any)."""
+def program_bytes(model: nn.Module, call: Call) -> Traced:
+    """The file of torch.export, compared with the network on the example."""
     program = _traced(model, call)
+    _keep_no_data(program, call)
     file = io.BytesIO()
     with _quiet():
         torch.export.save(program, file)
         file.seek(0)
         back = torch.export.load(file).module()
     off_by = _compared(model, call, lambda own: pytree.tree_leaves(back(*own[0], **own[1])), "the program read back")
-    return file.getvalue(), off_by, _only_size(program)
+    return _told(program, call, file.getvalue(), off_by)
+
+
+def _told(program: torch.export.ExportedProgram, call: Call, content: bytes, off_by: float) -> Traced:
+    has_tokens = any(_is_tokens(value) for value in pytree.tree_leaves(call))
+    return Traced(content, off_by, _only_size(program, 0), _only_size(program, 1) if has_tokens else None, has_tokens)
+
+
+def _is_tokens(value: Any) -> bool:
+    """Whether it is sequences of whole numbers: points x tokens, or their mask."""
+    return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point()
+
+
+def _open_sizes(value: Any) -> dict[int, Any] | None:
+    """The sizes of an input that are left open: not one of 1, which torch takes to be always 1."""
+    if not isinstance(value, Tensor) or not value.ndim:
+        return None
+    axes = (0, 1) if _is_tokens(value) else (0,)
+    return {axis: torch.export.Dim.AUTO for axis in axes if value.shape[axis] > 1} or None
+
+
+def _output_names(model: nn.Module, call: Call) -> list[str] | None:
+    """The model's own names of its outputs, where it gives them; None: it gives no names."""
+    args, kwargs = copies(*call)
+    with torch.no_grad():
+        found = model(*args, **kwargs)
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        return None
+    return [str(name) for name in found]
 
 
 def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
     """The network as a graph; the size in front of every tensor is open, if torch finds that nothing depends on it."""
     args, kwargs = call
-    open_args, open_kwargs = pytree.tree_map(
-        lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and len(x) > 1 else None, call
-    )
+    open_args, open_kwargs = pytree.tree_map(_open_sizes, call)
     with _quiet():
         try:
             shapes = signature(model.forward).bind(*open_args, **open_kwargs).arguments  # by name: it may take *args
@@ -89,11 +131,22 @@ def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
             ) from error
 
 
-def _only_size(program: torch.export.ExportedProgram) -> int | None:
-    """The only number of points that a program takes; None: it is open."""
+def _keep_no_data(program: torch.export.ExportedProgram, call: Call) -> None:
+    """Takes out of a program what its file would tell of the caller's data.
+
+    The example, which torch stores whole, with all that it is a view of, becomes zeros of its shape; so do weights and
+    constants lose what lies behind a view.
+    """
+    program.example_inputs = pytree.tree_map(lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, call)
+    for held in (program.state_dict, program.constants):
+        held.update(in_own_memory(held))
+
+
+def _only_size(program: torch.export.ExportedProgram, axis: int) -> int | None:
+    """The only size of its inputs along an axis that a program takes; None: it is open."""
     names = set(program.graph_signature.user_inputs)
     values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
-    sizes = [value.shape[0] for value in values if isinstance(value, Tensor) and value.ndim]
+    sizes = [value.shape[axis] for value in values if isinstance(value, Tensor) and value.ndim > axis]
     return next((int(size) for size in sizes if isinstance(size, int)), None)
 
 

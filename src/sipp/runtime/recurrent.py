@@ -7,7 +7,7 @@ c = sigmoid(f) c + sigmoid(i) tanh(g)      h = sigmoid(o) tanh(c)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,16 +22,37 @@ from sipp.runtime.buffers import Arena
 from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.steps import PreparedKernel, Step, Values, best_time, given
 from sipp.runtime.strip_kernel import raise_flag
-from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, addresses, group_sums, pack_windows, padded_bias
+from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows, padded_bias
 
 LSTM = ATEN.lstm.input
 N_GATES = 4
 
-# Arguments of the loop; strides in bytes
-(
-    INPUT, INPUT_POINT, INPUT_STEP, N_INPUTS, OUT, OUT_POINT, OUT_STEP, VECTORS, CELL, GATES, BIAS, ENDS, VALUES,
-    PLACES, WINDOWS, N_GROUPS, N_POINTS, N_STEPS, N_HIDDEN, VECTOR_POINT, GATES_POINT, FLAG,
-) = range(22)  # fmt: skip
+
+class RecurrentArguments(NamedTuple):
+    """What the loop takes; `_per_point` and `_per_step` are bytes to the next one."""
+
+    source: int
+    source_per_point: int
+    source_per_step: int
+    out: int
+    out_per_point: int
+    out_per_step: int
+    vectors: int  # (x_t, h) of each point
+    vector_per_point: int
+    cell: int
+    gates: int
+    gates_per_point: int
+    bias: int
+    ends: int  # of `Windows`, like the three after it
+    values: int
+    places: int
+    windows: int
+    n_groups: int
+    n_points: int
+    n_steps: int
+    n_inputs: int
+    n_hidden: int
+    flag: int
 
 
 @dataclass(frozen=True)
@@ -108,20 +129,34 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     hidden = own[1].shape[1]
     packed = pack_windows(torch.cat(own[:2], 1).numpy())
     bias = padded_bias(own[2] + own[3] if len(own) == 4 else None, len(own[0]))
-    shapes = [(n_points, n) for n in (_whole(n_inputs + hidden), hidden, _whole(N_GATES * hidden))]
-    vectors, cell, gates = (memory.zeros(*shape) for shape in shapes)
+    sizes = (_whole(n_inputs + hidden), hidden, _whole(N_GATES * hidden))
+    vectors, cell, gates = (memory.zeros(n_points, size) for size in sizes)
     step, start = (-1, n_times - 1) if direction else (1, 0)
     n_out = out.shape[2]
-    numbers = [
-        source.data_ptr() + FLOAT * start * n_inputs, FLOAT * n_times * n_inputs, FLOAT * step * n_inputs, n_inputs,
-        out.data_ptr() + FLOAT * (start * n_out + direction * hidden), FLOAT * n_times * n_out, FLOAT * step * n_out,
-        vectors.data_ptr(), cell.data_ptr(), gates.data_ptr(), bias.data_ptr(), *addresses(packed),
-        len(packed.ends) - 1, n_points, n_times, hidden, FLOAT * shapes[0][1], FLOAT * shapes[2][1],
-        arena.flag.address,
-    ]  # fmt: skip
+    numbers = RecurrentArguments(
+        source=memory.address(source) + FLOAT * start * n_inputs,
+        source_per_point=FLOAT * n_times * n_inputs,
+        source_per_step=FLOAT * step * n_inputs,
+        out=memory.address(out) + FLOAT * (start * n_out + direction * hidden),
+        out_per_point=FLOAT * n_times * n_out,
+        out_per_step=FLOAT * step * n_out,
+        vectors=memory.address(vectors),
+        vector_per_point=FLOAT * vectors.shape[1],
+        cell=memory.address(cell),
+        gates=memory.address(gates),
+        gates_per_point=FLOAT * gates.shape[1],
+        bias=memory.address(bias),
+        **packed.addresses,
+        n_groups=len(packed.ends) - 1,
+        n_points=n_points,
+        n_steps=n_times,
+        n_inputs=n_inputs,
+        n_hidden=hidden,
+        flag=arena.flag.address,
+    )
     lanes = next(n for n in (LANES, 8, 1) if hidden % n == 0)
     keep = (packed, bias, source, out, vectors, cell, gates, arena.flag)
-    code = generate(("recurrent", lanes), lambda b, args: _emit(b, args, lanes))
+    code = generate(("recurrent", lanes), RecurrentArguments, lambda b, args: _emit(b, args, lanes))
     kernel = PreparedKernel(code, numbers, n_points, keep)
     return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
 
@@ -132,33 +167,32 @@ def _whole(n: int) -> int:
 
 
 def _emit(b: Any, args: Arguments, lanes: int) -> None:
-    n_inputs, hidden = args.number(N_INPUTS), args.number(N_HIDDEN)
+    n_inputs, hidden = args.number("n_inputs"), args.number("n_hidden")
     bad = variables(b, [constant(0.0, lanes)])[0]
-    with each(b, *args.share(args.number(N_POINTS))) as point:
-        line = b.add(args.number(VECTORS), b.mul(point, args.number(VECTOR_POINT)))
-        cell = at(b, args.number(CELL), b.mul(point, hidden))
-        gates = b.add(args.number(GATES), b.mul(point, args.number(GATES_POINT)))
-        source = b.add(args.number(INPUT), b.mul(point, args.number(INPUT_POINT)))
-        out = b.add(args.number(OUT), b.mul(point, args.number(OUT_POINT)))
-        with each(b, 0, args.number(N_STEPS)) as time:
-            x = b.add(source, b.mul(time, args.number(INPUT_STEP)))
+    with each(b, *args.share(args.number("n_points"))) as point:
+        line = b.add(args.number("vectors"), b.mul(point, args.number("vector_per_point")))
+        cell = at(b, args.number("cell"), b.mul(point, hidden))
+        gates = b.add(args.number("gates"), b.mul(point, args.number("gates_per_point")))
+        source = b.add(args.number("source"), b.mul(point, args.number("source_per_point")))
+        out = b.add(args.number("out"), b.mul(point, args.number("out_per_point")))
+        with each(b, 0, args.number("n_steps")) as time:
+            x = b.add(source, b.mul(time, args.number("source_per_step")))
             with each(b, 0, n_inputs) as i:
                 store(b, load(b, at(b, x, i)), at(b, line, i))
             _emit_gates(b, args, line, gates)
-            to = b.add(out, b.mul(time, args.number(OUT_STEP)))
+            to = b.add(out, b.mul(time, args.number("out_per_step")))
             with each(b, 0, hidden, lanes) as i:
                 state = _emit_cell(b, lanes, at(b, gates, i), hidden, at(b, cell, i))
                 store(b, state, at(b, to, i))
                 store(b, state, at(b, line, b.add(n_inputs, i)))
                 b.store(fused(b, state, constant(0.0, lanes), b.load(bad)), bad)
-    raise_flag(b, b.load(bad), lanes, args.number(FLAG))
+    raise_flag(b, b.load(bad), lanes, args.number("flag"))
 
 
 def _emit_gates(b: Any, args: Arguments, line: Any, gates: Any) -> None:
     """gates = bias + W (x, h)."""
-    with each(b, 0, args.number(N_GROUPS)) as group:
-        given = [line, *(args.number(n) for n in (BIAS, ENDS, VALUES, PLACES, WINDOWS))]
-        store(b, group_sums(b, group, given), at(b, gates, b.mul(group, I64(LANES))))
+    with each(b, 0, args.number("n_groups")) as group:
+        store(b, group_sums(b, args, group, line), at(b, gates, b.mul(group, I64(LANES))))
 
 
 def _emit_cell(b: Any, lanes: int, gates: Any, hidden: Any, cell: Any) -> Any:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.inputs.restore import ONE_AT_A_TIME
+from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
+from sipp.records.html import view
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
@@ -35,7 +36,7 @@ from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.plan import Plan, flat_inputs, make_plan, table_of, whole_plan
 from sipp.runtime.plan_cache import BEYOND, Compiled, PlanCache
 from sipp.runtime.steps import Step
-from sipp.runtime.table import sparse_table
+from sipp.runtime.table import sparse_html, sparse_table
 
 TRIALS = 2
 NOT_FINITE = object()
@@ -63,6 +64,7 @@ class Sparse:
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
             self._model = plain_copy(model)
+        turn_off_caches(self._model)
         self._given = self._laid_out = strides_of(self._model)
         self._packed: dict[str, PackedParameter] = {}
         self._compiled: PlanCache[Compiled] = PlanCache()
@@ -208,6 +210,10 @@ class Sparse:
 
     def __str__(self) -> str:
         return sparse_table(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
+
+    def _repr_html_(self) -> str:
+        shown = sparse_html(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
+        return view(f"{type(self._model).__name__}, compiled for this CPU", shown)
 
 
 def _copied(value: Any) -> Any:

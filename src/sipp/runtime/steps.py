@@ -47,8 +47,8 @@ class Step:
 class PreparedKernel:
     """A generated function with its arguments, which stay the same from call to call."""
 
-    def __init__(self, code: MachineCode, numbers: list[int], n_tasks: int, held: Any) -> None:
-        self._code, self._arguments, self._n_tasks = code, argument_list(numbers), n_tasks
+    def __init__(self, code: MachineCode, numbers: tuple[int, ...], n_tasks: int, held: Any) -> None:
+        self._code, self._arguments, self._n_tasks = code, argument_list(code, numbers), n_tasks
         self._held = held  # what lies at its addresses
 
     def time(self, limit: float = math.inf) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class Plane:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Tiling:
     """An output of `height` rows of `width` pixels of `n` points, cut into strips (bytes in x, out, beside)."""
 
     tile: Tile
@@ -109,10 +109,10 @@ class Cut:
     n_rounds: int
 
 
-def cuts(
+def tilings(
     height: int, width: int, n: int, unit: int, x: Plane, out: Plane, beside: Plane | None, act: str,
     has_larger: bool, rounds: Callable[[int, int], list[int]],
-) -> Iterator[Cut]:  # fmt: skip
+) -> Iterator[Tiling]:  # fmt: skip
     """The ways to cut that are worth a trial. The pixels of `out` and `beside` lie side by side, those of x may not.
 
     `rounds` gives the numbers of rounds worth trying for tiles of so many rows and of so many floats in each.
@@ -140,7 +140,7 @@ def cuts(
                 continue
             in_beside = None if beside is None else inside[2]
             tile = Tile(lanes, inside[0], inside[1], in_beside, unit * FLOAT, act, n_rounds > 1, has_larger)
-            yield Cut(tile, np.array(strips, np.int64), n_rounds)
+            yield Tiling(tile, np.array(strips, np.int64), n_rounds)
 
 
 def _lanes(n: int, run: int) -> int:
@@ -181,56 +181,73 @@ def _starts(length: int, size: int) -> list[int]:
 # --- The loop ---------------------------------------------------------------------------------------------------------
 
 
-# Its arguments
-(
-    X, OUT, BESIDE, BIAS, ROWS, VALUES, STEPS, STRIPS, N_STRIPS, N_BLOCKS, N_ROWS, OUT_PITCH, BESIDE_PITCH, FLAG,
-    N_ROUNDS, LARGER,
-) = range(16)  # fmt: skip
+class StripArguments(NamedTuple):
+    """What the loop takes: addresses, and bytes from one channel of `out` and `beside` to the next."""
+
+    x: int
+    out: int
+    beside: int
+    bias: int
+    rows: int  # of `Packed`, behind its first number
+    values: int
+    steps: int
+    strips: int
+    n_strips: int
+    n_blocks: int  # of rows, for threads
+    n_rows: int
+    n_rounds: int
+    out_pitch: int
+    beside_pitch: int
+    larger: int
+    flag: int
+
+
 STRIP_NUMBERS = 3  # where a strip starts in x, out and beside (bytes)
 ROW_NUMBERS = 2  # where a row's first weight looks in x (bytes), and its end in `values`
 
 
 def strip_code(tile: Tile) -> MachineCode:
     """The compiled loop for strips of this shape."""
-    return generate(("product", tile), lambda b, args: _emit(b, args, tile))
+    return generate(("product", tile), StripArguments, lambda b, args: _emit(b, args, tile))
 
 
 def _emit(b: Any, args: Arguments, tile: Tile) -> None:
-    n_blocks, n_rows = args.number(N_BLOCKS), args.number(N_ROWS)
+    n_blocks, n_rows = args.number("n_blocks"), args.number("n_rows")
     bad = variables(b, [constant(0.0, tile.lanes)])[0]
-    first, last = args.share(b.mul(args.number(N_STRIPS), n_blocks))
+    first, last = args.share(b.mul(args.number("n_strips"), n_blocks))
     with each(b, first, last) as task:
         strip, block = b.sdiv(task, n_blocks), b.srem(task, n_blocks)
-        place = at(b, args.number(STRIPS), strip, 8 * STRIP_NUMBERS)
-        x, out, beside = (b.add(args.number(n), load(b, place, I64, 8 * i)) for i, n in enumerate((X, OUT, BESIDE)))
+        place = at(b, args.number("strips"), strip, 8 * STRIP_NUMBERS)
+        names = ("x", "out", "beside")
+        x, out, beside = (b.add(args.number(n), load(b, place, I64, 8 * i)) for i, n in enumerate(names))
         start = b.sdiv(b.mul(n_rows, block), n_blocks)
         stop = b.sdiv(b.mul(n_rows, b.add(block, I64(1))), n_blocks)
-        n_rounds = args.number(N_ROUNDS) if tile.has_rounds else I64(1)
-        with each(b, 0, n_rounds) as turn, each(b, start, stop) as row:
-            out_row = b.add(out, b.mul(row, args.number(OUT_PITCH)))
-            sums = _sums(b, args, tile, x, row, turn, out_row)
-            beside_row = b.add(beside, b.mul(row, args.number(BESIDE_PITCH)))
-            with b.if_else(b.icmp_signed("==", turn, b.sub(n_rounds, I64(1)))) as (then, otherwise):
+        n_rounds = args.number("n_rounds") if tile.has_rounds else I64(1)
+        with each(b, 0, n_rounds) as nth_round, each(b, start, stop) as row:
+            out_row = b.add(out, b.mul(row, args.number("out_pitch")))
+            sums = _sums(b, args, tile, x, row, nth_round, out_row)
+            beside_row = b.add(beside, b.mul(row, args.number("beside_pitch")))
+            with b.if_else(b.icmp_signed("==", nth_round, b.sub(n_rounds, I64(1)))) as (then, otherwise):
                 with then:
-                    larger = load(b, at(b, args.number(LARGER), row)) if tile.has_larger else None
+                    larger = load(b, at(b, args.number("larger"), row)) if tile.has_larger else None
                     _finish(b, tile, sums, larger, out_row, beside_row, bad)
                 with otherwise:
                     for value, distance in zip(sums, tile.in_out):
                         store(b, value, out_row, distance)
-    raise_flag(b, b.load(bad), tile.lanes, args.number(FLAG))
+    raise_flag(b, b.load(bad), tile.lanes, args.number("flag"))
 
 
-def _sums(b: Any, args: Arguments, tile: Tile, x: Any, row: Any, turn: Any, out_row: Any) -> list[Any]:
+def _sums(b: Any, args: Arguments, tile: Tile, x: Any, row: Any, nth_round: Any, out_row: Any) -> list[Any]:
     """The sums of a row after this round."""
-    row_at = at(b, args.number(ROWS), b.add(row, b.mul(turn, args.number(N_ROWS))), 8 * ROW_NUMBERS)
+    row_at = at(b, args.number("rows"), b.add(row, b.mul(nth_round, args.number("n_rows"))), 8 * ROW_NUMBERS)
     place = variables(b, [b.add(x, load(b, row_at, I64))])[0]
     first, last = load(b, row_at, I64, -8), load(b, row_at, I64, 8)
-    cells = variables(b, [splat(b, load(b, at(b, args.number(BIAS), row)), tile.lanes)] * len(tile.in_x))
+    cells = variables(b, [splat(b, load(b, at(b, args.number("bias"), row)), tile.lanes)] * len(tile.in_x))
     if tile.has_rounds:
-        with b.if_then(b.icmp_signed(">", turn, I64(0))):
+        with b.if_then(b.icmp_signed(">", nth_round, I64(0))):
             for cell, distance in zip(cells, tile.in_out):
                 b.store(load(b, out_row, vector(tile.lanes), distance), cell)
-    values, steps = args.number(VALUES), args.number(STEPS)
+    values, steps = args.number("values"), args.number("steps")
     with each(b, first, last) as j:
         value = splat(b, load(b, at(b, values, j)), tile.lanes)
         here = b.load(place)

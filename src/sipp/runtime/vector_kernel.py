@@ -6,7 +6,7 @@ out[row] = act(bias[row] + sum over kept weights:  value * x[column]  + beside[r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -40,8 +40,21 @@ from sipp.runtime.strip_kernel import raise_flag
 MOST_COLUMNS = LANES * 2**16
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if HAS_AVX2 else None
 
-# Arguments of the loop
-X, OUT, BESIDE, BIAS, ENDS, VALUES, PLACES, WINDOWS, N_GROUPS, FLAG, LARGER = range(11)
+
+class VectorArguments(NamedTuple):
+    """What the loop takes; `group_sums` reads those from `bias` to `windows`."""
+
+    x: int
+    out: int
+    beside: int
+    bias: int
+    ends: int  # of `Windows`, like the three after it
+    values: int
+    places: int
+    windows: int
+    n_groups: int
+    larger: int
+    flag: int
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,11 @@ class Windows:
     @property
     def n_bytes(self) -> int:
         return int(sum(part.nbytes for part in (self.ends, self.values, self.places, self.windows)))
+
+    @property
+    def addresses(self) -> dict[str, int]:
+        """Where its parts lie, under the names of arguments."""
+        return {name: getattr(self, name).ctypes.data for name in ("ends", "values", "places", "windows")}
 
 
 def pack_windows(weight: np.ndarray) -> Windows:
@@ -95,12 +113,18 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
         beside = token_beside(op.beside, values[op.beside], strides, len(weight), arena)
     packed = pack_windows(weight.numpy())
     bias, larger = (padded_bias(part, len(weight)) for part in (layer.bias, layer.larger))
-    numbers = [
-        source.data.data_ptr(), out.data_CHWN.data_ptr(), 0 if beside is None else beside.data.data_ptr(),
-        bias.data_ptr(), *addresses(packed), len(packed.ends) - 1, arena.flag.address, larger.data_ptr(),
-    ]  # fmt: skip
+    numbers = VectorArguments(
+        x=memory.address(source.data),
+        out=memory.address(out.data_CHWN),
+        beside=0 if beside is None else memory.address(beside.data),
+        bias=memory.address(bias),
+        **packed.addresses,
+        n_groups=len(packed.ends) - 1,
+        larger=memory.address(larger),
+        flag=arena.flag.address,
+    )
     form = (op.act, beside is not None, layer.larger is not None)
-    code = generate(("vector", *form), lambda b, args: _emit(b, args, *form))
+    code = generate(("vector", *form), VectorArguments, lambda b, args: _emit(b, args, *form))
     held = (packed, bias, larger, source, out, beside, arena.flag)
     kernel = PreparedKernel(code, numbers, len(packed.ends) - 1, held)
     fills = fills_of(source, beside)
@@ -120,10 +144,6 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     return chosen
 
 
-def addresses(packed: Windows) -> list[int]:
-    return [part.ctypes.data for part in (packed.ends, packed.values, packed.places, packed.windows)]
-
-
 def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:
     """The bias, or zeros, in whole groups of rows."""
     padded = memory.zeros(-(-n_rows // LANES) * LANES)
@@ -135,22 +155,22 @@ def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:
 def _emit(b: Any, args: Arguments, act: str, has_beside: bool, has_larger: bool) -> None:
     zero = constant(0.0, LANES)
     bad = variables(b, [zero])[0]
-    with each(b, *args.share(args.number(N_GROUPS))) as group:
-        value = group_sums(b, group, [args.number(n) for n in (X, BIAS, ENDS, VALUES, PLACES, WINDOWS)])
+    with each(b, *args.share(args.number("n_groups"))) as group:
+        value = group_sums(b, args, group, args.number("x"))
         row = b.mul(group, I64(LANES))
         if has_larger:
-            larger = load(b, at(b, args.number(LARGER), row), vector(LANES))
+            larger = load(b, at(b, args.number("larger"), row), vector(LANES))
             b.store(fused(b, b.fmul(value, larger), zero, b.load(bad)), bad)
         if has_beside:
-            value = b.fadd(value, load(b, at(b, args.number(BESIDE), row), vector(LANES)))
+            value = b.fadd(value, load(b, at(b, args.number("beside"), row), vector(LANES)))
         b.store(fused(b, value, zero, b.load(bad)), bad)
-        store(b, activate(b, act, value, LANES), at(b, args.number(OUT), row))
-    raise_flag(b, b.load(bad), LANES, args.number(FLAG))
+        store(b, activate(b, act, value, LANES), at(b, args.number("out"), row))
+    raise_flag(b, b.load(bad), LANES, args.number("flag"))
 
 
-def group_sums(b: Any, group: Any, addresses: list[Any]) -> Any:
-    """bias + W x for the rows of one group, two sums each that take turns."""
-    x, bias, ends, values, places, windows = addresses
+def group_sums(b: Any, args: Arguments, group: Any, x: Any) -> Any:
+    """bias + W x for the rows of one group, two sums each that take turns; W is what `args` say of `Windows`."""
+    bias, ends, values, places, windows = map(args.number, ("bias", "ends", "values", "places", "windows"))
     end_at = at(b, ends, group, 8)
     sums = variables(b, [load(b, at(b, bias, b.mul(group, I64(LANES))), vector(LANES)), constant(0.0, LANES)])
     with each(b, load(b, end_at, I64), load(b, end_at, I64, 8), len(sums)) as start:

@@ -63,5 +63,5 @@ def _loss_of(loss: Loss, output: Any, batch: Batch, method: str) -> Tensor:
             f"{method}'s loss cannot be taken of the output ({what}) and the labels ({labels}): "
             f"{type(error).__name__}, {error}",
             where=batch.where,
-            fix="give labels from 0 to classes - 1, or a loss= that takes both",
+            fix="give labels from 0 to classes - 1, or a loss of your own: scoring=sipp.Scoring(loss=...)",
         ) from error

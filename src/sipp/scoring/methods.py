@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from sipp.errors import OptionError
 from sipp.records.options import Reduce
+from sipp.records.other_names import method_here
 
 Need = Literal["data", "labels"]
-Cut = Literal["global", "layer", "row", "sampled", "hybrid"]
+CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]
 Score = Callable[[Any], dict[str, Any]]  # of a ScoringTask, {parameter name: tensor}; this file loads no torch
 
 SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
@@ -35,7 +36,7 @@ class MethodInfo:
     about: str  # one line for tables, without |
     score: str  # "file:function" of this folder, {parameter name: tensor} of a ScoringTask; or SENSITIVITY, or BLEND
     needs: frozenset[Need] = NOTHING
-    cut: Cut = "global"  # which weights go: the smallest of all, the same share of each layer or row, or by sampling
+    cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
     floor: float | None = None  # under rows and layers, where nothing else is asked for; None: rows may die
 
@@ -96,9 +97,11 @@ def method_of(name: Any) -> MethodInfo:
     """The row of a method; an OptionError names the nearest and all of them."""
     if isinstance(name, str) and name in _ROWS:
         return _ROWS[name]
+    if isinstance(name, str) and (here := method_here(name)) is not None:
+        raise OptionError(f"method={name!r} is called {here!r} here", fix=f"give method={here!r}", option="method")
     near = difflib.get_close_matches(name, NAMES, n=1) if isinstance(name, str) else []
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise OptionError(f"method={name!r:.60} is not one of {', '.join(NAMES)}" + (f"; {hint}".rstrip() if hint else ""))
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise OptionError(f"method={name!r:.60} is not one of {', '.join(NAMES)}{hint}", option="method")
 
 
 def score_of(row: MethodInfo) -> Score:

@@ -17,8 +17,8 @@ from sipp.records.weights import Weight, from_rows, to_rows
 CHUNK_BYTES = 32 << 20
 DAMPING = 0.01  # of the mean of the diagonal, so that inputs that are always 0 or always equal leave an inverse
 
-Rows = tuple[int, int]  # first row, and the one after the last
-Grams = dict[Rows, Tensor]  # K x K sums of x x^T over the patches x that these rows met
+RowRange = tuple[int, int]  # first row, and the one after the last
+Grams = dict[RowRange, Tensor]  # K x K sums of x x^T over the patches x that these rows met
 
 
 def obs(task: ScoringTask) -> dict[str, Tensor]:

@@ -90,6 +90,32 @@ def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None 
     return save(plain, mark)
 
 
+def in_own_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values by name, none of them a view: torch writes all that a view was cut from, such as a data set.
+
+    Tied tensors stay one; what is no tensor stays as it is.
+    """
+    from torch import Tensor
+    from torch.nn import Parameter
+
+    made: dict[tuple[object, ...], Any] = {}
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        memory = value.untyped_storage()
+        if value.is_contiguous() and memory.nbytes() == value.nbytes:
+            return value
+        place = (memory.data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
+        if place not in made:
+            copied = value.detach().clone()
+            is_parameter = isinstance(value, Parameter)
+            made[place] = Parameter(copied, requires_grad=value.requires_grad) if is_parameter else copied
+        return made[place]
+
+    return {name: own(value) for name, value in tensors.items()}
+
+
 def tensors_from_bytes(data: bytes, where: object) -> dict[str, Any]:
     """The tensors of a safetensors file, on the CPU; DataError names `where` they were to come from."""
     import torch

@@ -14,18 +14,18 @@ positions that an `attention_mask` or a `*padding_mask` of a dict batch calls pa
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import ledger_lines
-from sipp.certificates.measures import outcome_counts, outcomes_of, point_ratios
+from sipp.certificates.measures import measure_of, outcome_counts, outcomes_of
 from sipp.certificates.running import Output
 from sipp.errors import DataError
 from sipp.records.binomial import certified_epsilon, n_violations
-from sipp.records.certificate import AccuracyCertificate, Certificate
+from sipp.records.certificate import AccuracyCertificate, Certificate, Measure
 from sipp.records.checking import check_choice, check_flag, check_number, check_share
 from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
 from sipp.records.pruned_to import Given
@@ -40,6 +40,7 @@ def certify(
     delta: float = HOLDOUT_DELTA,
     confidence: float = CONFIDENCE,
     epsilon: float | None = None,
+    measure: Measure = "output",
     output: Output = None,
     calibration: Any = None,
     ledger: str | os.PathLike[str] | None = None,
@@ -51,6 +52,9 @@ def certify(
     `pruned` is a network, or what `prune` or `prune_to` gave, with the points that chose it, as far as it knows: the
     holdout may hold none of them, nor any of `calibration`. `output` picks from tuple or dict outputs: an index, a key,
     or a function of the output. `ledger`: a JSON-lines file in which every look at these points is recorded.
+    Of a language model a point is a sequence, and `measure` may be another distance (T22): "kl", the mean over its
+    positions of KL(f || f^) of the next token, in nats, or "next-token", the share of its positions at which another
+    next token is chosen.
 
     Example:
         >>> import sipp, torch
@@ -63,6 +67,7 @@ def certify(
     """
     beta = 1.0 - check_share("confidence", confidence)
     check_share("delta", delta)
+    check_choice("measure", measure, get_args(Measure))
     if epsilon is not None:  # None asks for the smallest
         check_number("epsilon", epsilon, least=0)
     if ledger is not None:
@@ -71,12 +76,12 @@ def certify(
         dense,
         pruned,
         holdout,
-        lambda f, g, _: point_ratios(f, g),
+        measure_of(measure),
         output,
         calibration,
         ledger=ledger,
         claim="output",
-        finest=epsilon,
+        finest=epsilon if measure == "output" else None,
         progress=check_flag("progress", progress),
     )
     reached = epsilon
@@ -88,6 +93,7 @@ def certify(
         delta=float(delta),
         confidence=float(confidence),
         violations=int(n_violations(found.measured, reached)),
+        measure=measure,
         **found.evidence,
     )
 
@@ -108,6 +114,8 @@ def certify_accuracy(
     """A certificate of accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16).
 
     `labels="auto"` uses labels where the batches carry them (the record's `mode` says which); outputs are n x classes.
+    Of a language model (n x tokens x vocabulary) a point is a sequence, and what counts is the share of its positions
+    at which the next token's choice changed; with `labels="use"` it is judged by the text itself (T22).
 
     Example:
         >>> import sipp, torch
@@ -147,5 +155,6 @@ def certify_accuracy(
         n_lost=lost,
         n_gained=gained,
         n_differ=differ,
+        measure="next-token" if found.measured.is_floating_point() else "class",  # sums of shares, or counts
         **found.evidence,
     )

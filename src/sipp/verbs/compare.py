@@ -40,6 +40,7 @@ from sipp.records.options import (
     Selector,
     check_repair,
 )
+from sipp.records.other_names import in_our_words
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import resolve_points
 from sipp.verbs.prune import repaired_cut
@@ -50,6 +51,7 @@ USUAL: tuple[Method, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "r
 LABELLED: tuple[Method, ...] = ("snip",)  # besides, where the data has labels
 
 
+@in_our_words
 @torch.inference_mode(False)
 def compare(
     model: nn.Module,
@@ -97,7 +99,7 @@ def compare(
     dense = _Judge(task.model, points, output)
     baseline = dense.judge(task.model, checks=holdout is not None, ledger=ledger)
     if baseline.why_no_accuracy:
-        warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=2)
+        warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=4)
     rows: list[Compared] = []
     with progress_bar("comparing", len(names) * len(budgets), shown=progress) as advance:
         for name in names:

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -35,8 +37,11 @@ from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
 from sipp.pruning.ranking import checked_method, only_alive, rank
 from sipp.records.checking import check_flag, check_whole
+from sipp.records.html import table_html, view
 from sipp.records.numerics import budget_of
 from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector
+from sipp.records.other_names import in_our_words
+from sipp.records.plots import curves
 from sipp.records.ranking import Ranking
 
 BEGIN = 0.1  # share of the steps before the schedule begins
@@ -71,6 +76,20 @@ class Gradual:
             f"<Gradual {type(self.model).__name__} by {self.method}: {self.kept:,} of {self.n_weights:,} weights kept>"
         )
 
+    def _repr_html_(self) -> str:
+        table = Table()
+        for column in ("after step", "keep"):
+            table.add_column(column, justify="right")
+        for step, keep in self.path:
+            table.add_row(f"{step:,}", f"{keep:.2%}")
+        title = f"{self.method}: kept {self.kept:,} of {self.n_weights:,} weights ({self.keep:.2%})"
+        return view(title, table_html(table, bars=("keep",)))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the share of weights left over the steps, on `ax` or on new axes, and gives them."""
+        steps, keeps = [step for step, _ in self.path], [100 * keep for _, keep in self.path]
+        return curves(ax, {self.method: (steps, keeps)}, "step", "weights kept (%)")
+
 
 def cut_times(n_steps: int, cuts: int) -> dict[int, float]:
     """{steps done: t} of the cuts; where two fall on one step, the later t counts. The last t is 1."""
@@ -83,6 +102,7 @@ def budget_at(t: float, n_weights: int, last: int) -> int:
     return last + round((n_weights - last) * (1 - t) ** 3)
 
 
+@in_our_words
 @torch.inference_mode(False)
 def gradual(
     model: nn.Module,

@@ -14,7 +14,7 @@ from sipp.errors import OptionError
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given
+from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, put_back, spared_by_name
 from sipp.pruning.moved import output_moved
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
 from sipp.records.numerics import device_of
@@ -34,6 +34,7 @@ from sipp.records.options import (
     Scoring,
     Selector,
 )
+from sipp.records.other_names import in_our_words
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
@@ -42,6 +43,7 @@ from sipp.repairing.with_new_masks import search_network
 from sipp.verbs.recording import pruned_of, warn_of_dead
 
 
+@in_our_words
 def prune(
     model: nn.Module,
     data: AnyData | None,
@@ -124,7 +126,7 @@ def prune_with(
         scored = task.with_points(ranking.scores.n_points, task.data)
         assumption = check_assumption_of(scored, held, options.constants, progress=progress)
     pruned = pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
-    warn_of_dead(pruned, stacklevel=4)
+    warn_of_dead(pruned, stacklevel=5)
     return pruned
 
 
@@ -149,7 +151,10 @@ def repaired_cut(
         fixed = repair_network(dense, found.model, found.masks, data, **run)
     else:
         known: dict[str, Any] = {} if like is None else {"a": (like.a,), "budgets": (like.budgets,)}
-        fixed = search_network(dense, found.masks, data, floor=ranking.floor, pattern=ranking.pattern, **known, **run)
+        spared = spared_by_name(ranking, found.masks)
+        masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
+        fixed = search_network(dense, masks, data, floor=ranking.floor, pattern=ranking.pattern, **known, **run)
+        fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed
 

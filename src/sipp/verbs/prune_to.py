@@ -12,6 +12,7 @@ written before the first level is tested.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,7 @@ from sipp.records.options import (
     Scoring,
     Selector,
 )
+from sipp.records.other_names import in_our_words
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
@@ -83,6 +85,7 @@ def default_levels() -> tuple[float, ...]:
     return tuple(SPARSEST ** ((i / (N_LEVELS - 1)) ** DENSE_END) for i in range(N_LEVELS))
 
 
+@in_our_words
 @torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
@@ -142,7 +145,7 @@ def prune_to(
     if n_passed == 0:
         return _none(ranking, grid, start, path, f"not certified: no level passes; {claim.words}")
     pruned = walker.record(path[n_passed - 1].budget)
-    warn_of_dead(pruned, stacklevel=3)
+    warn_of_dead(pruned, stacklevel=4)
     looking = {"confidence": confidence, "output": output, "calibration": calibration, "progress": progress}
     certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, looking)
     if certificate.data_hash != points.facts["data_hash"]:
@@ -239,8 +242,9 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
         if labelled not in (0, all_n):
             raise DataError(f"{labelled} of {all_n} holdout points have labels", fix="give labels throughout, or none")
         count = lost if labelled else differ
-        with_labels = drop_limit(lost, gained, n, beta, n_copies=all_n - n)
-        limit = with_labels if labelled else share_limit(differ, n, beta)
+        risk = beta / math.e if outcomes.is_floating_point() else beta  # sums of shares of positions (T22)
+        with_labels = drop_limit(lost, gained, n, risk, n_copies=all_n - n)
+        limit = with_labels if labelled else share_limit(differ, n, risk)
         return count, limit, limit <= most
 
     words = f"accuracy drop <= {max_drop:.2%}, confidence {1 - beta:.2%}"

@@ -18,7 +18,7 @@ from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
 from sipp.records.options import Precision
 from sipp.records.pruned import Pruned, as_it_is
-from sipp.records.pruned_to import Given, without_walk
+from sipp.records.pruned_to import Given, certificate_of, without_walk
 from sipp.records.serialising import pruning_values
 from sipp.storage.files import write_atomic
 from sipp.storage.network_file import Index, pack, write_index
@@ -46,7 +46,7 @@ def save(
     `values`: "fp32" and "lossless" keep every bit ("lossless" codes the bytes of all numbers, which takes longer);
     "fp16", "bf16" and "int8" (one scale a row) round the parameters of two axes or more, nothing else. A plain module
     may come with `masks`; without, its zeros are what is not kept. A `certificate` must be about this network, or
-    about what the file will give back.
+    about what the file will give back; that of `prune_to` is stored with its network.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -59,6 +59,7 @@ def save(
         >>> torch.equal(same.weight, pruned.model.weight)
         True
     """
+    certificate = certificate_of(pruned, certificate)
     pruned = without_walk(pruned)
     model, masks = _network(pruned, masks)
     target = check_path("path", path, "net.sipp.safetensors")

@@ -10,17 +10,20 @@ import torch
 from sipp.records.certificate import AnyCertificate
 from sipp.records.checking import check_path
 from sipp.records.pruned import Pruned
+from sipp.records.pruned_to import PrunedTo, certificate_of, record_of
 from sipp.records.serialising import pruned_values
 from sipp.storage.pruned_folder import write_pruned
 
 
 @torch.inference_mode(False)
-def save_folder(pruned: Pruned, folder: str | PathLike[str], *, certificate: AnyCertificate | None = None) -> Path:
+def save_folder(
+    pruned: Pruned | PrunedTo, folder: str | PathLike[str], *, certificate: AnyCertificate | None = None
+) -> Path:
     """Writes the folder that `sipp prune --out` writes, network and record, and gives its path.
 
     `sipp report`, `bench`, `eval` and `certify` take it. It holds the old network or the new one, whichever process
-    writes or is killed; a folder with other content is refused. A `certificate` must be about this network. One small
-    file instead: `sipp.save`.
+    writes or is killed; a folder with other content is refused. A `certificate` must be about this network; that of
+    `prune_to` is stored with its network. One small file instead: `sipp.save`.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -29,6 +32,7 @@ def save_folder(pruned: Pruned, folder: str | PathLike[str], *, certificate: Any
         >>> sorted(path.name for path in folder.iterdir())
         ['model.safetensors', 'report.json']
     """
-    target, record = check_path("folder", folder, "pruned"), pruned_values(pruned, certificate)
-    write_pruned(target, pruned.model.state_dict(), record, force=True)
+    network, certificate = record_of(pruned), certificate_of(pruned, certificate)
+    target, record = check_path("folder", folder, "pruned"), pruned_values(network, certificate)
+    write_pruned(target, network.model.state_dict(), record, force=True)
     return target

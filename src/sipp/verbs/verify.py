@@ -12,11 +12,14 @@ from torch import Tensor, nn
 
 from sipp.certificates.evidence import CALLABLE, measure_outputs
 from sipp.certificates.ledger import WALK, ledger_lines, n_uses
-from sipp.certificates.measures import point_ratios
+from sipp.certificates.measures import measure_of
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import certified_epsilon, n_violations
 from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_json
+from sipp.records.html import text_html, view
+from sipp.records.pruned_to import Given
+from sipp.records.shrunk import Shrunk
 from sipp.verbs.certify import certify_accuracy
 
 HISTORY = ("calibration_checked", "ledger_kept", "prior_uses")  # of a certificate: what was done besides looking
@@ -38,11 +41,15 @@ class Verification:
         lines = ["verified" if self.ok else "not verified:", *self.reasons]
         return "\n".join(lines + [f"believed, not checked: {one}" for one in self.unchecked])
 
+    def _repr_html_(self) -> str:
+        title, *lines = str(self).splitlines()
+        return view(title, *map(text_html, lines))
+
 
 def verify(
     cert: AnyCertificate,
     dense: nn.Module,
-    pruned: nn.Module,
+    pruned: Given,
     holdout: Any,
     *,
     output: Output = None,
@@ -55,7 +62,8 @@ def verify(
     `output` is needed only where the certificate was made with a function. Ratios may differ by tolerance * max(1,
     epsilon), hashes and counts not at all. With `calibration` those points are compared with the holdout again; with
     `ledger` (which is only read) the uses of the holdout are counted again. What has no such witness is listed as
-    unchecked: that the points are new, what was chosen before they were looked at, flags without their files.
+    unchecked: that the points are new, what was chosen before they were looked at, flags without their files. What
+    `shrink` gave is measured like any network, and its record says which one it was made of.
     """
     if output is None:
         if isinstance(cert.output, str) and cert.output.startswith(CALLABLE):
@@ -75,11 +83,18 @@ def verify(
         evidence, reasons = _look_again(cert, dense, pruned, holdout, output, None, tolerance)
         reasons.append(f"calibration_checked: {error}")
     reasons += _contradictions(cert)
+    smaller = isinstance(pruned, Shrunk) and pruned.hash_before == cert.pruned_hash and pruned.is_as_made
     for name, value in evidence.items():
         written = getattr(cert, name)
+        if smaller and name == "pruned_hash":
+            continue
         if name not in HISTORY and written != value:
             reasons.append(f"{name}: the certificate says {written!r}, now it is {value!r}")
     unchecked = _believed(cert)
+    if smaller:
+        unchecked.append(
+            "pruned_hash: that this network is the certified one without dead channels, as its record says"
+        )
     if not (cert.calibration_checked and calibration is not None):
         why = "yes: give the calibration points" if cert.calibration_checked else "no: it claims nothing about them"
         unchecked.append(f"calibration_checked: the certificate says {why}")
@@ -95,7 +110,7 @@ def verify(
 def _look_again(
     cert: AnyCertificate,
     dense: nn.Module,
-    pruned: nn.Module,
+    pruned: Given,
     holdout: Any,
     output: Output,
     calibration: Any,
@@ -103,7 +118,7 @@ def _look_again(
 ) -> tuple[dict[str, Any], list[str]]:
     """The fields of a certificate made now, and why ratios, if any, do not give the old one."""
     if isinstance(cert, Certificate):
-        found = measure_outputs(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, calibration)
+        found = measure_outputs(dense, pruned, holdout, measure_of(cert.measure), output, calibration)
         return found.evidence, _compare_ratios(cert, found.measured, tolerance)
     labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
     options: dict[str, Any] = {"labels": labels, "output": output, "calibration": calibration}

@@ -26,7 +26,7 @@ from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, train
-from sipp.storage.pairs import load_pair
+from sipp.storage.state_files import load_state
 from sipp.verbs.prune import prune
 
 digits_cnn.WIDTHS = (4, 8, 8)  # its size decides nothing here
@@ -137,7 +137,7 @@ def whole_run(
 
 def results(out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[Any]]:
     (folder,) = out.iterdir()
-    finals = {path.parent.name: load_pair(path.parent, "final")[0] for path in sorted(folder.glob("*/final.json"))}
+    finals = {path.parent.name: load_state(path.parent, "final")[0] for path in sorted(folder.glob("*/final.json"))}
     return finals, read_records(folder)
 
 

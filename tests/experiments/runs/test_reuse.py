@@ -12,7 +12,7 @@ from sipp.experiments.runs.reuse import TAKEN, stage_key
 from sipp.experiments.runs.run_recipe import Finished, run
 from sipp.report.results import read_run_result
 from sipp.storage.files import read_json, write_json
-from sipp.storage.pairs import load_pair
+from sipp.storage.state_files import load_state
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -69,7 +69,7 @@ def test_a_run_trains_only_what_is_new(tmp_path: Path) -> None:
     assert gradual.records[0][TAKEN] in {first.folder.name, again.folder.name}  # the run that trained it, or its copy
     alone = run(small("digits-gradual", "prune.keeps=[0.2]"), out=tmp_path / "alone", device="cpu")
     for stage in ("seed0.dense", "seed0.wt.01"):
-        a, b = (load_pair(one.folder / stage, "final")[0] for one in (gradual, alone))
+        a, b = (load_state(one.folder / stage, "final")[0] for one in (gradual, alone))
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
     assert read_run_result(again.folder).marks == () and len(read_run_result(again.folder).origins) == 1
 

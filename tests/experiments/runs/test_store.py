@@ -20,7 +20,7 @@ from sipp.experiments.training.signals import Interrupted, stop_on_signals
 from sipp.records.schemas import OriginRecord
 from sipp.storage import files
 from sipp.storage.files import read_json, write_atomic, write_json
-from sipp.storage.pairs import load_pair, save_pair
+from sipp.storage.state_files import load_state, save_state
 
 CONFIG: dict[str, Any] = {"name": "toy", "seed": 1}
 ORIGIN = OriginRecord(data="d", code="c", device="cpu")
@@ -34,8 +34,8 @@ def same(found: tuple[dict[str, torch.Tensor], dict[str, Any]] | None, values: d
 
 def test_pairs_come_back(tmp_path: Path) -> None:
     shared = torch.rand(4)
-    save_pair(tmp_path / "s", "final", {"x": shared, "y": shared, **TENSORS}, {"k": 0.1})
-    assert same(load_pair(tmp_path / "s", "final"), {"k": 0.1})
+    save_state(tmp_path / "s", "final", {"x": shared, "y": shared, **TENSORS}, {"k": 0.1})
+    assert same(load_state(tmp_path / "s", "final"), {"k": 0.1})
     assert sorted(p.name for p in (tmp_path / "s").iterdir()) == ["final.json", "final.safetensors"]
 
 
@@ -74,7 +74,7 @@ def test_only_two_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
-    save_pair(tmp_path, "final", TENSORS, {})
+    save_state(tmp_path, "final", TENSORS, {})
     (tmp_path / "final.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'touch canary'\ntR.")
     with pytest.warns(UserWarning, match="SHA-256"):
         assert load_if_sound(tmp_path, "final") is None
@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", "", ".hidden", "a..b", "x" * 500, "a b", "a\0b", "/etc"])
 def test_names_stay_inside(tmp_path: Path, name: str) -> None:
     with pytest.raises(OptionError):
-        save_pair(tmp_path, name, TENSORS, {})
+        save_state(tmp_path, name, TENSORS, {})
     with pytest.raises(OptionError), open_run(tmp_path, {"name": name}, ORIGIN):
         pass
     assert not list(tmp_path.iterdir())

@@ -24,7 +24,7 @@ from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import TrainState, new_state, train
 from sipp.experiments.training.population import Member, fits, make_program, train_together
 from sipp.experiments.training.stacking import StackedConv, stack
-from sipp.storage.pairs import load_pair
+from sipp.storage.state_files import load_state
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -159,7 +159,7 @@ def test_a_run_of_many_at_once_is_a_run(name: str, tmp_path: Path) -> None:
         assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=0.1)
         assert abs(mine["after"]["top1"] - theirs["after"]["top1"]) < 0.1
     stages = sorted(one.name for one in many.folder.iterdir() if one.is_dir())
-    first = [load_pair(many.folder / stage, "final")[0]["model.0.weight"] for stage in stages]
+    first = [load_state(many.folder / stage, "final")[0]["model.0.weight"] for stage in stages]
     assert len({tuple(one.flatten().tolist()) for one in first}) == 5
 
 
@@ -191,7 +191,7 @@ def test_stopped_and_resumed_to_the_same_bits(
         run(recipe, out=tmp_path / "parts", device="cpu", checkpoint_seconds=0.0)
     done = run(recipe, out=tmp_path / "parts", device="cpu", checkpoint_seconds=0.0)
     for stage in ("seed0.wt.01", "seed0.sipp-hybrid.01", "seed0.random.01"):
-        mine, theirs = (load_pair(one.folder / stage, "final")[0] for one in (done, whole))
+        mine, theirs = (load_state(one.folder / stage, "final")[0] for one in (done, whole))
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scoring.kernels.block_products import counted, max_times
 from torch import Tensor, nn
 
 import sipp
-from sipp.native.compiling import as_numbers, compiled
+from sipp.native.compiling import calling, compiled
 from sipp.scoring.kernels import chunk_ratios, reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.cpu import maxima
@@ -40,6 +41,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test goes both ways: every product at once, and only those that can count."""
     monkeypatch.setattr(cpu, "MOST_WEIGHTS", 2**30 if request.param == "every product" else 0)
     return str(request.param)
+
+
+only_once = pytest.mark.parametrize("way", ["skipping"], indirect=True)  # of tests that go both ways themselves
 
 
 def test_the_way_follows_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,10 +70,10 @@ def agree(got: Tensor, expected: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_products_agree_with_the_reference(shape: tuple[int, int, int, int]) -> None:
+def test_the_products_agree_with_the_reference(shape: tuple[int, int, int, int], way: str) -> None:
     a, inverse, positive, weight = operands(shape)
     assert agree(cpu.quadrant_sums(weight, a), reference.quadrant_sums(weight, a))
-    best = cpu.max_times(a, inverse, positive)
+    best = max_times(a, inverse, positive, skip=way == "skipping")
     assert agree(best, reference.max_times(a, inverse, positive))
     by_point = a.unflatten(-1, (1, -1)), inverse.unflatten(-1, (1, -1))
     assert agree(cpu.sum_times(*by_point, positive), reference.sum_times(*by_point, positive))
@@ -128,13 +132,15 @@ def vanishing(a_late: float, inverse_late: float, inverse_other: float) -> tuple
 
 
 @pytest.mark.parametrize("case", hard_cases())
+@only_once
 def test_skipping_changes_no_bit(case: str) -> None:
     a, inverse, positive = hard_cases()[case]
-    skipped, brute = cpu.max_times(a, inverse, positive), cpu.max_times(a, inverse, positive, skip=False)
+    skipped, brute = (max_times(a, inverse, positive, skip=skip) for skip in (True, False))
     assert torch.equal(skipped, brute)
     assert agree(brute, reference.max_times(a, inverse, positive)) or case == "subnormal"
 
 
+@only_once
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 150), st.integers(1, 40), st.integers(1, 400)),
@@ -153,36 +159,25 @@ def test_any_shape_and_scale(
     a = a * (torch.rand(a.shape, generator=generator) >= share_of_zeros) * scale
     a = a * (spread * torch.randn(1, 1, patches, generator=generator)).clamp(-16, 16).exp()
     inverse = inverse / scale * (spread * torch.randn(2, groups, rows, 1, generator=generator)).clamp(-16, 16).exp()
-    skipped, brute = cpu.max_times(a, inverse, positive), cpu.max_times(a, inverse, positive, skip=False)
+    skipped, brute = (max_times(a, inverse, positive, skip=skip) for skip in (True, False))
     assert torch.equal(skipped, brute)
     assert agree(brute, reference.max_times(a, inverse, positive))
 
 
-def raise_best(understate: float, skip: bool = True, n_blocks: int = 40) -> tuple[Tensor, int]:
-    """(maxima, products computed) of smooth operands when the reach of the patches is multiplied by `understate`."""
-    a, inverse, positive = smooth(32, 32, 64 * n_blocks)
-    best = torch.zeros(32, 32)
-    n_computed = 0
-    for start in range(0, a.shape[-1], 64):
-        scratch = cpu._scratch(positive)
-        scratch.a_KP[:] = a[0, :, start : start + 64].numpy()
-        for s in (0, 1):
-            scratch.d_LP[s::2] = inverse[s, 0, :, start : start + 64].numpy()
-        at, signs = as_numbers(scratch), cpu._signs(positive)
-        maxima.turn_lines(at.ctypes.data, signs.shape[-1])
-        scratch.reach[:] *= understate
-        maxima.raise_best(at.ctypes.data, signs.ctypes.data, 32, signs.shape[-1], best.data_ptr(), int(skip))
-        n_computed += int(scratch.n_computed[0])
-    return best, n_computed
-
-
+@only_once
 def test_a_bound_that_is_too_low_would_be_seen() -> None:
-    brute, n_all = raise_best(1.0, skip=False)
-    exact, n_computed = raise_best(1.0)
+    operands = smooth(32, 32, 64 * 40)
+    brute, (exact, n_computed) = max_times(*operands, skip=False), counted(*operands)
     assert torch.equal(exact, brute)
-    assert n_all == 32 * 32 * 64 * 40 and 0 < n_computed < 0.5 * n_all  # it does skip
-    assert not torch.equal(raise_best(0.9)[0], brute)
-    assert raise_best(1.0, n_blocks=1)[1] < 0.7 * 32 * 32 * 64  # even where nothing is known yet
+    n_all = 32 * 32 * 64
+    assert 0 < n_computed < 0.5 * n_all * 40  # it does skip
+    assert not torch.equal(counted(*operands, understate=0.9)[0], brute)
+    assert counted(*smooth(32, 32, 64))[1] < 0.7 * n_all  # even where nothing is known yet
+
+
+def test_functions_for_one_address_are_declared_alike() -> None:
+    with pytest.raises(ValueError, match="take different arguments"):
+        calling(maxima.raise_best, maxima.transpose_lines)
 
 
 # --- Repeatable -------------------------------------------------------------------------------------------------------
@@ -195,22 +190,28 @@ def threads() -> object:
     torch.set_num_threads(before)
 
 
+def ratios(weight: Tensor, a: Tensor) -> Tensor:
+    """The largest ratios of the patches as positions of one point."""
+    factors = {"factors_TB": torch.tensor([[1.0], [0.0]]), "row_factors_GR": torch.ones(weight.shape[:2]).double()}
+    return cpu.max_ratios(a.transpose(1, 2)[None], 1, weight, **factors, best_GRK=torch.zeros_like(weight))[0]
+
+
 def test_threads_change_no_bit_and_torchs_number_is_kept(threads: Callable[[int], None]) -> None:
-    a, inverse, positive, weight = operands((2, 9, 37, 1500))
+    a, _, _, weight = operands((2, 9, 37, 1500))
     results = []
     for n in (1, 2, 3, 2):
         threads(n)
-        results.append((cpu.quadrant_sums(weight, a), cpu.max_times(a, inverse, positive)))
+        results.append((cpu.quadrant_sums(weight, a), ratios(weight, a)))
         assert torch.get_num_threads() == n
     for sums, best in results[1:]:
         assert torch.equal(sums, results[0][0]) and torch.equal(best, results[0][1])
 
 
 def test_several_callers_at_once() -> None:
-    a, inverse, positive, _ = operands((1, 9, 37, 1500))
-    expected = cpu.max_times(a, inverse, positive)
+    a, _, _, weight = operands((1, 9, 37, 1500))
+    expected = ratios(weight, a)
     with ThreadPoolExecutor(4) as pool:
-        assert all(torch.equal(r, expected) for r in pool.map(lambda _: cpu.max_times(a, inverse, positive), range(8)))
+        assert all(torch.equal(r, expected) for r in pool.map(lambda _: ratios(weight, a), range(8)))
 
 
 class Net(nn.Module):

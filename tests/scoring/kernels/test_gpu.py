@@ -30,7 +30,7 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     from sipp.scoring.kernels import gpu
 
     constants = {"STRETCH": 4096, "ROWS": 128, "CHUNK": gpu.CHUNK, "MOST_SINGLE": gpu.MOST_SINGLE}
-    names = ("patches", "turned", "scales", "reach", "positive", "best")
+    names = ("patches", "transposed", "scales", "reach", "positive", "best")
     pointers = dict(zip(names, ("*fp32", "*fp32", "*fp32", "*fp32", "*i8", "*i32")))
     arguments = gpu._raise_best.arg_names
     signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in arguments}

@@ -83,8 +83,9 @@ class Narrow:
         return both @ patches_GKP.float()
 
     @staticmethod
-    def max_times(*given: Tensor) -> Tensor:
-        return cpu.max_times(*given)
+    def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
+        best = (patches_GKP.float()[None, :, None] * inverse_SGRP.float()[:, :, :, None]).amax(-1)
+        return torch.where(positive_GRK, best[0], best[1])
 
     @staticmethod
     def sum_times(*given: Tensor) -> Tensor:

@@ -71,9 +71,9 @@ def test_sums_of_rows_do_not_depend_on_threads(n: int, threads: object) -> None:
         threads(n_threads)  # type: ignore[operator]
         found.append(float(row_loops.row_totals(row)))
     assert found[0] == found[1] == found[2] == pytest.approx(float(row.sum()), rel=1e-13)
-    lanes = np.zeros(row_loops.LANES)
+    lanes = np.zeros(row_loops.N_SUMS)
     for j, value in enumerate(row[0].tolist()):
-        lanes[j % row_loops.LANES] += value
+        lanes[j % row_loops.N_SUMS] += value
     while len(lanes) > 1:
         lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
     assert found[0] == lanes[0]  # the order that is promised

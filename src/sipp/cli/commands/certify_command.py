@@ -12,6 +12,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import NOT_CERTIFIED
 from sipp.cli.options import GUARANTEE_PANEL, MODEL_PANEL, OUTPUT_PANEL, REAL_KINDS, Json, option, with_record_options
 from sipp.cli.output import only_json, print_json, show
+from sipp.records.certificate import Measure
 from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
 
 
@@ -20,19 +21,27 @@ class CertifyRequest:
     """What the user asked for; each field is an option."""
 
     model: shared.Model
-    dense: shared.Dense
     pruned: shared.PrunedWeights
+    dense: shared.Dense = None
     holdout: Annotated[str, option(f"Points new to both networks: {REAL_KINDS}.", MODEL_PANEL)]
     calibration: Annotated[
         str | None, option("Points that chose the pruning: the holdout may hold none of them.", MODEL_PANEL)
     ] = None
     normalise: shared.Normalise = None
+    length: shared.Length = None
     epsilon: Annotated[
         float | None, option("Relative error to certify; without it, the smallest.", GUARANTEE_PANEL)
     ] = None
     accuracy: Annotated[bool, option("Certify the drop in accuracy instead (T16).", GUARANTEE_PANEL, "--accuracy")] = (
         False
     )
+    measure: Annotated[
+        Measure,
+        option(
+            "What epsilon limits: the output, or of a language model's sequences kl (nats a token) or next-token.",
+            GUARANTEE_PANEL,
+        ),
+    ] = "output"
     delta: Annotated[float, option("Share of inputs that may be further off.", GUARANTEE_PANEL)] = HOLDOUT_DELTA
     confidence: shared.Confidence = CONFIDENCE
     points: shared.HoldoutPoints = None

@@ -23,6 +23,7 @@ def compare(
         str | None, option("Points that judge; default: the last quarter of the data.", MODEL_PANEL)
     ] = None,
     normalise: shared.Normalise = None,
+    length: shared.Length = None,
     points: shared.PointsOption = None,
     keeps: Annotated[
         str, option("Shares of the prunable weights to keep, each in (0, 1], with commas.", PRUNE_PANEL)
@@ -63,7 +64,7 @@ def compare(
             with naming_option(f"--ledger {ledger}", "allow reading and writing, or give another file"):
                 check_ledger(ledger, out=None, inputs=weights_read("--weights", weights) + reads)
         network = load_model(model, weights, seed=seed, device=device)
-        reader = Reader(network, model, normalise, seed, batch_size)
+        reader = Reader(network, model, normalise, seed, batch_size, length)
         with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
             chosen = draw_calibration(
                 reader, data, points, lambda example: sample_size(network, example, include=include, exclude=exclude)

@@ -16,10 +16,11 @@ class EvalRequest:
     """What the user asked for; each field is an option."""
 
     model: shared.Model
-    dense: shared.Dense
     pruned: shared.PrunedWeights
+    dense: shared.Dense = None
     data: Annotated[str, option(f"Points to measure on: {KINDS}. Of a set, its test part.", MODEL_PANEL)]
     normalise: shared.Normalise = None
+    length: shared.Length = None
     points: shared.HoldoutPoints = None
     output: shared.OutputPart = None
     out: Annotated[

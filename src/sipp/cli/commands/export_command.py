@@ -34,10 +34,17 @@ def export(
         str | None, typer.Option(help=f"Example for pt2 and onnx; default: noise for a built-in network. {KINDS}.")
     ] = None,
     normalise: Normalise = None,
+    values: Annotated[
+        Literal["same", "bf16", "fp16"], typer.Option(help="With hf: the precision of the weights.", metavar="FORMAT")
+    ] = "same",
+    shard: Annotated[
+        str | None, typer.Option(help="With hf: size of the largest file of weights, such as 5GB.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared."""
     from sipp.cli.data_option import points_read
+    from sipp.cli.hugging_face_models import own_tokenizer
     from sipp.cli.stored_networks import example_for, stored_network
     from sipp.runtime.exporting import TRACED
     from sipp.runtime.exporting import export as export_network
@@ -47,18 +54,22 @@ def export(
             if value is not None and to not in TRACED:
                 raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
         with naming_option(f"--out {out}", "give another place"):
-            _check_out(out, [("FILE", file), *points_read("--data", data)])
+            check_out(out, [("FILE", file), *points_read("--data", data)])
         stored = stored_network(file, model)
         example = example_for(stored, data, N_POINTS, normalise)[0] if to in TRACED else None
         with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
-            made = export_network(stored.model, out, to=to, example=example)
+            chosen = {} if shard is None else {"shard": shard}
+            tokenizer = own_tokenizer(stored.name) if to == "hf" else None
+            made = export_network(
+                stored.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
+            )
         if not as_json:
             show(str(made))
     if as_json:
         print_json({"kind": "export", "sipp": sipp.__version__, "network": stored.name, **asdict(made)})
 
 
-def _check_out(path: Path, inputs: list[tuple[str, Path]]) -> None:
+def check_out(path: Path, inputs: list[tuple[str, Path]]) -> None:
     """Refuses a place that cannot be written, or where something is: what others read may be in use."""
     refuse_inputs(path, inputs)
     check_place(path)

@@ -32,6 +32,7 @@ class PruneRequest:
     data: shared.Data = None
     weights: shared.Weights = None
     normalise: shared.Normalise = None
+    length: shared.Length = None
     points: shared.PointsOption = None
     device: shared.Device = "auto"
     batch_size: shared.BatchSize = None
@@ -92,7 +93,7 @@ class PruneRequest:
 def prune(request: PruneRequest, as_json: Json = False) -> None:
     """Prune a network to a share of its weights, or as far as a certificate allows.
 
-    For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run. T1 to T21 stand in docs/theory.md.
+    For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run. T1 to T22 stand in docs/theory.md.
     """
     from sipp.cli.prune_network import check, not_certified, record_of, tell, work, write
 

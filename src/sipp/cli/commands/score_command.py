@@ -22,6 +22,7 @@ def score(
     data: shared.NeededData,
     weights: shared.Weights = None,
     normalise: shared.Normalise = None,
+    length: shared.Length = None,
     points: shared.PointsOption = None,
     delta: Annotated[float, option("Only for --points theory: failure probability (T4).", MODEL_PANEL)] = DELTA,
     include: shared.Include = None,
@@ -51,7 +52,7 @@ def score(
                     fix="give a name that ends in .safetensors",
                 )
         network = load_model(model, weights, seed=seed, device=device)
-        reader = Reader(network, model, normalise, seed, batch_size)
+        reader = Reader(network, model, normalise, seed, batch_size, length)
         with naming_option(f"--model {model}, --data {data}", "see sipp score --help"):
             chosen = draw_calibration(
                 reader,

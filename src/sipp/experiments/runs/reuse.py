@@ -16,7 +16,7 @@ from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.records.schemas import Manifest, OriginRecord
 from sipp.scoring.methods import method_of
-from sipp.storage import pairs
+from sipp.storage import state_files
 from sipp.storage.files import Values, inside
 
 TAKEN = "taken_from"  # in the record of a network that another run made: that run's folder
@@ -65,7 +65,7 @@ def find_reusable(
             continue
         for stage in plan(other) if suits(manifest) else ():
             key = stage_key(other, stage)
-            if key in wanted and pairs.has_pair(folder / stage.name, runs.FINAL):
+            if key in wanted and state_files.has_state(folder / stage.name, runs.FINAL):
                 found[wanted.pop(key)] = folder / stage.name
     return found
 
@@ -82,7 +82,7 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
         same_code = all((one.code, one.device) == (origin.code, origin.device) for one in manifest.origins)
         return same_data and (same_code or accept_changes)
 
-    todo = [stage for stage in plan(recipe) if not pairs.has_pair(inside(folder, stage.name), runs.FINAL)]
+    todo = [stage for stage in plan(recipe) if not state_files.has_state(inside(folder, stage.name), runs.FINAL)]
     for stage, place in find_reusable(folder.parent, recipe, todo, suits).items():
         loaded = runs.load_if_sound(place, runs.FINAL)
         if loaded is None:  # damaged: trained here

@@ -23,7 +23,7 @@ import sipp
 from sipp.errors import DataError, OptionError
 from sipp.records.checking import refuse_constant
 from sipp.records.schemas import Manifest, OriginRecord, checked, given_values
-from sipp.storage import files, pairs
+from sipp.storage import files, state_files
 from sipp.storage.files import Values
 
 try:
@@ -184,14 +184,14 @@ def step_name(epoch: int, step: int) -> str:
 
 def checkpoints(stage: Path) -> list[str]:
     """The names of a stage's checkpoints, newest first."""
-    return sorted((path.stem for path in stage.glob(f"{STEP}-*{pairs.VALUES}")), reverse=True)
+    return sorted((path.stem for path in stage.glob(f"{STEP}-*{state_files.VALUES}")), reverse=True)
 
 
 def save_checkpoint(stage: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
     """Saves the checkpoint, and removes those older than the one before it."""
-    pairs.save_pair(stage, name, tensors, values)
+    state_files.save_state(stage, name, tensors, values)
     for old in checkpoints(stage)[N_CHECKPOINTS:]:
-        pairs.remove_pair(stage, old)
+        state_files.remove_state(stage, old)
 
 
 def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
@@ -205,10 +205,10 @@ def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
 
 def load_if_sound(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | None:
     """What was saved under this name; None if nothing was, or (with a warning) if it is damaged."""
-    if not pairs.has_pair(stage, name):
+    if not state_files.has_state(stage, name):
         return None
     try:
-        return pairs.load_pair(stage, name)
+        return state_files.load_state(stage, name)
     except DataError as error:
         warnings.warn(f"{error}; going on from what was saved before it", stacklevel=2)
         return None
@@ -216,14 +216,14 @@ def load_if_sound(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | 
 
 def finish_stage(stage: Path, tensors: Mapping[str, Tensor], values: Values) -> None:
     """Saves the stage's result and removes its checkpoints."""
-    pairs.save_pair(stage, FINAL, tensors, values)
+    state_files.save_state(stage, FINAL, tensors, values)
     drop_checkpoints(stage)
 
 
 def drop_checkpoints(stage: Path) -> None:
     """Removes what was saved on the way to the stage's result."""
     for name in (*checkpoints(stage), START):
-        pairs.remove_pair(stage, name)
+        state_files.remove_state(stage, name)
 
 
 # --- records --------------------------------------------------------------------------------------------------------
@@ -234,9 +234,9 @@ def stage_records(folder: Path, names: Iterable[str]) -> dict[str, Values]:
     found = {}
     for name in names:
         stage = files.inside(folder, name)
-        if pairs.has_pair(stage, FINAL):
+        if state_files.has_state(stage, FINAL):
             try:
-                found[name] = pairs.load_values(stage, FINAL)["record"]
+                found[name] = state_files.load_values(stage, FINAL)["record"]
             except DataError:  # damaged: its stage says so in its turn, and is done again
                 continue
     return found
@@ -277,11 +277,13 @@ def stage_record(folder: Path, name: str) -> Values | None:
 
     The checks are those that a run makes before it goes on from a network.
     """
-    if not files.is_name(name) or not pairs.has_pair(files.inside(folder, name), FINAL):
+    if not files.is_name(name) or not state_files.has_state(files.inside(folder, name), FINAL):
         return None
-    values = pairs.load_sound_values(files.inside(folder, name), FINAL)
+    values = state_files.load_sound_values(files.inside(folder, name), FINAL)
     if not isinstance(values.get("record"), dict):
-        raise DataError("holds no record", where=f"{folder / name / FINAL}{pairs.VALUES}", fix="run the recipe again")
+        raise DataError(
+            "holds no record", where=f"{folder / name / FINAL}{state_files.VALUES}", fix="run the recipe again"
+        )
     return dict(values["record"])
 
 

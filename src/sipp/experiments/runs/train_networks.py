@@ -33,7 +33,7 @@ from sipp.native.compiling import compiling_seconds
 from sipp.pruning.masking import release
 from sipp.records.schemas import EpochRow, NetworkRecord, checked, given_values
 from sipp.storage.files import Values
-from sipp.storage.pairs import save_pair
+from sipp.storage.state_files import save_state
 
 OPTIMIZER = "optimizer."
 SUMS = "sums"
@@ -88,7 +88,7 @@ def _prepare(context: RunContext, stage: Stage) -> Prepared:
     if "part_seconds" in facts:
         facts["part_seconds"] = {**facts["part_seconds"], "compile": compiling_seconds() - compiled}
     check_same(context.processes, tensors, what="weights and masks")
-    from_leader(context.processes, lambda: save_pair(folder, runs.START, tensors, facts))
+    from_leader(context.processes, lambda: save_state(folder, runs.START, tensors, facts))
     return Prepared(made.network, facts)
 
 

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.layers.attention import attention_output, attention_uses, attention_weights
 from sipp.inputs.layers.conv import conv_uses
+from sipp.inputs.layers.experts import expert_output, expert_uses, expert_weights, is_experts
 from sipp.inputs.layers.linear import linear_uses
 from sipp.inputs.layers.recurrent import cell_output, cell_uses, recurrent_output, recurrent_uses, recurrent_weights
 from sipp.records.batches import WeightUse
@@ -37,6 +38,7 @@ class Adapter:
     weights: Callable[[Any], tuple[str, ...]]
     uses: Callable[[Any, tuple[Any, ...], dict[str, Any], int], Iterator[WeightUse]]
     rows_last: bool = False  # the weight is stored K x F
+    row_dims: int = 1  # of its dimensions, the first so many count rows
     output: Output = "products"
 
 
@@ -77,6 +79,8 @@ _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
     nn.MultiheadAttention: Adapter(attention_weights, attention_uses, output=attention_output),
     "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
 }
+
+_EXPERTS = Adapter(expert_weights, expert_uses, row_dims=2, output=expert_output)
 
 _UNSUPPORTED: tuple[type[nn.Module], ...] = (
     nn.ConvTranspose1d,
@@ -128,9 +132,9 @@ def find_prunable_layers(
 
     A parameter used by several modules is one Weight (under its first chosen name) with a layer for each use, also
     in modules that were not chosen: all uses are scored. Norms, embeddings, weights tied to an embedding, and
-    parameters outside known layers are left alone.
+    parameters outside known layers are left alone, and so is the head of a language model unless `include` names it.
     """
-    chosen = _selection(model, include, exclude)
+    chosen = _without_heads(model, include, _selection(model, include, exclude))
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     owned: set[str] = set()  # submodules whose weight the adapter of their parent handles
     candidates: list[tuple[str, nn.Module, Adapter, str]] = []
@@ -193,6 +197,27 @@ def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
         )
 
 
+def _without_heads(
+    model: nn.Module, include: Selector | None, chosen: Callable[[str, nn.Module], bool]
+) -> Callable[[str, nn.Module], bool]:
+    """The same test without the heads of language models, which a warning names; an `include` says what it means."""
+    heads = _heads(model) if include is None else set()
+    for name, module in model.named_modules() if heads else ():
+        if id(module) in heads and chosen(name, module):
+            warnings.warn(f"{name}, the head, stays as it is; include=['*'] prunes it too", stacklevel=4)
+    return lambda name, module: id(module) not in heads and chosen(name, module)
+
+
+def _heads(model: nn.Module) -> set[int]:
+    """The ids of the modules that turn states into words of a vocabulary, as models of transformers name them."""
+    found = set[int]()
+    for module in model.modules():
+        getter = getattr(module, "get_output_embeddings", None)
+        head = getter() if callable(getter) and callable(getattr(module, "get_input_embeddings", None)) else None
+        found |= {id(head)} if isinstance(head, nn.Module) else set()
+    return found
+
+
 def _parameters(module: nn.Module, adapter: Adapter) -> dict[str, nn.Parameter]:
     """The module's weights that are plain parameters, by local name."""
     everything = dict(module.named_parameters(remove_duplicate=False))
@@ -209,7 +234,7 @@ def _remember(
             raise ModelError(f"{name} is tied to {earlier.name}, which stores it transposed", fix="exclude both")
         known[id(parameter)] = replace(earlier, aliases=(*earlier.aliases, name))
         return
-    n_rows = parameter.shape[-1] if adapter.rows_last else parameter.shape[0]
+    n_rows = parameter.shape[-1] if adapter.rows_last else parameter.shape[: adapter.row_dims].numel()
     known[id(parameter)] = Weight(
         name=name,
         aliases=(),
@@ -226,7 +251,7 @@ def _registered(module: nn.Module) -> tuple[Adapter, str] | None:
         adapter = _REGISTRY.get(base) or _REGISTRY.get(f"{base.__module__}.{base.__qualname__}")
         if adapter is not None:
             return adapter, base.__name__
-    return None
+    return (_EXPERTS, "experts") if is_experts(module) else None
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from sipp.errors import ModelError
-from sipp.inputs.restore import ONE_AT_A_TIME
+from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
+from sipp.records.html import view
 from sipp.runtime.examples import in_order, kind_of, own_tensors, try_example
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.plan import make_plan
@@ -23,7 +24,7 @@ from sipp.runtime.graph import reads_memory, trace_plain
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.plan_cache import BEYOND, PlanCache
 from sipp.runtime.steps import LEAST_GAIN, Step
-from sipp.runtime.table import MB, MS, steps_table
+from sipp.runtime.table import MB, MS, Words, as_html, as_text, left_to_torch, steps_table
 
 DEVICE = "cuda"
 BY_STEPS, RECORDED = "as above, recorded", "torch runs all of it, recorded"
@@ -56,6 +57,7 @@ class SparseOnGpu:
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
             self._model = plain_copy(model)
+        turn_off_caches(self._model)
         self._on = next(t for t in (*self._model.parameters(), *self._model.buffers()))  # whose GPU it is
         self._compiled: PlanCache[CompiledOnGpu] = PlanCache()
         self._lock = threading.RLock()
@@ -155,13 +157,25 @@ class SparseOnGpu:
         return f"<SparseOnGpu {type(self._model).__name__}: {ratio}; print() shows what runs where>"
 
     def __str__(self) -> str:
+        return as_text(steps_table(self.latest.steps, with_notes=True), self._words())
+
+    def _repr_html_(self) -> str:
+        shown = as_html(steps_table(self.latest.steps, with_notes=True), self._words())
+        return view(f"{type(self._model).__name__}, compiled for this GPU", shown)
+
+    def _words(self) -> Words:
         latest = self.latest
         why = f" ({latest.why})" if latest.why else ""
-        return "\n".join((
-            steps_table(latest.steps, with_notes=True),
-            f"network:        {latest.how}{why}; {latest.seconds * MS:.3f} ms a call, dense "
-            f"{latest.dense_seconds * MS:.3f} ms ({latest.dense_seconds / latest.seconds:.2f} x)",
-            f"weights:        {self.n_bytes / MB:.2f} MB with the dense ones for other shapes, dense "
-            f"{self.n_dense_bytes / MB:.2f} MB",
-            f"compiled in:    {self.seconds:.1f} s",
-        ))  # fmt: skip
+        times = f"{latest.seconds * MS:.3f} ms a call, dense {latest.dense_seconds * MS:.3f} ms"
+        memory = (
+            f"{self.n_bytes / MB:.2f} MB with the dense ones for other shapes, dense {self.n_dense_bytes / MB:.2f} MB"
+        )
+        return (
+            ("left to torch", left_to_torch(latest.steps)),
+            ("network", f"{latest.how}{why}; {times} ({latest.dense_seconds / latest.seconds:.2f} x)"),
+            ("weights", memory),
+            (
+                "compiled in",
+                f"{self.seconds:.1f} s; times of steps are those of their kernels, of the network of a call",
+            ),
+        )

@@ -22,7 +22,7 @@ FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chun
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs
 CHUNK = 128  # patches looked at together, a power of two
 MOST_SINGLE = 32  # patches of a chunk that are taken one by one; where more are above the bar, all of them are
-TURNED = 32  # patches of one program that lays the reciprocals out
+TRANSPOSED = 32  # patches of one program that lays the reciprocals out
 PROGRAMS_WANTED = 132 * 64  # as many warps as an H200 can hold
 SHORTEST_STRETCH = 4096  # patches of a program: its first chunk costs the most
 
@@ -55,10 +55,10 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
     scales = torch.where(mean_SGR > 0, mean_SGR.reciprocal().clamp(max=LARGEST_SCALE), 0.0)
     rows = max(LEAST_ROWS, min(MOST_ROWS, triton.next_power_of_2(n_rows)))
     n_bands = triton.cdiv(n_rows, rows)
-    turned = torch.empty(n_groups, n_patches, 2, n_rows, dtype=torch.float32, device=patches.device)
+    transposed = torch.empty(n_groups, n_patches, 2, n_rows, dtype=torch.float32, device=patches.device)
     reach = torch.empty(n_groups, n_bands, n_patches, dtype=torch.float32, device=patches.device)
-    _turn[(triton.cdiv(n_patches, TURNED), n_groups * n_bands)](
-        inverse, scales, turned, reach, n_groups, n_rows, n_patches, ROWS=rows, PATCHES=TURNED
+    _transpose[(triton.cdiv(n_patches, TRANSPOSED), n_groups * n_bands)](
+        inverse, scales, transposed, reach, n_groups, n_rows, n_patches, ROWS=rows, PATCHES=TRANSPOSED
     )
     best = torch.zeros(positive_GRK.shape, dtype=torch.float32, device=patches.device)
     n_wanted = triton.cdiv(PROGRAMS_WANTED, fan_in * n_groups * n_bands)
@@ -66,7 +66,7 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
     stretch = max(CHUNK, triton.next_power_of_2(min(shortest, n_patches)))  # few values: each is compiled by itself
     _raise_best[(fan_in, n_groups * n_bands, triton.cdiv(n_patches, stretch))](
         patches,
-        turned,
+        transposed,
         scales,
         reach,
         positive_GRK.contiguous().view(torch.int8),
@@ -93,10 +93,10 @@ def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor)
 
 
 @triton.jit
-def _turn(  # type: ignore[no-untyped-def]
-    inverse, scales, turned, reach, n_groups, n_rows, n_patches, ROWS: tl.constexpr, PATCHES: tl.constexpr
+def _transpose(  # type: ignore[no-untyped-def]
+    inverse, scales, transposed, reach, n_groups, n_rows, n_patches, ROWS: tl.constexpr, PATCHES: tl.constexpr
 ):
-    """turned[g, p, s, r] = inverse[s, g, r, p]; reach[g, band, p]: the largest of these times scales[s, g, r]."""
+    """transposed[g, p, s, r] = inverse[s, g, r, p]; reach[g, band, p]: the largest of these times scales[s, g, r]."""
     n_bands = tl.cdiv(n_rows, ROWS)
     group = tl.program_id(1) // n_bands
     band = tl.program_id(1) % n_bands
@@ -110,7 +110,7 @@ def _turn(  # type: ignore[no-untyped-def]
         scale = tl.load(scales + line, r < n_rows, other=0.0)
         highest = tl.maximum(highest, tl.max(value * scale[:, None], axis=0))
         to = ((group * n_patches + p).to(tl.int64) * 2 + s) * n_rows
-        tl.store(turned + to[:, None] + r[None, :], tl.trans(value), tl.trans(inside))
+        tl.store(transposed + to[:, None] + r[None, :], tl.trans(value), tl.trans(inside))
     tl.store(reach + (group * n_bands + band).to(tl.int64) * n_patches + p, highest, p < n_patches)
 
 
@@ -128,7 +128,7 @@ def _bar(best, scale):  # type: ignore[no-untyped-def]
 @triton.jit
 def _raise_best(  # type: ignore[no-untyped-def]
     patches,
-    turned,
+    transposed,
     scales,
     reach,
     positive,
@@ -157,7 +157,7 @@ def _raise_best(  # type: ignore[no-untyped-def]
     lane = tl.arange(0, CHUNK)
     a_from = patches + (group * fan_in + k).to(tl.int64) * n_patches
     reach_from = reach + (group * n_bands + band).to(tl.int64) * n_patches
-    u_from = turned + group.to(tl.int64) * n_patches * 2 * n_rows + s * n_rows + r
+    u_from = transposed + group.to(tl.int64) * n_patches * 2 * n_rows + s * n_rows + r
     for step in range(0, STRETCH, CHUNK):
         start = first + step
         inside = start + lane < n_patches

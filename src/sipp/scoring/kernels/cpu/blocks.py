@@ -42,7 +42,7 @@ from sipp.native.instructions import (
     vector,
 )
 from sipp.native.processor import LANES
-from sipp.scoring.kernels.cpu.denominators import fill
+from sipp.scoring.kernels.cpu.denominators import denominators, fill
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     LINE,
@@ -57,10 +57,8 @@ from sipp.scoring.kernels.cpu.layout import (
     read_weights,
 )
 
-ONLY_SIGN, FIRST_SIGN, SECOND_SIGN, NO_TURN = 0, 1, 2, 3  # of a block's activations
+ONLY_SIGN, FIRST_SIGN, SECOND_SIGN, NO_SIGN = 0, 1, 2, 3  # of a block's activations
 DOUBLE = 8  # bytes
-
-_call_4, _call_9 = calling(4), calling(9)
 
 # --- Gathering patches ------------------------------------------------------------------------------------------------
 
@@ -194,6 +192,8 @@ def _gather_rest(
 
 # --- The block --------------------------------------------------------------------------------------------------------
 
+_call_gather, _call_denominators = calling(gather_runs, gather_apart), calling(denominators)
+
 
 @primitive(VOID, INT, INT)
 def scale_line(b: Any, line: Any, factors: Any) -> None:
@@ -240,15 +240,15 @@ def _prepare(calls: Calls, layer: Layer, fan_in: int, start: int, stop: int, g: 
         for k in range(fan_in):
             fill(a + k * LINE + n_patches * FLOAT, BLOCK - n_patches, 0.0)
         fill(sums + n_patches * FLOAT, BLOCK - n_patches, 0.0)
-    _call_9(calls.gather, layer.source, offsets, n_patches, layer.fan, fan_in, factors, a, sums, layer.step)
+    _call_gather(calls.gather, layer.source, offsets, n_patches, layer.fan, fan_in, factors, a, sums, layer.step)
     _normalise(a, fan_in, sums, factors)
 
 
 @inlined
-def _add_squares(row_factors: int, n_rows: int, turn: int, scratch: Scratch) -> None:
+def _add_squares(row_factors: int, n_rows: int, which: int, scratch: Scratch) -> None:
     """Fills `squares_XP` with a block's squared denominators, and squared outputs once they are complete.
 
-    `turn`: ONLY_SIGN of the activations, FIRST_SIGN of two (their outputs wait), or SECOND_SIGN.
+    `which`: ONLY_SIGN of the activations, FIRST_SIGN of two (their outputs wait), or SECOND_SIGN.
     """
     d, sums, waiting, squares = scratch.d_LP, scratch.sums_P, scratch.outputs_RP, scratch.squares_XP
     outputs = squares + 3 * BLOCK * DOUBLE
@@ -263,11 +263,11 @@ def _add_squares(row_factors: int, n_rows: int, turn: int, scratch: Scratch) -> 
             put_double(squares, BLOCK + p, product_and_sum(negative, negative, double_at(squares, BLOCK + p)))
             put_double(outputs, p, positive - negative)
         wait = waiting + r * BLOCK * DOUBLE
-        if turn == FIRST_SIGN:
+        if which == FIRST_SIGN:
             for p in range(BLOCK):
                 put_double(wait, p, double_at(outputs, p))
             continue
-        if turn == SECOND_SIGN:
+        if which == SECOND_SIGN:
             for p in range(BLOCK):
                 put_double(outputs, p, double_at(outputs, p) - double_at(wait, p))
         for p in range(BLOCK):
@@ -287,15 +287,15 @@ def reciprocals(
     stop: int,
     g: int,
     t: int,
-    turn: int,
+    which: int,
 ) -> None:
     """Lays one block of patches of group g and sign t out in `a_KP`, 1/D in `d_LP`, and adds their squares."""
     calls, layer = read_calls(calls_at), read_layer(layer_at)
     weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
     n_rows, squares = weights.n_rows, scratch.squares_XP
     _prepare(calls, layer, weights.fan_in, start, stop, g, t, scratch)
-    _call_4(calls.denominators, scratch.a_KP, weights_at, g, scratch.d_LP)
-    _add_squares(layer.row_factors_GR + g * n_rows * DOUBLE, n_rows, turn, scratch)
+    _call_denominators(calls.denominators, scratch.a_KP, weights_at, g, scratch.d_LP)
+    _add_squares(layer.row_factors_GR + g * n_rows * DOUBLE, n_rows, which, scratch)
     for x in range(3):  # the two quadrants of the sign t, and the whole output
         to, found = (2 * t + x if x < 2 else 4) * n_patches + start, squares + x * BLOCK * DOUBLE
         for p in range(stop - start):
@@ -305,8 +305,8 @@ def reciprocals(
 
 
 @inlined
-def turn_of(layer: Layer, t: int) -> int:
-    """Which turn sign t of the activations has in a block; NO_TURN where there are none of it."""
+def which_sign(layer: Layer, t: int) -> int:
+    """Which of a block's signs sign t of the activations is; NO_SIGN where there are none of it."""
     if not (layer.has_negative if t else layer.has_positive):
-        return NO_TURN
+        return NO_SIGN
     return FIRST_SIGN + t if layer.has_positive and layer.has_negative else ONLY_SIGN

@@ -46,7 +46,6 @@ from sipp.scoring.kernels.cpu.layout import (
 )
 
 N_PATTERNS = 2**PANEL
-_call_4 = calling(4)
 
 
 def _panel(n_rows: int) -> Any:
@@ -89,10 +88,10 @@ def copy_line(b: Any, source: Any, target: Any) -> None:
 
 
 @inlined
-def copy_lines(source: int, source_step: int, n_lines: int, n_patches: int, block: int, block_step: int) -> None:
-    """Copies the first patches of lines into lines of a block, zeros after; both so many bytes apart."""
+def _copy_lines(source: int, source_step: int, n_lines: int, n_patches: int, block: int) -> None:
+    """Copies the first patches of lines, so many bytes apart, into the lines of a block, zeros after."""
     for k in range(n_lines):
-        line, to = source + k * source_step, block + k * block_step
+        line, to = source + k * source_step, block + k * LINE
         if n_patches >= BLOCK:
             copy_line(line, to)
         else:
@@ -134,6 +133,9 @@ def denominators(a: int, weights_at: int, group: int, d: int) -> None:
                     panel_1(source, magnitudes, places, ends, target)
 
 
+_call_denominators = calling(denominators)
+
+
 @Native
 def sums(
     patches_GKP: int,
@@ -152,8 +154,8 @@ def sums(
     for start in range(first, last, BLOCK):
         for g in range(n_groups):
             block = patches_GKP + g * weights.fan_in * step + start * FLOAT
-            copy_lines(block, step, weights.fan_in, last - start, a, LINE)
-            _call_4(denominators, a, weights_at, g, d)
+            _copy_lines(block, step, weights.fan_in, last - start, a)
+            _call_denominators(denominators, a, weights_at, g, d)
             for line in range(2 * n_rows):
                 to = (((line & 1) * n_groups + g) * n_rows + (line >> 1)) * n_patches + start
                 if last - start >= BLOCK:

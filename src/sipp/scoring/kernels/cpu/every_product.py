@@ -12,7 +12,7 @@ from typing import Any
 from sipp.native.compiling import INT, VOID, Native, primitive
 from sipp.native.instructions import FLOAT, I1, I16, I64, at, each, larger, load, store, tree, vector
 from sipp.native.processor import LANES
-from sipp.scoring.kernels.cpu.layout import LINE, RANK, SIGN_BYTES, VECTOR
+from sipp.scoring.kernels.cpu.layout import LINE, RANK, SIGN_BYTES, VECTOR, read_scratch
 
 
 def _line_and_bits(b: Any, line: Any, signs: Any) -> tuple[list[Any], Any]:
@@ -48,11 +48,10 @@ def raise_rank(b: Any, line: Any, d: Any, best: Any, signs: Any) -> None:
 
 
 @Native
-def raise_by_all(a: int, d: int, n_rows: int, fan_in: int, signs: int, best: int) -> None:
-    """Raises best[k, r * LANES + lane] to the largest product of the lane.
-
-    `a` has the block's patches, d the reciprocals.
-    """
+def raise_by_all(scratch_at: int, signs: int, n_rows: int, fan_in: int, best: int) -> None:
+    """Raises best[k, r * LANES + lane] to the largest product of the lane."""
+    scratch = read_scratch(scratch_at)
+    a, d = scratch.a_KP, scratch.d_LP
     n_ranks = -(-n_rows // RANK)
     for k in range(fan_in):
         line, column, column_signs = a + k * LINE, best + k * n_rows * LANES * FLOAT, signs + k * n_ranks * SIGN_BYTES

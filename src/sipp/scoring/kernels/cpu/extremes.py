@@ -33,7 +33,7 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         first, last = stretches[i]
         lines = values_BN[first:last].detach()
         step, n = lines.stride(0), lines.shape[1]
-        _find(lines.data_ptr(), last - first, step, n, memory.address(found[first:last], torch.int64))
+        _find(memory.strided_address(lines), last - first, step, n, memory.address(found[first:last], torch.int64))
 
     run_parallel(work, len(stretches))
     signed, unsigned, below = found.unbind(1)

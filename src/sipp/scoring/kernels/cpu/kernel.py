@@ -58,31 +58,8 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     return result
 
 
-def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *, skip: bool = True) -> Tensor:
-    """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K.
-
-    With `skip=False` every product is computed; the result is the same, bit for bit.
-    """
-    checks.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
-    patches, inverse, signs = _array(patches_GKP), _array(inverse_SGRP), _signs(positive_GRK)
-    sizes = np.array([*positive_GRK.shape, patches.shape[-1]], np.int64)
-    calls = as_numbers(_raising(positive_GRK, Calls()))
-
-    stretches = _stretches(patches.shape[-1])
-    bests = [_maxima(memory.zeros().expand_as(positive_GRK)) for _ in stretches]
-    scratches = [_scratch(positive_GRK) for _ in stretches]
-
-    def work(i: int) -> None:
-        scratch_at, best = as_numbers(scratches[i]), (memory.address(bests[i]), bests[i][0].numel() * FLOAT)
-        given = (x.ctypes.data for x in (calls, patches, inverse, signs, sizes))
-        maxima.product(*given, *stretches[i], scratch_at.ctypes.data, *best, int(skip))
-
-    run_parallel(work, len(stretches))
-    return _joined(bests, positive_GRK)
-
-
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
-    """sum over the N patches of each point of the same products: B x G x R x K (T3), in the same order in any batch."""
+    """sum over the N patches of each point of a_k / D: B x G x R x K (T3), in the same order in any batch."""
     return plain_loops.sum_in_order(patches_GKBN, inverse_SGRBN, positive_GRK, torch.float32)
 
 
@@ -215,8 +192,8 @@ def _calls(layer: Layer) -> Calls:
 def _raising(weight_GRK: Tensor, calls: Calls) -> Calls:
     """With what raises maxima: by every product, or by those that can."""
     if _takes_all(weight_GRK):
-        return calls._replace(turn_lines=NOTHING, raise_lines=every_product.raise_by_all.address)
-    return calls._replace(turn_lines=maxima.turn_lines.address, raise_lines=maxima.raise_best.address)
+        return calls._replace(transpose_lines=NOTHING, raise_lines=every_product.raise_by_all.address)
+    return calls._replace(transpose_lines=maxima.transpose_lines.address, raise_lines=maxima.raise_best.address)
 
 
 def _by_point(squares_QP: Tensor, factors_TB: Tensor) -> Tensor:
@@ -289,7 +266,7 @@ def _scratch(weight_GRK: Tensor) -> Scratch:
         squares_XP=memory.array(squares, torch.float64),
         offsets_P=memory.array(memory.blank(BLOCK, dtype=torch.int64), torch.int64),
         factors_P=memory.array(memory.blank(BLOCK)),
-        turned=memory.array(memory.blank(n_ranks, BLOCK, 2, RANK)),
+        transposed=memory.array(memory.blank(n_ranks, BLOCK, 2, RANK)),
         scales=memory.array(scales),
         floors=memory.array(floors),
         reach=memory.array(memory.blank(n_ranks, BLOCK)),

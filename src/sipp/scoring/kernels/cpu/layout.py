@@ -27,7 +27,7 @@ MOST_WEIGHTS = 512  # of a group where every product is computed, rows times fan
 INDEX = 4
 VECTOR = LANES * FLOAT
 LINE = BLOCK * FLOAT  # one column of a block
-RANK_VECTOR = RANK * FLOAT  # one patch, one rank, one sign in `turned`
+RANK_VECTOR = RANK * FLOAT  # one patch, one rank, one sign in `transposed`
 PATCH_BYTES = 2 * RANK_VECTOR  # one patch and one rank: both signs
 RANK_BYTES = BLOCK * PATCH_BYTES  # one rank of a block
 SIGN_BYTES = RANK // 8  # one rank in `signs`
@@ -90,7 +90,7 @@ class Calls(NamedTuple):
     gather: int = NOTHING  # `blocks.gather_runs` or `gather_apart`
     denominators: int = NOTHING
     reciprocals: int = NOTHING
-    turn_lines: int = NOTHING  # not called where every product is computed
+    transpose_lines: int = NOTHING  # not called where every product is computed
     raise_lines: int = NOTHING  # `maxima.raise_best` or `every_product.raise_by_all`
     add_means: int = NOTHING  # `means.add_means` or `add_part`
 
@@ -105,7 +105,7 @@ class Scratch(NamedTuple):
     squares_XP: Array  # of both signs of weights, of the outputs, and the outputs of one row; float64
     offsets_P: Array  # where each patch lies in the windows
     factors_P: Array  # what each patch is multiplied by
-    turned: Array  # [r / RANK, p, s, r % RANK] the reciprocals with rows side by side
+    transposed: Array  # [r / RANK, p, s, r % RANK] the reciprocals with rows side by side
     scales: Array  # [r / RANK, s, r % RANK] 1 / mean of each line of them
     floors: Array  # the same shape: keeps lines of zeros out of bars
     reach: Array  # [band, p]

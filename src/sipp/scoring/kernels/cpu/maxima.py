@@ -26,7 +26,6 @@ from sipp.native.compiling import (
     put_long,
 )
 from sipp.native.instructions import (
-    FLOAT,
     I1,
     I16,
     I64,
@@ -44,8 +43,9 @@ from sipp.native.instructions import (
     variables,
     vector,
 )
-from sipp.scoring.kernels.cpu.blocks import NO_TURN, turn_of
-from sipp.scoring.kernels.cpu.denominators import copy_lines, fill
+from sipp.scoring.kernels.cpu.blocks import NO_SIGN, reciprocals, which_sign
+from sipp.scoring.kernels.cpu.denominators import fill
+from sipp.scoring.kernels.cpu.every_product import raise_by_all
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     LINE,
@@ -56,7 +56,6 @@ from sipp.scoring.kernels.cpu.layout import (
     RANK_BYTES,
     RANK_VECTOR,
     SIGN_BYTES,
-    Calls,
     Scratch,
     read_calls,
     read_layer,
@@ -73,17 +72,16 @@ BAR_SLACK = 1.0 - 2.0**-20
 NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
 LARGEST_SCALE = 2.0**100  # of a line: any number serves, if its products stay finite
 
-_call_2, _call_6, _call_11 = calling(2), calling(6), calling(11)
 _rank = vector(RANK)
 
 # --- Vector code ------------------------------------------------------------------------------------------------------
 
 
 @primitive(VOID, *[INT] * 4)
-def turn(b: Any, lines: Any, step: Any, turned: Any, sums: Any) -> None:
-    """turned[p, 0, r] = lines[r, p] for RANK lines `step` bytes apart; adds each line's values to sums[r]."""
+def transpose(b: Any, lines: Any, step: Any, transposed_at: Any, sums: Any) -> None:
+    """transposed[p, 0, r] = lines[r, p] for RANK lines `step` bytes apart; adds each line's values to sums[r]."""
     with each(b, 0, BLOCK, RANK) as first:
-        line, target = at(b, lines, first), at(b, turned, first, PATCH_BYTES)
+        line, target = at(b, lines, first), at(b, transposed_at, first, PATCH_BYTES)
         vectors = transposed(b, [load(b, b.add(line, b.mul(step, I64(r))), _rank) for r in range(RANK)])
         for p, values in enumerate(vectors):
             store(b, values, target, p * PATCH_BYTES)
@@ -92,13 +90,13 @@ def turn(b: Any, lines: Any, step: Any, turned: Any, sums: Any) -> None:
 
 
 @primitive(VOID, *[INT] * 4)
-def reaches(b: Any, turned: Any, scales: Any, n_ranks: Any, reach: Any) -> None:
-    """reach[p] = the largest of turned[rank, p, s, r] * scales[rank, s, r] over n_ranks ranks, at least LEAST_REACH."""
+def reaches(b: Any, inverses: Any, scales: Any, n_ranks: Any, reach: Any) -> None:
+    """reach[p] = the largest of inverses[rank, p, s, r] * scales[rank, s, r] over the ranks, at least LEAST_REACH."""
     with each(b, 0, BLOCK, RANK) as first:
         cells = variables(b, [constant(LEAST_REACH, RANK)] * RANK)
         with each(b, 0, n_ranks) as rank:
             scale = at(b, scales, rank, PATCH_BYTES)
-            rows = at(b, at(b, turned, rank, RANK_BYTES), first, PATCH_BYTES)
+            rows = at(b, at(b, inverses, rank, RANK_BYTES), first, PATCH_BYTES)
             for sign in (0, RANK_VECTOR):
                 factor = load(b, scale, _rank, sign)
                 for p, cell in enumerate(cells):
@@ -170,14 +168,14 @@ def above_zero(b: Any, line: Any) -> Any:
 
 
 def _raise_code(n_ranks: int, n_at_once: int) -> Any:
-    """A function: best[r] = the largest of best[r] and of line[p] * turned[r, p] over the patches p in `mask`, not 0.
+    """A function: best[r] = the largest of best[r] and of line[p] * inverses[r, p] over the patches p in `mask`, not 0.
 
     Patches go `n_at_once` together; where fewer are left, the last one counts again, which changes no maximum and
     spares a branch that nothing could predict.
     """
 
     @primitive(VOID, *[INT] * 5)
-    def raise_column(b: Any, mask: Any, line: Any, turned: Any, best: Any, signs: Any) -> None:
+    def raise_column(b: Any, mask: Any, line: Any, inverses: Any, best: Any, signs: Any) -> None:
         positive = _signs(b, signs, n_ranks)
         cells = variables(b, [load(b, best, _rank, rank * RANK_VECTOR) for rank in range(n_ranks)])
         left = variables(b, [mask])[0]
@@ -191,7 +189,7 @@ def _raise_code(n_ranks: int, n_at_once: int) -> Any:
             rest = b.and_(rest, b.sub(rest, I64(1)))
         b.store(rest, left)
         values = [splat(b, load(b, at(b, line, patch)), RANK) for patch in patches]
-        rows = [at(b, turned, patch, PATCH_BYTES) for patch in patches]
+        rows = [at(b, inverses, patch, PATCH_BYTES) for patch in patches]
         for rank, cell in enumerate(cells):
             inverse = [_of_sign(b, positive[rank], row, rank * RANK_BYTES) for row in rows]
             found = tree(b, larger, [b.fmul(x, y) for x, y in zip(values, inverse)])
@@ -224,23 +222,24 @@ def band_ranks(first: int, n_ranks: int) -> int:
 
 
 @inlined
-def turn_rows(scratch: Scratch, n_ranks: int) -> None:
+def transpose_rows(scratch: Scratch, n_ranks: int) -> None:
     """Lays the reciprocals of a block out rows side by side, and fills scales[rank, s, r] with their sums."""
     fill(scratch.scales, n_ranks * 2 * RANK, 0.0)
     for rank in range(n_ranks):
         for s in range(2):
-            line, turned = scratch.d_LP + (2 * RANK * rank + s) * LINE, scratch.turned + rank * RANK_BYTES
-            turn(line, 2 * LINE, turned + s * RANK_VECTOR, scratch.scales + rank * PATCH_BYTES + s * RANK_VECTOR)
+            line, sign = scratch.d_LP + (2 * RANK * rank + s) * LINE, s * RANK_VECTOR
+            to, sums = scratch.transposed + rank * RANK_BYTES + sign, scratch.scales + rank * PATCH_BYTES + sign
+            transpose(line, 2 * LINE, to, sums)
 
 
 @Native
-def turn_lines(scratch_at: int, n_ranks: int) -> None:
+def transpose_lines(scratch_at: int, n_ranks: int) -> None:
     """Lays the reciprocals of a block out rows side by side, scales their lines, notes the patches' reach.
 
     A line is divided by its mean. One that is 0 in the whole block can raise nothing: its floor keeps it out of bars.
     """
     scratch = read_scratch(scratch_at)
-    turn_rows(scratch, n_ranks)
+    transpose_rows(scratch, n_ranks)
     for i in range(n_ranks * 2 * RANK):
         total = float_at(scratch.scales, i)
         is_zero = not total > 0.0
@@ -250,13 +249,13 @@ def turn_lines(scratch_at: int, n_ranks: int) -> None:
     rank, band = 0, 0
     while rank < n_ranks:
         n = band_ranks(rank, n_ranks)
-        turned, scales = scratch.turned + rank * RANK_BYTES, scratch.scales + rank * PATCH_BYTES
-        reaches(turned, scales, n, scratch.reach + band * LINE)
+        inverses, scales = scratch.transposed + rank * RANK_BYTES, scratch.scales + rank * PATCH_BYTES
+        reaches(inverses, scales, n, scratch.reach + band * LINE)
         rank, band = rank + n, band + 1
 
 
 @Native
-def raise_best(scratch_at: int, signs: int, fan_in: int, n_ranks: int, best: int, skip: int) -> None:
+def raise_best(scratch_at: int, signs: int, n_rows: int, fan_in: int, best: int) -> None:
     """Raises best[k, r] to the largest product of the block; counts the (row, column, patch) triples computed.
 
     Skipping is exact: line k, patch p is left out of a band where
@@ -265,23 +264,24 @@ def raise_best(scratch_at: int, signs: int, fan_in: int, n_ranks: int, best: int
     """
     scratch = read_scratch(scratch_at)
     a, bars, masks = scratch.a_KP, scratch.bars_K, scratch.masks_K
+    n_ranks = -(-n_rows // RANK)
     best_step, signs_step = n_ranks * RANK_VECTOR, n_ranks * SIGN_BYTES
     n_computed = 0
     rank, band = 0, 0
     while rank < n_ranks:
         n = band_ranks(rank, n_ranks)
-        rows, reach = scratch.turned + rank * RANK_BYTES, scratch.reach + band * LINE
+        rows, reach = scratch.transposed + rank * RANK_BYTES, scratch.reach + band * LINE
         scale, floor = scratch.scales + rank * PATCH_BYTES, scratch.floors + rank * PATCH_BYTES
         best_at, signs_at = best + rank * RANK_VECTOR, signs + rank * SIGN_BYTES
         # three loops: what the first two find is there before the third has to branch on it
-        for k in range(fan_in if skip else 0):
+        for k in range(fan_in):
             put_float(bars, k, _bar(n, best_at + k * best_step, scale, floor, signs_at + k * signs_step))
         for k in range(fan_in):
-            put_long(masks, k, above(a + k * LINE, reach, float_at(bars, k)) if skip else -1)
+            put_long(masks, k, above(a + k * LINE, reach, float_at(bars, k)))
         for k in range(fan_in):
             line, column, column_signs = a + k * LINE, best_at + k * best_step, signs_at + k * signs_step
             mask = long_at(masks, k)
-            if skip and float_at(bars, k) < LEAST_BAR:  # a maximum is 0 yet: the likeliest patches first set a bar
+            if float_at(bars, k) < LEAST_BAR:  # a maximum is 0 yet: the likeliest patches first set a bar
                 bar, peak = float_at(bars, k), highest(line, reach)
                 if peak >= LEAST_BAR:
                     mask = above(line, reach, peak * np.float32(NEAR_PEAK))
@@ -306,55 +306,17 @@ def _bar(n_ranks: int, best: int, scales: int, floors: int, signs: int) -> np.fl
 
 
 @inlined
-def _raise(n_ranks: int, mask: int, line: int, turned: int, best: int, signs: int) -> None:
+def _raise(n_ranks: int, mask: int, line: int, inverses: int, best: int, signs: int) -> None:
     if n_ranks == 4:
-        raise_4(mask, line, turned, best, signs)
+        raise_4(mask, line, inverses, best, signs)
     elif n_ranks == 2:
-        raise_2(mask, line, turned, best, signs)
+        raise_2(mask, line, inverses, best, signs)
     else:
-        raise_1(mask, line, turned, best, signs)
+        raise_1(mask, line, inverses, best, signs)
 
 
-@inlined
-def _raise_block(
-    calls: Calls, scratch_at: int, scratch: Scratch, n_rows: int, fan_in: int, signs: int, best: int, skip: int
-) -> None:
-    """Takes the products of a block, whose patches and reciprocals are laid out, into the maxima of its group."""
-    if calls.turn_lines == NOTHING:
-        _call_6(calls.raise_lines, scratch.a_KP, scratch.d_LP, n_rows, fan_in, signs, best)
-    else:
-        n_ranks = -(-n_rows // RANK)
-        _call_2(calls.turn_lines, scratch_at, n_ranks)
-        _call_6(calls.raise_lines, scratch_at, signs, fan_in, n_ranks, best, skip)
-
-
-@Native
-def product(
-    calls_at: int,
-    patches_GKP: int,
-    inverse_SGRP: int,
-    signs_GKR: int,
-    sizes: int,
-    first: int,
-    last: int,
-    scratch_at: int,
-    best_GKX: int,
-    best_step: int,
-    skip: int,
-) -> None:
-    """Takes a stretch of patches into the maxima of their products. `sizes`: groups, rows, fan-in, patches."""
-    calls, scratch = read_calls(calls_at), read_scratch(scratch_at)
-    n_groups, n_rows, fan_in = long_at(sizes, 0), long_at(sizes, 1), long_at(sizes, 2)
-    n_ranks, step = -(-n_rows // RANK), long_at(sizes, 3) * FLOAT
-    for g in range(n_groups):
-        signs, best = signs_GKR + g * fan_in * n_ranks * SIGN_BYTES, best_GKX + g * best_step
-        for start in range(first, last, BLOCK):
-            left, offset = last - start, start * FLOAT
-            copy_lines(patches_GKP + g * fan_in * step + offset, step, fan_in, left, scratch.a_KP, LINE)
-            for s in range(2):
-                inverse = inverse_SGRP + (s * n_groups + g) * n_rows * step + offset
-                copy_lines(inverse, step, n_rows, left, scratch.d_LP + s * LINE, 2 * LINE)
-            _raise_block(calls, scratch_at, scratch, n_rows, fan_in, signs, best, skip)
+_call_reciprocals, _call_transpose_lines = calling(reciprocals), calling(transpose_lines)
+_call_raise_lines = calling(raise_best, raise_by_all)
 
 
 @Native
@@ -372,16 +334,19 @@ def scan(
 ) -> None:
     """Takes a stretch of patches into the maxima of each group, `best_step` bytes apart, and the squares."""
     calls, layer = read_calls(calls_at), read_layer(layer_at)
-    weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
+    weights = read_weights(weights_at)
     n_rows, fan_in = weights.n_rows, weights.fan_in
     for start in range(first, last, BLOCK):
         stop = min(start + BLOCK, last)
         for g in range(weights.n_groups):
             signs, best = layer.signs_GKR + g * fan_in * layer.n_ranks * SIGN_BYTES, best_GKX + g * best_step
             for t in range(2):
-                turn = turn_of(layer, t)
-                if turn == NO_TURN:
+                which = which_sign(layer, t)
+                if which == NO_SIGN:
                     continue
-                block = start, stop, g, t, turn
-                _call_11(calls.reciprocals, calls_at, layer_at, weights_at, scratch_at, squares_QP, n_patches, *block)
-                _raise_block(calls, scratch_at, scratch, n_rows, fan_in, signs, best, 1)
+                block = start, stop, g, t, which
+                of_all = calls_at, layer_at, weights_at, scratch_at, squares_QP, n_patches
+                _call_reciprocals(calls.reciprocals, *of_all, *block)
+                if calls.transpose_lines != NOTHING:
+                    _call_transpose_lines(calls.transpose_lines, scratch_at, layer.n_ranks)
+                _call_raise_lines(calls.raise_lines, scratch_at, signs, n_rows, fan_in, best)

@@ -36,7 +36,7 @@ from sipp.native.instructions import (
     variables,
     vector,
 )
-from sipp.scoring.kernels.cpu.blocks import NO_TURN, turn_of
+from sipp.scoring.kernels.cpu.blocks import NO_SIGN, reciprocals, which_sign
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     LINE,
@@ -51,9 +51,7 @@ from sipp.scoring.kernels.cpu.layout import (
     read_scratch,
     read_weights,
 )
-from sipp.scoring.kernels.cpu.maxima import sign_flags, turn_rows
-
-_call_8, _call_11 = calling(8), calling(11)
+from sipp.scoring.kernels.cpu.maxima import sign_flags, transpose_rows
 
 
 def _mean(n_columns: int, is_whole: bool) -> Any:
@@ -92,6 +90,60 @@ sum_columns, sum_column = _mean(MEAN_COLUMNS, False), _mean(1, False)
 
 
 @Native
+def add_means(
+    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_ranks: int, shares: int, out: int
+) -> None:
+    """Takes the means over the patches of whole points, n_each of n_patches at a time, into the largest, out[k, r]."""
+    scratch = read_scratch(scratch_at)
+    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
+    for rank in range(n_ranks):
+        k = 0
+        while k < fan_in:
+            is_wide = fan_in - k >= MEAN_COLUMNS
+            sign, to = signs + k * signs_step + rank * SIGN_BYTES, out + k * out_step + rank * RANK_VECTOR
+            for p in range(0, n_patches, n_each):  # here, so that what is raised stays in the cache
+                share = float_at(shares, p // n_each)
+                line = scratch.a_KP + k * LINE + p * FLOAT
+                rows = scratch.transposed + rank * RANK_BYTES + p * PATCH_BYTES
+                if is_wide:
+                    mean_columns(n_each, line, rows, sign, signs_step, to, out_step, share)
+                else:
+                    mean_column(n_each, line, rows, sign, signs_step, to, out_step, share)
+            k += MEAN_COLUMNS if is_wide else 1
+
+
+@Native
+def add_part(
+    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_ranks: int, shares: int, out: int
+) -> None:
+    """Adds the patches of a part of one point to its sums, out[k, r]; n_each and `shares` are not used."""
+    scratch = read_scratch(scratch_at)
+    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
+    for rank in range(n_ranks):
+        k, rows = 0, scratch.transposed + rank * RANK_BYTES
+        while k < fan_in:
+            sign, to = signs + k * signs_step + rank * SIGN_BYTES, out + k * out_step + rank * RANK_VECTOR
+            line = scratch.a_KP + k * LINE
+            if fan_in - k >= MEAN_COLUMNS:
+                sum_columns(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
+                k += MEAN_COLUMNS
+            else:
+                sum_column(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
+                k += 1
+
+
+@inlined
+def _settle(totals: int, n: int, share: np.float32, best: int) -> None:
+    """Takes the means of a point into the largest ones, and sets its sums to 0."""
+    for i in range(n):
+        put_float(best, i, max(float_at(best, i), float_at(totals, i) * share))
+        put_float(totals, i, 0.0)
+
+
+_call_reciprocals, _call_add_means = calling(reciprocals), calling(add_means, add_part)
+
+
+@Native
 def scan_means(
     calls_at: int,
     layer_at: int,
@@ -120,64 +172,16 @@ def scan_means(
         for g in range(n_groups):
             signs, best = layer.signs_GKR + g * weights.fan_in * n_ranks * SIGN_BYTES, best_GKR + g * n_sums * FLOAT
             for t in range(2):
-                turn = turn_of(layer, t)
-                if turn == NO_TURN:
+                which = which_sign(layer, t)
+                if which == NO_SIGN:
                     continue
-                block = start, stop, g, t, turn
-                _call_11(calls.reciprocals, calls_at, layer_at, weights_at, scratch_at, squares_QP, n_patches, *block)
-                turn_rows(scratch, n_ranks)
+                block = start, stop, g, t, which
+                of_all = calls_at, layer_at, weights_at, scratch_at, squares_QP, n_patches
+                _call_reciprocals(calls.reciprocals, *of_all, *block)
+                transpose_rows(scratch, n_ranks)
                 totals = totals_TGKR + (t * n_groups + g) * n_sums * FLOAT
                 out, n_summed = (best, n_each) if is_whole else (totals, n_here)
-                _call_8(calls.add_means, scratch_at, n_here, n_summed, signs, weights.fan_in, n_ranks, shares, out)
+                sizes = n_here, n_summed, signs, weights.fan_in, n_ranks
+                _call_add_means(calls.add_means, scratch_at, *sizes, shares, out)
                 if not is_whole and stop % n_each == 0:
                     _settle(totals, n_sums, float_at(shares, 0), best)
-
-
-@Native
-def add_means(
-    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_ranks: int, shares: int, out: int
-) -> None:
-    """Takes the means over the patches of whole points, n_each of n_patches at a time, into the largest, out[k, r]."""
-    scratch = read_scratch(scratch_at)
-    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
-    for rank in range(n_ranks):
-        k = 0
-        while k < fan_in:
-            is_wide = fan_in - k >= MEAN_COLUMNS
-            sign, to = signs + k * signs_step + rank * SIGN_BYTES, out + k * out_step + rank * RANK_VECTOR
-            for p in range(0, n_patches, n_each):  # here, so that what is raised stays in the cache
-                share = float_at(shares, p // n_each)
-                line, rows = scratch.a_KP + k * LINE + p * FLOAT, scratch.turned + rank * RANK_BYTES + p * PATCH_BYTES
-                if is_wide:
-                    mean_columns(n_each, line, rows, sign, signs_step, to, out_step, share)
-                else:
-                    mean_column(n_each, line, rows, sign, signs_step, to, out_step, share)
-            k += MEAN_COLUMNS if is_wide else 1
-
-
-@Native
-def add_part(
-    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_ranks: int, shares: int, out: int
-) -> None:
-    """Adds the patches of a part of one point to its sums, out[k, r]; n_each and `shares` are not used."""
-    scratch = read_scratch(scratch_at)
-    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
-    for rank in range(n_ranks):
-        k, rows = 0, scratch.turned + rank * RANK_BYTES
-        while k < fan_in:
-            sign, to = signs + k * signs_step + rank * SIGN_BYTES, out + k * out_step + rank * RANK_VECTOR
-            line = scratch.a_KP + k * LINE
-            if fan_in - k >= MEAN_COLUMNS:
-                sum_columns(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
-                k += MEAN_COLUMNS
-            else:
-                sum_column(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
-                k += 1
-
-
-@inlined
-def _settle(totals: int, n: int, share: np.float32, best: int) -> None:
-    """Takes the means of a point into the largest ones, and sets its sums to 0."""
-    for i in range(n):
-        put_float(best, i, max(float_at(best, i), float_at(totals, i) * share))
-        put_float(totals, i, 0.0)

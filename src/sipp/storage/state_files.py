@@ -1,6 +1,6 @@
 """Tensors with the values that belong to them, saved as NAME.safetensors and NAME.json.
 
-The JSON is written last and holds the SHA-256 of the tensors and of itself: a pair without a sound JSON does not exist.
+The JSON is written last and holds the SHA-256 of the tensors and of itself: without a sound JSON there is no state.
 Nothing is ever unpickled.
 """
 
@@ -28,7 +28,7 @@ TENSORS = ".safetensors"
 VALUES = ".json"
 
 
-def save_pair(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
+def save_state(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
     """Saves tensors and values under this name: both or (as far as any reader can tell) neither."""
     data = tensors_to_bytes(tensors)
     make_folder(folder)
@@ -36,18 +36,18 @@ def save_pair(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Va
     write_json(inside(folder, name + VALUES), {"tensors_sha256": sha256_of(data), "values": values})
 
 
-def load_pair(folder: Path, name: str) -> tuple[dict[str, Tensor], Values]:
+def load_state(folder: Path, name: str) -> tuple[dict[str, Tensor], Values]:
     """The tensors (on the CPU) and values saved under this name, checked against their checksums."""
-    data, values = _checked_pair(folder, name)
+    data, values = _checked_state(folder, name)
     return tensors_from_bytes(data, inside(folder, name + TENSORS)), values
 
 
 def load_sound_values(folder: Path, name: str) -> Values:
-    """The values saved under this name, after the same checks as `load_pair`, of the tensors' checksum too."""
-    return _checked_pair(folder, name)[1]
+    """The values saved under this name, after the same checks as `load_state`, of the tensors' checksum too."""
+    return _checked_state(folder, name)[1]
 
 
-def _checked_pair(folder: Path, name: str) -> tuple[bytes, Values]:
+def _checked_state(folder: Path, name: str) -> tuple[bytes, Values]:
     """The bytes of the tensors, and the values, if neither was changed since they were saved."""
     outer = read_json(inside(folder, name + VALUES))
     path = inside(folder, name + TENSORS)
@@ -69,12 +69,12 @@ def load_values(folder: Path, name: str) -> Values:
     return values
 
 
-def has_pair(folder: Path, name: str) -> bool:
+def has_state(folder: Path, name: str) -> bool:
     """Whether something was saved under this name; whether it is sound shows when it is loaded."""
     return inside(folder, name + VALUES).is_file()
 
 
-def remove_pair(folder: Path, name: str) -> None:
-    """Removes the pair, its JSON first, so that no half of it is ever taken for a pair."""
+def remove_state(folder: Path, name: str) -> None:
+    """Removes the state, its JSON first, so that no half of it is ever taken for one."""
     inside(folder, name + VALUES).unlink(missing_ok=True)
     inside(folder, name + TENSORS).unlink(missing_ok=True)

@@ -1,0 +1,87 @@
+"""The command `sipp shrink`: a pruned network on the disk in, a smaller one that computes the same out."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+import sipp
+from sipp.cli.commands.export_command import N_POINTS, OwnModel, check_out
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.options import KINDS, Json, Normalise
+from sipp.cli.output import only_json, print_json, show
+
+Kind = Literal["pt", "pt2", "onnx"]
+KIND_OF: dict[str, Kind] = {".pt": "pt", ".pt2": "pt2", ".onnx": "onnx"}
+
+
+def shrink(
+    file: Annotated[Path, typer.Argument(help="A file of sipp.save, or a folder of `sipp prune`.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", help="New file: NAME.pt2 or NAME.onnx (a program), NAME.pt (the module, by torch.save)."
+        ),
+    ],
+    model: OwnModel = None,
+    data: Annotated[str | None, typer.Option(help=f"Example; default: noise for a built-in network. {KINDS}.")] = None,
+    normalise: Normalise = None,
+    as_json: Json = False,
+) -> None:
+    """Remove dead rows and channels from a pruned network for good: smaller plain layers, the same outputs."""
+    from sipp.cli.data_option import points_read
+    from sipp.cli.stored_networks import example_for, stored_network
+    from sipp.runtime.exporting import export
+
+    with only_json(as_json):
+        kind = KIND_OF.get(out.suffix)
+        if kind is None:
+            raise CommandError(
+                f"{out.name} ends in none of {', '.join(KIND_OF)}", where=f"--out {out}", fix="the ending says the kind"
+            )
+        with naming_option(f"--out {out}", "give another place"):
+            check_out(out, [("FILE", file), *points_read("--data", data)])
+        stored = stored_network(file, model)
+        example = example_for(stored, data, N_POINTS, normalise)[0]
+        with naming_option(f"FILE {file}", "see sipp shrink --help"):
+            small = sipp.shrink(stored.model, example)
+            certificate = stored.contents.certificate
+            if certificate is not None and certificate.pruned_hash == small.hash_before:
+                small = replace(small, certificate=certificate)
+            if kind == "pt":
+                _write_module(small.model, out)
+            else:
+                export(small, out, to=kind, example=example)
+        if not as_json:
+            show(str(small), f"{out}: {out.stat().st_size:,} bytes")
+    if as_json:
+        print_json({"kind": "shrink", "sipp": sipp.__version__, "network": stored.name, **_values(small), "path": out})
+
+
+def _write_module(model: Any, path: Path) -> None:
+    import torch
+
+    from sipp.storage.files import write_atomic
+
+    content = io.BytesIO()
+    try:
+        torch.save(model, content)
+    except Exception as error:  # their classes: anything may be raised
+        raise sipp.errors.ModelError(
+            f"torch.save cannot write its {type(model).__name__} ({type(error).__name__}: {error})",
+            fix="give a name that ends in .pt2 or .onnx",
+        ) from error
+    write_atomic(path, content.getvalue())
+
+
+def _values(small: Any) -> dict[str, Any]:
+    """The record in JSON's types, without the network and the points that chose it."""
+    from sipp.records.certificate import certificate_values
+
+    plain = {f.name: getattr(small, f.name) for f in fields(small) if f.name not in ("model", "seen", "certificate")}
+    layers = [asdict(layer) for layer in small.layers]
+    return {**plain, "layers": layers, "certificate": certificate_values(small.certificate)}

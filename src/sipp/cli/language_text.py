@@ -1,0 +1,68 @@
+"""Text as the points of a causal language model: `--model hf:DIR --data valid.txt`, a file, JSON lines or a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sipp.cli.hugging_face_files import CONFIG, checked_config
+from sipp.cli.hugging_face_models import PREFIX, folder_of, gguf_in, tokenizer_of
+from sipp.errors import DataError, OptionError
+from sipp.inputs.text import JSON_LINES, LENGTH, PLAIN, documents, text
+
+CAUSAL = ("ForCausalLM", "LMHeadModel")  # how classes of causal language models end
+LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of a config.json
+N_SEQUENCES = 128  # that are drawn for calibration unless told otherwise: what is usual
+
+
+def is_text(path: Path) -> bool:
+    """Whether these are files that hold text: one, or a folder with some."""
+    suffixes = (*PLAIN, *JSON_LINES)
+    if path.is_dir():
+        return any(one.suffix in suffixes for one in path.rglob("*"))
+    return path.suffix in suffixes
+
+
+def is_language_model(model: str) -> bool:
+    """Whether --model names a folder of a causal language model, which reads text as sequences."""
+    if not model.startswith(PREFIX):
+        return False
+    folder = folder_of(model)
+    names = _config(folder).get("architectures") or [""]
+    return gguf_in(folder) is not None or str(names[0]).endswith(CAUSAL)
+
+
+def length_of(model: str, asked: int | None) -> int:
+    """Tokens of a sequence: what --length says, or the usual number, or fewer where the network takes no more."""
+    config = _config(folder_of(model))
+    told = [config[key] for key in LONGEST if isinstance(config.get(key), int) and config[key] > 0]
+    if asked is None:
+        return min([LENGTH, *told])
+    if told and asked > min(told):
+        raise OptionError(f"the network takes {min(told):,} tokens at most", fix=f"give --length {min(told)} or less")
+    return asked
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return checked_config(folder) if (folder / CONFIG).is_file() else {}
+
+
+def sequences(path: Path, model: str, length: int | None, role: str, seed: int) -> tuple[Tensor, str]:
+    """The sequences of text files as the network takes them, and what they are in words.
+
+    As a holdout there is one of each document where there are several: those of one text are not independent (T22).
+    """
+    long, n_documents = length_of(model, length), len(documents(path))
+    is_one = role == "holdout" and n_documents > 1
+    found = text(path, tokenizer_of(model), length=long, one_a_document=is_one, seed=seed)
+    many = f"{n_documents:,} documents" if n_documents > 1 else "one document"
+    return found, f"sequences of {long:,} tokens of {path.name} ({'one of each of ' if is_one else ''}{many})"
+
+
+def windows(path: Path, model: str, length: int | None) -> Tensor:
+    """All text of the files as one, in windows that do not overlap: what perplexity is measured on."""
+    if not is_text(path):
+        raise DataError(f"{path} holds no text ({', '.join((*PLAIN, *JSON_LINES))})", fix="give files of text")
+    return text(path, tokenizer_of(model), length=length_of(model, length), apart=False)

@@ -1,0 +1,247 @@
+"""The repeated blocks of a network (the layers of a transformer), and what each of them is called with.
+
+Modules of one class that are called one after the other, each on the last one's output, pass a state along. Whatever
+else they are given (masks, positions) must not depend on what the blocks compute. So a network can be walked block by
+block, with the states of all points between two blocks and nothing else in memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.capture import few_of, run_batch, scoring_mode
+from sipp.records.batches import Batch
+
+FEWEST_BLOCKS = 2
+SAME = 1e-3  # of the largest number of a state: how closely a block by itself must repeat it
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, by position and by name
+
+
+class _EnoughError(BaseException):
+    """Ends a forward pass at the last block. No Exception, so that no model catches it."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Which modules repeat, in the order in which they are called, and how the state goes in and comes out."""
+
+    names: tuple[str, ...]
+    at: int | str  # the argument that is the state: its position, or its name
+    n_none: int | None  # the output is a tuple, the state and so many times None; None: it is the state itself
+
+    def state_of(self, output: Any) -> Tensor:
+        """The state in a block's output."""
+        state: Tensor = output if self.n_none is None else output[0]
+        return state
+
+    def as_output(self, state: Tensor) -> Any:
+        """A block's output that hands this state on."""
+        return state if self.n_none is None else (state, *[None] * self.n_none)
+
+    def split(self, call: Call) -> tuple[Any, Call]:
+        """The state of a call, and the call without it."""
+        args, kwargs = call
+        if isinstance(self.at, str):
+            return kwargs[self.at], (args, {name: value for name, value in kwargs.items() if name != self.at})
+        return args[self.at], ((*args[: self.at], None, *args[self.at + 1 :]), kwargs)
+
+    def joined(self, batch: Batch, call: Call, state: Tensor) -> Batch:
+        """The batch as a block gets it."""
+        args, kwargs = call
+        if isinstance(self.at, str):
+            return replace(batch, args=args, kwargs=kwargs | {self.at: state}, labels=None)
+        args = (*args[: self.at], state, *args[self.at + 1 :])
+        return replace(batch, args=args, kwargs=dict(kwargs), labels=None)
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A batch at the door of the first block: the state there, and what each block is given beside it."""
+
+    state: Tensor
+    calls: tuple[Call, ...]
+
+
+def find_blocks(model: nn.Module, batch: Batch, names: Sequence[str] | None = None) -> Blocks | None:
+    """The longest such chain of modules that a few points of the batch pass; None where there is none.
+
+    Those that are named must be one.
+    """
+    few = points_at(batch, few_of(batch.n_points))
+    seen = _seen_calls(model, few)
+    found = _longest(seen, names)
+    if found is not None and not _walks_the_same(model, *found, few, {one.name: one.output for one in seen}):
+        found = None
+    if found is None and names is not None:
+        raise OptionError(
+            f"{', '.join(names)} do not pass a state from one to the next, each called once",
+            fix="name the modules in the order in which they are called, or leave it to be found",
+            option="blocks",
+        )
+    return None if found is None else found[0]
+
+
+def enter(model: nn.Module, blocks: Blocks, batch: Batch) -> Entered:
+    """Runs what lies before the blocks; they themselves only hand the state on."""
+    calls: list[Call] = []
+
+    def note(call: Call) -> Tensor:
+        state, rest = blocks.split(call)
+        calls.append(rest)
+        if len(calls) == 1:
+            first.append(state.detach().clone())
+        if len(calls) == len(blocks.names):
+            raise _EnoughError
+        return first[0].clone()
+
+    first: list[Tensor] = []
+    with suppress(_EnoughError), scoring_mode(model, "running"), _instead(model, blocks, note):
+        run_batch(model, fresh(batch))
+    if len(calls) != len(blocks.names):
+        raise ModelError(f"{batch.where} does not pass all of its {len(blocks.names)} blocks")
+    return Entered(first[0], tuple(calls))
+
+
+@contextmanager
+def _instead(model: nn.Module, blocks: Blocks, note: Callable[[Call], Tensor]) -> Iterator[None]:
+    """A context in which blocks call `note` and hand on the state that it returns."""
+    patched = []
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return blocks.as_output(note((args, kwargs)))
+
+    try:
+        for name in blocks.names:
+            module = model.get_submodule(name)
+            patched.append((module, vars(module).get("forward")))
+            module.forward = forward
+        yield
+    finally:
+        for module, own in patched:
+            del module.forward
+            if own is not None:
+                module.forward = own
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One call of a module, with its tensors kept alive so that an id stands for one."""
+
+    name: str
+    kind: type
+    call: Call
+    output: Any
+
+
+def _seen_calls(model: nn.Module, batch: Batch) -> list[_Seen]:
+    """The calls of all modules that could be a block: of a class that occurs again, with modules inside."""
+    kinds = Counter(type(module) for module in model.modules())
+    found: list[_Seen] = []
+
+    def hook(name: str) -> Callable[..., None]:
+        def noted(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            found.append(_Seen(name, type(module), (args, kwargs), output))
+
+        return noted
+
+    with ExitStack() as stack:
+        stack.enter_context(scoring_mode(model, "running"))
+        for name, module in model.named_modules():
+            is_plain = not isinstance(module, torch.jit.ScriptModule | nn.ModuleList | nn.Sequential)
+            if name and kinds[type(module)] >= FEWEST_BLOCKS and is_plain and next(module.children(), None) is not None:
+                stack.callback(module.register_forward_hook(hook(name), with_kwargs=True).remove)
+        run_batch(model, fresh(batch))
+    return found
+
+
+def _longest(seen: Sequence[_Seen], names: Sequence[str] | None) -> tuple[Blocks, tuple[Call, ...]] | None:
+    """The longest chain, the outermost of equally long ones, and its calls."""
+    n_calls = Counter(one.name for one in seen)
+    once = {one.name: one for one in seen if n_calls[one.name] == 1 and (names is None or one.name in names)}
+    by_state = {(id(state), one.kind): one for one in once.values() if (state := _state(one.output)) is not None}
+    before: dict[str, tuple[str, int | str]] = {}  # by module: the one before it, and where the state goes in
+    for one in once.values():
+        args, kwargs = one.call
+        given: dict[int | str, Any] = dict(enumerate(args)) | kwargs
+        for at, value in given.items():
+            source = by_state.get((id(value), one.kind)) if isinstance(value, Tensor) else None
+            if source is not None and source.name != one.name and not _is_nested(source.name, one.name):
+                before.setdefault(one.name, (source.name, at))
+    best: list[str] = []
+    for last in before:
+        chain, places = [last], set[int | str]()
+        while chain[0] in before and before[chain[0]][0] not in chain:
+            source_name, at = before[chain[0]]
+            if places and at not in places:
+                break
+            places.add(at)
+            chain.insert(0, source_name)
+        if len(chain) > len(best):
+            best, best_at = chain, next(iter(places))
+    if len(best) < FEWEST_BLOCKS or (names is not None and list(names) != best):
+        return None
+    output = once[best[0]].output
+    blocks = Blocks(tuple(best), best_at, None if isinstance(output, Tensor) else len(output) - 1)
+    try:
+        calls = tuple(blocks.split(once[name].call)[1] for name in best)
+    except (IndexError, KeyError):  # the first block takes its state elsewhere
+        return None
+    return blocks, calls
+
+
+def _state(output: Any) -> Tensor | None:
+    """The only tensor of an output: by itself, or first in a tuple with nothing behind it."""
+    if isinstance(output, tuple) and output and all(value is None for value in output[1:]):
+        output = output[0]
+    return output if isinstance(output, Tensor) else None
+
+
+def _is_nested(a: str, b: str) -> bool:
+    return a.startswith(f"{b}.") or b.startswith(f"{a}.")
+
+
+def _walks_the_same(
+    model: nn.Module, blocks: Blocks, calls: Sequence[Call], batch: Batch, outputs: Mapping[str, Any]
+) -> bool:
+    """Whether blocks are given the same where those before them only hand the state on, and give the same one by one.
+
+    Else they speak to each other past the state.
+    """
+    try:
+        entered = enter(model, blocks, batch)
+        if not all(map(_same, calls, entered.calls)):
+            return False
+        state = entered.state
+        for name, call in zip(blocks.names, entered.calls):
+            block, wanted = model.get_submodule(name), blocks.state_of(outputs[name])
+            with scoring_mode(block, "running"):
+                state = blocks.state_of(run_batch(block, fresh(blocks.joined(batch, call, state))))
+            if state.shape != wanted.shape or not bool((state - wanted).abs().max() <= SAME * wanted.abs().max()):
+                return False
+    except (DataError, ModelError):
+        return False
+    return True
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two arguments are the same. Objects must be one: a cache that is made anew may hold what was computed."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        is_tensor = isinstance(a, Tensor) and isinstance(b, Tensor)
+        return is_tensor and a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, str | int | float | None) or isinstance(b, str | int | float | None):
+        return type(a) is type(b) and a == b
+    return a is b

@@ -1,0 +1,72 @@
+"""Patches of a mixture of experts whose weights lie in one tensor: each expert meets the tokens that are sent to it.
+
+As transformers has them: `gate_up_proj` (experts x 2 I x H) and `down_proj` (experts x H x I), called with the tokens,
+the experts of each (tokens x k) and their shares. The rows of a weight are those of all experts in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sipp.errors import ModelError
+from sipp.records.batches import WeightUse
+
+UP, DOWN = "gate_up_proj", "down_proj"
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether the module is such a mixture, by its parameters."""
+    up, down = (module._parameters.get(name) for name in (UP, DOWN))
+    if up is None or down is None or up.ndim != 3 or len(module._parameters) != 2:
+        return False
+    n_experts, n_inner, n_hidden = up.shape
+    fits = down.shape == (n_experts, n_hidden, n_inner // 2) and n_inner % 2 == 0
+    return fits and callable(getattr(module, "act_fn", None))
+
+
+def expert_weights(module: nn.Module) -> tuple[str, ...]:
+    return UP, DOWN
+
+
+def expert_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[WeightUse]:
+    """Two uses of each expert: of its rows that read the tokens, and of those that read what became of them."""
+    for expert, (_, tokens_PH, inner_PI) in enumerate(_by_expert(module, *_routed(args, kwargs))):
+        for name, patches_PK in ((UP, tokens_PH), (DOWN, inner_PI)):
+            n_rows = module.get_parameter(name).shape[1]
+            yield WeightUse(name, patches_PK[None, None], 1, row_start=expert * n_rows, n_rows=n_rows, attributed=False)
+
+
+def expert_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The output, from the definition: the sum of the chosen experts' outputs, times their shares."""
+    hidden_NH, chosen_Nk, shares_Nk = _routed(args, kwargs)
+    total_NH = hidden_NH.new_zeros(hidden_NH.shape)
+    down = module.get_parameter(DOWN).detach()
+    for expert, (at, _, inner_PI) in enumerate(_by_expert(module, hidden_NH, chosen_Nk, shares_Nk)):
+        share_P = (shares_Nk[at] * (chosen_Nk[at] == expert)).sum(-1)
+        total_NH.index_add_(0, at, (F.linear(inner_PI, down[expert]) * share_P[:, None]).to(total_NH.dtype))
+    return total_NH
+
+
+def _by_expert(
+    module: nn.Module, hidden_NH: Tensor, chosen_Nk: Tensor, shares_Nk: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of each expert: which tokens are sent to it, these, and what its first product makes of them."""
+    up, act = module.get_parameter(UP).detach(), module.act_fn
+    assert callable(act)
+    for expert in range(len(up)):
+        at = (chosen_Nk == expert).any(-1).nonzero().flatten()
+        gate_PI, value_PI = F.linear(hidden_NH[at], up[expert]).chunk(2, dim=-1)
+        yield at, hidden_NH[at], act(gate_PI) * value_PI
+
+
+def _routed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens, their experts and the shares of these."""
+    given = (*args, *kwargs.values())
+    is_known = len(given) == 3 and all(isinstance(value, Tensor) and value.ndim == 2 for value in given)
+    if not is_known or given[1].is_floating_point() or given[1].shape != given[2].shape:
+        raise ModelError("is not called with tokens, the experts of each and their shares")
+    return given[0], given[1], given[2]

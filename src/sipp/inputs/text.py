@@ -1,0 +1,151 @@
+"""Text files in, sequences of token numbers out, as a language model is calibrated and measured on.
+
+A document is a text file, or one line of a file of JSON lines (its entry "text"). Documents are kept apart: each is
+tokenised by itself and cut into consecutive sequences of one length. What is left at its end is dropped, so no sequence
+is padded and none holds text of two documents. Perplexity is measured on the other reading, `apart=False`, as is usual:
+all documents are joined by an empty line, tokenised as one text and cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sipp.errors import DataError, OptionError
+from sipp.records.checking import check_flag, check_path, check_seed, check_whole
+
+LENGTH = 2048  # tokens of a sequence: what calibration and perplexity of language models usually have
+PLAIN, JSON_LINES = (".txt", ".md", ".text"), (".jsonl", ".json", ".ndjson")
+FIELD = "text"  # of a JSON line
+BETWEEN = "\n\n"  # documents that are read as one text
+MOST_BYTES = 1 << 32  # of all files together: they are held in memory
+
+Files = str | PathLike[str] | Sequence[str | PathLike[str]]
+Tokenizer = Callable[..., Any]  # of transformers, or any function of a text that gives {"input_ids": numbers}
+
+
+@torch.inference_mode(False)
+def text(
+    files: Files,
+    tokenizer: Tokenizer,
+    *,
+    length: int = LENGTH,
+    n_sequences: int | None = None,
+    one_a_document: bool = False,
+    apart: bool = True,
+    seed: int = 0,
+) -> Tensor:
+    """The token numbers of text files, one sequence of `length` a row (int64): points for `prune` and others.
+
+    `files` is a text file, a file of JSON lines (with "text"), a folder of these, or a list. `n_sequences` are drawn at
+    random with the seed; without, all are given in their order. Sequences hold text of one document each (see above);
+    `one_a_document` takes one of each, drawn with the seed: as points of a certificate sequences must be independent,
+    and those of one text are not (T22). `apart=False` reads all as one text, for `perplexity`.
+
+    Example:
+        >>> import sipp, tempfile, pathlib
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "two.jsonl"
+        >>> _ = file.write_text('{"text": "a text of two"}\\n{"text": "documents"}')
+        >>> sipp.text(file, lambda words: {"input_ids": [ord(one) for one in words]}, length=5).shape
+        torch.Size([3, 5])
+    """
+    check_whole("length", length, least=2, most=MOST_BYTES)
+    if n_sequences is not None:
+        check_whole("n_sequences", n_sequences, least=1)
+    generator = torch.Generator("cpu").manual_seed(check_seed(seed))
+    if not callable(tokenizer):
+        raise OptionError(
+            f"the tokenizer is a {type(tokenizer).__name__}", fix="give AutoTokenizer.from_pretrained(folder)"
+        )
+    found = documents(files)
+    if not check_flag("apart", apart):
+        found = [BETWEEN.join(found)]
+    rows = [_cut(_numbers(document, tokenizer), length) for document in found]
+    if check_flag("one_a_document", one_a_document):
+        rows = [part[int(torch.randint(len(part), (1,), generator=generator))][None] for part in rows if len(part)]
+    all_nT = torch.cat(rows) if rows else torch.empty(0, length, dtype=torch.int64, device="cpu")
+    if len(all_nT) == 0:
+        raise DataError(
+            f"{len(found)} documents, none has {length} tokens", where=_where(files), fix="give a smaller length"
+        )
+    if n_sequences is None or n_sequences >= len(all_nT):
+        return all_nT
+    return all_nT[torch.randperm(len(all_nT), generator=generator, dtype=torch.int64, device="cpu")[:n_sequences]]
+
+
+def documents(files: Files) -> list[str]:
+    """The documents of the files, in their order; those of a folder in the order of their names."""
+    given = list(files) if isinstance(files, list | tuple) else [files]
+    paths = [path for one in given for path in text_files(check_path("files", one, "wiki.txt"))]
+    n_bytes = sum(path.stat().st_size for path in paths)
+    if n_bytes > MOST_BYTES:
+        raise DataError(f"{n_bytes:,} bytes of text, more than {MOST_BYTES:,}", where=_where(files), fix="split it")
+    found = [document for path in paths for document in _documents_of(path) if document.strip()]
+    if not found:
+        raise DataError("there is no text", where=_where(files), fix="give UTF-8 text, or JSON lines with 'text'")
+    return found
+
+
+def text_files(path: Path) -> list[Path]:
+    """The file itself, or the text files below a folder, in sorted order."""
+    if not path.is_dir():
+        if not path.is_file():
+            raise DataError(f"{path} is neither a file nor a folder", fix="give files of text, or a folder of them")
+        return [path]
+    found = [one for one in sorted(path.rglob("*")) if one.suffix in (*PLAIN, *JSON_LINES) and one.is_file()]
+    if not found:
+        raise DataError(f"{path} holds no text ({', '.join((*PLAIN, *JSON_LINES))})", fix="give files of text")
+    return found
+
+
+def _documents_of(path: Path) -> Iterator[str]:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"could not be read ({error})", where=path, fix="give UTF-8 text") from error
+    if path.suffix not in JSON_LINES:
+        yield content
+        return
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.strip():
+            yield _field(line, f"{path}, line {number}")
+
+
+def _field(line: str, where: str) -> str:
+    """The text of a JSON line."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"it is no JSON ({error!s:.80})", where=where, fix="give one JSON object a line") from error
+    if not isinstance(values, dict) or not isinstance(values.get(FIELD), str):
+        raise DataError(f"it has no {FIELD!r}", where=where, fix='give lines such as {"text": "..."}')
+    return str(values[FIELD])
+
+
+def _numbers(document: str, tokenizer: Tokenizer) -> Tensor:
+    """The token numbers of a document, with what the tokenizer puts in front of a text."""
+    try:
+        found = torch.as_tensor(tokenizer(document)["input_ids"], dtype=torch.int64, device="cpu")
+    except Exception as error:  # their tokenizer: anything may be raised
+        raise DataError(
+            f"the tokenizer fails on {len(document):,} characters ({type(error).__name__}: {error!s:.60})",
+            fix="give a tokenizer of transformers, or a function of a text that gives {'input_ids': numbers}",
+        ) from error
+    if found.ndim != 1:
+        raise DataError(f"the tokenizer gives {tuple(found.shape)} numbers of one text", fix="give one list of numbers")
+    return found
+
+
+def _cut(tokens_T: Tensor, length: int) -> Tensor:
+    n = len(tokens_T) // length
+    return tokens_T[: n * length].reshape(n, length)
+
+
+def _where(files: Files) -> str:
+    return ", ".join(map(str, files))[:200] if isinstance(files, list | tuple) else str(files)

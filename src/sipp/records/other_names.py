@@ -1,0 +1,75 @@
+"""Options and methods as other libraries call them: what is unknown here is refused with the name it has here."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar
+
+from sipp.errors import UnknownOption
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # what goes; `keep` is what stays
+KEPT = ("density", "keep_ratio")
+RECORDS = {
+    **dict.fromkeys(("loss", "n_points", "norm_stats", "kernel", "chunk_bytes"), ("scoring", "Scoring")),
+    **dict.fromkeys(("c_constant", "k_constant"), ("constants", "Constants")),
+}
+TOLERANCES = ("epsilon", "max_accuracy_drop")
+METHODS = {
+    **dict.fromkeys(("magnitude", "l1", "l1_unstructured", "global_magnitude", "threshold"), "wt"),
+    **dict.fromkeys(("sipp", "default", "auto"), "sipp-blend"),
+    "random_unstructured": "random",
+    "uniform": "random",
+    "sensitivity": "sipp-det",
+}
+
+
+def in_our_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The same function, which says of an option that it does not have what to write instead.
+
+    Example:
+        >>> from sipp.records.other_names import in_our_words
+        >>> @in_our_words
+        ... def prune(*, keep): ...
+        >>> prune(sparsity=0.9)
+        Traceback (most recent call last):
+        sipp.errors.UnknownOption: prune has no option sparsity; sparsity=0.9 is keep=0.1
+    """
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        for name, value in options.items():
+            if name not in known and (fix := _here(name, value, known)):
+                raise UnknownOption(f"{function.__name__} has no option {name}", fix=fix, option=name)
+        return function(*args, **options)
+
+    return checked
+
+
+def method_here(name: str) -> str | None:
+    """What a method of this name is called here; None where no other name is known."""
+    return METHODS.get(name.lower().replace("-", "_"))
+
+
+def _here(name: str, value: Any, known: Any) -> str:
+    """How it is written here; empty where that is not known."""
+    keep = "keep" if "keep" in known else "keeps" if "keeps" in known else ""
+    if keep and name in (*REMOVED, *KEPT):
+        what = "the share of the weights that stays" if name in KEPT else "the share that stays, not the one that goes"
+        is_share = isinstance(value, Real) and not isinstance(value, Integral) and 0 < float(value) < 1
+        if not is_share:
+            return f"give {keep}=, {what}"
+        share = f"{float(value) if name in KEPT else 1 - float(value):.6g}"
+        return f"{name}={value!r:.60} is {keep}={share if keep == 'keep' else f'({share},)'}"
+    record, kind = RECORDS.get(name, ("", ""))
+    if record in known:
+        return f"write {record}=sipp.{kind}({name}=...)"
+    if name in TOLERANCES and "method" in known:
+        return f"sipp.prune_to(model, data, holdout, {name}=...) finds the keep for a tolerance"
+    return ""

@@ -1,0 +1,90 @@
+"""What `shrink` gives back: a smaller network that computes the same, and what it is smaller by."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+from torch import nn
+
+from sipp.records.certificate import AnyCertificate
+from sipp.records.display import WIDTH, labelled, listed, short_names, text_of
+from sipp.records.network_hash import tensors_hash
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShrunkLayer:
+    """One weight before and after. Multiply-adds are those of one call with the example."""
+
+    name: str
+    before: Shape
+    after: Shape
+    multiply_adds_before: int
+    multiply_adds: int
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A network without the channels that had died, and what that saves. `print` it.
+
+    Example:
+        >>> import sipp, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> _ = net[0].weight.data[4:].zero_()
+        >>> small = sipp.shrink(net, torch.rand(2, 8))
+        >>> [(layer.name, layer.before, layer.after) for layer in small.layers]
+        [('0.weight', (16, 8), (4, 8)), ('2.weight', (4, 16), (4, 4))]
+    """
+
+    model: nn.Module  # the class that was given, with smaller layers
+    layers: tuple[ShrunkLayer, ...]  # every weight of a linear layer or a convolution, by one of its names
+    n_parameters_before: int
+    n_parameters: int
+    multiply_adds_before: int  # of one call with the example, all products counted, attention and recurrent layers too
+    multiply_adds: int
+    example: str  # what multiply-adds were counted for, and outputs compared on
+    off_by: float  # the largest difference of an output on the example, relative to the largest number of that output
+    left_alone: tuple[str, ...]  # operations that keep all channels they read, and the modules they are in
+    hash_before: str  # of the network before, as certificates name it
+    stated: str  # the hash of `model` as it was made: of other weights nothing here is said
+    certificate: AnyCertificate | None = None  # about the network before, which computes the same
+    seen: frozenset[bytes] = frozenset()  # keys of points that chose the masks, as far as known: `certify` refuses them
+
+    @property
+    def is_as_made(self) -> bool:
+        """Whether the network still has the weights that it was given: it computes what the one before did."""
+        return tensors_hash(self.model) == self.stated
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("weight")
+        for column in ("before", "after", "multiply-adds before", "after"):
+            table.add_column(column, justify="right")
+        names = short_names([layer.name for layer in self.layers])
+        for name, layer in zip(names, self.layers):
+            shapes = (" x ".join(map(str, shape)) for shape in (layer.before, layer.after))
+            table.add_row(name, *shapes, f"{layer.multiply_adds_before:,}", f"{layer.multiply_adds:,}")
+        lines = [
+            text_of(table),
+            labelled("parameters", _fewer(self.n_parameters_before, self.n_parameters)),
+            labelled("multiply-adds", f"{_fewer(self.multiply_adds_before, self.multiply_adds)}, for {self.example}"),
+            labelled("outputs", f"the same on this example, to rounding ({self.off_by:.0e} of the largest)"),
+        ]
+        if self.left_alone:
+            lines.append(labelled("left alone", f"all channels that these read stay: {listed(self.left_alone)}"))
+        if self.certificate is not None and self.is_as_made:
+            words = f"of the network before, which computes the same. {self.certificate.sentence}"
+            lines.append(labelled("certificate", words))
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        kept = _fewer(self.n_parameters_before, self.n_parameters)
+        return textwrap.shorten(f"<Shrunk {type(self.model).__name__}: parameters {kept}; print() shows them>", WIDTH)
+
+
+def _fewer(before: int, after: int) -> str:
+    return f"{before:,} -> {after:,} ({before / max(1, after):.2f} x fewer)"

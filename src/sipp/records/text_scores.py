@@ -1,0 +1,47 @@
+"""What a text says of a language model, and of a pruned one beside it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TextScores:
+    """Perplexity on a text, and how near a pruned network stays to the dense one on it. `print` it.
+
+    Measured on this text: no claim about others, which `certify` makes.
+    """
+
+    n_windows: int
+    window: int  # tokens of the longest; windows do not overlap, so the stride is as long
+    n_tokens: int  # that were predicted: all but the first of each window
+    loss: float  # mean -log p(token), in nats
+    dense_loss: float | None  # of the dense network, as the two below; None: none was given
+    kl: float | None  # mean KL(dense || this) of the next token's distribution, in nats a token
+    same_token: float | None  # the share of positions at which both choose the same next token
+
+    @property
+    def perplexity(self) -> float:
+        return _exp(self.loss)
+
+    @property
+    def dense_perplexity(self) -> float | None:
+        return None if self.dense_loss is None else _exp(self.dense_loss)
+
+    def __str__(self) -> str:
+        beside = "" if self.dense_perplexity is None else f", dense {self.dense_perplexity:.2f}"
+        lines = [
+            f"perplexity:      {self.perplexity:.2f}{beside}",
+            f"                 over {self.n_windows:,} windows of {self.window:,} tokens that do not overlap, "
+            f"{self.n_tokens:,} tokens predicted",
+        ]
+        if self.kl is not None and self.same_token is not None:
+            lines.append(f"KL:              {self.kl:.4g} nats a token from the dense network")
+            lines.append(f"same next token: {self.same_token:.2%} of positions")
+        return "\n".join(lines)
+
+
+def _exp(loss: float) -> float:
+    """Its exponential; infinite where that is too large, or the loss is not finite."""
+    return math.exp(loss) if loss < math.log(2.0) * 1023 else math.inf

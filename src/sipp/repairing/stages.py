@@ -1,0 +1,225 @@
+"""Two networks are walked from first to last: block by block where they have blocks, otherwise as a whole.
+
+Between two blocks only the states of all points are kept, of the dense network and of the pruned one. So each pass runs
+one block instead of the network, and what is before it is never computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import fresh
+from sipp.inputs.blocks import Blocks, Entered, enter
+from sipp.inputs.capture import Forms, run_batch, scoring_mode
+from sipp.inputs.layers import PrunableLayer
+from sipp.records.batches import Batch
+from sipp.records.numerics import device_of, exact_matmul
+from sipp.repairing.gathering import PATCHES_PER_FEATURE, Census, Gatherer, Side, masked_layers, take_census
+from sipp.repairing.replaying import Replay
+
+STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at most one in so many of its free bytes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of both networks: its weights are to be finished, in the order of its census, before the next is taken."""
+
+    gatherer: Gatherer
+    follows: bool  # earlier weights have changed, and with them its inputs
+
+    @property
+    def names(self) -> list[str]:
+        return [name for group in self.gatherer.census.order for name in group]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The dense network and its copy that is changed, the points, and what was found out about both."""
+
+    dense: nn.Module
+    pruned: nn.Module
+    dense_layers: tuple[PrunableLayer, ...]
+    pruned_layers: tuple[PrunableLayer, ...]
+    batches: tuple[Batch, ...]
+    is_aside: tuple[bool, ...]
+    census: Census
+    blocks: Blocks | None
+    chunk_bytes: int
+    dtype: torch.dtype
+
+    def stages(self) -> Iterator[Stage]:
+        """The parts of the networks that hold weights of the census, each made when the one before it is finished."""
+        before, within, after = self._places()
+        entered = self._entered() if any(within) else None
+        if self.blocks is None or entered is None:
+            yield self._whole(self.census.order, follows=False)
+            return
+        if before:
+            yield self._whole(before, follows=False)
+        dense = _States(self.blocks, self.batches, entered, device_of(self.dense))
+        pruned = dense.copy() if not before else replace(dense, entered=self._entered_pruned())
+        n_left, can_replay, is_trusted = sum(map(bool, within)), True, False
+        for i, (name, order) in enumerate(zip(self.blocks.names, within)):
+            blocks = self.dense.get_submodule(name), self.pruned.get_submodule(name)
+            replays = tuple(Replay(is_off=not can_replay, is_trusted=is_trusted) for _ in blocks)
+            if order:
+                gatherer = self._gatherer(order, blocks, (dense.at(i), pruned.at(i)), replays)
+                yield Stage(gatherer, follows=bool(before) or any(within[:i]))
+                n_left -= 1
+                can_replay = is_trusted = not gatherer.replay.is_off
+            if n_left == 0 and not after:
+                break
+            finished = Replay(is_off=True) if not can_replay else None
+            for states, block, replay in zip((dense, pruned), blocks, replays):
+                states.pass_through(block, i, finished or replay)
+        if after:
+            yield self._whole(after, follows=True)
+
+    def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> Stage:
+        replays = Replay(is_off=True), Replay()
+        return Stage(self._gatherer(order, (self.dense, self.pruned), (self.batches, self.batches), replays), follows)
+
+    def _gatherer(
+        self,
+        order: tuple[tuple[str, ...], ...],
+        run: tuple[nn.Module, nn.Module],
+        batches: tuple[Sequence[Batch], Sequence[Batch]],
+        replays: tuple[Replay, ...],
+    ) -> Gatherer:
+        names = {name for group in order for name in group}
+        wanted = [
+            tuple(layer for layer in layers if any(weight.name in names for weight in layer.weights.values()))
+            for layers in (self.dense_layers, self.pruned_layers)
+        ]
+        return Gatherer(
+            Side(self.dense, run[0], wanted[0], batches[0]),
+            Side(self.pruned, run[1], wanted[1], batches[1]),
+            self.is_aside,
+            replace(self.census, order=order),
+            self.chunk_bytes,
+            dtype=self.dtype,
+            replay=replays[1],
+            dense_replay=replays[0],
+        )
+
+    def _places(self) -> tuple[Any, list[Any], Any]:
+        """The groups of weights before the blocks, in each block, and behind them."""
+        names = () if self.blocks is None else self.blocks.names
+        homes = {
+            weight.name: i
+            for layer in self.dense_layers
+            for weight in layer.weights.values()
+            for i, name in enumerate(names)
+            if layer.module_name == name or layer.module_name.startswith(f"{name}.")
+        }
+        places = [next((homes[name] for name in group if name in homes), None) for group in self.census.order]
+        known = [at for at in places if at is not None]
+        first = next((i for i, at in enumerate(places) if at is not None), 0)
+        is_in_order = known == sorted(known)
+        before, within, after = list[Any](), [list[Any]() for _ in names], list[Any]()
+        for i, (group, at) in enumerate(zip(self.census.order, places)):
+            (within[at] if at is not None else before if i < first else after).append(group)
+        if not is_in_order:
+            return tuple(self.census.order), [], ()
+        return tuple(before), [tuple(groups) for groups in within], tuple(after)
+
+    def _entered(self) -> list[Entered] | None:
+        """All batches at the first block of the dense network; None where one of them takes another way."""
+        assert self.blocks is not None
+        try:
+            return [_stored(enter(self.dense, self.blocks, b), len(self.batches)) for b in self.batches]
+        except (DataError, ModelError):
+            return None
+
+    def _entered_pruned(self) -> list[Entered]:
+        assert self.blocks is not None
+        return [_stored(enter(self.pruned, self.blocks, b), len(self.batches)) for b in self.batches]
+
+
+def pair_of(
+    dense: nn.Module,
+    pruned: nn.Module,
+    masks: Mapping[str, Tensor],
+    batches: tuple[Batch, ...],
+    is_aside: tuple[bool, ...],
+    *,
+    blocks: Blocks | None,
+    forms: Forms,
+    chunk_bytes: int,
+    dtype: torch.dtype,
+    patches_per_feature: int = PATCHES_PER_FEATURE,
+) -> Pair:
+    """Both networks with the layers of the masked weights, looked at on all batches once.
+
+    `forms` are those of batches that were checked before.
+    """
+    layers = masked_layers(dense, masks)
+    census = take_census(dense, layers, batches, forms, patches_per_feature)
+    return Pair(
+        dense=dense,
+        pruned=pruned,
+        dense_layers=layers,
+        pruned_layers=masked_layers(pruned, masks),
+        batches=batches,
+        is_aside=is_aside,
+        census=census,
+        blocks=blocks,
+        chunk_bytes=chunk_bytes,
+        dtype=dtype,
+    )
+
+
+@dataclass
+class _States:
+    """The states of one network before a block, batch by batch."""
+
+    blocks: Blocks
+    batches: tuple[Batch, ...]
+    entered: list[Entered]
+    device: torch.device
+
+    def copy(self) -> _States:
+        return replace(self, entered=list(self.entered))
+
+    def at(self, block: int) -> Sequence[Batch]:
+        """The batches as this block gets them, for as long as the states do not move on."""
+        return _Entering(self, block)
+
+    def pass_through(self, block: nn.Module, i: int, replay: Replay) -> None:
+        """Moves all states behind the block, which is the one with this number."""
+        for j, (one, batch) in enumerate(zip(self.entered, self.at(i))):
+            with scoring_mode(block, "running"), exact_matmul(), replay.of(block, j, ()):
+                state = self.blocks.state_of(run_batch(block, fresh(batch)))
+            self.entered[j] = replace(one, state=state.to(one.state.device))
+
+
+@dataclass(frozen=True)
+class _Entering(Sequence[Batch]):
+    """A network's batches as one of its blocks gets them, on the network's device."""
+
+    states: _States
+    block: int
+
+    def __len__(self) -> int:
+        return len(self.states.batches)
+
+    def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        one, blocks = self.states.entered[i], self.states.blocks
+        return blocks.joined(self.states.batches[i], one.calls[self.block], one.state.to(self.states.device))
+
+
+def _stored(one: Entered, n_batches: int) -> Entered:
+    """The batch with its state where there is room for the states of all."""
+    if one.state.device.type != "cuda":
+        return one
+    free, _ = torch.cuda.mem_get_info(one.state.device)
+    n_bytes = n_batches * one.state.numel() * one.state.element_size()
+    return one if STATES_OF_FREE * n_bytes <= free else replace(one, state=one.state.cpu())

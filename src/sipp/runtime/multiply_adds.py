@@ -1,0 +1,61 @@
+"""A traced forward pass in, its multiplications and additions out: how many each layer does, in pairs.
+
+Counted are products: linear layers, convolutions, recurrent layers, products of matrices, attention. What is done to
+each value alone (norms, activations, sums, pooling) is not, as in other counts of this kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+Shape = tuple[int, ...]
+
+_PRODUCTS = {"linear", *(f"conv{n}d" for n in (1, 2, 3)), *(f"conv_transpose{n}d" for n in (1, 2, 3))}
+_MATRICES = {"mm": 0, "bmm": 0, "matmul": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1}  # where the first stands
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def multiply_adds(program: torch.export.ExportedProgram, shapes: Mapping[str, Shape]) -> dict[str, int]:
+    """The multiply-adds of a call with the example, by the name of the weight, or of the operation that has none.
+
+    `shapes` are those of the weights; where a network was made smaller, its own: positions are as they were.
+    """
+    names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
+    found: dict[str, int] = {}
+    for node in program.graph.nodes:
+        target: Any = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            continue
+        kind = target._schema.name.removeprefix("aten::")
+        if kind in _PRODUCTS:
+            weight = node.args[1]
+            name = names.get(weight.name)
+            shape = shapes.get(name, _shape(weight)) if name else _shape(weight)
+            found[name or node.name] = found.get(name or node.name, 0) + _positions(node, kind) * prod(shape)
+        elif kind in _MATRICES:
+            found[node.name] = prod(_shape(node)) * _shape(node.args[_MATRICES[kind]])[-1]
+        elif kind == "scaled_dot_product_attention":
+            query, key, value = (_shape(one) for one in node.args[:3])
+            found[node.name] = prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+        elif kind in _RECURRENT:
+            weights = [one for one in node.all_input_nodes if one.name in names and len(_shape(one)) == 2]
+            found[node.name] = prod(_shape(node.args[0])[:-1]) * sum(prod(_shape(one)) for one in weights)
+    return found
+
+
+def _positions(node: Node, kind: str) -> int:
+    """How often a call uses each weight."""
+    weight, x = node.args[1], node.args[0]
+    if "transpose" in kind:
+        return prod(_shape(x)) // _shape(weight)[0]
+    return prod(_shape(node)) // max(1, _shape(weight)[0])
+
+
+def _shape(node: Any) -> Shape:
+    value = node.meta["val"]
+    return tuple((value[0] if isinstance(value, (list, tuple)) else value).shape)

@@ -1,0 +1,114 @@
+"""A copy of a network in, without the channels that go: every parameter and buffer is cut, constants are taken over."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from sipp.runtime.shrinking.removing import Layer, Smaller, sorted_groups
+from sipp.runtime.shrinking.rules import summed
+
+
+def apply(model: nn.Module, plan: Smaller) -> None:
+    """Makes the network smaller, in place; its parameters are new tensors in its own modules."""
+    tensors = tensors_of(model)
+    made = {name: tensors[name].detach() for name, _ in plan.stays}
+    owners = _owners(model)
+    grouped = {}
+    for layer, is_needed, stays in zip(plan.layers, plan.is_needed, plan.read):
+        _take_over_constants(layer, is_needed, made)
+        product = layer.product
+        if product.groups > 1:
+            weight = made[product.weight]
+            out_stays = plan.stays[product.weight, 0]
+            n_groups, columns = sorted_groups(layer, stays, out_stays)
+            columns = columns.view(*columns.shape, *[1] * (weight.ndim - 2)).expand(-1, -1, *weight.shape[2:])
+            grouped[product.weight] = n_groups, columns.to(weight.device)
+    for (name, dim), stays in plan.stays.items():
+        made[name] = made[name].index_select(dim, stays.to(made[name].device))
+    for name, (n_groups, columns) in grouped.items():
+        made[name] = made[name].gather(1, columns)
+        for module, _ in owners[id(tensors[name])]:
+            module.groups = n_groups  # type: ignore[assignment]
+    changed = []
+    for name, values in made.items():
+        if values.shape != tensors[name].shape or not torch.equal(values, tensors[name]):
+            changed += _replace(owners[id(tensors[name])], tensors[name], values)
+    for module in changed:
+        _describe(module)
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by every name that they have."""
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+
+
+def _take_over_constants(layer: Layer, is_needed: Tensor, made: dict[str, Tensor]) -> None:
+    """Moves what the layer reads of constant channels that are not needed to its bias, or to its stand-in."""
+    product = layer.product
+    taken = layer.gives_way & (layer.constant != 0) & ~is_needed & layer.reads.any(0)
+    if not bool(taken.any()):
+        return
+    weight, constant = made[product.weight], layer.constant
+    values = weight.double()
+    dim = 0 if product.is_transposed else 1
+    if layer.stand_in is None:
+        assert product.bias is not None
+        sums = summed(weight.cpu(), product.groups, product.is_transposed)[:, taken] @ constant[taken]
+        bias = made[product.bias]
+        made[product.bias] = (bias.double() + sums.to(bias.device)).to(bias.dtype)
+    elif taken[layer.stand_in]:
+        return  # nothing that is needed reads any of them
+    else:
+        shares = torch.where(taken, constant / constant[layer.stand_in], 0.0).to(weight.device)
+        values.select(dim, layer.stand_in).add_(torch.tensordot(shares, values, ([0], [dim])))
+    # What stays without being needed holds other values now: nothing may read it.
+    of_rows = taken.view(product.groups, -1).repeat_interleave(weight.shape[1 - dim] // product.groups, 0)
+    of_rows = of_rows.T if product.is_transposed else of_rows
+    values[of_rows.to(weight.device)] = 0.0
+    made[product.weight] = values.to(weight.dtype)
+
+
+Owners = list[tuple[nn.Module, str]]
+
+
+def _owners(model: nn.Module) -> dict[int, Owners]:
+    """Where each tensor is registered, by its id: modules and local names."""
+    found: dict[int, Owners] = {}
+    for module in model.modules():
+        for local, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                found.setdefault(id(tensor), []).append((module, local))
+    return found
+
+
+def _replace(owners: Owners, old: Tensor, values: Tensor) -> list[nn.Module]:
+    """Registers the new values wherever the tensor was; gives the modules."""
+    is_parameter = isinstance(old, nn.Parameter)
+    values = values.contiguous()
+    new = nn.Parameter(values, requires_grad=old.requires_grad) if is_parameter else values
+    for module, local in owners:
+        if is_parameter:
+            module._parameters[local] = new  # type: ignore[assignment]
+        else:
+            module._buffers[local] = new
+    return [module for module, _ in owners]
+
+
+def _describe(module: nn.Module) -> None:
+    """Lets the module's own numbers say what its tensors are."""
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, _ConvNd):
+        n_first, n_second = module.weight.shape[0], module.weight.shape[1] * module.groups
+        transposed = module.transposed
+        module.in_channels, module.out_channels = (n_first, n_second) if transposed else (n_second, n_first)
+    elif isinstance(module, _NormBase):
+        held = module.running_mean if module.weight is None else module.weight
+        module.num_features = len(held) if held is not None else module.num_features
+    elif isinstance(module, nn.Embedding):
+        module.embedding_dim = module.weight.shape[1]
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = len(module.weight)

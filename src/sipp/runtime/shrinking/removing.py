@@ -1,0 +1,140 @@
+"""The channels of a network in; which of them stay out, and what becomes of constants that were read.
+
+A channel is needed where a row that is needed reads it (a weight that is not zero), and a constant one only if no other
+channel can take its place: what a row reads of it, weight times constant, goes into the row's bias; or, where zeros are
+padded around it or there is no bias, into the weight of one other constant channel of the same layer, its `stand_in`.
+What is not needed is removed, but for channels that keep a layer from being empty, or groups from being of two sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from sipp.runtime.shrinking.channels import ALWAYS, Channels, Product
+from sipp.runtime.shrinking.rules import reads_of
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight with all of its uses, and what is decided about the channels that it reads."""
+
+    product: Product  # the first use
+    reads: Tensor  # O x I
+    constant: Tensor  # I, the same in all uses; NaN: not constant
+    stand_in: int | None  # the constant channel that others are read from; None: constants go into the bias
+    gives_way: Tensor  # I, channels that are not needed for being read
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """What stays of every parameter and buffer, by name and dimension, and how constants are taken over."""
+
+    stays: dict[tuple[str, int], Tensor]  # indices
+    layers: tuple[Layer, ...]
+    is_needed: tuple[Tensor, ...]  # of the channels that each of them reads
+    read: tuple[Tensor, ...]  # indices of those that stay
+
+
+def smaller(channels: Channels) -> Smaller:
+    """Which channels stay."""
+    class_of = _classes(channels)
+    layers = _layers(channels)
+    inside = [class_of[layer.product.ids] for layer in layers]
+    outside = [class_of[layer.product.out_ids] for layer in layers]
+    needed = torch.zeros(int(class_of.max()) + 1, dtype=torch.bool, device="cpu")
+    needed[class_of[ALWAYS]] = True
+    _spread(needed, layers, inside, outside)
+    kept = needed.clone()
+    sides = {key: class_of[ids] for key, ids in channels.sides.items()}
+    while _fill(kept, layers, inside, outside, sides):
+        pass
+    return Smaller(
+        {key: kept[side].nonzero().flatten() for key, side in sides.items()},
+        tuple(layers),
+        tuple(needed[side] for side in inside),
+        tuple(kept[side].nonzero().flatten() for side in inside),
+    )
+
+
+def _classes(channels: Channels) -> Tensor:
+    """For each id the number of its class: channels that are tied, directly or through others."""
+    pairs = [torch.stack((ids, others)) for ids, others in channels.ties]
+    tied = (torch.cat(pairs, 1) if pairs else torch.zeros((2, 0), dtype=torch.int64, device="cpu")).numpy()
+    graph = coo_matrix((np.ones(tied.shape[1], dtype=np.int8), (tied[0], tied[1])), (channels.n_ids, channels.n_ids))
+    return torch.from_numpy(connected_components(graph, directed=False)[1].astype(np.int64))
+
+
+def _layers(channels: Channels) -> list[Layer]:
+    """All weights, in the order of their first uses."""
+    uses: dict[str, list[Product]] = {}
+    for product in channels.products:
+        uses.setdefault(product.weight, []).append(product)
+    return [_layer(channels, calls) for calls in uses.values()]
+
+
+def _layer(channels: Channels, calls: list[Product]) -> Layer:
+    first, n_reads = calls[0], channels.n_reads
+    constant = first.constant.clone()
+    for other in calls[1:]:
+        constant[constant != other.constant] = torch.nan
+    is_constant = ~constant.isnan()
+    biases = {call.bias for call in calls}
+    has_bias = len(biases) == 1 and first.bias is not None and n_reads[first.bias] == len(calls)
+    stand_in = None
+    if any(call.pads for call in calls) or not has_bias:
+        others = is_constant & (constant != 0)
+        if first.groups > 1 or n_reads[first.weight] > len(calls):  # one a group is needed; or others read the weight
+            is_constant &= constant == 0
+        elif bool(others.any()):
+            stand_in = int(torch.where(others, constant.abs(), 0.0).argmax())
+    reads = reads_of(channels.tensors[first.weight], first.groups, first.is_transposed)
+    return Layer(first, reads, constant, stand_in, is_constant)
+
+
+def _spread(needed: Tensor, layers: list[Layer], inside: list[Tensor], outside: list[Tensor]) -> None:
+    """Marks what is needed by what is needed already, until nothing is added."""
+    before = -1
+    while before < (before := int(needed.sum())):
+        for layer, reads, gives in zip(reversed(layers), reversed(inside), reversed(outside)):
+            is_read = layer.reads[needed[gives]].any(0)
+            wanted = is_read & ~layer.gives_way
+            if layer.stand_in is not None:
+                wanted[layer.stand_in] |= bool((is_read & layer.gives_way & (layer.constant != 0)).any())
+            needed[reads[wanted]] = True
+
+
+def _fill(
+    kept: Tensor, layers: list[Layer], inside: list[Tensor], outside: list[Tensor], sides: dict[tuple[str, int], Tensor]
+) -> bool:
+    """Lets channels stay that nobody needs, where a layer would be empty or groups would differ; whether it did."""
+    before = int(kept.sum())
+    for side in sides.values():
+        if len(side) and not bool(kept[side].any()):
+            kept[side[0]] = True
+    for layer, reads, gives in zip(layers, inside, outside):
+        if layer.product.groups > 1:
+            parts = [side.view(layer.product.groups, -1) for side in (reads, gives)]
+            stays = (kept[parts[0]].any(1) | kept[parts[1]].any(1)).nonzero().flatten()
+            for part in parts:
+                width = max(1, int(kept[part].sum(1).max()))
+                for group in stays.tolist() or [0]:
+                    more = width - int(kept[part[group]].sum())
+                    kept[part[group][~kept[part[group]]][: max(0, more)]] = True
+    return int(kept.sum()) > before
+
+
+def sorted_groups(layer: Layer, stays: Tensor, out_stays: Tensor) -> tuple[int, Tensor]:
+    """For a layer with groups: how many are left, and for each row that stays the columns that it keeps (R x C)."""
+    groups, n_in, n_out = layer.product.groups, len(layer.product.ids), len(layer.product.out_ids)
+    wide, tall = n_in // groups, n_out // groups
+    left = (stays // wide).unique()
+    columns = torch.stack([stays[stays // wide == group] % wide for group in left])
+    place = {int(group): i for i, group in enumerate(left)}
+    rows = torch.tensor([place[int(row) // tall] for row in out_stays], dtype=torch.int64, device="cpu")
+    return len(left), columns[rows]

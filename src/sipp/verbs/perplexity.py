@@ -1,0 +1,101 @@
+"""`perplexity`: a language model and windows of a text in, how well it predicts them out; with the dense one, how far
+it is from that.
+
+As the field measures it: the whole text is tokenised at once and cut into windows that do not overlap (`sipp.text` with
+`apart=False`), each is predicted from its own first token on, and the losses of all predicted tokens are averaged.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from sipp.certificates.running import Output, check_model, model_output
+from sipp.certificates.tokens import check_token_logits, real_positions, token_changes, token_losses, tokens_of
+from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import points_at
+from sipp.inputs.capture import scoring_mode
+from sipp.inputs.data import AnyData, data_of
+from sipp.progress import progress_bar
+from sipp.records.batches import Batch
+from sipp.records.checking import check_flag
+from sipp.records.numerics import device_of
+from sipp.records.pruned_to import Given, network_of
+from sipp.records.text_scores import TextScores
+
+
+@torch.inference_mode(False)
+def perplexity(
+    model: Given, data: AnyData, *, dense: nn.Module | None = None, output: Output = None, progress: bool = True
+) -> TextScores:
+    """How well a causal language model predicts windows of token numbers; with `dense`, how far it is from that one.
+
+    `data` are windows as `sipp.text(..., apart=False)` gives them (n x tokens), or batches of these; positions that an
+    `attention_mask` calls padding are not counted. `output` picks the logits (n x tokens x vocabulary) where the model
+    gives several tensors. Windows are run one by one, whatever their batches: logits are large.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9))  # predicts the next of 9 tokens
+        >>> windows = torch.randint(0, 9, (20, 32))
+        >>> found = sipp.perplexity(sipp.prune(net, windows, keep=0.5), windows, dense=net)
+        >>> found.n_tokens, found.perplexity > 5, found.same_token > 0.3
+        (620, True, True)
+    """
+    network = network_of(model)
+    networks = [network] if dense is None else [network, dense]
+    for role, one in zip(("given", "dense"), networks):
+        check_model(role, one)
+    given = data_of(data, role="text", device=device_of(network))
+    n_windows = longest = 0
+    sums = torch.zeros(5, dtype=torch.float64, device="cpu")
+    with ExitStack() as stack:
+        for one in networks:
+            stack.enter_context(scoring_mode(one, "running"))
+        bar = progress_bar("measuring", given.n_known, shown=check_flag("progress", progress))
+        advance = stack.enter_context(bar)
+        for batch in given.batches():
+            for i in range(batch.n_points):
+                sums += _sums(networks, points_at(batch, slice(i, i + 1)), output)
+                advance(1)
+            n_windows, longest = n_windows + batch.n_points, max(longest, tokens_of(batch).shape[1])
+    n, loss, dense_loss, kl, same = sums.tolist()
+    if n == 0:
+        raise DataError("no token is predicted: windows of one token have no next one", fix="give longer windows")
+    return TextScores(
+        n_windows=n_windows,
+        window=longest,
+        n_tokens=int(n),
+        loss=loss / n,
+        dense_loss=None if dense is None else dense_loss / n,
+        kl=None if dense is None else kl / n,
+        same_token=None if dense is None else same / n,
+    )
+
+
+def _sums(networks: list[nn.Module], batch: Batch, output: Output) -> Tensor:
+    """Over predicted tokens: their number; the losses of the network and of the dense one, KL, equal choices."""
+    tokens_nT = tokens_of(batch)
+    logits = [model_output(one, batch, output) for one in networks]
+    for one in logits:
+        check_token_logits(one, batch)
+    if logits[0].shape[:2] != tokens_nT.shape or logits[-1].shape != logits[0].shape:
+        shapes = " and ".join(str(tuple(one.shape)) for one in logits)
+        raise ModelError(
+            f"the logits are {shapes} for {tuple(tokens_nT.shape)} tokens",
+            where=batch.where,
+            fix="give a causal language model, whose logits at a position predict the next token",
+        )
+    if bool(((tokens_nT < 0) | (tokens_nT >= logits[0].shape[2])).any()):
+        raise DataError(f"a token lies outside 0 .. {logits[0].shape[2] - 1}", where=batch.where)
+    real_nT = real_positions(batch, tokens_nT.shape, logits[0].device)
+    counted = real_nT[:, 1:] & real_nT[:, :-1]
+    found = [counted, *(token_losses(one, tokens_nT) for one in logits)]
+    if len(logits) == 2:
+        kl, differs = token_changes(*(one[:, :-1] for one in reversed(logits)))
+        found += [kl, ~differs]
+    sums = [torch.where(counted, one.double(), 0.0).sum().cpu() for one in found]
+    return torch.stack(sums + [torch.zeros_like(sums[0])] * (5 - len(sums)))

@@ -1,0 +1,155 @@
+"""`shrink`: a network without the channels that died, which computes the same."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from sipp.errors import DataError, ModelError, SippError
+from sipp.inputs.restore import ONE_AT_A_TIME
+from sipp.native import pytree
+from sipp.records.network_hash import tensors_hash
+from sipp.records.numerics import device_of
+from sipp.records.pruned_to import Given, PrunedTo, network_of, points_seen
+from sipp.records.shrunk import Shrunk, ShrunkLayer
+from sipp.runtime.examples import call_of, guessed_call, own_tensors
+from sipp.runtime.graph import program_of
+from sipp.runtime.multiply_adds import multiply_adds
+from sipp.runtime.plain_copy import plain_copy
+from sipp.runtime.shrinking.applying import apply, tensors_of
+from sipp.runtime.shrinking.channels import Channels, channels_of
+from sipp.runtime.shrinking.checking import Call, in_float64, more_points, off_by, outputs
+from sipp.runtime.shrinking.removing import Smaller, smaller
+from sipp.runtime.shrinking.rules import rule_of, without_numbers, without_views
+
+SAME = 1e-9  # of the largest output, in float64
+ROUNDED = 1e-3  # the same in the network's own precision, where that is float32 or wider
+UNITS = 64  # in others: so many of theirs
+
+
+@torch.inference_mode(False)
+def shrink(model: Given, example: Any = None) -> Shrunk:
+    """The network without its dead rows and channels, and without inputs that nobody reads: plain smaller layers.
+
+    `model` may be what `prune` or `prune_to` gave, too; it is left as it was. `example` is an input as `sparse` takes
+    it; without, one of noise is made for the first layer. What cannot be removed with certainty stays, and the record
+    names it. Outputs on the example are compared before anything is given back.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+        >>> pruned = sipp.prune(net, None, keep=0.02, method="wt")
+        >>> small = sipp.shrink(pruned, torch.rand(4, 64))
+        >>> small.n_parameters < 0.9 * small.n_parameters_before
+        True
+        >>> torch.allclose(small.model(torch.ones(1, 64)), pruned.model(torch.ones(1, 64)), atol=1e-5)
+        True
+    """
+    network = network_of(model)
+    if not isinstance(network, nn.Module):
+        raise ModelError(f"the model is a {type(network).__name__}, not an nn.Module", fix="give an instance")
+    with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+        own = plain_copy(network)
+        was_training = {name: module.training for name, module in network.named_modules()}
+    call = guessed_call(own) if example is None else _on_device(own, own_tensors(*call_of(example)))
+    expected = outputs(own, call)
+    if not expected:
+        raise ModelError("gives no tensor that could be compared", where=type(own).__name__, fix="let forward give one")
+    with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
+        program = program_of(own, *call, is_plain=False)
+    channels, plan = _checked_plan(own, call, program)
+    made = copy.deepcopy(own)
+    apply(made, plan)
+    moved = off_by(outputs(made, call), expected)
+    if not moved <= _allowed(expected):
+        raise _differs(moved)
+    for name, module in made.named_modules():
+        module.training = was_training.get(name, module.training)
+    before = tensors_hash(network)
+    certificate = model.certificate if isinstance(model, PrunedTo) else None
+    shapes, smaller_shapes = (
+        {name: tuple(tensor.shape) for name, tensor in tensors_of(net).items()} for net in (own, made)
+    )
+    counts, smaller_counts = multiply_adds(program, shapes), multiply_adds(program, smaller_shapes)
+    layers = [
+        ShrunkLayer(name, shapes[name], smaller_shapes[name], count, smaller_counts[name])
+        for name, count in counts.items()
+        if name in shapes  # others are products without a weight
+    ]
+    return Shrunk(
+        model=made,
+        layers=tuple(layers),
+        n_parameters_before=sum(parameter.numel() for parameter in own.parameters()),
+        n_parameters=sum(parameter.numel() for parameter in made.parameters()),
+        multiply_adds_before=sum(counts.values()),
+        multiply_adds=sum(smaller_counts.values()),
+        example=_described(call),
+        off_by=moved,
+        left_alone=tuple(channels.left_alone),
+        hash_before=before,
+        stated=tensors_hash(made),
+        certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
+        seen=points_seen(model),
+    )
+
+
+def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProgram) -> tuple[Channels, Smaller]:
+    """What stays, tried on the example in float64, where rounding hides nothing, and on twice as many points.
+
+    A forward pass may hold numbers of channels (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
+    shows: where it fails with fewer channels, more of them are left alone.
+    """
+    precise = in_float64(own, call)
+    net, points, expected = (own, call, outputs(own, call)) if precise is None else precise
+    trials = [(points, expected), *more_points(net, points)]
+    allowed = _allowed(expected) if precise is None else SAME
+    cpu = {id(tensor): tensor.detach().cpu() for tensor in tensors_of(own).values()}  # shared ones stay shared
+    tensors = {name: cpu[id(tensor)] for name, tensor in tensors_of(own).items()}
+    convolutions = {name for name, module in own.named_modules(remove_duplicate=False) if isinstance(module, _ConvNd)}
+    regroups = frozenset(name for name in tensors if name.removesuffix(".weight") in convolutions)
+    moved = torch.inf
+    for rules in (rule_of, without_views, without_numbers):
+        channels = channels_of(program, tensors, regroups, rules)
+        plan = smaller(channels)
+        made = copy.deepcopy(net)
+        apply(made, plan)
+        try:
+            moved = max(off_by(outputs(made, given), wanted) for given, wanted in trials)
+        except SippError:  # it does not run
+            continue
+        if moved <= allowed:
+            return channels, plan
+    raise _differs(moved)
+
+
+def _allowed(expected: list[Tensor]) -> float:
+    """How far outputs may lie apart by rounding."""
+    kinds = [one.dtype for one in expected if one.is_floating_point()]
+    return max([ROUNDED, *(UNITS * torch.finfo(kind).eps for kind in kinds if torch.finfo(kind).bits < 32)])
+
+
+def _differs(moved: float) -> ModelError:
+    how = "does not run, or gives outputs of other shapes" if moved == torch.inf else f"differs by {moved:.1e}"
+    return ModelError(
+        f"the smaller network {how} on the example, so it is not given",
+        fix="see that the forward pass computes with no number of channels, draws nothing and gives finite numbers",
+    )
+
+
+def _on_device(model: nn.Module, call: Call) -> Call:
+    device = device_of(model) if any(True for _ in model.parameters()) else torch.device("cpu")
+    for value in pytree.tree_leaves(call):
+        if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_meta):
+            raise DataError("the example holds a tensor that is sparse or without values", fix="give a dense one")
+    moved: Call = pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, call)
+    return moved
+
+
+def _described(call: Call) -> str:
+    tensors = [value for value in pytree.tree_leaves(call) if isinstance(value, Tensor)]
+    return "an input of " + " and ".join(" x ".join(map(str, tensor.shape)) for tensor in tensors)

@@ -1,0 +1,81 @@
+"""Language models from the shell: text is read by the folder's tokenizer, `sipp eval` gives its perplexity."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from language_models import LENGTH, folder_of_language_model, some_text
+from safetensors.torch import load_file, save_file
+
+import sipp
+from sipp.cli.commands.eval_command import EvalRequest
+from sipp.cli.data_option import Reader, draw_calibration, draw_holdout
+from sipp.cli.errors import CommandError
+from sipp.cli.evaluate import answer
+from sipp.cli.model_option import load_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama, a text of 200 words, and 40 documents of 20 words as JSON lines."""
+    made = folder_of_language_model(tmp_path_factory.mktemp("llama"))
+    (made / "one.txt").write_text(some_text(200))
+    lines = [json.dumps({"text": some_text(20, seed)}) for seed in range(1, 41)]
+    (made / "many.jsonl").write_text("\n".join(lines))
+    pruned = sipp.prune(load_model(f"hf:{made}"), None, keep=0.5, method="wt").model
+    save_file({name: t.contiguous().clone() for name, t in pruned.state_dict().items()}, made / "pruned.safetensors")
+    return made
+
+
+def ignored(example: object) -> int:
+    raise AssertionError("text asks for no number of points by theory")
+
+
+def test_text_is_read_as_sequences_by_the_folders_tokenizer(folder: Path) -> None:
+    reader = Reader(load_model(f"hf:{folder}"), f"hf:{folder}", length=8)
+    drawn = draw_calibration(reader, str(folder / "many.jsonl"), "all", ignored)
+    assert drawn.n_points == 40 * (20 // 8) and "sequences of 8 tokens of many.jsonl (40 documents)" in drawn.words
+    first = " ".join(f"w{i}" for i in drawn.batches[0]["input_ids"][0].tolist())
+    assert some_text(20, 1).startswith(first)
+    held = draw_holdout(reader, str(folder / "many.jsonl"), None)
+    assert held.n_points == 40 and "one of each of 40 documents" in held.words
+    usual = Reader(reader.network, reader.model)
+    assert draw_calibration(usual, str(folder / "one.txt"), None, ignored).n_points == 200 // LENGTH
+
+
+def test_what_a_length_cannot_mean_is_refused(folder: Path) -> None:
+    long = Reader(load_model(f"hf:{folder}"), f"hf:{folder}", length=LENGTH + 1)
+    with pytest.raises(CommandError, match=f"takes {LENGTH} tokens at most"):
+        long.open(str(folder / "one.txt"), "calibration", "--data")
+    with pytest.raises(CommandError, match="for a causal language model"):
+        Reader(torch.nn.Linear(2, 2), "net", length=9).open("digits", "calibration", "--data")
+
+
+def test_eval_gives_perplexity_as_the_function_does_and_the_folders_own_dense_weights(folder: Path) -> None:
+    request = EvalRequest(
+        model=f"hf:{folder}", pruned=folder / "pruned.safetensors", data=str(folder / "one.txt"), points=3, length=16,
+        out=folder / "eval.json",
+    )  # fmt: skip
+    lines, record = answer(request)
+    dense, pruned = load_model(f"hf:{folder}"), load_model(f"hf:{folder}", folder / "pruned.safetensors")
+    tokens = torch.tensor([[int(word[1:]) for word in some_text(200).split()]])[:, :48].reshape(3, 16)
+    found = sipp.perplexity(pruned, tokens, dense=dense, progress=False)
+    assert record["pruned_perplexity"] == pytest.approx(found.perplexity, rel=1e-6) != record["dense_perplexity"]
+    assert record["dense_perplexity"] == pytest.approx(found.dense_perplexity, rel=1e-6)
+    assert (record["kl"], record["same_token"]) == (pytest.approx(found.kl), found.same_token)
+    assert (record["window"], record["stride"], record["n_tokens"], record["n_points"]) == (16, 16, 45, 3)
+    assert "the first 3 of 12 windows of 16 tokens" in "\n".join(lines) and f"tokenizer of {folder}" in "\n".join(lines)
+    assert record.items() <= json.loads((folder / "eval.json").read_text()).items()
+
+
+def test_buffers_that_the_network_makes_itself_may_be_in_a_file(folder: Path, tmp_path: Path) -> None:
+    state = load_file(folder / "pruned.safetensors")
+    model = load_model(f"hf:{folder}")
+    made = [name for name, _ in model.named_buffers() if name not in model.state_dict()]
+    assert made, "a rotary embedding has such"
+    save_file(state | {made[0]: torch.ones(3)}, tmp_path / "more.safetensors")
+    load_model(f"hf:{folder}", tmp_path / "more.safetensors")
+    save_file(state | {"extra": torch.ones(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(CommandError, match="not in the network: extra"):
+        load_model(f"hf:{folder}", tmp_path / "other.safetensors")

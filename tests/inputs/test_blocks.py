@@ -1,0 +1,106 @@
+"""Repeated blocks are found where a state passes from one to the next, and nowhere else."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sipp.errors import OptionError
+from sipp.inputs.blocks import Blocks, enter, find_blocks
+from sipp.inputs.data import data_of
+from sipp.records.batches import Batch
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, by: float = 1.0) -> Tensor:
+        return x + by * torch.tanh(self.inner(x)) * (1.0 if mask is None else mask)
+
+
+class Tupled(Block):
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, by: float = 1.0) -> tuple[Tensor, None]:  # type: ignore[override]
+        return Block.forward(self, x, mask, by=by), None
+
+
+class Net(nn.Module):
+    """Blocks between two layers, called in one of several ways."""
+
+    def __init__(self, way: str, kind: type[Block] = Block) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.way = nn.Linear(4, 6), nn.Linear(6, 2), way
+        self.blocks = nn.ModuleList(kind() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = (x.sum(1, keepdim=True) > 0).float()
+        x = self.first(x)
+        for i, block in enumerate(self.blocks):
+            if self.way == "named":
+                x = block(x=x, mask=mask, by=0.5)
+            elif self.way == "tuple":
+                x = block(x, mask)[0]
+            elif self.way == "activation between":
+                x = torch.relu(block(x))
+            elif self.way == "mask of a state":  # what a block computes is given past the state
+                mask = (x > 0).float()
+                x = block(x, mask)
+            else:
+                x = block(x, mask, by=1.0 + i)
+            if self.way == "twice":
+                x = block(x)
+        return self.last(x)
+
+
+class Talking(Block):
+    """Leaves a value for the next one, past its output."""
+
+    said: ClassVar[list[Tensor]] = []
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, by: float = 1.0) -> Tensor:
+        x = super().forward(x) + sum(self.said, torch.zeros(()))
+        self.said.append(x.mean())
+        return x
+
+
+def batch() -> Batch:
+    return next(iter(data_of(torch.randn(5, 4, generator=torch.Generator().manual_seed(1))).batches()))
+
+
+NAMES = ("blocks.0", "blocks.1", "blocks.2")
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "at", "n_none"), [("plain", Block, 0, None), ("named", Block, "x", None), ("tuple", Tupled, 0, 1)]
+)
+def test_blocks_are_found_and_walked(way: str, kind: type[Block], at: int | str, n_none: int | None) -> None:
+    net, points = Net(way, kind).eval(), batch()
+    blocks = find_blocks(net, points)
+    assert blocks == Blocks(NAMES, at, n_none)
+    entered = enter(net, blocks, points)
+    state = entered.state
+    assert torch.equal(state, net.first(points.args[0]))
+    for name, call in zip(blocks.names, entered.calls):
+        one = blocks.joined(points, call, state)
+        state = blocks.state_of(net.get_submodule(name)(*one.args, **one.kwargs))
+    assert torch.equal(net.last(state), net(points.args[0]))
+
+
+@pytest.mark.parametrize("way", ["activation between", "mask of a state", "twice"])
+def test_what_does_not_pass_a_state_alone_has_none(way: str) -> None:
+    assert find_blocks(Net(way).eval(), batch()) is None
+
+
+def test_blocks_that_speak_past_their_outputs_are_not_taken() -> None:
+    Talking.said.clear()
+    assert find_blocks(Net("plain", Talking).eval(), batch()) is None
+
+
+def test_named_blocks_must_be_some() -> None:
+    net = Net("plain").eval()
+    assert find_blocks(net, batch(), NAMES) == Blocks(NAMES, 0, None)
+    with pytest.raises(OptionError, match="pass a state"):
+        find_blocks(net, batch(), ("blocks.1", "blocks.0"))

@@ -1,0 +1,86 @@
+"""A network that is walked block by block is repaired to the same bits as one that is run whole, with less work."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.repairing import joint, layer_by_layer
+
+
+class Model(nn.Module):
+    """A transformer with weights before and behind its blocks."""
+
+    def __init__(self, n_blocks: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.encoder = nn.TransformerEncoder(layer, n_blocks, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        return self.last(self.encoder(self.first(x), src_key_padding_mask=padding_mask))
+
+
+def residual_cnn() -> nn.Module:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Conv2d(4, 4, 3, padding=1, bias=False)
+            self.na, self.nb = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x + self.nb(self.b(torch.relu(self.na(self.a(x))))))
+
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), Block(), Block(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
+def data(kind: str) -> list[dict[str, Tensor]] | Tensor:
+    torch.manual_seed(1)
+    if kind == "images":
+        return torch.randn(40, 2, 6, 6)
+    x = torch.randn(40, 6, 5)
+    if kind == "sequences":
+        return [{"x": x[:25]}, {"x": x[25:]}]
+    padding = torch.arange(6) >= torch.randint(3, 7, (40, 1))
+    return [{"x": x[:25], "padding_mask": padding[:25]}, {"x": x[25:], "padding_mask": padding[25:]}]
+
+
+@pytest.mark.parametrize("kind", ["sequences", "padded", "images"])
+@pytest.mark.parametrize("way", ["joint", "refit"])
+def test_block_by_block_has_the_bits_of_the_whole(kind: str, way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = residual_cnn().eval() if kind == "images" else Model(2).eval()
+
+    def weights() -> list[Tensor]:
+        done = sipp.prune(
+            net, data(kind), keep=0.5, method="wt", floor=0.0, statements=False, repair=way, progress=False
+        )
+        return list(done.model.state_dict().values())
+
+    by_blocks = weights()
+    for module in (joint, layer_by_layer):
+        monkeypatch.setattr(module, "find_blocks", lambda model, batch: None)
+    assert all(map(torch.equal, by_blocks, weights()))
+
+
+def test_each_block_is_run_as_often_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def n_calls(n_blocks: int) -> float:
+        """How often a block is called in a refit, in the mean."""
+        net, count = Model(n_blocks).eval(), 0
+        pruned = sipp.prune(net, None, keep=0.5, method="wt", floor=0.0, progress=False)
+        forward = nn.TransformerEncoderLayer.forward
+
+        def counted(*args: Any, **kwargs: Any) -> Tensor:
+            nonlocal count
+            count += 1
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(nn.TransformerEncoderLayer, "forward", counted)
+        sipp.repair(net, pruned, data("sequences"), progress=False)
+        monkeypatch.setattr(nn.TransformerEncoderLayer, "forward", forward)
+        return count / n_blocks
+
+    assert n_calls(8) < 1.2 * n_calls(4)

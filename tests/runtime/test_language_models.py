@@ -1,0 +1,154 @@
+"""Causal language models as they are: pruned, used, stored, written as a folder, read by transformers."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from language_models import KINDS, folder_of_language_model, language_model, sequences
+from torch import Tensor
+
+import sipp
+from sipp.errors import OptionError
+from sipp.inputs.layers import find_prunable_layers
+from sipp.inputs.restore import turn_off_caches
+from sipp.inputs.scoring_task import task_of
+from sipp.runtime.exporting import export
+from sipp.scoring.routing import FEWEST_TOKENS
+from sipp.scoring.wanda import wanda
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*the head, stays as it is", "ignore:rows died")
+
+
+def logits(model: torch.nn.Module, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(ids).logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_pruned_used_stored_and_exported(kind: str, tmp_path: Path) -> None:
+    model, data = language_model(kind), [{"input_ids": part} for part in sequences(24).split(8)]
+    ids = sequences(2, 10, seed=1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for method in ("wanda", "sipp-det"):
+        pruned = sipp.prune(model, data, keep=0.5, method=method, statements=False, progress=False)
+        assert abs(pruned.keep - 0.5) < 0.01
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert pruned.model.config.use_cache is True  # off while scoring, and as it was afterwards
+    outside = [name for name in pruned.masks if "embed" in name or "head" in name or "wte" in name]
+    assert not outside and len(pruned.masks) >= 8
+    found = pruned.model.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert found.shape == (2, 13)
+    sipp.save(pruned, tmp_path / "small.safetensors")
+    again = language_model(kind)
+    sipp.load(tmp_path / "small.safetensors", into=again)
+    export(pruned.model, tmp_path / "hf", to="hf")
+    back = type(model).from_pretrained(tmp_path / "hf").eval()
+    expected = logits(pruned.model, ids)
+    assert torch.equal(logits(again, ids), expected) and torch.equal(logits(back, ids), expected)
+    assert not torch.equal(logits(model, ids), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = language_model("Llama").to(dtype)
+    pruned = sipp.prune(model, sequences(8), keep=0.5, method="wanda", statements=False, progress=False)
+    export(pruned.model, tmp_path / "hf", to="hf")
+    back = type(model).from_pretrained(tmp_path / "hf", dtype=dtype)
+    assert {tensor.dtype for tensor in (*pruned.model.parameters(), *back.parameters())} == {dtype}
+    assert torch.equal(logits(back, sequences(1)), logits(pruned.model, sequences(1)))
+
+
+def test_a_head_is_left_alone_unless_it_is_named() -> None:
+    model = language_model("Llama")
+    with pytest.warns(UserWarning, match="lm_head, the head, stays as it is"):
+        names = {layer.module_name for layer in find_prunable_layers(model)}
+    assert "lm_head" not in names and "model.layers.1.mlp.up_proj" in names
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "lm_head" in {layer.module_name for layer in find_prunable_layers(model, include=["*"])}
+
+
+def routed(n_sequences: int) -> tuple[torch.nn.Module, Tensor]:
+    """A mixture of four experts that sends no token to the last one."""
+    model = language_model("Mixtral", num_experts_per_tok=1)
+    with torch.no_grad():
+        for block in model.model.layers:
+            gate = block.mlp.gate.weight
+            gate[1], gate[3] = -gate[0], 0.0
+    return model, sequences(n_sequences)
+
+
+def test_an_expert_is_scored_by_its_own_tokens() -> None:
+    """Wanda's score beside its definition, from what the experts were called with."""
+    model, data = routed(4)
+    experts = model.model.layers[0].mlp.experts
+    calls: list[tuple[Tensor, ...]] = []
+    handle = experts.register_forward_pre_hook(lambda module, args: calls.append(args))
+    logits(model, data)
+    handle.remove()
+    tokens, chosen, _ = calls[0]
+    scores = wanda(task_of(model, data))
+    for expert in range(4):
+        mine = tokens[(chosen == expert).any(1)]
+        gate, up = (mine @ experts.gate_up_proj[expert].T).chunk(2, dim=1)
+        inner = torch.nn.functional.silu(gate) * up
+        for name, inputs in (("gate_up_proj", mine), ("down_proj", inner)):
+            weight = getattr(experts, name)[expert].detach()
+            score = scores[f"model.layers.0.mlp.experts.{name}"][expert]
+            assert torch.allclose(score, (weight.abs() * inputs.norm(dim=0)).double(), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("repair", [False, "refit", True])
+def test_an_expert_that_saw_too_few_tokens_is_left_alone_and_named(repair: bool | str) -> None:
+    model, data = routed(20)
+    with pytest.warns(UserWarning, match=rf"fewer than {FEWEST_TOKENS} tokens.*layers.0.mlp.experts.*\(expert 3\)"):
+        pruned = sipp.prune(model, data, keep=0.5, method="wanda", repair=repair, statements=False, progress=False)
+    for name, mask in pruned.masks.items():
+        if "experts" in name:
+            assert [bool(part.all()) for part in mask] == [False, False, False, True], name
+            assert torch.equal(pruned.model.get_parameter(name)[3], model.get_parameter(name)[3])
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama"])
+def test_a_model_with_a_cache_runs_sparse(kind: str) -> None:
+    model, ids = language_model(kind), sequences(2, 8)
+    fast = sipp.sparse(model, {"input_ids": ids})
+    assert torch.allclose(fast(input_ids=ids).logits, logits(model, ids), atol=1e-4)
+    assert model.config.use_cache is True and turn_off_caches(model)
+
+
+def test_a_folder_is_exported_with_all_that_belongs_to_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = folder_of_language_model(tmp_path / "dense")
+    (folder / "LICENSE").write_text("do as you like")
+    (tmp_path / "secret").write_text("not yours")
+    (folder / "chat_template.jinja").symlink_to(tmp_path / "secret")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    made = export(model, tmp_path / "out", to="hf", values="bf16", shard="10KB")
+    assert set(made.beside) == {"LICENSE", "tokenizer.json", "tokenizer_config.json"} and "tokenizer.json" in str(made)
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert words("w7 w9")["input_ids"] == [7, 9] and back.dtype == torch.bfloat16
+    assert torch.equal(back.lm_head.weight, model.lm_head.weight.bfloat16())
+    given = export(language_model("Llama"), tmp_path / "given", to="hf", tokenizer=words)
+    assert "tokenizer.json" in given.beside
+    assert "without a tokenizer" in str(export(language_model("Llama"), tmp_path / "bare", to="hf"))
+    with pytest.raises(OptionError, match="is no size"):
+        export(model, tmp_path / "odd", to="hf", shard="large")
+    with pytest.raises(OptionError, match="of to='hf'"):
+        export(model, tmp_path / "net.pt", to="pt", values="bf16")
+
+
+def test_onnx_takes_any_batch_and_length_and_gives_the_models_own_names(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = language_model("Llama")
+    made = export(model, tmp_path / "net.onnx", to="onnx", example={"input_ids": sequences(2, 8)})
+    assert (made.n_points, made.n_tokens) == (None, None) and "any number of points, of any length" in str(made)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    assert [one.name for one in (*session.get_inputs(), *session.get_outputs())] == ["input_ids", "logits"]
+    ids = sequences(3, 13)
+    found = torch.from_numpy(session.run(["logits"], {"input_ids": ids.numpy()})[0])
+    assert torch.allclose(found, logits(model, ids), atol=1e-5)

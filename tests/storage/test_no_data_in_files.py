@@ -1,0 +1,93 @@
+"""No file tells more than it is for: neither the example of an export nor what lies in memory behind a view."""
+
+import importlib.util
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.runtime.exporting import export
+from sipp.storage.state_files import save_state
+from sipp.storage.tensors import in_own_memory, tensors_to_bytes
+
+SECRET = 12345.678  # in none of the weights
+
+
+def secret(n: int, width: int) -> Tensor:
+    """A few harmless rows of a data set that is private."""
+    data = torch.full((1000, width), SECRET)
+    data[:n] = torch.rand(n, width)
+    return data[:n]
+
+
+class WithViews(nn.Module):
+    """Keeps pieces of the training data, as k-means, kernel methods and memory banks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 4), nn.Linear(4, 4)
+        self.outer.weight = nn.Parameter(secret(4, 4))
+        self.register_buffer("prototype", secret(1, 4))
+        self.table = secret(1, 4)  # no part of the state_dict: a traced program keeps it all the same
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.inner(x)) + self.prototype + self.table
+
+
+def told(place: Path) -> bool:
+    """Whether a file, a part of an archive or a file of a folder holds a private number."""
+    number = torch.tensor([SECRET]).numpy().tobytes()
+    parts = [path.read_bytes() for path in ([place] if place.is_file() else place.rglob("*")) if path.is_file()]
+    for content in [one for one in parts if zipfile.is_zipfile(io.BytesIO(one))]:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            parts += [archive.read(name) for name in archive.namelist()]
+    return any(number in part for part in parts)
+
+
+WRITERS: dict[str, Callable[[nn.Module, Path], object]] = {
+    "save": lambda net, path: sipp.save(net, path),
+    "save int8": lambda net, path: sipp.save(net, path, values="int8"),
+    "save lossless": lambda net, path: sipp.save(net, path, values="lossless"),
+    "save_folder": lambda net, path: sipp.save_folder(sipp.prune(net, None, keep=0.5, method="wt"), path),
+    "safetensors": lambda net, path: export(net, path, to="safetensors"),
+    "pt": lambda net, path: export(net, path, to="pt"),
+    "pt2": lambda net, path: export(net, path, to="pt2", example=secret(2, 8)),
+    "onnx": lambda net, path: export(net, path, to="onnx", example=secret(2, 8)),
+    "a run's networks": lambda net, path: save_state(path, "net", net.state_dict(), {}),
+    "scores": lambda net, path: path.write_bytes(tensors_to_bytes(sipp.sensitivity(net, secret(9, 8)))),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_lies_behind_a_view_is_not_written(name: str, tmp_path: Path) -> None:
+    if name == "onnx" and importlib.util.find_spec("onnxscript") is None:
+        pytest.skip("needs the extra onnx")
+    torch.manual_seed(0)
+    WRITERS[name](WithViews(), tmp_path / "written")
+    assert not told(tmp_path / "written")
+
+
+def test_the_example_itself_is_not_written_either(tmp_path: Path) -> None:
+    net, example = nn.Linear(8, 4), torch.full((3, 8), SECRET)
+    export(net, tmp_path / "net.pt2", to="pt2", example=example)
+    assert not told(tmp_path / "net.pt2") and bool((example == SECRET).all())
+    program = torch.export.load(tmp_path / "net.pt2")
+    assert program.example_inputs is not None and program.example_inputs[0][0].shape == (3, 8)  # for who compiles it
+    assert torch.equal(program.module()(torch.ones(5, 8)), net(torch.ones(5, 8)))
+
+
+def test_what_torch_would_write_is_noticed(tmp_path: Path) -> None:
+    torch.save(WithViews().state_dict(), tmp_path / "net.pt")
+    assert told(tmp_path / "net.pt")
+
+
+def test_tied_tensors_stay_one() -> None:
+    view, whole = torch.rand(10, 4)[:2], torch.rand(3)
+    made = in_own_memory({"a": view, "b": view, "c": whole, "d": nn.Parameter(view), "e": "text"})
+    assert made["a"] is made["b"] and made["c"] is whole and made["e"] == "text"
+    assert torch.equal(made["a"], view) and made["a"].untyped_storage().nbytes() == view.nbytes

@@ -1,0 +1,92 @@
+"""Claims about language models count sequences: tokens of one text are not independent (T22).
+
+In these texts all tokens of a sequence share one fate, which its first token decides. A claim that counted tokens as
+points would have eight times the points, and would be false far too often.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.records.binomial import certified_epsilon
+from sipp.records.certificate import from_json, to_json
+
+N_TOKENS, LENGTH, N, N_TRIALS, BETA = 64, 8, 60, 150, 0.1
+
+
+class Talker(nn.Module):
+    """Repeats its token; `changed` says at how many of a sequence's positions it does not, by its first token."""
+
+    def __init__(self, changed: Tensor) -> None:
+        super().__init__()
+        self.changed: Tensor
+        self.register_buffer("changed", changed)
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        wrong = torch.arange(ids.shape[1]) < self.changed[ids[:, :1]]
+        return self.weight * nn.functional.one_hot((ids + wrong) % N_TOKENS, N_TOKENS).float()
+
+
+def texts(trial: int) -> Tensor:
+    return torch.randint(0, N_TOKENS, (N, LENGTH), generator=torch.Generator().manual_seed(trial))
+
+
+def at_most(share: float) -> float:
+    """The largest false rate that this number of trials of a valid claim may show, with room for chance."""
+    return share + 3 * math.sqrt(share * (1 - share) / N_TRIALS)
+
+
+def test_the_share_of_changed_choices_is_a_claim_about_sequences() -> None:
+    dense = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
+    pruned = Talker(torch.where(torch.arange(N_TOKENS) < 8, LENGTH, 0))  # one sequence in eight, all of its tokens
+    false = false_by_tokens = 0
+    for trial in range(N_TRIALS):
+        cert = sipp.certify_accuracy(dense, pruned, texts(trial), confidence=1 - BETA, progress=False)
+        assert cert.measure == "next-token" and cert.n == N
+        by_tokens = replace(cert, n=N * LENGTH, n_differ=cert.n_differ * LENGTH, measure="class")
+        false += cert.drop_upper < 1 / 8
+        false_by_tokens += by_tokens.drop_upper < 1 / 8
+    assert false / N_TRIALS <= BETA < at_most(BETA) < false_by_tokens / N_TRIALS
+
+
+def test_all_but_a_share_of_sequences_keep_most_of_their_choices() -> None:
+    """P(share of changed positions > 6/8) = 1/8 > delta, so every epsilon below 7/8 is a false claim."""
+    dense, delta = Talker(torch.zeros(N_TOKENS, dtype=torch.int64)), 0.12
+    pruned = Talker(torch.arange(N_TOKENS) % LENGTH)
+    false = false_by_tokens = 0
+    for trial in range(N_TRIALS):
+        ids = texts(trial)
+        cert = sipp.certify(dense, pruned, ids, measure="next-token", delta=delta, confidence=1 - BETA, progress=False)
+        shares = (ids[:, 0] % LENGTH).double() / LENGTH
+        by_tokens = certified_epsilon(shares.repeat_interleave(LENGTH), delta, BETA, n=N * LENGTH)
+        false += cert.epsilon < 7 / 8
+        false_by_tokens += float(by_tokens) < 7 / 8
+    assert false / N_TRIALS <= at_most(BETA) < false_by_tokens / N_TRIALS
+
+
+def test_kl_is_the_mean_of_a_sequence_and_padding_is_none_of_it() -> None:
+    torch.manual_seed(0)
+    dense, pruned = (nn.Sequential(nn.Embedding(11, 5), nn.Linear(5, 11)) for _ in range(2))
+    ids = torch.randint(0, 11, (80, 6))
+    cert = sipp.certify(dense, pruned, ids, measure="kl", progress=False)
+    with torch.no_grad():
+        log_f, log_g = (net(ids).double().log_softmax(2) for net in (dense, pruned))
+    kl = (log_f.exp() * (log_f - log_g)).sum(2).mean(1)
+    assert cert.epsilon == float(certified_epsilon(kl, 0.05, 0.05, n=cert.n)) and cert.measure == "kl"
+    assert "nats of the dense network's (KL" in cert.sentence and from_json(to_json(cert)) == cert
+    assert "measure" not in to_json(sipp.certify(dense, pruned, ids, progress=False))
+
+
+def test_the_text_itself_judges_with_labels() -> None:
+    dense = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
+    pruned = Talker(torch.where(torch.arange(N_TOKENS) < 32, LENGTH, 0))
+    ids = torch.arange(N_TOKENS)[:, None].expand(-1, LENGTH).contiguous()  # every token repeats: the dense one is right
+    cert = sipp.certify_accuracy(dense, pruned, ids, labels="use", progress=False)
+    assert (cert.mode, cert.n_lost, cert.n_gained, cert.n) == ("labels", 32, 0, N_TOKENS)
+    assert 0.5 < cert.drop_upper < 0.75 and from_json(to_json(cert)) == cert
+    swapped = sipp.certify_accuracy(pruned, dense, ids, labels="use", progress=False)
+    assert (swapped.n_lost, swapped.n_gained) == (0, 32) and swapped.drop_upper < -0.2
