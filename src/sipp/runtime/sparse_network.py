@@ -222,8 +222,9 @@ def _copied(value: Any) -> Any:
 
 @torch.inference_mode(False)
 def sparse(model: Given, example: Any) -> Sparse | SparseOnGpu:
-    """The model as a callable that skips its zeros, on the CPU: same call, same outputs to 1e-4 of their size.
+    """The model as a callable that skips its zeros, on the CPU or a CUDA GPU: same call, same outputs to rounding.
 
+    It runs where the model is: float32 on the CPU, to 1e-4 of an output's size; float32, fp16 and bf16 on a GPU.
     `model` may be what `prune` or `prune_to` gave, too. `example` is an input like those to come: a tensor, a tuple of
     arguments, or a dict of keyword arguments. The model is left as it was; later changes of its weights are not seen.
     Masks that `hold` or torch.nn.utils.prune keep on it are zeros here. For padded tokens of an nn.TransformerEncoder

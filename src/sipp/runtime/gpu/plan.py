@@ -135,8 +135,8 @@ def _steps_of(
 
     def fast(current: Values) -> None:
         given = current[op.args[0].value]
-        found = way.call(given.reshape(-1, given.shape[-1]), way.tensors).unflatten(0, given.shape[:-1])
-        current.update(zip(outs, found.split(sizes, -1)))
+        found = way.call(given.reshape(-1, given.shape[-1]), way.tensors)
+        current.update(zip(outs, found.reshape(*given.shape[:-1], -1).split(sizes, -1)))
 
     first = Step(
         op.name, way.name, fast, op.out, _keep(weight), way.n_bytes, n_dense_bytes, chosen.seconds,
