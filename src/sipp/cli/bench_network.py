@@ -9,7 +9,7 @@ import copy
 import math
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ def bench_file(
     model: str | None,
     data: str | None,
     normalise: str | None,
+    size: int | None,
     n_points: int,
     n_threads: int | None,
     repeats: int,
@@ -51,14 +52,14 @@ def bench_file(
     with _threads(n_threads), naming_option(f"FILE {path}", "see sipp bench --help"):
         runs, fast = [], None
         for n in sorted({1, n_points}):
-            example, points = example_for(stored, data, n, normalise)
+            example, points = example_for(stored, data, n, normalise, size)
             fast = sipp.sparse(stored.model, example)
             runs.append(_run(stored.model, fast, example, repeats))
-        assert fast is not None
+        assert isinstance(fast, Sparse)  # there was an example, and the model of a file is on the CPU
         return _record(stored, fast, runs, images_lines(points))
 
 
-def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
+def _run(model: nn.Module, fast: Callable[..., Any], example: Any, repeats: int) -> BenchRun:
     """A call dense and sparse; what gives other outputs is not timed."""
     args, kwargs = call_of(example)
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]

@@ -10,7 +10,7 @@ import typer
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import KINDS, Json, Normalise
+from sipp.cli.options import KINDS, Json, Normalise, Size
 from sipp.cli.output import only_json, print_json, show
 from sipp.errors import OptionError
 from sipp.storage.outputs import check_place, refuse_inputs
@@ -37,6 +37,7 @@ def export(
         str | None, typer.Option(help=f"Example for pt2 and onnx; default: noise for a built-in network. {KINDS}.")
     ] = None,
     normalise: Normalise = None,
+    size: Size = None,
     values: Annotated[
         Literal["same", "bf16", "fp16"], typer.Option(help="With hf: the precision of the weights.", metavar="FORMAT")
     ] = "same",
@@ -53,7 +54,7 @@ def export(
     from sipp.runtime.exporting import export as export_network
 
     with only_json(as_json):
-        for option, value in (("--data", data), ("--normalise", normalise)):
+        for option, value in (("--data", data), ("--normalise", normalise), ("--size", size)):
             if value is not None and to not in TRACED:
                 raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
         with naming_option(f"--out {out}", "give another place"):
@@ -67,7 +68,7 @@ def export(
                 name, made = None, export_reader(file, out)
         else:
             stored = stored_network(file, model)
-            example = example_for(stored, data, N_POINTS, normalise)[0] if to in TRACED else None
+            example = example_for(stored, data, N_POINTS, normalise, size)[0] if to in TRACED else None
             with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
                 chosen = {} if shard is None else {"shard": shard}
                 tokenizer = own_tokenizer(stored.name) if to == "hf" else None
