@@ -37,6 +37,7 @@ _MODULES = {
     "page": "sipp.report.page",
     "perplexity": "sipp.verbs.perplexity",
     "prune": "sipp.verbs.prune",
+    "prune_on_disk": "sipp.verbs.prune_on_disk",
     "prune_to": "sipp.verbs.prune_to",
     "register_method": "sipp.scoring.methods",
     "release": "sipp.pruning.masking",

@@ -23,6 +23,7 @@ from sipp.verbs.inspect import inspect as inspect
 from sipp.verbs.load import load as load
 from sipp.verbs.perplexity import perplexity as perplexity
 from sipp.verbs.prune import prune as prune
+from sipp.verbs.prune_on_disk import prune_on_disk as prune_on_disk
 from sipp.verbs.prune_to import prune_to as prune_to
 from sipp.verbs.repair import repair as repair
 from sipp.verbs.save import save as save

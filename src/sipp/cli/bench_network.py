@@ -9,7 +9,7 @@ import copy
 import math
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,11 @@ def bench_file(
             example, points = example_for(stored, data, n, normalise, size)
             fast = sipp.sparse(stored.model, example)
             runs.append(_run(stored.model, fast, example, repeats))
-        assert fast is not None
+        assert isinstance(fast, Sparse)  # there was an example, and the model of a file is on the CPU
         return _record(stored, fast, runs, images_lines(points))
 
 
-def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
+def _run(model: nn.Module, fast: Callable[..., Any], example: Any, repeats: int) -> BenchRun:
     """A call dense and sparse; what gives other outputs is not timed."""
     args, kwargs = call_of(example)
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]

@@ -7,6 +7,7 @@
     threads.py        torch's own threads
     memory.py         tensors as compiled code takes them
     pytree.py         nested lists and dicts of tensors
+    two_of_four.py    cuSPARSELt, through torch's private operators
 
 `llvmlite`, `numba.core` and `ctypes` are imported here and in no other room (`tests/native/test_only_here.py`). The
 versions of numba, llvmlite and torch are pinned from both sides in `pyproject.toml`. What is missing has a plain way:

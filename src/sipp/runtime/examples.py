@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -56,13 +57,44 @@ def copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
     return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
 
 
-def try_example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str = "the example") -> None:
+def in_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The named arguments as the forward pass lists them: a call may name them in any order."""
+    if len(kwargs) < 2:
+        return kwargs
+    listed = list(inspect.signature(model.forward).parameters)
+    known = {name: kwargs[name] for name in listed if name in kwargs}
+    return known | {name: kwargs[name] for name in sorted(kwargs.keys() - known.keys())}
+
+
+def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Hashable:
+    """What a plan is made for: which arguments there are, what tensors are like, the values of the rest; autocast."""
+    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return cast, _kind_of_leaf(args[0])
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    return cast, repr(spec), *(_kind_of_leaf(leaf) for leaf in leaves)
+
+
+def _kind_of_leaf(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype, leaf.layout, leaf.device
+    if isinstance(leaf, float | complex):
+        return type(leaf), repr(leaf)  # NaN is itself, and -0.0 is not 0.0
+    if not isinstance(leaf, Hashable):
+        raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and words")
+    return type(leaf), leaf
+
+
+def try_example(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str = "the example", device: str = "cpu"
+) -> None:
     """Raises a DataError where the model does not run on the example; what this pass changes is put back."""
     for value in pytree.tree_leaves((args, kwargs)):
         if isinstance(value, Tensor) and value.layout is not torch.strided:
             raise DataError(f"{where} holds a sparse tensor", fix="give a dense one")
-        if isinstance(value, Tensor) and value.device.type != "cpu":
-            raise DataError(f"{where} holds a tensor on {value.device}", fix="give it on the CPU, where this runs")
+        if isinstance(value, Tensor) and value.device.type != device:
+            here = "the CPU" if device == "cpu" else "the GPU"
+            raise DataError(f"{where} holds a tensor on {value.device}", fix=f"give it on {here}, where this runs")
     args, kwargs = copies(args, kwargs)
     batch = Batch(index=0, where=where, args=args, kwargs=kwargs, labels=None, n_points=1)
     with scoring_mode(model, "running"):

@@ -69,8 +69,13 @@ class Graph:
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-    """The operations of the model, which is in eval mode, for inputs of the shapes of this example."""
-    return _fused(_read(program_of(model, args, kwargs)))
+    """The operations of the model, which is in eval mode, for inputs of the shapes of this example; fused."""
+    return _fused(trace_plain(model, args, kwargs))
+
+
+def trace_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+    """The same operations as torch.export lists them, none of them fused."""
+    return _read(program_of(model, args, kwargs))
 
 
 def program_of(

@@ -95,7 +95,7 @@ class Plan:
 def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
     """The plan for inputs like these: every operation is run, in order, in the ways it could be."""
     with torch.no_grad(), _as_traced():
-        graph = _computed(graph)
+        graph = computed(graph)
         arena = Arena()
         values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
         last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}
@@ -150,7 +150,7 @@ def _kept_reads(op: Op, step: Step) -> list[int]:
     return [n for n in op.reads() if n not in own or n == op.beside]
 
 
-def _computed(graph: Graph) -> Graph:
+def computed(graph: Graph) -> Graph:
     """The graph without operations on constants alone, whose results become constants; but nothing that is drawn."""
     constants, ops = dict(graph.constants), []
     for op in graph.ops:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from sipp.runtime.model_weights import Strides
 from sipp.runtime.plan import Plan
@@ -11,6 +12,10 @@ from sipp.runtime.plan import Plan
 MOST_PLANS = 8  # kept at a time
 PATIENCE = 16  # calls of one more kind while the plan used longest ago is not used: then that one makes room
 MOST_WAITING = 256  # kinds whose calls are counted
+BEYOND = (
+    f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "
+    "pad inputs to fewer shapes, and give numbers that change as tensors"
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,10 @@ class Compiled:
     strides: Strides  # of the weights of convolutions, where torch runs it
 
 
-class PlanCache:
+Kept = TypeVar("Kept")
+
+
+class PlanCache(Generic[Kept]):
     """The plans of the kinds of input met so far, at most MOST_PLANS, and who waits for a place.
 
     Kinds that come in turn do not push each other out: one more than there are places has none until it has come
@@ -34,16 +42,16 @@ class PlanCache:
     """
 
     def __init__(self) -> None:
-        self._plans: dict[Hashable, Compiled] = {}  # the one used longest ago first
+        self._plans: dict[Hashable, Kept] = {}  # the one used longest ago first
         self._waiting: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def all(self) -> list[Compiled]:
+    def all(self) -> list[Kept]:
         return list(self._plans.values())
 
-    def used(self, kind: Hashable) -> Compiled | None:
+    def used(self, kind: Hashable) -> Kept | None:
         """The plan for this kind, now the one used last; None where there is none."""
         if kind not in self._plans:
             return None
@@ -61,7 +69,7 @@ class PlanCache:
         self._waiting[kind] = self._waiting.get(kind, 0) + 1
         return self._waiting[kind] >= PATIENCE
 
-    def put(self, kind: Hashable, compiled: Compiled) -> None:
+    def put(self, kind: Hashable, compiled: Kept) -> None:
         if len(self._plans) == MOST_PLANS:
             del self._plans[next(iter(self._plans))]
         self._waiting.clear()

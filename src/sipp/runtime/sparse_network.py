@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 import warnings
@@ -14,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError
+from sipp.errors import ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
 from sipp.records.html import view
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
-from sipp.runtime.examples import call_of, own_tensors, try_example
+from sipp.runtime.examples import call_of, in_order, kind_of, own_tensors, try_example
+from sipp.runtime.gpu.network import SparseOnGpu
 from sipp.runtime.graph import reads_memory, trace
 from sipp.runtime.model_weights import (
     PackedParameter,
@@ -34,16 +34,12 @@ from sipp.runtime.model_weights import (
 )
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.plan import Plan, flat_inputs, make_plan, table_of, whole_plan
-from sipp.runtime.plan_cache import MOST_PLANS, Compiled, PlanCache
+from sipp.runtime.plan_cache import BEYOND, Compiled, PlanCache
 from sipp.runtime.steps import Step
 from sipp.runtime.table import sparse_html, sparse_table
 
 TRIALS = 2
 NOT_FINITE = object()
-BEYOND = (
-    f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "
-    "pad inputs to fewer shapes, and give numbers that change as tensors"
-)
 
 
 def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
@@ -71,18 +67,18 @@ class Sparse:
         turn_off_caches(self._model)
         self._given = self._laid_out = strides_of(self._model)
         self._packed: dict[str, PackedParameter] = {}
-        self._compiled = PlanCache()
+        self._compiled: PlanCache[Compiled] = PlanCache()
         self._lock = threading.RLock()
         self._is_beyond = False
         self._was_finite = True  # the call before
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
         self.seconds = 0.0  # of compilation
-        kwargs = self._in_order(kwargs)
-        self.latest = self._compile(_kind(args, kwargs), args, kwargs)  # compiled last
+        kwargs = in_order(self._model, kwargs)
+        self.latest = self._compile(kind_of(args, kwargs, "cpu"), args, kwargs)  # compiled last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs = self._in_order(kwargs)
-        kind = _kind(args, kwargs)
+        kwargs = in_order(self._model, kwargs)
+        kind = kind_of(args, kwargs, "cpu")
         with self._lock:
             compiled = self._compiled.used(kind)
             is_next = compiled is None and self._compiled.has_place(kind)
@@ -109,14 +105,6 @@ class Sparse:
             "a compiled network can be neither copied nor pickled: its code is for this process",
             fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
         )
-
-    def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The named arguments as the forward pass lists them: a call may name them in any order."""
-        if len(kwargs) < 2:
-            return kwargs
-        listed = list(inspect.signature(self._model.forward).parameters)
-        known = {name: kwargs[name] for name in listed if name in kwargs}
-        return known | {name: kwargs[name] for name in sorted(kwargs.keys() - known.keys())}
 
     def _run_dense(self, strides: Strides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model gives, by torch; tensors are the caller's own, whatever it returns."""
@@ -232,29 +220,11 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """What a plan is made for: which arguments there are, what tensors are like, the values of the rest; autocast."""
-    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-        return cast, _kind_of(args[0])
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    return cast, repr(spec), *(_kind_of(leaf) for leaf in leaves)
-
-
-def _kind_of(leaf: Any) -> Hashable:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.dtype, leaf.layout, leaf.is_cpu
-    if isinstance(leaf, float | complex):
-        return type(leaf), repr(leaf)  # NaN is itself, and -0.0 is not 0.0
-    if not isinstance(leaf, Hashable):
-        raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and words")
-    return type(leaf), leaf
-
-
 @torch.inference_mode(False)
-def sparse(model: Given, example: Any) -> Sparse:
-    """The model as a callable that skips its zeros, on the CPU: same call, same outputs to 1e-4 of their size.
+def sparse(model: Given, example: Any) -> Sparse | SparseOnGpu:
+    """The model as a callable that skips its zeros, on the CPU or a CUDA GPU: same call, same outputs to rounding.
 
+    It runs where the model is: float32 on the CPU, to 1e-4 of an output's size; float32, fp16 and bf16 on a GPU.
     `model` may be what `prune` or `prune_to` gave, too. `example` is an input like those to come: a tensor, a tuple of
     arguments, or a dict of keyword arguments. The model is left as it was; later changes of its weights are not seen.
     Masks that `hold` or torch.nn.utils.prune keep on it are zeros here. For padded tokens of an nn.TransformerEncoder
@@ -271,9 +241,13 @@ def sparse(model: Given, example: Any) -> Sparse:
     model = network_of(model)
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give an instance")
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.device.type != "cpu":
-            raise ModelError(
-                f"is on {tensor.device}, and the runtime is for the CPU", where=name, fix="give model.cpu()"
-            )
+    devices = {t.device: name for name, t in (*model.named_parameters(), *model.named_buffers())}
+    if len(devices) > 1 or not {device.type for device in devices} <= {"cpu", "cuda"}:
+        name, device = next((name, device) for device, name in devices.items() if device.type != "cpu")
+        raise ModelError(
+            f"is on {device}, and the runtime is for one device, the CPU or a CUDA GPU", where=name,
+            fix="give model.cpu() or model.cuda()",
+        )  # fmt: skip
+    if any(device.type == "cuda" for device in devices):
+        return SparseOnGpu(model, *call_of(example))
     return Sparse(model, *call_of(example))

@@ -144,8 +144,9 @@ def torch_step(op: Op, note: str = "") -> Step:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> Tensor:
-    """torch's attention, which is slow where heads do not lie as it expects."""
-    return ATTENTION(q.contiguous(), k.contiguous(), v.contiguous(), *options, **named)
+    """torch's attention, which on the CPU is slow where heads do not lie as it expects."""
+    q, k, v = (x.contiguous() if x.is_cpu else x for x in (q, k, v))
+    return ATTENTION(q, k, v, *options, **named)
 
 
 def _complex(x: Tensor) -> Tensor:

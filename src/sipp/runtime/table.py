@@ -10,44 +10,61 @@ from sipp.records.html import labels_html, table_html
 from sipp.runtime.graph import reads_memory
 from sipp.runtime.plan import Plan
 from sipp.runtime.plan_cache import Compiled
+from sipp.runtime.steps import Step
 
 MS, MB = 1e3, 1e6
+Words = tuple[tuple[str, str], ...]  # labels and texts
 
 
 def sparse_table(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> str:
     """One line for every step, and what it comes to."""
-    said = _words(plan, compiled, n_bytes, n_dense_bytes, seconds)
-    return "\n".join((text_of(_steps(plan)), *(f"{label + ':':<16}{text}" for label, text in said)))
+    return as_text(steps_table(plan.steps), _words(plan, compiled, n_bytes, n_dense_bytes, seconds))
 
 
 def sparse_html(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> str:
     """The same for a notebook."""
-    said = _words(plan, compiled, n_bytes, n_dense_bytes, seconds)
-    return table_html(_steps(plan), bars=("ms dense", "ms here")) + labels_html(said)
+    return as_html(steps_table(plan.steps), _words(plan, compiled, n_bytes, n_dense_bytes, seconds))
 
 
-def _steps(plan: Plan) -> Table:
-    """One line for every step."""
+def as_text(table: Table, said: Words) -> str:
+    """A table, and labels with texts below it."""
+    return "\n".join((text_of(table), *(f"{label + ':':<16}{text}" for label, text in said)))
+
+
+def as_html(table: Table, said: Words) -> str:
+    """The same for a notebook."""
+    return table_html(table, bars=("ms dense", "ms here")) + labels_html(said)
+
+
+def steps_table(steps: list[Step], *, with_notes: bool = False) -> Table:
+    """One line for every step; with notes, those left to torch are named only where it is said why."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("node", overflow="fold")
     table.add_column("kernel")
     for column in ("kept", "kB dense", "kB here", "ms dense", "ms here"):
         table.add_column(column, justify="right")
-    for step in plan.steps:
+    if with_notes:
+        table.add_column("why", overflow="fold")
+    for step in steps:
+        if with_notes and step.kernel == "torch" and not step.note:
+            continue
         table.add_row(
             step.name, step.kernel,
             "" if step.keep is None else f"{step.keep:.2%}",
             *(f"{n / 1e3:,.1f}" if n else "" for n in (step.n_dense_bytes, step.n_bytes)),
             *("" if t is None else f"{t * MS:.3f}" for t in (step.dense_seconds, step.seconds)),
+            *([step.note] if with_notes else []),
         )  # fmt: skip
     return table
 
 
-def _words(
-    plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float
-) -> tuple[tuple[str, str], ...]:
+def left_to_torch(steps: list[Step]) -> str:
+    """The kinds of operations that torch runs."""
+    return ", ".join(sorted({step.name.rstrip("_0123456789") for step in steps if step.kernel == "torch"})) or "nothing"
+
+
+def _words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> Words:
     """What it comes to, as labels and texts."""
-    by_torch = sorted({step.name.rstrip("_0123456789") for step in plan.steps if step.kernel == "torch"})
     ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} points at a time"
     if compiled.is_dense:
         ran = "torch runs all of it, which is faster here"
@@ -58,7 +75,7 @@ def _words(
     times = f"{compiled.seconds * MS:.3f} ms a call, dense {compiled.dense_seconds * MS:.3f} ms"
     memory = f"{n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB"
     return (
-        ("left to torch", ", ".join(by_torch) or "nothing"),
+        ("left to torch", left_to_torch(plan.steps)),
         ("network", f"{ran}; {times} ({compiled.dense_seconds / compiled.seconds:.2f} x)"),
         ("weights", f"{memory}; activations {plan.arena.n_bytes / MB:.2f} MB"),
         ("compiled in", f"{seconds:.1f} s; times of steps are those of one thread, of the network those of all"),

@@ -1,0 +1,153 @@
+"""A linear layer and an example in, the fastest way to run it on this GPU out, or why torch keeps it.
+
+Few tokens read the weight, and little else: what is stored without its zeros is read faster (`kernels.py`). With many
+tokens tensor cores multiply faster than zeros can be skipped, unless the zeros are 2:4, for which they have a mode.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sipp.native import two_of_four
+from sipp.runtime.gpu import recording
+from sipp.runtime.gpu.layouts import MOST_COLUMNS, with_places
+
+MOST_TOKENS = 16  # that are few
+FEW_WAYS = ((8, 1), (8, 2), (16, 1), (16, 2))  # bits of a place, blocks on their way
+LEAST_GAIN = 0.95  # of the dense time: what takes more is not worth the change
+MOST_BYTES = 0.95  # of the dense ones: with more it cannot be faster
+# how far a sum may be from torch's, of the largest one: rounding of the result, and the order of the sums
+TINY = 1e-300
+AGREEMENT = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a layer: `call(x, tensors)` gives tokens x rows for x of tokens x columns."""
+
+    name: str
+    call: Callable[[Tensor, tuple[Tensor, ...]], Tensor]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+MakeWay = Callable[[Tensor, Tensor | None], Way]  # of a weight and a bias
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """How layers of one kind are run; `why` torch keeps them, where it does."""
+
+    make: MakeWay
+    is_dense: bool
+    seconds: float | None = None
+    dense_seconds: float | None = None
+    why: str = ""
+
+
+def choose(
+    weight: Tensor, bias: Tensor | None, x: Tensor, n_copies: int, dense: Callable[[], float] | None = None
+) -> Chosen:
+    """The fastest way for x (tokens x columns), each timed on so many copies of its weights in turn.
+
+    So they come from the memory they would come from in a network of so many such layers. `dense`: what torch takes,
+    where that is not this layer as it is.
+    """
+    made, why = _ways(weight, x)
+    ways = {make: make(weight, bias) for make in made}
+    ways = {make: way for make, way in ways.items() if way.n_bytes <= MOST_BYTES * weight.nbytes}
+    if not ways:
+        return Chosen(dense_way, True, why=why or "values and places take no fewer bytes")
+    off = {make: _off_by(way, weight, bias, x) for make, way in ways.items()}
+    ways = {make: way for make, way in ways.items() if off[make] <= AGREEMENT[x.dtype]}
+    if not ways:
+        return Chosen(dense_way, True, why=f"the kernel is {min(off.values()):.0e} off on the example")
+    dense_seconds = seconds_of(dense_way(weight, bias), x, n_copies) if dense is None else dense()
+    times = {make: seconds_of(way, x, n_copies) for make, way in ways.items()}
+    best = min(times, key=times.__getitem__)
+    if times[best] > LEAST_GAIN * dense_seconds:
+        return Chosen(dense_way, True, times[best], dense_seconds, "dense is as fast")
+    return Chosen(best, False, times[best], dense_seconds)
+
+
+def dense_way(weight: Tensor, bias: Tensor | None) -> Way:
+    """torch's own."""
+    return Way("dense", lambda x, own: F.linear(x, own[0], bias), (weight,))
+
+
+def seconds_of(way: Way, x: Tensor, n_copies: int) -> float:
+    """How long a way takes, on so many copies of its weights in turn."""
+    copies = [way.tensors, *(tuple(t.clone() for t in way.tensors) for _ in range(n_copies - 1))]
+    return recording.kernel_seconds([partial(way.call, x, own) for own in copies])
+
+
+def _off_by(way: Way, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
+    """The largest difference from torch's sums, of the largest of these; infinite where the kernel refuses."""
+    expected = F.linear(x, weight, bias).double()
+    try:
+        found = way.call(x, way.tensors).double()
+    except RuntimeError:
+        return math.inf
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=TINY))
+
+
+def _ways(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:
+    """The ways that could be faster than torch's; where there is none, why."""
+    if bool((weight != 0).all()):
+        return [], "no zeros"
+    if x.dtype not in AGREEMENT or weight.dtype != x.dtype:
+        return [], f"{str(x.dtype).removeprefix('torch.')} numbers"
+    if not bool(x.isfinite().all()) or not bool(weight.isfinite().all()):
+        return [], "the example is not finite here"
+    return _for_few(weight) if len(x) <= MOST_TOKENS else _for_many(weight, x)
+
+
+def _for_few(weight: Tensor) -> tuple[list[MakeWay], str]:
+    if weight.shape[1] > MOST_COLUMNS:
+        return [], f"more than {MOST_COLUMNS:,} columns"
+    if importlib.util.find_spec("triton") is None:
+        return [], "needs Triton, which is not installed"
+    return [partial(places_way, bits=bits, ahead=ahead) for bits, ahead in FEW_WAYS], ""
+
+
+def places_way(weight: Tensor, bias: Tensor | None, bits: int, ahead: int) -> Way:
+    """Values with places of so many bits, so many blocks on their way."""
+    from sipp.runtime.gpu.kernels import few_tokens  # Triton is asked for only here
+
+    places = with_places(weight, bits=bits)
+
+    def call(x: Tensor, own: tuple[Tensor, ...]) -> Tensor:
+        return few_tokens(x.contiguous(), places.on(own), bias, ahead=ahead)
+
+    return Way(f"places of {bits} bits", call, places.tensors)
+
+
+def _for_many(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:
+    n_rows, n_columns = weight.shape
+    if n_columns % 4 or int((weight.view(n_rows, -1, 4) != 0).sum(-1).max()) > 2:
+        return [], f"{len(x):,} tokens: tensor cores multiply faster than zeros are skipped"
+    if x.dtype == torch.float32:
+        return [], "2:4 needs fp16 or bf16"
+    if n_rows % two_of_four.ROWS or n_columns % two_of_four.COLUMNS or len(x) % two_of_four.TOKENS:
+        sizes = f"{two_of_four.ROWS} rows, {two_of_four.COLUMNS} columns, {two_of_four.TOKENS} tokens"
+        return [], f"2:4 needs multiples of {sizes}"
+    if not two_of_four.is_there():
+        return [], "2:4 needs cuSPARSELt, which this torch does not have"
+    fastest = two_of_four.fastest(two_of_four.compressed(weight), x)
+    return [partial(_two_of_four_way, kernel=kernel) for kernel in {fastest, two_of_four.FIRST}], ""
+
+
+def _two_of_four_way(weight: Tensor, bias: Tensor | None, kernel: int) -> Way:
+    packed = two_of_four.compressed(weight)
+    return Way(f"2:4, kernel {kernel}", lambda x, own: two_of_four.product(x, own[0], bias, kernel), (packed,))

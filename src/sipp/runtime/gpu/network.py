@@ -1,0 +1,181 @@
+"""A pruned network on a CUDA GPU as a callable that skips its zeros where that is faster, recorded as a CUDA graph."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from sipp.errors import ModelError
+from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
+from sipp.native import pytree
+from sipp.records.html import view
+from sipp.runtime.examples import in_order, kind_of, own_tensors, try_example
+from sipp.runtime.gpu import recording
+from sipp.runtime.gpu.plan import make_plan
+from sipp.runtime.graph import reads_memory, trace_plain
+from sipp.runtime.plain_copy import plain_copy
+from sipp.runtime.plan_cache import BEYOND, PlanCache
+from sipp.runtime.steps import LEAST_GAIN, Step
+from sipp.runtime.table import MB, MS, Words, as_html, as_text, left_to_torch, steps_table
+
+DEVICE = "cuda"
+BY_STEPS, RECORDED = "as above, recorded", "torch runs all of it, recorded"
+AS_CALLED = "torch runs all of it, as called"
+
+
+@dataclass(frozen=True)
+class CompiledOnGpu:
+    """How inputs of one kind are run. Steps that lost to torch are a table, without their weights."""
+
+    steps: list[Step]
+    run: Callable[[list[Any]], Any]
+    how: str
+    seconds: float  # of a call from Python
+    dense_seconds: float  # of torch's faster way, recorded or as called
+    why: str = ""  # it was not recorded
+
+    @property
+    def is_dense(self) -> bool:
+        return self.how != BY_STEPS
+
+
+class SparseOnGpu:
+    """A network compiled for a CUDA GPU: call it as you call the model. `print` shows what runs where, and how fast.
+
+    It is compiled for the shapes of the example; a call with other shapes compiles once more, up to eight of them.
+    Beyond these torch runs the network, dense. Calls are launched one at a time, on the caller's stream.
+    """
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+            self._model = plain_copy(model)
+        turn_off_caches(self._model)
+        self._on = next(t for t in (*self._model.parameters(), *self._model.buffers()))  # whose GPU it is
+        self._compiled: PlanCache[CompiledOnGpu] = PlanCache()
+        self._lock = threading.RLock()
+        self._is_beyond = False
+        self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
+        self.seconds = 0.0  # of compilation
+        kwargs = in_order(self._model, kwargs)
+        self.latest = self._compile(kind_of(args, kwargs, DEVICE), args, kwargs)  # compiled last
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs = in_order(self._model, kwargs)
+        kind = kind_of(args, kwargs, DEVICE)
+        with self._lock:
+            compiled = self._compiled.used(kind)
+            is_next = compiled is None and self._compiled.has_place(kind)
+        if is_next:
+            compiled = self._compile(kind, args, kwargs)
+        with self._lock, torch.no_grad(), torch.cuda.device_of(self._on):
+            if compiled is not None:
+                return compiled.run(pytree.tree_leaves((args, kwargs)))
+            if not self._is_beyond:
+                self._is_beyond = True
+                warnings.warn(BEYOND, stacklevel=2)
+            return recording.own_results(self._model(*args, **kwargs))
+
+    def __reduce__(self) -> Any:
+        raise ModelError(
+            "a compiled network can be neither copied nor pickled: its graphs are for this process",
+            fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
+        )
+
+    @torch.inference_mode(False)
+    def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
+        """The way to run inputs like these, now known. What is kept outlives the mode that the caller is in."""
+        # locks in this order; torch.export is for one thread at a time
+        with ONE_AT_A_TIME, self._lock, torch.no_grad(), torch.cuda.device_of(self._on):
+            if (known := self._compiled.used(kind)) is not None:  # by now, by another thread
+                return known
+            start = time.perf_counter()
+            args, kwargs = own_tensors(args, kwargs)
+            where = "the input" if len(self._compiled) else "the example"
+            try_example(self._model, args, kwargs, where=where, device=DEVICE)
+            self.latest = self._raced(args, kwargs)
+            self._compiled.put(kind, self.latest)
+            self.seconds = time.perf_counter() - start
+            return self.latest
+
+    def _raced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
+        """The steps against the network as torch runs it, recorded and as called; they lose unless they gain 5 %."""
+        graph = trace_plain(self._model, args, kwargs)
+        inputs, spec = pytree.tree_flatten((args, kwargs))
+        cast = torch.get_autocast_dtype(DEVICE) if torch.is_autocast_enabled(DEVICE) else None
+
+        def dense(given: list[Any]) -> Any:
+            own_args, own_kwargs = pytree.tree_unflatten(given, spec)
+            with torch.autocast(DEVICE, dtype=cast, enabled=cast is not None, cache_enabled=False):
+                return self._model(*own_args, **own_kwargs)
+
+        def as_called(given: list[Any]) -> Any:
+            return recording.own_results(dense(given))
+
+        ways: dict[str, Callable[[list[Any]], Any]] = {AS_CALLED: as_called}
+        steps, why = [], ""
+        try:
+            ways[RECORDED] = recording.Recorded(dense, inputs)
+            if reads_memory(graph):
+                why = "an operation takes values as they lie in memory"
+            else:
+                plan = make_plan(graph, inputs)
+                steps = plan.steps
+                if any(step.held for step in steps):
+                    ways[BY_STEPS] = recording.Recorded(plan.run, inputs)
+        except RuntimeError as error:  # whatever cannot be part of a graph, such as a value that Python waits for
+            why = f"it cannot be recorded ({str(error).splitlines()[0][:80]})"
+        times = dict(zip(ways, recording.race([partial(run, inputs) for run in ways.values()])))
+        dense_seconds = min(times[how] for how in ways if how != BY_STEPS)
+        how = min((how for how in ways if how != BY_STEPS), key=times.__getitem__)
+        if times.get(BY_STEPS, dense_seconds) <= LEAST_GAIN * dense_seconds:
+            how = BY_STEPS
+        kept = steps if how == BY_STEPS else [replace(step, fast=lambda values: None, held=()) for step in steps]
+        return CompiledOnGpu(kept, ways[how], how, times[how], dense_seconds, why)
+
+    @property
+    def steps(self) -> list[Step]:
+        """What is run, in order, for inputs of the latest shapes compiled."""
+        return list(self.latest.steps)
+
+    @property
+    def n_bytes(self) -> int:
+        """What all weights take: the model's own, for other shapes of input, and those packed for these."""
+        held = {t.data_ptr(): t.nbytes for each in self._compiled.all() for s in each.steps for t in s.held}
+        return self.n_dense_bytes + sum(held.values())
+
+    def __repr__(self) -> str:
+        ran, dense = self.latest.seconds, self.latest.dense_seconds
+        ratio = "torch runs all of it" if self.latest.is_dense else f"{dense / ran:.2f} x dense when it was compiled"
+        return f"<SparseOnGpu {type(self._model).__name__}: {ratio}; print() shows what runs where>"
+
+    def __str__(self) -> str:
+        return as_text(steps_table(self.latest.steps, with_notes=True), self._words())
+
+    def _repr_html_(self) -> str:
+        shown = as_html(steps_table(self.latest.steps, with_notes=True), self._words())
+        return view(f"{type(self._model).__name__}, compiled for this GPU", shown)
+
+    def _words(self) -> Words:
+        latest = self.latest
+        why = f" ({latest.why})" if latest.why else ""
+        times = f"{latest.seconds * MS:.3f} ms a call, dense {latest.dense_seconds * MS:.3f} ms"
+        memory = (
+            f"{self.n_bytes / MB:.2f} MB with the dense ones for other shapes, dense {self.n_dense_bytes / MB:.2f} MB"
+        )
+        return (
+            ("left to torch", left_to_torch(latest.steps)),
+            ("network", f"{latest.how}{why}; {times} ({latest.dense_seconds / latest.seconds:.2f} x)"),
+            ("weights", memory),
+            (
+                "compiled in",
+                f"{self.seconds:.1f} s; times of steps are those of their kernels, of the network of a call",
+            ),
+        )

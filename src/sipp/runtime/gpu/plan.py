@@ -1,0 +1,161 @@
+"""A traced graph and an example on the GPU in, the steps for inputs of these shapes out; linear layers are chosen anew.
+
+Every other operation is torch's own. Linear layers that read the same few tokens (the queries, keys and values of an
+attention) become one product where that is sparse: it costs one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sipp.native import pytree
+from sipp.runtime.gpu.linear import MOST_TOKENS, Chosen, choose, dense_way, seconds_of
+from sipp.runtime.graph import CONV, LINEAR, Graph, Op, Ref
+from sipp.runtime.plan import computed
+from sipp.runtime.steps import Step, Values, torch_step
+
+LEAST_WEIGHTS = 1 << 16  # of a layer that is tried: a smaller one takes as long as its launch
+SHARES = 50  # layers of one shape whose kept share is the same in 1/50 are timed once
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """The steps of a network for inputs of certain shapes."""
+
+    graph: Graph
+    steps: list[Step]
+    constants: Values
+
+    def run(self, inputs: list[Any]) -> Any:
+        """What the model gives, by the steps; results may share memory with constants."""
+        values = self.constants | dict(zip(self.graph.inputs, inputs))
+        with torch.autocast("cuda", enabled=False):
+            for step in self.steps:
+                step.fast(values)
+        found = [values[ref.value] if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
+        return pytree.tree_unflatten(found, self.graph.out_spec)
+
+
+def make_plan(graph: Graph, inputs: list[Any]) -> GpuPlan:
+    """The plan for inputs like these: every operation is run, in order, and linear layers in the ways they could be."""
+    graph = computed(graph)
+    values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
+    known: dict[Hashable, Chosen] = {}
+    n_bytes = sum(tensor.nbytes for tensor in graph.constants.values())
+    steps: dict[int, Step] = {}
+    for op in graph.ops:
+        if op.out not in steps:
+            group = _readers_of_same(op, graph, values) if _is_ours(op, graph, values) else [op]
+            steps.update(_steps_of(group, graph, values, n_bytes, known))
+        steps[op.out].fast(values)
+    ordered = [steps[op.out] for op in graph.ops]
+    used = {n for op, step in zip(graph.ops, ordered) for n in _kept_reads(op, step)}
+    used |= {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
+    constants = {n: value for n, value in graph.constants.items() if n in used}
+    return GpuPlan(replace(graph, constants={}), ordered, constants)
+
+
+def _kept_reads(op: Op, step: Step) -> list[int]:
+    """The values that a step reads in calls to come: no weight that it holds itself."""
+    return op.reads() if step.kernel in ("torch", "dense") else [op.args[0].value]
+
+
+def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
+    """Whether it is a linear layer with weights of its own that is large enough, on a batch that is not empty."""
+    if op.target is not LINEAR or op.kwargs:
+        return False
+    refs = [ref for ref in op.args[1:3] if ref is not None]
+    if not all(isinstance(ref, Ref) and ref.value in graph.constants for ref in refs):
+        return False
+    weight, x = graph.constants[refs[0].value], values[op.args[0].value]
+    return weight.ndim == 2 and weight.numel() >= LEAST_WEIGHTS and x.numel() > 0
+
+
+def _readers_of_same(op: Op, graph: Graph, values: Values) -> list[Op]:
+    """The linear layers with the same few tokens as input and alike weights, this one first; else this one alone."""
+    x, weight = values[op.args[0].value], graph.constants[op.args[1].value]
+    if x.numel() // weight.shape[1] > MOST_TOKENS or weight.dtype != x.dtype:
+        return [op]
+
+    def is_alike(other: Op) -> bool:
+        if other.out < op.out or other.target is not LINEAR or other.args[0] != op.args[0]:
+            return False
+        return (
+            _is_ours(other, graph, values)
+            and graph.constants[other.args[1].value].dtype == weight.dtype
+            and (_bias(other, graph) is None) == (_bias(op, graph) is None)
+            and _keep(graph.constants[other.args[1].value]) < 1.0
+        )
+
+    alike = [other for other in graph.ops if is_alike(other)]
+    return alike if op in alike else [op]
+
+
+def _steps_of(
+    group: list[Op], graph: Graph, values: Values, n_bytes: int, known: dict[Hashable, Chosen]
+) -> dict[int, Step]:
+    """The steps of operations that belong together, by what they give."""
+    op = group[0]
+    if not _is_ours(op, graph, values):
+        return {op.out: torch_step(op, _why_not(op))}
+    x = values[op.args[0].value]
+    tokens = x.reshape(-1, x.shape[-1])
+    weights = [graph.constants[each.args[1].value] for each in group]
+    biases = [bias for each in group if (bias := _bias(each, graph)) is not None]
+    weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
+    sizes, n_dense_bytes = [len(each) for each in weights], weight.nbytes
+    cache = torch.cuda.get_device_properties(x.device).L2_cache_size if x.is_cuda else 0
+    n_copies = max(1, -(-min(n_bytes, 2 * cache) // n_dense_bytes))
+    alike = tokens.shape, tokens.stride(), tokens.dtype, weight.shape, weight.dtype, bias is None
+    kind = (*sizes, *alike, round(SHARES * _keep(weight)))
+    if kind not in known:
+        each_alone = [partial(seconds_of, dense_way(own, None), tokens, n_copies) for own in weights]
+        known[kind] = choose(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
+    chosen = known[kind]
+    if chosen.is_dense and len(group) > 1:  # alone, one of them may be worth it
+        made: dict[int, Step] = {}
+        for each in group:
+            made |= _steps_of([each], graph, values, n_bytes, known)
+        return made
+    if chosen.is_dense:
+        return {
+            op.out: replace(
+                torch_step(op, chosen.why), kernel="dense", keep=_keep(weight), n_bytes=n_dense_bytes,
+                n_dense_bytes=n_dense_bytes, seconds=chosen.seconds, dense_seconds=chosen.dense_seconds,
+            )
+        }  # fmt: skip
+    way = chosen.make(weight, bias)
+    outs = [each.out for each in group]
+
+    def fast(current: Values) -> None:
+        given = current[op.args[0].value]
+        found = way.call(given.reshape(-1, given.shape[-1]), way.tensors)
+        current.update(zip(outs, found.reshape(*given.shape[:-1], -1).split(sizes, -1)))
+
+    first = Step(
+        op.name, way.name, fast, op.out, _keep(weight), way.n_bytes, n_dense_bytes, chosen.seconds,
+        chosen.dense_seconds, held=way.tensors,
+    )  # fmt: skip
+    others = [Step(each.name, f"with {op.name}", lambda values: None, each.out) for each in group[1:]]
+    return {step.out: step for step in (first, *others)}
+
+
+def _bias(op: Op, graph: Graph) -> Tensor | None:
+    return graph.constants[op.args[2].value] if len(op.args) > 2 and op.args[2] is not None else None
+
+
+def _keep(weight: Tensor) -> float:
+    return float((weight != 0).sum()) / max(1, weight.numel())
+
+
+def _why_not(op: Op) -> str:
+    """Why torch runs a layer with weights."""
+    if op.target is CONV:
+        return "convolution: tensor cores multiply faster than zeros are skipped"
+    return f"fewer than {LEAST_WEIGHTS:,} weights, or not its own" if op.target is LINEAR else ""

@@ -1,0 +1,83 @@
+"""A function of tensors on the GPU, recorded once as a CUDA graph: a call is one launch. And how long things take."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sipp.native import pytree
+
+WARM_UPS = 3  # before a function is recorded: libraries choose their kernels and take their memory
+LEAST_CALLS, REPLAYS = 48, 5  # of a layer that is timed
+TURNS, RACE_SECONDS, MOST_CALLS = 5, 0.02, 100  # of a whole network
+
+
+class Recorded:
+    """`function(inputs)` as a graph: inputs are copied in, results are the caller's own. For one call at a time."""
+
+    def __init__(self, function: Callable[[list[Any]], Any], inputs: list[Any]) -> None:
+        self._inputs = [x.detach().clone() if isinstance(x, Tensor) else x for x in inputs]
+        stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(before)
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                function(self._inputs)
+        before.wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._found = function(self._inputs)
+        self._done = torch.cuda.Event()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        torch.cuda.current_stream().wait_event(self._done)  # the call before may have been on another stream
+        for own, given in zip(self._inputs, inputs):
+            if isinstance(own, Tensor):
+                own.copy_(given)
+        self._graph.replay()
+        found = own_results(self._found)
+        self._done.record()
+        return found
+
+
+def own_results(found: Any) -> Any:
+    """The same results with memory of their own, laid out as they were."""
+    return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, found)
+
+
+def kernel_seconds(calls: Sequence[Callable[[], object]]) -> float:
+    """The time of one of these calls, which are recorded one after the other, several times over."""
+    repeated = [*calls] * -(-LEAST_CALLS // len(calls))
+    recorded = Recorded(lambda _: [call() for call in repeated], [])
+    recorded.replay()
+    best = math.inf
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        recorded.replay()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1e3)
+    return best / len(repeated)
+
+
+def race(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """The shortest time of each as called from Python, the GPU's work included; they take turns."""
+    best = [math.inf] * len(calls)
+    for turn in range(TURNS):
+        for i, call in enumerate(calls):
+            n_calls = 1 if turn == 0 else max(1, min(MOST_CALLS, int(RACE_SECONDS / best[i])))
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(n_calls):
+                call()
+            torch.cuda.synchronize()
+            best[i] = min(best[i], (time.perf_counter() - start) / n_calls)
+    return best
