@@ -12,6 +12,7 @@ whole network at one magnitude, so that layers differ; `even` draws the same sha
 from __future__ import annotations
 
 import argparse
+import gzip
 import tempfile
 import time
 from collections.abc import Sequence
@@ -95,10 +96,13 @@ def sizes(names: list[str], path: Path, keeps: Sequence[float]) -> None:
                     files.append(sipp.save(path=path, values=values, **thing))  # type: ignore[arg-type]
                 shares = [one.n_bytes / allowed(one) for one in files]
                 worst = max(worst, *shares)
-                smaller = [f"{dense / one.n_bytes:.2f}" for one in files]
+                kept = pruned.model if kind == "wt" else uniform
+                zipped = len(gzip.compress(dense_file(kept.state_dict())))  # what anyone has: zeros in place, then gzip
+                smaller = [f"{dense / n_bytes:.2f}" for n_bytes in (zipped, *(one.n_bytes for one in files))]
                 rows.append((name, keep, kind, f"{dense:,}", *smaller, *(f"{share:.3f}" for share in shares)))
                 print(*rows[-1], flush=True)
-    header = ("network", "keep", "masks", "dense bytes", *(f"{v} x" for v in VALUES), *(f"{v} used" for v in VALUES))
+    ratios = [f"{name} x" for name in ("gzip", *VALUES)]
+    header = ("network", "keep", "masks", "dense bytes", *ratios, *(f"{v} used" for v in VALUES))
     table("Times smaller than the dense fp32 file; share of the allowed bytes that is used", header, rows)
     print(f"\nallowed: {FACTOR} x (values + n H(keep) / 8) + {ADDED:,} bytes; most used: {worst:.3f}")
 

@@ -8,7 +8,8 @@
 With --epochs a network is trained, cut to each keep in turn and retrained with its zeros held, for half as long. Both
 networks are dense ones, run by torch in inference mode; they take turns, and the best of each counts. What gives other
 outputs is not timed. It runs on a GPU where there is one (`--device cpu` to stay off it): there calls are recorded in a
-CUDA graph. With --busy: the CPU time of one thread, for a machine that others use too.
+CUDA graph. With --sparse `sipp.sparse` runs both instead, on the CPU. With --busy: the CPU time of one thread, for a
+machine that others use too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from sipp.experiments.nets import build
 from sipp.records.shrunk import Shrunk
 
 KEEPS = (0.05, 0.02)
+Network = Callable[[Tensor], Tensor]
 BATCH = 64
 N_POINTS = 64  # that choose what is kept, where the method asks for data
 TOLERANCE = 1e-4  # of the largest output
@@ -63,7 +65,7 @@ def train(net: nn.Module, data: ImageSet, n_epochs: int) -> float:
     return 100 * float((found == data.labels[data.n_train :]).float().mean())
 
 
-def timed(before: nn.Module, small: nn.Module, x: Tensor, clock: Callable[[], float]) -> list[float]:
+def timed(before: Network, small: Network, x: Tensor, clock: Callable[[], float]) -> list[float]:
     """Seconds of a call of each."""
     with torch.inference_mode():
         wanted, found = before(x), small(x)
@@ -74,7 +76,7 @@ def timed(before: nn.Module, small: nn.Module, x: Tensor, clock: Callable[[], fl
         return alternate(*calls, clock=clock)
 
 
-def _call(net: nn.Module, x: Tensor) -> Callable[[], object]:
+def _call(net: Network, x: Tensor) -> Callable[[], object]:
     """A call of the network on the CPU; on a GPU ten of them, recorded, and the wait for them."""
     if not x.is_cuda:
         return lambda: net(x)
@@ -121,7 +123,9 @@ def bench(name: str, given: argparse.Namespace, clock: Callable[[], float]) -> I
         start = time.perf_counter()
         small = sipp.shrink(pruned.model.eval(), data.images[:1])
         taken = time.perf_counter() - start
-        made = row(name, keep, words, small, timed(pruned.model, small.model, data.images[:BATCH], clock))
+        points_timed = data.images[:BATCH]
+        ways = [sipp.sparse(one, points_timed) if given.sparse else one.model for one in (pruned, small)]
+        made = row(name, keep, words, small, timed(*ways, points_timed, clock))
         print(*made, f"shrunk in {taken:.1f} s", flush=True)
         yield made
 
@@ -153,6 +157,7 @@ def main() -> None:
     parser.add_argument("--method", default="wt")
     parser.add_argument("--epochs", type=int, default=0, help="of the dense network; half of it after each cut")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--sparse", action="store_true", help="time sipp.sparse of both networks")
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--networks", type=int, help="only compare so many random networks")
     given = parser.parse_args()
@@ -167,7 +172,9 @@ def main() -> None:
         f"ms, {BATCH} points", "after", "x",
     ]  # fmt: skip
     where = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
-    table(f"Dense networks before and after shrink, {given.method}, {where}", header, rows)
+    table(
+        f"{'sipp.sparse' if given.sparse else 'Dense'}, before and after shrink, {given.method}, {where}", header, rows
+    )
 
 
 if __name__ == "__main__":

@@ -10,23 +10,11 @@ import torch
 import sipp
 
 try:
-    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+    from sipp.integrations.hugging_face import HoldMasks
 except ImportError as missing:
     raise SystemExit(f"skipped: {missing}; pip install 'sipp[hf]'") from missing
-
-
-class HoldMasks(TrainerCallback):
-    """Pruned weights stay zero while the Trainer trains."""
-
-    def __init__(self, masks):
-        self.masks = masks
-
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-        # Accelerate wraps the optimizer: the one inside is the one that steps.
-        sipp.hold(model, self.masks, optimizer=getattr(optimizer, "optimizer", optimizer))
-
-    def on_train_end(self, args, state, control, model=None, **kwargs):
-        sipp.release(model)
 
 
 torch.manual_seed(0)

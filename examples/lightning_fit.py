@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import sipp
 
 try:
-    import pytorch_lightning as L  # or, as you have it: import lightning as L
+    import pytorch_lightning as L  # or, as you have it: import lightning.pytorch as L
+
+    from sipp.integrations.lightning import HoldMasks
 except ImportError as missing:
     raise SystemExit(f"skipped: {missing}; pip install pytorch-lightning") from missing
 
@@ -29,19 +31,6 @@ class Module(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0.1)
 
 
-class HoldMasks(L.Callback):
-    """Pruned weights stay zero while the Trainer trains."""
-
-    def __init__(self, masks):
-        self.masks = masks
-
-    def on_train_start(self, trainer, pl_module):
-        sipp.hold(pl_module.net, self.masks, optimizer=trainer.optimizers)
-
-    def on_train_end(self, trainer, pl_module):
-        sipp.release(pl_module.net)
-
-
 torch.manual_seed(0)
 x = torch.randn(256, 16)
 loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=32)
@@ -51,7 +40,7 @@ module.net.load_state_dict(pruned.model.state_dict())
 quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 with tempfile.TemporaryDirectory() as folder:
     options = {"max_epochs": 3, "accelerator": "cpu", "default_root_dir": folder} | quiet
-    L.Trainer(callbacks=[HoldMasks(pruned.masks)], **options).fit(module, loader)
+    L.Trainer(callbacks=[HoldMasks(pruned.masks, part="net")], **options).fit(module, loader)
 
 n_nonzero = sum(int(module.net.get_parameter(name).count_nonzero()) for name in pruned.masks)
 print(f"{n_nonzero:,} of {pruned.n_weights:,} prunable weights are not zero after training with Lightning")

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from shorter import narrow_resnets
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -18,6 +19,8 @@ SHOWS = {
     "image_folder.py": r"With 95 % confidence, for all but at most 5 % of inputs",
     "lightning_fit.py": r"prunable weights are not zero after training with Lightning",
     "hf_trainer.py": r"prunable weights are not zero after training",
+    "language_model.py": r"same next token.*prunable weights are not zero after training",
+    "lora.py": r"prunable weights are not zero after LoRA",
     "lstm.py": r"sipp-hybrid: \d+\.\d% at half",
     "prune_and_retrain.py": r"2,382 of 23,824 prunable weights are not zero",
     "prune_to_tolerance.py": r"checked again: the same",
@@ -25,7 +28,13 @@ SHOWS = {
 }
 
 
-NEEDS = {"hf_trainer.py": "transformers", "accelerate_loop.py": "accelerate", "lightning_fit.py": "pytorch_lightning"}
+NEEDS = {
+    "hf_trainer.py": "transformers",
+    "language_model.py": "transformers",
+    "lora.py": "peft",
+    "accelerate_loop.py": "accelerate",
+    "lightning_fit.py": "pytorch_lightning",
+}
 
 
 def without_numbers(text: str) -> list[str]:
@@ -46,11 +55,12 @@ def test_the_script_runs(
     if needs is not None and importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     monkeypatch.chdir(tmp_path)
+    narrow_resnets(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runpy.run_path(str(path), run_name="__main__")
     shown = capsys.readouterr().out
-    assert re.search(SHOWS[path.name], shown), shown
+    assert re.search(SHOWS[path.name], shown, re.S), shown
     if path.name in PRINTED:
         assert without_numbers(shown) == without_numbers(PRINTED[path.name])
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"

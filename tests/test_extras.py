@@ -40,6 +40,10 @@ NEEDS = [
      "engine 'ray' needs ray", "ray"),
     ("transformers", "from sipp.cli.hugging_face_models import hf_model; hf_model('hf:folder')",
      "--model hf:DIR needs transformers", "hf"),
+    ("transformers", "import sipp.integrations.hugging_face",
+     "holding masks in the HF Trainer needs transformers", "hf"),
+    ("pytorch_lightning", "import sipp.integrations.lightning",
+     "holding masks in Lightning needs pytorch-lightning", "lightning"),
     ("gguf", "from sipp.cli.hugging_face_models import _from_gguf; _from_gguf(None, '.', 'x.gguf')",
      "reading GGUF files needs gguf", "hf"),
     *((name, "import torch; from sipp.runtime.exporting import export; "
@@ -68,7 +72,8 @@ def test_a_missing_package_is_named_with_its_extra(
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "sipp.experiments.recipes.yamlfile", raising=False)  # it imports at its head
+    for name in ("experiments.recipes.yamlfile", "integrations.lightning", "integrations.hugging_face"):
+        monkeypatch.delitem(sys.modules, f"sipp.{name}", raising=False)  # these import at their head
     with pytest.raises(OptionError) as caught:
         exec(call, {})
     assert str(caught.value) == f"{says}; run pip install 'sipp[{extra}]'"
@@ -95,8 +100,8 @@ def test_the_extras_bring_what_they_are_named_for() -> None:
     for name, extra in EXTRAS.values():
         assert name in extras[extra], f"{name} is not in the extra {extra}"
     assert names(PROJECT["dependencies"]) == CORE
-    assert extras["all"] == {"sipp[report,train,ray,hf,onnx]"}
-    assert set(extras) == {"report", "train", "ray", "hf", "onnx", "docs", "all", "dev"}
+    assert extras["all"] == {"sipp[report,train,ray,hf,lightning,onnx]"}
+    assert set(extras) == {"report", "train", "ray", "hf", "lightning", "onnx", "docs", "all", "dev"}
 
 
 def test_what_pyproject_names_is_pinned() -> None:

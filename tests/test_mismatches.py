@@ -19,7 +19,7 @@ from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.weight_uses import checked_use
 from sipp.records.batches import Batch, WeightUse
 
-N_CASES = 160
+N_CASES = 100
 
 
 def test_random_mismatches_end_in_our_own_errors() -> None:

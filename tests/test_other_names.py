@@ -80,6 +80,8 @@ def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["prune", "--model", "digits-cnn", "--data", "random", "--keep", "0.5", "--method", "magnitude"]
     assert fail_well(app, [*words, "--dry-run"]) == 2
     assert "give --method wt" in capsys.readouterr().err.replace("=", " ").replace("'", "")
+    assert fail_well(app, [*words[:5], "--sparsity", "0.9", "--dry-run"]) == 2
+    assert "do:    give --keep, the share that stays" in capsys.readouterr().err
 
 
 def test_the_loss_of_a_method_is_asked_for_where_it_is_given() -> None:

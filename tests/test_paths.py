@@ -47,6 +47,14 @@ ENDS = {
         ["sparse/accuracy.json", "sparse/eval.json", "small.safetensors", "page.html", "small.pt2"],
         r"x faster .* certified",
     ),
+    "shell_images.sh": ("", "PIL", ["sparse/eval.json", "page.html"], r"2 classes[\s\S]*accuracy: +[\d.]+% pruned"),
+    "researcher.py": ("", "", ["page.html"], r"mine: [\d.]+% right after retraining"),
+    "training_frameworks.py": (
+        "",
+        "pytorch_lightning",
+        ["stopped.ckpt", "net.sipp.safetensors", "page.html"],
+        r"947 of 9,472 prunable weights are not zero after the resumed training",
+    ),
     "shell_hugging_face.sh": ("", "transformers", ["sparse/bench.json", "page.html", "sparse-bert"], r"x faster"),
 }
 
@@ -168,6 +176,15 @@ def test_the_path_uses_only_what_the_pages_say(name: str) -> None:
 )
 def test_what_is_not_said_is_noticed(name: str, text: str) -> None:
     assert unsaid(name, text)
+
+
+def test_the_guide_counts_the_calls_of_each_path() -> None:
+    said = dict(re.findall(r"^\| `([\w.]+)` \|[^|]*\| (\d+) \| \d+ s \| \d+ s \|$", SAID, re.M))
+    assert len(said) >= 5
+    for name, n_calls in said.items():
+        text = (PATHS / name).read_text()
+        in_code = len(re.findall(r"\bsipp\.\w+\(|\bexport\(", text))
+        assert int(n_calls) == (len(lines_of(text)) if name.endswith(".sh") else in_code), name
 
 
 def test_every_path_is_run() -> None:

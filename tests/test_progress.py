@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import sys
@@ -30,7 +31,11 @@ LONG = (
     "check_assumption",
     "sensitivity",
     "gradual",
+    "perplexity",
 )
+
+
+walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 
 
 class Terminal(StringIO):
@@ -41,6 +46,10 @@ class Terminal(StringIO):
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def talker() -> nn.Module:
+    return nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
 
 
 def points(n: int = 60) -> torch.Tensor:
@@ -63,6 +72,7 @@ def work(name: str, **options: bool) -> None:
         "certify_accuracy": lambda: sipp.certify_accuracy(net(), pruned, holdout, **options),
         "check_assumption": lambda: sipp.check_assumption(net(), points(6), points(5), n_holdout=3, **options),
         "sensitivity": lambda: sipp.sensitivity(net(), points(), **options),
+        "perplexity": lambda: sipp.perplexity(talker(), torch.arange(24).reshape(4, 6) % 5, **options),
         "gradual": lambda: sipp.gradual(net(), lambda step: None, points(), keep=0.5, steps=20, cuts=2, **options),
     }
     calls[name]()
@@ -78,6 +88,7 @@ WORDS = {
     "certify_accuracy": ("certifying",),
     "check_assumption": ("looking at the assumption", "9/9"),
     "sensitivity": ("scoring",),
+    "perplexity": ("measuring", "4/4"),
     "gradual": ("gradual: step 7 of 20", "gradual: step 12 of 20, 50.00% of the weights left (cut 2 of 2)"),
 }
 
@@ -133,6 +144,61 @@ def test_inside_of_a_display_of_the_callers_own(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TERM", "xterm")
     with Progress(console=Console(stderr=True)), progress_bar("work", 3, shown=True) as advance:
         advance(1)
+
+
+@pytest.mark.parametrize(("method", "count"), [("sipp-blend", "12/12"), ("wt", "")])
+def test_a_bar_counts_to_a_total_or_not_at_all(method: str, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    sipp.prune(net(), points(), keep=0.9, method=method)
+    assert "cutting" in stream.getvalue() and "/?" not in stream.getvalue() and count in stream.getvalue()
+
+
+class Clock:
+    """A clock that moves on by some seconds with each look."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def test_a_log_gets_a_few_lines_of_long_work_and_none_of_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for step in (0.01, 1.0):
+        log = StringIO()
+        monkeypatch.setattr(sys, "stderr", log)
+        monkeypatch.setattr(progress, "monotonic", Clock(step))
+        with progress_bar("fitting", 100, shown=True) as advance:
+            for _ in range(100):
+                advance(1)
+        found[step] = log.getvalue().splitlines()
+    assert found[0.01] == []
+    assert found[1.0] == [
+        "sipp: fitting: 10 of 100, about 90 s left", "sipp: fitting: 20 of 100, about 80 s left",
+        "sipp: fitting: 40 of 100, about 60 s left", "sipp: fitting: 80 of 100, about 20 s left",
+    ]  # fmt: skip
+    monkeypatch.setattr(progress, "monotonic", Clock(1.0))
+    for options in ({"total": None, "shown": True}, {"total": 100, "shown": False}):
+        log = StringIO()
+        monkeypatch.setattr(sys, "stderr", log)
+        with progress_bar("fitting", **options) as advance:  # type: ignore[arg-type]
+            advance(99)
+        assert log.getvalue() == ""
+
+
+def test_a_walk_says_after_two_levels_how_long_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    for step, shown, n_lines in ((0.1, True, 0), (30.0, True, 1), (30.0, False, 0)):
+        log = StringIO()
+        monkeypatch.setattr(sys, "stderr", log)
+        monkeypatch.setattr(walking, "monotonic", Clock(step))
+        sipp.prune_to(net(), points(), points(90), epsilon=0.9, method="wt", progress=shown)
+        lines = [line for line in log.getvalue().splitlines() if "more levels" in line]
+        assert len(lines) == n_lines
+        assert all(line == "sipp: prune_to tries about 6 more levels: about 3 min" for line in lines)
 
 
 def test_prune_shows_how_far_it_has_looked_at_the_assumption(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Makes the files that stand for yours in the paths of this folder, small in size and whole in function.
 
-python examples/paths/stand_ins.py, in an empty folder: my.py, my.pt, points.npz, new.npz; bert/, train.txt, new.txt
-where transformers is installed.
+python examples/paths/stand_ins.py, in an empty folder: my.py, my.pt, points.npz, new.npz; pets/, new-pets/,
+pets.pt; bert/, train.txt, new.txt where transformers is installed.
 """
 
 import importlib.util
@@ -11,7 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from sklearn.datasets import load_digits
+
+from sipp.experiments.data import normalise
+from sipp.experiments.data.transforms import MEAN, STD
+from sipp.experiments.nets import build
 
 MY_PY = """import torch
 
@@ -65,7 +70,30 @@ def a_trained_network(n_train: int = 1000) -> None:
     np.savez("new.npz", inputs=images[n_train:], labels=labels[n_train:])
 
 
-def a_folder_of_hugging_face(n_train: int = 200, n_new: int = 300) -> None:
+def folders_of_images(n_train: int = 40, n_new: int = 50) -> None:
+    """pets/ and new-pets/ with a folder of pictures for each of two classes, and a ResNet20 that tells them apart."""
+    pixels, labels = load_digits(return_X_y=True)
+    large = np.kron(pixels.reshape(-1, 8, 8), np.ones((2, 2)))  # 16 x 16
+    pictures = np.repeat((15 * large).astype(np.uint8)[..., None], 3, axis=-1)
+    chosen = {name: pictures[labels == digit] for digit, name in enumerate(("cats", "dogs"))}
+    for folder, first, last in (("pets", 0, n_train), ("new-pets", n_train, n_train + n_new)):
+        for name, found in chosen.items():
+            (Path(folder) / name).mkdir(parents=True)
+            for i in range(first, last):
+                Image.fromarray(found[i]).save(Path(folder) / name / f"{i}.png")
+    net = build("resnet20", n_classes=2)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    images = np.concatenate([found[:n_train] for found in chosen.values()])
+    x = normalise(torch.from_numpy(images).permute(0, 3, 1, 2), mean=MEAN, std=STD)
+    y = torch.arange(2).repeat_interleave(n_train)
+    for _ in range(12):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    torch.save(net.state_dict(), "pets.pt")
+
+
+def a_folder_of_hugging_face(n_train: int = 200, n_new: int = 120) -> None:
     """bert/ as save_pretrained writes it, with random weights and a vocabulary of a few words, and sentences."""
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
@@ -88,5 +116,6 @@ def a_folder_of_hugging_face(n_train: int = 200, n_new: int = 300) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     a_trained_network()
+    folders_of_images()
     if importlib.util.find_spec("transformers") is not None:
         a_folder_of_hugging_face()

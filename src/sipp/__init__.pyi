@@ -11,6 +11,7 @@ from sipp.records.options import Scoring as Scoring
 from sipp.records.pruned import Pruned as Pruned
 from sipp.report.page import page as page
 from sipp.runtime.sparse_network import sparse as sparse
+from sipp.scoring.methods import register_method as register_method
 from sipp.scoring.sensitivities import sensitivity as sensitivity
 from sipp.scoring.theory_points import sample_size as sample_size
 from sipp.verbs.assess import assess as assess
@@ -22,6 +23,7 @@ from sipp.verbs.inspect import inspect as inspect
 from sipp.verbs.load import load as load
 from sipp.verbs.perplexity import perplexity as perplexity
 from sipp.verbs.prune import prune as prune
+from sipp.verbs.prune_on_disk import prune_on_disk as prune_on_disk
 from sipp.verbs.prune_to import prune_to as prune_to
 from sipp.verbs.repair import repair as repair
 from sipp.verbs.save import save as save

@@ -16,6 +16,7 @@ EXTRAS = {
     "accelerate": ("accelerate", "train"),
     "ray": ("ray", "ray"),
     "transformers": ("transformers", "hf"),
+    "pytorch_lightning": ("pytorch-lightning", "lightning"),
     "gguf": ("gguf", "hf"),
     "onnx": ("onnx", "onnx"),
     "onnxscript": ("onnxscript", "onnx"),

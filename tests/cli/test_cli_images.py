@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from safetensors.torch import save_file
 
 import sipp
 from sipp.cli.data_option import INPUTS, open_source
+from sipp.cli.stored_networks import stored_network
 from sipp.experiments.data import normalise
+from sipp.experiments.nets import NETS, build, n_classes_in
 
 NET = ["--model", "cli_zoo:small_conv"]
 HALF = (0.5, 0.5, 0.5)
@@ -128,3 +131,68 @@ def test_what_cannot_be_meant(text: str, data: str, what: str, folder: Path) -> 
     assert done.returncode == 2 and done.stdout == ""
     found, where, _ = three_lines(done.stderr)
     assert what in found and where.startswith("--normalise")
+
+
+# --- folders of classes, sizes, networks of other numbers of classes -------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 x 16 pictures in two class folders, flat, and in three; a CifarResNet for two classes, as a .pt."""
+    base = tmp_path_factory.mktemp("pets")
+    rng = np.random.default_rng(1)
+    for name, parts, n in (("two", ("cats", "dogs"), 8), ("flat", ("",), 6), ("three", ("a", "b", "c"), 2)):
+        for k, part in enumerate(parts):
+            (base / name / part).mkdir(parents=True, exist_ok=True)
+            for i in range(n):
+                pixels = rng.integers(50 * k, 50 * k + 100, size=(16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(base / name / part / f"{i}.png")
+    torch.manual_seed(0)
+    torch.save(build("resnet20", n_classes=2).state_dict(), base / "w.pt")
+    return base
+
+
+TWO = ["--model", "resnet20", "--size", 16]
+
+
+def test_class_folders_give_labels_and_accuracy(pets: Path) -> None:
+    source = open_source(str(pets / "two"), "calibration", "--data", size=16)
+    found = source.take(torch.arange(source.n_points))
+    assert source.classes == ("cats", "dogs") and found["labels"].tolist() == [0] * 8 + [1] * 8
+    both = ["--dense", pets / "w.pt", "--pruned", pets / "w.pt"]
+    told = run("eval", *TWO, *both, "--data", pets / "two")
+    assert "accuracy:" in told.stdout and "not measured" not in told.stdout and "2 classes" in told.stdout
+    flat = run("eval", *TWO, *both, "--data", pets / "flat")
+    assert "not measured:" in flat.stdout and "one folder for each class" in flat.stdout, flat.stdout
+    three = run("eval", *TWO, *both, "--data", pets / "three")  # which label is which output, nobody knows
+    assert "not measured: the folder has 3 classes, the network 2 outputs" in three.stdout
+    assert "labels are left out" in three.stderr
+
+
+def test_an_image_of_the_size_asked_for_stays_as_it_is(pets: Path) -> None:
+    def pixels(**options: Any) -> torch.Tensor:
+        source = open_source(str(pets / "two"), "calibration", "--data", normalise="none", **options)
+        return source.take(torch.arange(1))[INPUTS]
+
+    picture = torch.from_numpy(np.array(Image.open(pets / "two" / "cats" / "0.png"))).permute(2, 0, 1)
+    assert torch.equal((255 * pixels(size=16)[0]).round().byte(), picture)
+    shapes = [tuple(pixels(**options).shape[2:]) for options in ({}, {"size": 24}, {"model": "resnet20"})]
+    assert shapes == [(224, 224), (24, 24), (32, 32)]  # a built-in network says what it takes
+    wrong = run("score", *TWO, "--data", "random:4x3x8x8")
+    assert wrong.returncode == 2 and three_lines(wrong.stderr)[1] == "--size 16"
+
+
+def test_as_many_classes_as_the_weights_have(pets: Path, tmp_path: Path) -> None:
+    """From weights of two classes to a pruned network, as a folder and as a small file: no code."""
+    known = {name: n_classes_in(name, {k: v.shape for k, v in meta(name, 7).items()}) for name in NETS}
+    assert set(known.values()) == {7}
+    for out in (tmp_path / "net", tmp_path / "net.safetensors"):
+        words = [*TWO, "--weights", pets / "w.pt", "--method", "wt", "--keep", 0.5, "--out", out]
+        assert run("prune", *words).returncode == 0
+        stored = stored_network(out, None)  # which network it is, is known
+        assert stored.name == "resnet20" and stored.model(torch.rand(1, 3, 16, 16)).shape == (1, 2)
+
+
+def meta(name: str, n_classes: int) -> dict[str, torch.Tensor]:
+    with torch.device("meta"):
+        return dict(build(name, n_classes=n_classes).state_dict())

@@ -13,7 +13,7 @@ from commandline import Done, asked, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli import bench_kernels, demo, evaluate, make_certificate, model_option, prune_network, stored_networks
+from sipp.cli import bench_kernels, demo, model_option, prune_network, stored_networks
 from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
 
@@ -21,17 +21,17 @@ Words = list[object]
 ALL = ("--dense", "--pruned", "--holdout", "--calibration")
 # Every option and argument that names a place on the disk; a new one must be put here, and is then tested below.
 READS = {
-    "prune": ("--weights", "--data", "--holdout"),
+    "prune": ("--weights", "--data", "--holdout", "--code", "--recipe"),
     "score": ("--weights", "--data"),
-    "compare": ("--weights", "--data", "--holdout"),
+    "compare": ("--weights", "--data", "--holdout", "--code"),
     "certify": (*ALL, "--verify"),
     "eval": ("--dense", "--pruned", "--data"),
     "bench": ("FILE", "--weights", "--data"),
     "inspect": ("FILE",),
     "export": ("FILE", "--data"),
     "shrink": ("FILE", "--data"),
-    "run": ("RECIPE", "--data"),
-    "study": ("--data",),
+    "run": ("RECIPE", "--data", "--code"),
+    "study": ("--data", "--code"),
     "recipes": ("RECIPE",),
     "runs": ("--out",),  # which only lists
     "report": ("RUNS",),
@@ -73,9 +73,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save_file({"inputs": _points(seed)}, tmp_path / f"{name}.safetensors")
     for name in ("weights", "dense", "pruned"):
         save_file(mlp().state_dict(), tmp_path / f"{name}.safetensors")
+    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "code.py").write_text("import sipp\nsipp.register_method('of-a-file', lambda task: {})\n")
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
-    for module in (prune_network, make_certificate, evaluate, model_option, bench_kernels, stored_networks):
+    for module in (prune_network, model_option, bench_kernels, stored_networks):  # certify and eval load by the second
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 
@@ -87,6 +89,8 @@ def _points(seed: int) -> torch.Tensor:
 def command(name: str, folder: Path) -> dict[str, object]:
     """The inputs of a command by option."""
     options = {option: folder / f"{option[2:]}.safetensors" for option in READS[name] if option != "--verify"}
+    options |= {"--code": folder / "code.py"} if "--code" in options else {}
+    options |= {"--recipe": folder / "recipe.json"} if "--recipe" in options else {}
     more: dict[str, object] = {"--keep": 0.5} if name == "prune" else {}
     return {"--model": "cli_zoo:mlp", **options, **more}
 

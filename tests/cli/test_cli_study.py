@@ -29,7 +29,8 @@ def test_a_study_and_one_more_method(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert [one["n_made"] for one in told["runs"]] == [2, 1] and told["page"].endswith("-short.html")
     page = Path(told["page"]).read_text()
-    assert "Study paper-fully-connected (short)" in page and page.count('data-plot="panel') == 2
+    assert "Study paper-fully-connected (short)" in page and "Main comparison" in page
+    assert page.index("Main comparison") < page.index("SiPP prunes fully-connected")  # before what the paper says
     assert plan(*first) == [(2, 0, 0), (2, 0, 0)]
     assert "nothing left to do" in run("study", *first).stdout
     more = [*words, "--set=prune.methods=[sipp-det, wt]"]

@@ -1,6 +1,7 @@
 """What is slow to import is imported by those who need it: each case in a process of its own, by what it loaded."""
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +25,23 @@ def loaded(code: str, *words: str) -> set[str]:
     return set(done.stdout.split("\n"))
 
 
-def called(*words: str) -> set[str]:
-    """The modules that a command of the command line needs."""
-    code = "import sys; from sipp.cli.errors import fail_well; from sipp.cli.main import app\n"
-    return loaded(code + "assert fail_well(app, sys.argv[1:]) == 0", *words)
+CALLS = """
+import json, sys
+from sipp.cli.errors import fail_well
+from sipp.cli.main import app
+for words in json.loads(sys.argv[1]):
+    assert fail_well(app, words) == 0
+    print("\\nLOADED", *sys.modules)
+"""
+
+
+def called(*commands: list[str]) -> list[set[str]]:
+    """The modules that are there after each of these commands, one after the other in one process."""
+    done = subprocess.run([sys.executable, "-c", CALLS, json.dumps(commands)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [set(line.split()) for line in done.stdout.splitlines() if line.startswith("LOADED ")]
+    assert len(found) == len(commands)
+    return found
 
 
 def test_the_package_alone_is_light() -> None:
@@ -35,17 +49,15 @@ def test_the_package_alone_is_light() -> None:
     assert "sipp.errors" in found and found & SLOW == set()
 
 
-@pytest.mark.parametrize("word", ["--help", "--version"])
-def test_the_list_of_commands_needs_no_command(word: str) -> None:
-    found = called(word)
-    assert "sipp.cli.main" in found and found & LISTS == set()
-    assert not [name for name in found if name.startswith("sipp.cli.commands.")]
+def test_the_list_of_commands_needs_no_command() -> None:
+    for found in called(["--help"], ["--version"]):
+        assert "sipp.cli.main" in found and found & LISTS == set()
+        assert not [name for name in found if name.startswith("sipp.cli.commands.")]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_a_command_needs_no_torch(name: str) -> None:
-    found = called(name, "--help")
-    assert f"sipp.cli.commands.{name}_command" in found and found & SLOW == set()
+def test_the_help_of_a_command_needs_no_torch() -> None:
+    for name, found in zip(COMMANDS, called(*([name, "--help"] for name in COMMANDS))):
+        assert f"sipp.cli.commands.{name}_command" in found and found & SLOW == set(), name
 
 
 def test_a_public_name_is_loaded_when_it_is_asked_for() -> None:
@@ -79,17 +91,18 @@ def test_every_file_of_a_command_is_in_the_list() -> None:
     assert files == {f"{name}_command" for name in COMMANDS}
 
 
-@pytest.mark.parametrize("words", [["runs"], ["recipes"], ["study"], ["runs", "--json"]])
-def test_listing_runs_needs_no_torch(words: list[str], tmp_path: Path) -> None:
+def test_listing_runs_needs_no_torch(tmp_path: Path) -> None:
     big_run(tmp_path / "one", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
-    out = ["--out", str(tmp_path)] if "runs" in words else []
-    assert called(*words, *out) & SLOW == set()
+    out = ["--out", str(tmp_path)]
+    commands = ["runs", *out], ["recipes"], ["study"], ["runs", "--json", *out]
+    for words, found in zip(commands, called(*commands)):
+        assert found & SLOW == set(), words
 
 
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     """scipy only where certificates are there, whose numbers are computed again."""
     run = big_run(tmp_path / "one", methods=("wt", "sipp-blend"), n_levels=2, n_seeds=1, n_layers=2)
-    found = called("report", str(run), "--out", str(tmp_path / "page.html"))
+    (found,) = called(["report", str(run), "--out", str(tmp_path / "page.html")])
     assert "jinja2" in found and found & {"torch", "numba"} == set()
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shorter import narrow_resnets
 from torch import nn
 
 import sipp
@@ -127,10 +128,11 @@ def lines_of(text: str, label: str) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_resnet20_fits_a_screen_and_says_first_what_a_person_asks() -> None:
+def test_a_resnet20_fits_a_screen_and_says_first_what_a_person_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    narrow_resnets(monkeypatch)
     net = build("resnet20").eval()
-    pruned = sipp.prune(net, torch.rand(16, 3, 32, 32), keep=0.3, method="sipp-det", repair=True)
+    pruned = sipp.prune(net, torch.rand(16, 3, 8, 8), keep=0.3, method="sipp-det", repair=True)
     lines = str(pruned).splitlines()
     assert len(lines) <= 25 and len(pruned.details.splitlines()) > 25
     order = [lines.index(lines_of(str(pruned), label)[0]) for label in ("what it costs", "repair", "theory", "next")]

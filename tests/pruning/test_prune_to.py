@@ -192,7 +192,7 @@ class OnlyAbove(nn.Module):
         return self.linear(torch.cat((torch.ones_like(x), (x < self.edges).float()), dim=1))
 
 
-N_RUNS, N_RUNS_BROKEN = 2000, 300
+N_RUNS, N_RUNS_BROKEN = 600, 300  # 0.077 and 0.088 are the limits; one violation more gives 0.137
 BETA = 0.05
 N_HOLDOUT = 46  # one violation is allowed at delta = 0.1; a true rate of 0.101 then passes 4.7 % of the time
 

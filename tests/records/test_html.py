@@ -16,6 +16,7 @@ from torch import nn
 
 import sipp
 from sipp.records.html import table_html
+from sipp.records.text_scores import TextScores
 from sipp.runtime.exporting import export
 from sipp.verbs.verify import verify
 
@@ -52,6 +53,10 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "Exported": export(pruned, folder / "net.pt", to="pt"),
             "Gradual": sipp.gradual(net, lambda step: None, points(1), keep=0.3, steps=10),
             "Sparse": sipp.sparse(pruned, points(6, 4)),
+            "Shrunk": sipp.shrink(pruned, points(6, 4)),
+            "TextScores": TextScores(
+                n_windows=3, window=8, n_tokens=21, loss=2.0, dense_loss=1.5, kl=0.25, same_token=0.75
+            ),
         }
     return found
 
@@ -59,10 +64,11 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 NAMES = (
     "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "Verification", "Contents",
     "Repair", "Choice", "Assumption", "NetworkBound", "Guarantee", "Measured", "Exported", "Gradual", "Sparse",
+    "Shrunk", "TextScores",
 )  # fmt: skip
 WITH_BARS = {
     "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "Contents", "Repair",
-    "Choice", "Assumption", "Gradual", "Sparse",
+    "Choice", "Assumption", "Gradual", "Sparse", "Shrunk",
 }  # fmt: skip
 
 
@@ -136,6 +142,10 @@ def test_a_walk_that_certified_nothing(records: dict[str, Any]) -> None:
 
 
 PLOTS = {
+    "Shrunk": lambda one: [
+        *(x.multiply_adds / 1e6 for x in one.layers),
+        *(x.multiply_adds_before / 1e6 for x in one.layers),
+    ],
     "Pruned": lambda one: [100 * layer.keep for layer in one.layers],
     "Repair": lambda one: [*(x.error_after for x in one.layers), *(x.error_before for x in one.layers)],
     "Contents": lambda one: [*(x.n_bytes / 1e3 for x in one.tensors), *(x.dense_bytes / 1e3 for x in one.tensors)],

@@ -5,7 +5,7 @@ for (const plot of Object.values(PAGE.plots).filter((one) => one.kind === "heat"
 document.querySelectorAll("figure[data-plot$=allocation]").forEach((figure) => figure.redraw());
 const texts = (svg) => [...svg.querySelectorAll("text")].map((node) => ({ words: node.textContent, box: node.getBoundingClientRect() }));
 const shown = [...document.querySelectorAll("figure[data-plot]")].filter((figure) => figure.drawn && figure.offsetParent);
-const found = { cut: [], overlapping: [], first: null, names: {}, series: {}, dashes: {}, hollow: {}, hatched: [], contrast: 99, cells: 0, headings: [], captions: [], sections: [] };
+const found = { cut: [], overlapping: [], first: null, names: {}, series: {}, dashes: {}, hollow: {}, tinted: [], contrast: 99, cells: 0, headings: [], captions: [], sections: [] };
 for (const figure of shown) {
   const svg = figure.drawn.svg, frame = svg.getBoundingClientRect(), all = texts(svg), at = figure.dataset.plot;
   found.first ??= frame.bottom;
@@ -15,7 +15,7 @@ for (const figure of shown) {
   const named = (value) => Object.fromEntries(lines.map((node, i) => [figure.drawn.legend[i], value(node)]));
   found.dashes[at] = named((node) => node.getAttribute("stroke-dasharray"));
   found.hollow[at] = named((node) => hollow.filter((one) => one.classList[1] === node.classList[1]).length);
-  if (svg.querySelector(".hatched")) found.hatched.push(at);
+  if (svg.querySelector(".tinted")) found.tinted.push(at);
   for (const { words, box } of all) if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1) found.cut.push(`${at}: ${words}`);
   all.forEach((one, i) => all.slice(i + 1).forEach((other) => {
     const wide = Math.min(one.box.right, other.box.right) - Math.max(one.box.left, other.box.left);
@@ -45,6 +45,15 @@ for (const figure of shown) { // a picture to save has its legend inside
   const saved = new DOMParser().parseFromString(figure.picture(), "image/svg+xml").documentElement, wide = saved.viewBox.baseVal.width;
   for (const node of saved.children) if (node.tagName === "text" && node !== saved.querySelector("text") && Number(node.getAttribute("x")) + 6 * node.textContent.length > wide) found.cut.push("saved: " + node.textContent);
 }
+found.lead = document.querySelector(".lead .tiles")?.getBoundingClientRect().bottom;
+found.height = document.documentElement.scrollHeight;
+found.numbers = [...document.querySelectorAll(".tiles dd, .facts td")].flatMap((node) => { // a number on two lines
+  const text = node.firstChild; if (!text || text.nodeType !== 3) return [];
+  return [...text.data.matchAll(/[\d][\d.,]*/g)].filter((match) => {
+    const range = document.createRange(); range.setStart(text, match.index); range.setEnd(text, match.index + match[0].length);
+    return new Set([...range.getClientRects()].map((box) => box.top)).size > 1;
+  }).map((match) => match[0]);
+});
 found.open = document.querySelectorAll("details[open]").length;
 found.folded = [...document.querySelectorAll("details figure")].map((node) => node.dataset.plot);
 found.cards = [...document.querySelectorAll(".facts details summary")].map((node) => node.textContent);

@@ -170,7 +170,7 @@ def test_other_code_and_another_name_are_marked(folder: Path) -> None:
     values["origins"][-1]["code"] = "sipp 0.0.1"
     write_json(folder / "manifest.json", values)
     other = folder.rename(folder.with_name("mine"))
-    assert ["other code" in mark or "renamed" in mark for mark in read_run_result(other).marks] == [True, True]
+    assert ["different version" in mark or "renamed" in mark for mark in read_run_result(other).marks] == [True, True]
 
 
 def test_a_changed_run_is_not_drawn(folder: Path, tmp_path: Path) -> None:

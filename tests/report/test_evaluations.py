@@ -32,8 +32,9 @@ def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
     page = shown(network(tmp_path / "net", evaluation(0.9, 0.875)))
     assert "Accuracy is 87.5 % after pruning, 90 % before (-2.50 points)" in page
     assert "Measured on 300 points of a.npz: no claim about other points;" in page
-    tiles = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
-    assert tiles["accuracy"] == "87.5 %"
+    tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", page))
+    assert tiles["accuracy"] == "90 % \u2192 87.5 %" and tiles["output moves by"] == "20 %"
+    assert "accuracy is 87.5 % (before: 90 %)" in page and "Outputs move by 20 %, on average" in page
     (card,) = json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]["part0-evaluations"]["views"]
     assert card["title"] == "Measured (eval0.json)" and ["accuracy", "87.5 % pruned, 90 % dense"] in card["rows"]
     assert ["loss", "0.625 pruned, 0.5 dense (cross-entropy)"] in card["rows"]
@@ -42,7 +43,8 @@ def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
 
 def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> None:
     page = shown(network(tmp_path / "net", evaluation(None, None, dense_loss=None, pruned_loss=None)))
-    assert "The output moved by 20 % of its length on average" in page and "<dt>accuracy" not in page
+    assert "The output moved by 20 % of its length on average" in page
+    assert "sipp eval measures it on data with labels" in page and "Measure its accuracy on new data" in page
     nothing = dict.fromkeys(("error_mean", "error_median", "error_max"))
     page = shown(network(tmp_path / "nan", evaluation(None, None, n_not_finite=7, **nothing)))
     assert "An output is not finite on 7 points" in page

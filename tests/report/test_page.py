@@ -164,11 +164,13 @@ def test_caveats_stay(page: str) -> None:
 
 
 def test_a_pruned_model(tmp_path: Path) -> None:
-    folder = pruned_folder(tmp_path / "net", certificate=certificate(0.2501))
+    folder = pruned_folder(tmp_path / "net", certificate=certificate(0.2501), model="my:net")
     made = render(read_results([folder]), version="sipp test")
     assert faults(made) == []
-    assert "certifies outputs within 25.1 %" in made and "sipp-hybrid at 21.3 % keep" in made  # rounded up
-    assert "2 rows died in 1 layer. " in made and "0.weight keeps" not in made and "1.weight keeps least" in made
+    assert "the output stays within 25.1 % of the original (95 % confidence)" in made  # rounded up
+    assert "sipp-hybrid at 21.3 % keep" in made and "What to do next" in made and "sipp bench net" in made
+    assert "2 rows in 1 layer lost all weights" in made
+    assert "0.weight keeps" not in made and "1.weight keeps least" in made
     refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))
     assert "Certificate: not certified" in render(read_results([refused]), version="sipp test")
 

@@ -215,6 +215,80 @@ def test_embeddings_and_one_and_three_dimensions() -> None:
         assert found == [(3, 2), (3, 1), (2, 1)]
 
 
+@pytest.mark.parametrize(("other", "left"), [(-0.7, 5), (0.4, 4)])
+def test_a_layer_called_on_two_constants_takes_over_equal_ones_only(other: float, left: int) -> None:
+    torch.manual_seed(0)
+    first, second, shared = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 3)
+    for layer, number in ((first, 0.4), (second, other)):
+        layer.weight.data[1] = 0
+        layer.bias.data[1] = number
+    net = Part(lambda x, f, g, h: h(f(x)) + 2 * h(g(x)), first, second, shared)
+    assert shrunk(net, torch.randn(2, 4)).layers[1].after == (3, left)
+
+
+def test_a_bias_that_others_read_takes_over_nothing() -> None:
+    torch.manual_seed(0)
+    net = Part(
+        lambda x, f, w, b: F.linear(f(x), w, b) * b,
+        nn.Linear(4, 5), nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(3)),
+    )  # fmt: skip
+    net.modules_held[0].weight.data[:3] = 0
+    assert shrunk(net, torch.randn(2, 4)).layers[0].after == (3, 4)  # one of the three stands for the others
+
+
+def test_a_weight_that_is_an_embedding_too_takes_over_nothing() -> None:
+    torch.manual_seed(0)
+    words, inner = nn.Embedding(9, 6), nn.Linear(6, 6)
+    inner.weight.data[1:3], inner.weight.data[:, 2] = 0, 0
+    inner.bias.data[1:3] = torch.tensor([0.9, 0.5])
+    net = Part(lambda x, f, g: F.linear(g(f(x)), f.weight), words, inner)
+    small = sipp.shrink(net, torch.arange(9))
+    torch.testing.assert_close(small.model(torch.arange(9)), net(torch.arange(9)))
+    assert small.n_parameters == small.n_parameters_before
+
+
+def test_groups_called_twice_keep_the_channels_of_both() -> None:
+    torch.manual_seed(0)
+    first, second, groups, last, other = (
+        nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1, groups=4), nn.Conv2d(4, 2, 1), nn.Conv2d(4, 2, 1),
+    )  # fmt: skip
+    last.weight.data[:, 2:] = 0
+    other.weight.data[:, :3] = 0  # so the first layer has to keep 0, 1 and 3, and the second what it has
+    net = Part(lambda x, f, g, h, k, m: k(h(f(x)) + h(g(x))) + m(f(x)), first, second, groups, last, other)
+    assert [layer.after[0] for layer in shrunk(net, torch.randn(2, 3, 4, 4)).layers] == [3, 3, 3, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("between", "left"),
+    [
+        (nn.AvgPool2d(3, 1, 1), 6),  # zeros are averaged in: no constant is left
+        (nn.AvgPool2d(3, 1), 3),
+        (nn.Sequential(nn.Hardtanh(-1, -0.25), nn.MaxPool2d(3, 1, 1)), 3),
+        (Part(lambda x, f: (x - 0.5) * f(x), nn.Conv2d(6, 6, 3, padding=1)), 3),  # 0 times anything
+        (nn.ZeroPad2d(1), 6),
+        (Part(lambda x: x.sum((2, 3), keepdim=True)), 6),  # of as many as there are positions
+    ],
+)
+def test_what_becomes_of_constants_on_the_way(between: nn.Module, left: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 6, 1), between, nn.Conv2d(6, 2, 1))
+    net[0].weight.data[:3] = 0
+    net[0].bias.data[:3] = 0.5
+    for inner in between.modules():
+        if isinstance(inner, nn.Conv2d):
+            inner.weight.data[:, :3] = 0
+    small = shrunk(net, torch.randn(2, 3, 6, 6))
+    assert small.layers[0].after[0] == left and small.layers[-1].after[1] == left
+
+
+def test_a_norm_of_scale_zero_makes_a_constant() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).eval()
+    net[1].weight.data[:2] = 0
+    net[1].bias.data[:] = 1.5
+    assert shrunk(net, torch.randn(2, 4)).layers[0].after == (4, 4)
+
+
 # --- counts, records, files -----------------------------------------------------------------------------------------
 
 
@@ -228,6 +302,7 @@ def test_multiply_adds_are_counted() -> None:
     by_hand = [2 * 36 * 8 * 27, 2 * 16 * 8 * 18, 2 * 16 * 8 * 8, 2 * 2 * 5 * 64]
     assert [layer.multiply_adds_before for layer in small.layers] == by_hand
     recurrent, product = 2 * 2 * 4 * 7 * (5 + 7), 2 * 2 * 2 * 7
+    assert small.left_alone == ("4 (linear)", "5.modules_held.0 (lstm)")
     assert small.multiply_adds_before == sum(by_hand) + 2 * recurrent + product == small.multiply_adds
 
 
@@ -293,6 +368,14 @@ def test_training_modes_devices_and_masks_are_as_given() -> None:
     assert [p.requires_grad for p in small.model.parameters()] == [p.requires_grad for p in net.parameters()]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    net, x = conv_net(padding=1, is_dead_at=0.5).to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+    small = sipp.shrink(net, x)
+    assert small.layers[0].after[0] == 4 and all(p.dtype == dtype for p in small.model.parameters())
+    assert off_by(net, small.model, x) <= 8 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -324,6 +407,14 @@ def test_a_network_that_would_compute_something_else_is_not_given() -> None:
     net = Counting()
     net.second.weight.data[:, 4:] = 0
     with pytest.raises(ModelError, match=r"differs by .* so it is not given"):
+        sipp.shrink(net, torch.randn(2, 4))
+
+
+def test_a_network_that_tells_its_number_of_channels_is_not_given() -> None:
+    net = Part(lambda x, f, g: (g(f(x)), f(x).shape[1]), nn.Linear(4, 8), nn.Linear(8, 2))
+    assert sipp.shrink(net, torch.randn(2, 4)).n_parameters == 58
+    net.modules_held[0].weight.data[4:] = 0
+    with pytest.raises(ModelError, match="other numbers beside them, on the example, so it is not given"):
         sipp.shrink(net, torch.randn(2, 4))
 
 

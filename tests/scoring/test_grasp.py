@@ -14,7 +14,7 @@ import sipp
 from sipp.errors import DataError, ModelError
 from sipp.inputs.scoring_task import task_of
 from sipp.scoring.grasp import grasp
-from sipp.scoring.places import places
+from sipp.scoring.ordinals import ordinals
 
 
 class Tagger(nn.Module):
@@ -74,7 +74,7 @@ def test_it_keeps_the_smallest_of_the_papers_scores(kind: str) -> None:
     assert bool((expected > 0).any()) and bool((expected < 0).any())  # the sign decides, not the magnitude
     falling = expected[found.argsort(descending=True, stable=True)]  # kept first: S from the smallest to the largest
     assert bool((falling.diff() >= -1e-9 * expected.abs().max()).all())
-    assert int(found.max()) > 0.8 * len(found)  # places, not a constant
+    assert int(found.max()) > 0.8 * len(found)  # ordinals, not a constant
 
 
 def test_removing_a_weight_of_high_place_costs_gradient() -> None:
@@ -105,10 +105,10 @@ def test_zero_weights_change_nothing_and_stand_between() -> None:
     assert len(zero) == 1 and bool((everything < zero).any()) and bool((everything > zero).any())
 
 
-def test_places_are_exact_where_a_shift_is_not() -> None:
-    first, second = places([torch.tensor([[1e-30, -1.0]]).double(), torch.tensor([2e-30, 0.0, -0.0, 1e-30]).double()])
+def test_ordinals_are_exact_where_a_shift_is_not() -> None:
+    first, second = ordinals([torch.tensor([[1e-30, -1.0]]).double(), torch.tensor([2e-30, 0.0, -0.0, 1e-30]).double()])
     assert first.tolist() == [[2.0, 0.0]] and second.tolist() == [3.0, 1.0, 1.0, 2.0]
-    assert places([]) == []
+    assert ordinals([]) == []
 
 
 def test_a_loss_that_is_linear_in_the_weights_has_no_curvature() -> None:

@@ -27,7 +27,7 @@ BETA, DELTA = 0.05, 0.1
 BARELY_BAD = 0.101
 N_POINTS = 46  # one violation is allowed at DELTA; BARELY_BAD then passes 4.7 % of the time
 N_LABELLED = 36  # a drop of 0.1 is proved by no lost point; BARELY_BAD then loses none 2.2 % of the time
-N_WALKS, N_USERS, N_BROKEN = 150, 50, 40  # simulated walks, users of one ledger, and runs of what is refused or broken
+N_WALKS, N_USERS, N_BROKEN = 80, 30, 40  # simulated walks, users of one ledger, and runs of what is refused or broken
 
 WALK = vars(tolerance)
 

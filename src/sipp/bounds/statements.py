@@ -79,7 +79,7 @@ def _guarantee_and_bound(
     conditions = row_guarantee(
         ranking.scores,
         dense,
-        factor=factor_of(ranking.method),
+        factor=factor_of(ranking.method_name),
         reasons=reasons,
         delta=delta,
         confidence=confidence,
@@ -137,7 +137,7 @@ def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_m
     weight, scores = ranking.weights[i], ranking.scores
     has_bound = scores is not None and scores.reduce == "max"
     complexity = scores.layers[i].sign_complexity if scores is not None else None
-    names = STRATEGIES if ranking.method.startswith("sipp") else {}
+    names = STRATEGIES if ranking.method_name.startswith("sipp") else {}
     eps = float(rows.eps_F.max()) if has_bound else None
     return PrunedLayer(
         name=weight.name,

@@ -25,6 +25,7 @@ from sipp.records.batches import Batch
 from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import Given, network_of, points_seen, without_walk
+from sipp.records.shrunk import Shrunk
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
@@ -118,7 +119,8 @@ def measure_outputs(
     checked unless its weights changed since: what was done then is not known. `title` is that of the bar.
     """
     chose, record = points_seen(pruned), without_walk(pruned)
-    is_known = isinstance(record, Pruned) and bool(chose) and tensors_hash(record.model) == record.stated
+    stated = next((one.stated for one in (pruned, record) if isinstance(one, Pruned | Shrunk)), None)
+    is_known = bool(chose) and tensors_hash(network_of(pruned)) == stated
     pruned = network_of(pruned)
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)

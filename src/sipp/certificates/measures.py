@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.running import Output
 from sipp.certificates.tokens import check_token_logits, mean_at, real_positions, token_changes, tokens_of
 from sipp.errors import DataError, ModelError
 from sipp.inputs.labels import truth_of
 from sipp.records.batches import Batch
 from sipp.records.certificate import Measure
-
-
-def relative_errors(dense: nn.Module, pruned: nn.Module, holdout: Any, *, output: Output = None) -> Tensor:
-    """The n ratios ||f^(x) - f(x)|| / ||f(x)|| in float64, +inf where undefined."""
-    return measure_outputs(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), output, None).measured
 
 
 def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:

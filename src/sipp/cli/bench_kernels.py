@@ -31,13 +31,19 @@ N_POINTS = 32
 
 
 def measure(
-    model: str, weights: Path | None, data: str | None, normalise: str | None, device: str, repeats: int
+    model: str,
+    weights: Path | None,
+    data: str | None,
+    normalise: str | None,
+    size: int | None,
+    device: str,
+    repeats: int,
 ) -> tuple[str, list[dict[str, Any]], list[str]]:
     """The machine in words, a line for each shape of kernel and for the network, and how images became numbers."""
     spec = data_or_noise(data, model, N_POINTS, "sipp bench")
     where = find_device(device)
     lines = [_kernel_line(*shape, where, repeats) for shape in SHAPES]
-    source = open_source(spec, "calibration", "--data", model=model, normalise=normalise)
+    source = open_source(spec, "calibration", "--data", model=model, normalise=normalise, size=size)
     lines.append(_network_line(model, load_model(model, weights, device=device), source, repeats))
     machine = f"{where.type}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     return machine, lines, images_lines(source)

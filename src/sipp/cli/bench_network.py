@@ -42,6 +42,7 @@ def bench_file(
     model: str | None,
     data: str | None,
     normalise: str | None,
+    size: int | None,
     n_points: int,
     n_threads: int | None,
     repeats: int,
@@ -51,7 +52,7 @@ def bench_file(
     with _threads(n_threads), naming_option(f"FILE {path}", "see sipp bench --help"):
         runs, fast = [], None
         for n in sorted({1, n_points}):
-            example, points = example_for(stored, data, n, normalise)
+            example, points = example_for(stored, data, n, normalise, size)
             fast = sipp.sparse(stored.model, example)
             runs.append(_run(stored.model, fast, example, repeats))
         assert isinstance(fast, Sparse)  # there was an example, and the model of a file is on the CPU

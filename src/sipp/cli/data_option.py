@@ -7,7 +7,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from sipp.experiments.data import (
     load_digits,
 )
 from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
-from sipp.experiments.data.imagefolder import SUFFIXES
+from sipp.experiments.data.imagefolder import SIDE, SUFFIXES
 from sipp.experiments.nets import NETS
 from sipp.inputs.batches import fresh
 from sipp.inputs.capture import scoring_mode
@@ -62,6 +62,8 @@ class Source:
     take: Callable[[Tensor], dict[str, Tensor]]
     has_holdout: bool = False  # the same name gives other points as a holdout
     normalised: Normalisation | None = None  # how bytes of images became numbers; None: nothing was done to them
+    classes: tuple[str, ...] = ()  # of a folder with one folder for each: its labels count these, in this order
+    unlabelled: str = ""  # why the points have no labels
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Points:
     words: str
     hash: str  # of the set of points, as in certificates
     normalised: Normalisation | None = None
+    unlabelled: str = ""  # why they have no labels
 
 
 def open_source(
@@ -86,15 +89,19 @@ def open_source(
     model: str = "",
     normalise: str | None = None,
     length: int | None = None,
+    size: int | None = None,
 ) -> Source:
     """What `spec` names, for a role: of a set with a test part, calibration is drawn from training, holdout from test.
 
     `model` names the network whose tokenizer reads text, `normalise` is what --normalise says of images, `length` what
-    --length says of the sequences of a language model.
+    --length says of the sequences of a language model. `size` is the side of a folder's images; without it, that of
+    the images a built-in network takes, or ImageNet's.
 
     A network from elsewhere may have been trained on all of the training part, so only test points are new to it.
     """
     chosen = normalisation_of(normalise)
+    if size is not None and (name_of(spec) in ("random", "digits", "cifar10") or not Path(spec).is_dir()):
+        raise CommandError(f"{spec} is no folder of images", where=f"--size {size}", fix="leave it out")
     with naming_option(f"{option} {spec}", f"give {KINDS}"):
         name, _, root = spec.partition(":")
         if Path(spec).exists() and is_text(Path(spec)) and is_language_model(model):
@@ -111,7 +118,7 @@ def open_source(
         elif name == "cifar10":
             return _image_set(spec, _cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
         elif Path(spec).is_dir():
-            return _folder(spec, Path(spec), role, chosen or USUAL)
+            return _folder(spec, Path(spec), role, chosen or USUAL, size or _side_of(model))
         elif not Path(spec).is_file():
             raise DataError(f"{spec} is neither a file, a folder nor the name of a set", fix=f"give {KINDS}")
         elif Path(spec).suffix == TEXT:
@@ -121,6 +128,17 @@ def open_source(
     if chosen is not None:
         raise CommandError(f"{spec} holds no images", where=f"--normalise {normalise}", fix="leave it out")
     return source
+
+
+def name_of(spec: str) -> str:
+    """What stands before the colon."""
+    return spec.partition(":")[0]
+
+
+def _side_of(model: str) -> int | None:
+    """The side of the images that a built-in network takes; None: ImageNet's, or the network is not built in."""
+    side = NETS[model].input_shape[-1] if model in NETS else SIDE
+    return None if side == SIDE else side
 
 
 def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> str:
@@ -162,16 +180,25 @@ class Reader:
     seed: int = 0
     batch_size: int | None = None
     length: int | None = None  # tokens of a sequence of a language model
+    size: int | None = None  # side of a folder's images
 
     def open(self, spec: str, role: Role, option: str) -> Source:
         said: dict[str, Any] = {"seed": self.seed, "model": self.model, "normalise": self.normalise}
-        return open_source(spec, role, option, length=self.length, **said)
+        return open_source(spec, role, option, length=self.length, size=self.size, **said)
 
     def draw(self, source: Source, n_points: int | None, option: str) -> Points:
         """So many points of the source, drawn with the seed (None: all, in their order), which the network can take."""
         drawn = draw(source, n_points, seed=self.seed, batch_size=self.batch_size, model=self.network)
-        check_fits(self.network, drawn, self.model, option)
-        return drawn
+        return self.fitting(source, drawn, option)
+
+    def fitting(self, source: Source, drawn: Points, option: str) -> Points:
+        """The points, if the network can take them; without labels where its outputs are not the folder's classes."""
+        n_outputs = check_fits(self.network, drawn, self.model, option)
+        if not source.classes or n_outputs in (None, len(source.classes)):
+            return drawn
+        why = f"the folder has {len(source.classes)} classes, the network {n_outputs} outputs"
+        warnings.warn(f"{option} {source.spec}: labels are left out, {why}", stacklevel=2)
+        return replace(drawn, batches=[inputs for inputs, _ in drawn.batches], unlabelled=why)
 
 
 def draw_holdout(reader: Reader, spec: str, n_points: int | None, option: str = "--holdout") -> Points:
@@ -249,11 +276,14 @@ def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.
     words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
     words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
     keys = set_hash(point_keys(batches, "data"))
-    return Points(batches, n, source.spec, source.kind, words, keys, source.normalised)
+    return Points(batches, n, source.spec, source.kind, words, keys, source.normalised, source.unlabelled)
 
 
-def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -> None:
-    """Refuses a network that cannot run on the first point, which is no fault of the package."""
+def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -> int | None:
+    """How many outputs a point has, None where they are no classes; refuses a network that cannot run on the first.
+
+    That is no fault of the package.
+    """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with naming_option(f"{option} {points.spec}", f"give {KINDS}"):
         first = data_of(points.batches, device=device, n_points=1, refuses_non_finite=False)
@@ -262,7 +292,9 @@ def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -
     shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in named.items())
     try:
         with scoring_mode(model, "running"):
-            model(*batch.args, **batch.kwargs)
+            output = model(*batch.args, **batch.kwargs)
+        logits = getattr(output, "logits", output)
+        return logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
     except Exception as error:  # their network, their data: anything may be raised
         raise CommandError(
             f"{model_spec} cannot take this data ({type(error).__name__}: {error})",
@@ -365,7 +397,8 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
     def take(items: Tensor) -> dict[str, Tensor]:
         return {name: tensor[items] for name, tensor in found.items()}
 
-    return Source(spec, "file", n, f"points of {path.name}", take, normalised=chosen)
+    unlabelled = "" if LABELS in found else f"{path.name} holds no array {LABELS!r}"
+    return Source(spec, "file", n, f"points of {path.name}", take, normalised=chosen, unlabelled=unlabelled)
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -412,9 +445,11 @@ def _random(spec: str, role: Role, seed: int) -> Source:
     return Source(spec, "random", shape[0], "points of random noise (no data)", lambda items: {INPUTS: noise[items]})
 
 
-def _folder(spec: str, path: Path, role: Role, chosen: Normalisation) -> Source:
-    """Images: `train/CLASS/*` and `val/CLASS/*` by role, or one folder of classes, or of images, whose classes are
-    not known to the network."""
+def _folder(spec: str, path: Path, role: Role, chosen: Normalisation, side: int | None) -> Source:
+    """Images: `train/CLASS/*` and `val/CLASS/*` by role, one folder for each class, or images without classes.
+
+    Classes count from 0 in the order of their names, as torchvision's ImageFolder counts them.
+    """
     has_parts = (path / "train").is_dir() and (path / "val").is_dir()
     index = index_folders(path) if has_parts else _index_any(path)
     first, n = (
@@ -425,16 +460,20 @@ def _folder(spec: str, path: Path, role: Role, chosen: Normalisation) -> Source:
     part = {"calibration": "training images", "holdout": "validation images"}[role] if has_parts else "images"
 
     def take(items: Tensor) -> dict[str, Tensor]:
-        batches = list(folder_batches(index, first + items, mode="val", batch_size=max(1, len(items))))
+        batches = list(folder_batches(index, first + items, mode="val", batch_size=max(1, len(items)), side=side))
         images, labels = (torch.cat(parts) for parts in zip(*batches))
         inputs = checked_images(chosen, images, str(path)).apply(images)
-        return {INPUTS: inputs, LABELS: labels} if has_parts else {INPUTS: inputs}
+        return {INPUTS: inputs, LABELS: labels} if index.classes else {INPUTS: inputs}
 
-    return Source(spec, "folder", n, f"{part} of {path}, 224 x 224", take, has_parts, chosen)
+    pixels = side or SIDE
+    kinds = f"{len(index.classes)} classes" if index.classes else "without labels"
+    why = "" if index.classes else f"{path} is not divided into one folder for each class"
+    what = f"{part} of {path}, {pixels} x {pixels}, {kinds}"
+    return Source(spec, "folder", n, what, take, has_parts, chosen, index.classes, why)
 
 
 def _index_any(path: Path) -> FolderIndex:
-    """All images below a folder, in sorted order, without classes."""
+    """All images below a folder, in sorted order; with classes where each lies in one of several folders."""
     found = sorted(
         os.path.relpath(os.path.join(root, name), path)
         for root, _, names in os.walk(path)
@@ -446,4 +485,9 @@ def _index_any(path: Path) -> FolderIndex:
             f"{path} holds no images ({', '.join(sorted(SUFFIXES))})",
             fix=f"give {path}/train/CLASS/*.jpg and {path}/val/CLASS/*.jpg, or images anywhere in it",
         )
-    return FolderIndex(path, (), tuple(found), torch.zeros(len(found), dtype=torch.int64), len(found), "")
+    tops = [Path(one).parts[0] if len(Path(one).parts) > 1 else "" for one in found]
+    classes = tuple(sorted(set(tops)))
+    if len(classes) < 2 or "" in classes:
+        classes = ()
+    labels = torch.tensor([classes.index(top) if classes else 0 for top in tops], dtype=torch.int64)
+    return FolderIndex(path, classes, tuple(found), labels, len(found), "")

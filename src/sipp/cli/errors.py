@@ -19,6 +19,7 @@ import typer
 
 from sipp.errors import SippError
 from sipp.records.options import PruneOptions
+from sipp.records.other_names import SHARES
 
 UNEXPECTED = 1
 WRONG_INPUT = 2
@@ -105,7 +106,9 @@ def _tell(error: BaseException, command: str, debug: bool) -> int:
     elif isinstance(error, _USAGE):
         known = getattr(error, "ctx", None)  # None, or the group's own where the command does not exist
         place = getattr(known, "command_path", command)
-        told = CommandError(error.format_message(), where=place, fix=f"see {place} --help")  # type: ignore[attr-defined]
+        unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+        fix = "give --keep, the share that stays" if unknown in SHARES else f"see {place} --help"
+        told = CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
     elif isinstance(error, MemoryError):
         told = CommandError("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")
     elif isinstance(error, OSError) and error.errno in (*_DISK, *_NO_PLACE):

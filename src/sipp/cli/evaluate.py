@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,9 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
             )
     dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
     is_language = not is_noise and is_language_model(request.model) and is_text(Path(request.data))
-    reader = Reader(dense, request.model, request.normalise, request.seed, request.batch_size, request.length)
+    reader = Reader(
+        dense, request.model, request.normalise, request.seed, request.batch_size, request.length, request.size
+    )
     if is_language:
         return _on_text(request, dense, pruned)
     if is_noise:  # no holdout, but it shows shapes
@@ -171,6 +173,8 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         found = evaluate(dense, pruned, drawn.batches, output)
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as those of a certificate
+    if found.dense_accuracy is None and drawn.unlabelled:
+        found = replace(found, why_no_accuracy=drawn.unlabelled)
     record = _record(request, hashes, summary(drawn)) | json_value(asdict(found))
     lines = [
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",

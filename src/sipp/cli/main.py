@@ -28,7 +28,7 @@ COMMANDS = {
     "certify": "Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier.",
     "eval": "Measure accuracy, loss and epsilon of a pruned network beside the dense one.",
     "inspect": "Show what is in the file of a pruned network: bytes of every tensor, method, statements, certificate.",
-    "export": "Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared.",
+    "export": "Write a pruned network for other programs, read back and compared.",
     "shrink": "Remove dead rows and channels from a pruned network for good: smaller plain layers, the same outputs.",
     "run": "Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.",
     "study": "Make a figure of the paper: all runs of a named study, then one page; without a name, list the studies.",

@@ -37,7 +37,8 @@ def answer(request: CertifyRequest) -> Answer:
     """The certificate, or what a check of one found; a new certificate is written where the request says."""
     _check(request)
     dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
-    reader = Reader(dense, request.model, request.normalise, batch_size=request.batch_size, length=request.length)
+    asked = (request.normalise, 0, request.batch_size, request.length, request.size)
+    reader = Reader(dense, request.model, *asked)
     fresh, seen = draw_holdout(reader, request.holdout, request.points), None
     if request.calibration is not None:
         source = reader.open(request.calibration, "calibration", "--calibration")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sipp.cli.errors import CommandError, Terminated, naming_option
 from sipp.cli.hugging_face_models import PREFIX, hf_model
 from sipp.errors import ModelError, OptionError
-from sipp.experiments.nets import NETS, build
+from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.experiments.own_code import named
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.verbs.load import load
@@ -29,18 +29,33 @@ MOST_NAMES = 4
 
 
 def load_model(
-    spec: str, weights: Path | None = None, *, option: str = "--weights", seed: int = 0, device: str = "cpu"
+    spec: str,
+    weights: Path | None = None,
+    *,
+    option: str = "--weights",
+    seed: int = 0,
+    device: str = "cpu",
+    n_classes: int | None = None,
 ) -> nn.Module:
     """The network `spec` names, a built-in one, `hf:DIR` or `package.module:callable`, in eval mode, with its weights.
 
-    Without weights it is freshly initialised, with torch's global generator at `seed`.
+    Without weights it is freshly initialised, with torch's global generator at `seed`. A built-in one has as many
+    classes as its weights have, or `n_classes`.
     """
     torch.manual_seed(seed)
-    with naming_option(f"--model {spec}", f"give package.module:callable, hf:DIR, or one of {', '.join(NETS)}"):
-        model = _made(spec)
+    content = None
     if weights is not None:
         with naming_option(f"{option} {weights}", "give the weights that were saved from this very network"):
-            _load_into(model, weights_file(weights))
+            content = _read(weights_file(weights))
+    with naming_option(f"--model {spec}", f"give package.module:callable, hf:DIR, or one of {', '.join(NETS)}"):
+        model = _made(spec, n_classes)
+        state = None if content is None else _state_of(content, set(model.state_dict()))
+        if spec in NETS and state is not None:
+            found = n_classes_in(spec, {name: value.shape for name, value in state.items()})
+            model = model if found in (None, NETS[spec].n_classes) else build(spec, n_classes=found)
+    if weights is not None:
+        with naming_option(f"{option} {weights}", "give the weights that were saved from this very network"):
+            _load_into(model, state, weights_file(weights))
     lost = next((name for name, tensor in _tensors(model) if tensor.is_meta), None)
     if lost is not None:
         raise CommandError(
@@ -61,11 +76,11 @@ def both_networks(spec: str, dense: Path | None, pruned: Path, device: str) -> t
     return first, load_model(spec, pruned, option="--pruned", device=device)
 
 
-def _made(spec: str) -> nn.Module:
+def _made(spec: str, n_classes: int | None) -> nn.Module:
     """A built-in network, the folder of `hf:DIR`, or what a callable of the user's own gives."""
     if spec.startswith(PREFIX):
         return hf_model(spec)
-    return _build_own(spec) if ":" in spec else build(spec)
+    return _build_own(spec) if ":" in spec else build(spec, n_classes=n_classes)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -115,18 +130,22 @@ def _build_own(spec: str) -> nn.Module:
     return model
 
 
-def _load_into(model: nn.Module, path: Path) -> None:
-    """Loads a state_dict, by safetensors or by torch.load with weights_only, and never anything else."""
+def _read(path: Path) -> Any:
+    """What a file of weights holds, by safetensors or by torch.load with weights_only, and never anything else."""
     try:
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
         if path.suffix == ".safetensors" and content.keys() == SMALL_FILE:
             content = load(path)
+        return content
     except Exception as error:  # a file of weights may be broken, or hostile, in any way
         raise ModelError(
             f"{path} could not be read as weights ({_reason(error)})",
             fix="give a whole .safetensors, or a .pt of tensors only: nothing else in a file is run",
         ) from error
-    state = _state_of(content, set(model.state_dict()))
+
+
+def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) -> None:
+    """Loads the tensors of a file, if they are this network's."""
     if state is None:
         raise ModelError(
             f"{path} holds no state_dict of tensors", fix="give the file of torch.save(model.state_dict(), ...)"

@@ -28,6 +28,7 @@ KINDS = (
 REAL_KINDS = KINDS.rpartition(", or")[0]  # of which a certificate can be made
 DEFAULT_ROOT = Path("data")  # where sets lie
 DEFAULT_RUNS = Path("runs")
+MOST_SIDE = 4096  # pixels of an image: more is a slip
 
 # The groups in which --help lists options, in their order
 MODEL_PANEL = "Model and data"
@@ -58,7 +59,7 @@ def with_record_options(command: Callable[..., None]) -> Callable[..., None]:
     del hints["return"]
     given = inspect.signature(command).parameters.values()
     found = [one for own in given for one in _parameters(own.name, hints[own.name], own.default)]
-    found.sort(key=lambda one: PANELS.index(get_args(one.annotation)[1].rich_help_panel))
+    found.sort(key=lambda one: -1 if one.annotation is typer.Context else PANELS.index(_panel(one)))
 
     @wraps(command)
     def filled(**typed: Any) -> None:  # by the names of the signature below
@@ -67,6 +68,10 @@ def with_record_options(command: Callable[..., None]) -> Callable[..., None]:
     filled.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
     filled.__annotations__ = {one.name: one.annotation for one in found}
     return filled
+
+
+def _panel(parameter: inspect.Parameter) -> str:
+    return str(get_args(parameter.annotation)[1].rich_help_panel)
 
 
 def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
@@ -88,7 +93,7 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
         yield inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
         )
-    elif said is not None:
+    elif said is not None or hint is typer.Context:
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -142,6 +147,15 @@ Normalise = Annotated[
     str | None,
     option("How images become numbers: imagenet (the default), cifar10, none, or MEAN/STD by channel.", MODEL_PANEL),
 ]
+Size = Annotated[
+    int | None,
+    option(
+        "Side of the images of a folder, in pixels; default: what a built-in network takes, else 224 as for ImageNet.",
+        MODEL_PANEL,
+        least=1,
+        most=MOST_SIDE,
+    ),
+]
 Length = Annotated[
     int | None,
     option("Tokens of a sequence, for a causal language model; default: 2048, or what it takes.", MODEL_PANEL, least=2),
@@ -182,6 +196,10 @@ Settings = Annotated[
     list[str] | None,
     option("Change one value: train.epochs=10.", MODEL_PANEL, "--set", metavar="KEY=VALUE"),
 ]
+CodeFiles = Annotated[
+    list[Path] | None,
+    option("A .py file of yours that calls sipp.register_method; may be repeated.", MODEL_PANEL, "--code"),
+]
 RunsOut = Annotated[Path, option("Folder that holds one folder per run; what is no run stays as it is.", OUTPUT_PANEL)]
 DataRoot = Annotated[Path, option("Folder with cifar-10-batches-bin/, mnist/ or imagenet/.", MODEL_PANEL)]
 Workers = Annotated[int, option("Processes that decode image files.", MACHINE_PANEL, least=0)]
@@ -195,6 +213,22 @@ Force = Annotated[
     ),
 ]
 Json = Annotated[bool, option("Print one JSON document on stdout; everything else on stderr.", OUTPUT_PANEL, "--json")]
+
+
+def typed_options(context: typer.Context) -> set[str]:
+    """The names of the options that the user typed, as a command's parameters are called."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def load_code(paths: list[Path] | None) -> list[tuple[str, Path]]:
+    """Registers the methods of the user's own files; they are what --code reads."""
+    if paths:
+        from sipp.experiments.own_scores import load_scores
+
+        for path in paths:
+            load_scores(path)
+    return [("--code", path) for path in paths or ()]
 
 
 def output_of(text: str | None) -> int | str | None:

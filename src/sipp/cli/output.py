@@ -79,11 +79,3 @@ def show(*parts: Table | str) -> None:
             text = StringIO()
             Console(file=text, width=UNBOUNDED, highlight=False, color_system=None).print(part)
             typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip()))
-
-
-def size(n_bytes: int) -> str:
-    """A number of bytes with its unit."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if n_bytes >= scale:
-            return f"{n_bytes / scale:.1f} {unit}"
-    return f"{n_bytes} bytes"

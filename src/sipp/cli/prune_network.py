@@ -14,7 +14,6 @@ from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.data_option import (
     Points,
     Reader,
-    check_fits,
     collect,
     data_or_noise,
     draw_holdout,
@@ -27,8 +26,8 @@ from sipp.cli.data_option import (
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file, weights_read
-from sipp.cli.options import output_of, typed_name
-from sipp.cli.output import show, size, too_wide
+from sipp.cli.options import load_code, output_of, typed_name
+from sipp.cli.output import show, too_wide
 from sipp.cli.pruned_table import layer_table, path_record, statements
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
@@ -36,6 +35,7 @@ from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
 from sipp.records.checking import check_share
 from sipp.records.contents import Contents
+from sipp.records.display import bytes_in_words
 from sipp.records.network_hash import model_hash
 from sipp.records.options import HOLDOUT_DELTA, PruneOptions, Shown
 from sipp.records.pruned import Pruned
@@ -76,7 +76,9 @@ def check(request: PruneRequest) -> None:
             where="sipp prune",
             fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
         )
-    reads = weights_read("--weights", request.weights) + points_read("--data", request.data)
+    reads = load_code(request.code) + weights_read("--weights", request.weights)
+    reads += [] if request.recipe is None else [("--recipe", request.recipe)]
+    reads += points_read("--data", request.data)
     reads += points_read("--holdout", request.holdout)
     if request.out is not None:
         with naming_option(f"--out {request.out}", "give another place"):
@@ -149,7 +151,8 @@ def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
     """Calibration and holdout points, disjoint, that the network can take; None where they are not needed."""
     options = request.options
-    reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size, request.length)
+    lengths = {"length": request.length, "size": request.size}
+    reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size, **lengths)
     holdout = None if request.holdout is None else draw_holdout(reader, request.holdout, request.holdout_points)
     if not method_of(options.method).needs_data and request.data is None and not request.has_tolerance:
         return None, holdout
@@ -172,8 +175,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
     if request.has_tolerance and holdout is None and not source.has_holdout:
         parts = split(source, n, request.holdout_points, seed=options.seed)
         ours, theirs = (collect(source, part, batch_size=request.batch_size, model=model) for part in parts)
-        check_fits(model, ours, request.model, "--data")
-        return ours, theirs
+        return reader.fitting(source, ours, "--data"), reader.fitting(source, theirs, "--data")
     if request.has_tolerance and holdout is None:
         holdout = draw_holdout(reader, spec, request.holdout_points, "--data")
     return reader.draw(source, n, "--data"), holdout
@@ -428,7 +430,7 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
         if words := more_points_words(request, outcome):
             show(words)
     for path, n_bytes in written.files.items():
-        show(f"written:         {path} ({size(n_bytes)})")
+        show(f"written:         {path} ({bytes_in_words(n_bytes)})")
     if written.contents is not None:
         ratio = written.contents.dense_bytes / written.contents.n_bytes
         show(f"                 {ratio:.2f} x smaller than dense; see sipp inspect, sipp bench")

@@ -17,7 +17,7 @@ from sipp.cli.data_option import Points, Reader, data_or_noise
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.language_text import is_language_model, length_of
 from sipp.cli.model_option import load_model
-from sipp.experiments.nets import NETS, build
+from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.inputs.data import data_of
 from sipp.records.certificate import AnyCertificate, certificate_values, from_json
 from sipp.records.contents import Contents
@@ -86,7 +86,8 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
     name = model or built_in(contents)
     if name is None:
         raise _unknown(path, contents.model)
-    network = load_model(name)
+    shapes = {key: one.shape for one in contents.tensors for key in one.names}
+    network = load_model(name, n_classes=n_classes_in(name, shapes) if name in NETS else None)
     with naming_option(f"FILE {path}, --model {name}", "give the network that was saved"):
         sipp.load(path, into=network)
     return StoredNetwork(name, network.eval(), contents)
@@ -98,23 +99,26 @@ def built_in(contents: Contents) -> str | None:
 
 
 def _known(model: str, tensors: Tensors) -> str | None:
-    return next((name for name in NETS if _built(name) == (model, tensors)), None)
+    shapes = {key: shape for key, (shape, _) in tensors.items()}
+    return next((name for name in NETS if _built(name, n_classes_in(name, shapes)) == (model, tensors)), None)
 
 
 @cache
-def _built(name: str) -> tuple[str, Tensors]:
-    """The class and the tensors of a built-in network, without their numbers."""
+def _built(name: str, n_classes: int | None) -> tuple[str, Tensors]:
+    """The class and the tensors of a built-in network for so many classes, without their numbers."""
     with torch.device("meta"):
-        net = build(name)
+        net = build(name, n_classes=n_classes)
     tensors = {key: (tuple(value.shape), str(value.dtype)[6:]) for key, value in net.state_dict().items()}
     return class_name(net), tensors
 
 
-def example_for(stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None) -> tuple[Any, Points]:
+def example_for(
+    stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None, size: int | None
+) -> tuple[Any, Points]:
     """So many points as the network takes them, of `data` or of noise in a built-in network's shape."""
     spec = data_or_noise(data, stored.name, n_points, f"FILE {stored.contents.path}")
     length = min(length_of(stored.name, None), EXAMPLE_TOKENS) if is_language_model(stored.name) else None
-    reader = Reader(stored.model, stored.name, normalise, batch_size=n_points, length=length)
+    reader = Reader(stored.model, stored.name, normalise, batch_size=n_points, length=length, size=size)
     points = reader.draw(reader.open(spec, "calibration", "--data"), n_points, "--data")
     batch = next(iter(data_of(points.batches).batches()))
     return batch.kwargs or batch.args, points

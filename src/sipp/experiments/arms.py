@@ -6,11 +6,12 @@ method can so stand in one run, and share its dense network.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from sipp.errors import OptionError
-from sipp.records.options import Method, Reduce
+from sipp.records.options import Reduce
 from sipp.scoring.methods import method_of
 
 BETWEEN = " "
@@ -20,7 +21,7 @@ BETWEEN = " "
 class Arm:
     """A method and, where the arm names one, the reduction over patches that it uses."""
 
-    method: Method
+    method: str
     reduce: Reduce | None = None
 
     @property
@@ -29,8 +30,13 @@ class Arm:
         return self.method if self.reduce is None else f"{self.method}{BETWEEN}{self.reduce}"
 
 
-def arm_of(label: Any) -> Arm:
-    """The arm of this label; OptionError where there is no such method, or it takes no patches together."""
+def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:
+    """The arm of this label; OptionError where there is no such method, or it takes no patches together.
+
+    `own` are names of the user's own methods, whose code need not be here.
+    """
+    if label in own:
+        return Arm(label)
     words = label.split() if isinstance(label, str) else []
     if len(words) < 2:
         return Arm(method_of(words[0] if words else label).name)

@@ -136,6 +136,11 @@ class Routing(TorchDispatchMode):
     Python branches on nothing else of a tensor, but for `tolist` and `numpy`, which no dispatch shows (see `Watch`).
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would import its compiler, a second of work, to keep it away from the method below."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.by_values = False

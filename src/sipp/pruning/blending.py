@@ -50,11 +50,17 @@ def blended(blend: Blend, dense: Sequence[Tensor], p: float, reduce: Reduce) -> 
 
 
 def choose(
-    model: nn.Module, weights: Sequence[Weight], dense: Sequence[Tensor], blend: Blend, cut: CutFunction
+    model: nn.Module,
+    weights: Sequence[Weight],
+    dense: Sequence[Tensor],
+    blend: Blend,
+    cut: CutFunction,
+    advance: Callable[[int], None],
 ) -> tuple[list[Tensor], Choice]:
     """The masks of the candidate that moves the output least on the points kept aside, and how all of them did.
 
-    Of a network that was never trained, the masks of the one blend that is made for it.
+    Of a network that was never trained, the masks of the one blend that is made for it. `advance` is called with 1 for
+    each candidate.
     """
     sparse = copy_of(model)
     batches = list(blend.points.batches())
@@ -66,6 +72,7 @@ def choose(
                 parameter = sparse.get_parameter(weight.name)
                 kept_FK = torch.where(mask_FK, dense_FK, 0.0)
                 parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
+        advance(1)
         return error_of(sparse, batches, outputs, blend.norm_stats) or 0.0  # None: no real numbers in the output
 
     if blend.norm_stats == "batch":
@@ -82,6 +89,11 @@ def choose(
         tried.append(Candidate(0.0, "mean", moved_by(found[-1]), by_rows=True))
     taken = tried.index(best_of(tried))
     return found[taken], Choice(tried[taken], tuple(tried), n_points, blend.is_aside)
+
+
+def n_candidates(blend: Blend) -> int:
+    """How many cuts are tried."""
+    return 1 if blend.norm_stats == "batch" else len(_candidates(blend)) + (blend.lengths is not None)
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:

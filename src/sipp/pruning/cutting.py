@@ -24,7 +24,8 @@ from sipp.allocation import (
 from sipp.allocation.row_bounds import largest_in_rows
 from sipp.errors import OptionError
 from sipp.inputs.restore import copy_of
-from sipp.pruning.blending import choose
+from sipp.progress import Advance, nothing
+from sipp.pruning.blending import choose, n_candidates
 from sipp.pruning.sparse_rows import RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
 from sipp.records.checking import check_whole
 from sipp.records.choice import Choice
@@ -67,10 +68,10 @@ def budget_for(options: PruneOptions, weights: Sequence[Weight]) -> int:
     return check_whole("budget", options.budget, least=1, most=n_weights)  # all prunable weights
 
 
-def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Cut:
+def cut(ranking: Ranking, budget: int, *, seed: int = 0, advance: Advance = nothing) -> Cut:
     """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
     prepared = prepare_rows(ranking)
-    rows, choice = sparse_rows(ranking, prepared, budget, seed=seed)
+    rows, choice = sparse_rows(ranking, prepared, budget, seed=seed, advance=advance)
     model = copy_of(ranking.model)
     write_rows(model, ranking, rows)
     return Cut(
@@ -82,6 +83,11 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0) -> Cut:
         seed=seed,
         choice=choice,
     )
+
+
+def n_tries(ranking: Ranking) -> int | None:
+    """How many candidates a cut of this ranking tries; None: it tries none, and is made at once."""
+    return None if ranking.blend is None else n_candidates(ranking.blend)
 
 
 def cut_as_given(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], *, seed: int = 0) -> Cut:
@@ -142,17 +148,17 @@ def _problem_of(ranking: Ranking) -> AllocationProblem:
 
 
 def sparse_rows(
-    ranking: Ranking, prepared: PreparedRows, budget: int, *, seed: int
+    ranking: Ranking, prepared: PreparedRows, budget: int, *, seed: int, advance: Advance = nothing
 ) -> tuple[list[SparseRows], Choice | None]:
     """Budget (T10), then rows (T5, T6, T8, T9). Without sampling: the largest scores, values unchanged.
 
-    For a blend also which one was taken (T20).
+    For a blend also which one was taken (T20); `advance` hears of each that was tried (`n_tries`).
     """
     row, choice = method_of(ranking.method), None
     if row.is_sampled and budget < ranking.n_weights:
         return _with_spared(ranking, prepared, _sampled_rows(ranking, prepared, row, budget, seed)), None
     if ranking.blend is not None:
-        masks, choice = _blended(ranking, ranking.blend, prepared, row, budget)
+        masks, choice = _blended(ranking, ranking.blend, prepared, row, budget, advance)
     else:
         masks = _masks(ranking, prepared, row, ranking.ranks, budget)
     scored = ranking.ranks if row.is_scored and not row.is_sampled and not row.is_blend else None
@@ -183,7 +189,7 @@ def _masks(
 
 
 def _blended(
-    ranking: Ranking, blend: Blend, prepared: PreparedRows, row: MethodInfo, budget: int
+    ranking: Ranking, blend: Blend, prepared: PreparedRows, row: MethodInfo, budget: int, advance: Advance
 ) -> tuple[list[Tensor], Choice]:
     """The masks of the best blend; weights that an earlier step pruned come last in every one of them."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
@@ -196,7 +202,7 @@ def _blended(
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
         return _masks(ranking, prepared, replace(row, cut="row") if by_rows else row, scores, budget)
 
-    return choose(ranking.model, ranking.weights, prepared.dense, blend, cut)
+    return choose(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
 
 
 def _sampled_rows(

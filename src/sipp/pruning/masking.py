@@ -21,7 +21,9 @@ What is guaranteed, and from when:
   buffers of both and fails otherwise). The default average with use_buffers=True fails on bool masks;
 - a deepcopy holds with any new optimizer; one that takes over old momentum must be given to `hold(copy, ...)`.
 
-Limits: parameters that are renamed (torch.nn.utils.prune, parametrize, FSDP) need `release` before and `hold` after.
+Limits: parameters that are renamed (torch.nn.utils.prune, parametrize) need `release` before and `hold` after. FSDP:
+`hold` after fully_shard, with the optimizer and the same masks on every rank; FullyShardedDataParallel, which makes one
+long parameter of many, is not for it.
 DataParallel on several devices: hold the wrapper, since replicas are not masked. DDP sends the masks of rank 0 to all
 ranks before every forward, as it does all buffers: one byte per held weight, and the same masks everywhere.
 """
@@ -110,7 +112,7 @@ def hold(
     optimizers = checked_optimizers(model, optimizer)
     n_zeroed = 0
     for entry, mask in checked:
-        n_zeroed += int(torch.count_nonzero(entry.param.detach().masked_fill(mask, 0)))
+        n_zeroed += int(torch.count_nonzero(_whole(entry.param.detach().masked_fill(mask, 0))))
         for module, local in entry.owners:
             _keep_mask(module, local, mask)
         if entry.param.grad is not None:
@@ -159,7 +161,7 @@ def release(model: nn.Module) -> None:
 def masks_of(model: nn.Module) -> dict[str, Tensor]:
     """Copies of the masks that are held, by canonical name; empty if none is."""
     found = ((entry, _mask_of(entry)) for entry in _parameters(model))
-    return {entry.name: mask.clone() for entry, mask in found if mask is not None}
+    return {entry.name: _whole(mask).clone() for entry, mask in found if mask is not None}
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -245,19 +247,33 @@ def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
         raise OptionError(f"the mask of {name!r} is {kind}", fix="give a torch.bool tensor (True = kept)")
     if mask.shape != param.shape:
         raise OptionError(f"the mask of {name!r} has shape {tuple(mask.shape)}, the parameter {tuple(param.shape)}")
-    if not bool(torch.isfinite(param.detach()).all()):
+    if not bool(_whole(torch.isfinite(param.detach())).all()):
         raise ModelError(f"parameter {name!r} holds NaN or infinite values", fix="load a sound checkpoint first")
     _refuse_sparse(param.grad, name)
     for module, local in entry.owners:
         taken = local + MASK_SUFFIX
         if local not in _names(module) and hasattr(module, taken):
             raise ModelError(f"the owner of {name!r} has its own {taken!r}", fix="rename it, or undo torch's pruning")
-    mask = mask.detach().to(param.device)
+    mask = _like(mask.detach().to(param.device), param)
     old = _mask_of(entry)
-    n_revived = 0 if old is None else int((mask & ~old).sum())
+    n_revived = 0 if old is None else int(_whole(mask & ~old).sum())
     if n_revived:
         raise OptionError(f"the new mask of {name!r} revives {n_revived} weights, masks only shrink: release() first")
     return mask
+
+
+def _like(mask: Tensor, param: Any) -> Tensor:
+    """The mask cut into the same pieces as the parameter, where FSDP (fully_shard) has cut that."""
+    if not hasattr(param, "placements"):
+        return mask
+    from torch.distributed.tensor import distribute_tensor  # which is slow to import
+
+    return distribute_tensor(mask, param.device_mesh, param.placements)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor put together from its pieces, where it is in pieces."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _refuse_sparse(grad: Tensor | None, name: str) -> None:
@@ -324,9 +340,12 @@ def _tend(module: nn.Module, local: str) -> None:
     param = module._parameters[local]
     if not isinstance(param, Parameter):  # torch.func.functional_call runs the module on the caller's own tensors
         return
+    mask = _mask_at(module, local)
+    if hasattr(mask, "placements") != hasattr(param, "placements"):  # gathered by FSDP from pieces that are tended
+        return
     # .data: zeros written over zeros must not count as a change of a weight that backward still needs, as when a
     # module is called twice. masked_fill: 0 * NaN would stay NaN.
-    param.data.masked_fill_(_mask_at(module, local).logical_not(), 0)
+    param.data.masked_fill_(mask.logical_not(), 0)
     if param.requires_grad and not torch.compiler.is_compiling():
         _watch_gradient(module, local, param)
 

@@ -27,6 +27,7 @@ from sipp.records.ranking import Blend, Ranking
 from sipp.records.scores import Scores
 from sipp.records.weights import to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
+from sipp.scoring.own import own_scores
 from sipp.scoring.routing import rows_of_few_tokens
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import resolve_points
@@ -45,7 +46,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     check_flag("progress", progress)
     info = checked_method(options)
     warn_of_frozen(task.model, task.weights)
-    if task.data is None and info.needs_data:
+    if task.data is None and info.needs_data and isinstance(options.method, str):  # a function finds out by itself
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of points or a Dataset", option="method"
         )
@@ -53,12 +54,12 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     if info.is_blend:
         task, aside = set_points_aside(task, options)
     else:
-        task = resolve_points(task, options.delta, method=info.name, constants=options.constants)
-    spared = rows_of_few_tokens(task) if info.needs_data else ()
+        task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
+    spared = rows_of_few_tokens(task) if info.needs_data and task.data is not None else ()
     by_name = None
     if not info.is_scored:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
-            by_name = score_of(info)(task)
+            by_name = own_scores(task, info) if info.is_own else score_of(info)(task)
     unscored = _why_unscored(info, task.data, statements)
     scores, first = None, None
     if not unscored and task.data is not None:
@@ -75,7 +76,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         weights=task.weights,
         ranks=ranks,
         scores=scores,
-        method=info.name,
+        method=options.method,
         draws=options.draws,
         delta=options.delta,
         confidence=options.confidence,
@@ -95,7 +96,7 @@ def checked_method(options: PruneOptions) -> MethodInfo:
     info = method_of(options.method)
     if options.pattern is not None and info.is_sampled:
         raise OptionError(
-            f"method={options.method!r} draws weights, and a pattern says which ones there may be",
+            f"method={info.name!r} draws weights, and a pattern says which ones there may be",
             fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
             option="method",
         )

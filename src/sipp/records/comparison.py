@@ -13,7 +13,6 @@ from rich.table import Table
 
 from sipp.records.display import MUCH, WIDTH, percent_up, text_of
 from sipp.records.html import table_html, text_html, view
-from sipp.records.options import Method
 from sipp.records.plots import curves
 
 STANDARD_ERRORS = 2.0  # a mean difference of fewer than these decides nothing
@@ -25,7 +24,7 @@ KEEPS_A_TABLE = 3  # as many as fit the width
 class Compared:
     """One method at one keep, on points that did not choose its weights."""
 
-    method: Method
+    method: str
     keep: float  # as asked
     is_repaired: bool
     kept: int

@@ -115,6 +115,14 @@ def percent_up(share: float) -> str:
     return percent(float(Context(prec=SENTENCE_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(float(share)))))
 
 
+def bytes_in_words(n_bytes: int) -> str:
+    """A number of bytes with its unit."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.1f} {unit}"
+    return f"{n_bytes} bytes"
+
+
 def sure(confidence: float) -> str:
     """The confidence of a statement, in words."""
     return f"{100 * confidence:.4g} % sure"

@@ -27,7 +27,8 @@ from sipp.records.pattern import pattern_of
 Reduce = Literal["max", "mean"]  # of a point's patches (T3)
 NormStats = Literal["running", "batch"]
 Repairing = bool | Literal["joint", "refit"]  # True is "joint": masks may move (T21); "refit": they stay
-Method = str  # its name in `scoring/methods.py`
+Score = Callable[[Any], Any]  # of a ScoringTask, {parameter name: tensor of its shape}
+Method = str | Score  # its name in `scoring/methods.py`, or a score of the caller's own
 Kernel = Literal["auto", "reference", "cpu", "gpu"]
 Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values in a file of `save`
 Draws = Literal["until", "fixed"]  # of a sampled row (T8)
@@ -38,10 +39,18 @@ NPoints = int | Literal["theory"] | None
 Loss = Callable[[Any, Any], Any]  # of outputs and labels, a tensor of one number
 Selector = str | type | Sequence[str | type]  # names of weights or modules with *, types of modules
 
-DEFAULT_METHOD: Method = "sipp-blend"
+DEFAULT_METHOD = "sipp-blend"
 DELTA = 1e-16  # failure probability of T4
 CONFIDENCE = 0.95  # of statements about all but a share of inputs (T14, T18, T19)
 HOLDOUT_DELTA = 0.05  # share of inputs that a certificate may leave out (T14)
+
+
+def method_name(method: Method) -> str:
+    """What a method is called in records and tables: a score that was given as a function has the function's name."""
+    if isinstance(method, str):
+        return method
+    name = getattr(method, "__name__", type(method).__name__)
+    return name if name.isidentifier() else "own score"  # a lambda has none
 
 
 def check_repair(repair: Any) -> Repairing:
@@ -156,9 +165,15 @@ class PruneOptions:
     pattern: Annotated[
         str | None, Shown("Instead of --keep: n of every m weights of a row, such as 2:4.", "What to prune")
     ] = None
-    method: Annotated[Method, Shown("How weights are chosen: {methods}.", "What to prune", prune_to=True)] = (
-        DEFAULT_METHOD
-    )
+    method: Annotated[
+        Method,
+        Shown(
+            "How weights are chosen: {methods}, or one that --code registers.",
+            "What to prune",
+            prune_to=True,
+            parse=str,
+        ),
+    ] = DEFAULT_METHOD
     include: Annotated[
         Selector | None,
         Shown("Only layers of this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),

@@ -15,6 +15,7 @@ Result = TypeVar("Result")
 
 REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # what goes; `keep` is what stays
 KEPT = ("density", "keep_ratio")
+SHARES = (*REMOVED, *KEPT)
 RECORDS = {
     **dict.fromkeys(("loss", "n_points", "norm_stats", "kernel", "chunk_bytes"), ("scoring", "Scoring")),
     **dict.fromkeys(("c_constant", "k_constant"), ("constants", "Constants")),
@@ -60,7 +61,7 @@ def method_here(name: str) -> str | None:
 def _here(name: str, value: Any, known: Any) -> str:
     """How it is written here; empty where that is not known."""
     keep = "keep" if "keep" in known else "keeps" if "keeps" in known else ""
-    if keep and name in (*REMOVED, *KEPT):
+    if keep and name in SHARES:
         what = "the share of the weights that stays" if name in KEPT else "the share that stays, not the one that goes"
         is_share = isinstance(value, Real) and not isinstance(value, Integral) and 0 < float(value) < 1
         if not is_share:

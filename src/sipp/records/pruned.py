@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,7 +12,7 @@ from sipp.records.assumption import Assumption
 from sipp.records.bounds import Guarantee, Measured, NetworkBound
 from sipp.records.choice import Choice
 from sipp.records.network_hash import tensors_hash
-from sipp.records.options import Draws, Method
+from sipp.records.options import Draws
 from sipp.records.plots import layer_bars
 from sipp.records.repair import Repair
 
@@ -24,8 +24,6 @@ REGROWN = (
     "{name} is no longer zero where it was pruned (training without sipp.hold, or an edit), so the counts here are not "
     "those of the network; prune it again"
 )
-
-Origin = Method | Literal["given"]  # "given": the new weights were the caller's own
 
 
 def layer_bound(eps: float | None, sign_complexity: float | None) -> float | None:
@@ -96,7 +94,7 @@ class Pruned:
     layers: tuple[PrunedLayer, ...]
     guarantee: Guarantee | None  # the statement about rows and layers (T5-T11, T17); None where nothing was scored
     bound: NetworkBound  # the statement about the network (T12, T13)
-    method: Origin
+    method: str  # its name; "given": the new weights were the caller's own
     budget: int  # asked for
     kept: int  # reached: less where sampling had fewer weights to draw from; random with draws="fixed"
     seed: int

@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.records.batches import Batch
-from sipp.records.options import Constants, Draws, NormStats, Reduce
+from sipp.records.options import Constants, Draws, Method, NormStats, Reduce, method_name
 from sipp.records.pattern import Pattern
-from sipp.records.pruned import Origin
 from sipp.records.scores import Scores
 from sipp.records.weights import Weight
 
@@ -34,7 +33,7 @@ class Ranking:
     weights: tuple[Weight, ...]
     ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
     scores: Scores | None  # None where nothing was scored: then nothing is promised
-    method: Origin
+    method: Method  # "given": weights that the caller chose
     draws: Draws
     delta: float
     confidence: float
@@ -47,6 +46,10 @@ class Ranking:
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
     spared: tuple[Tensor, ...] = ()  # F a weight: rows that stay as they are, beside the budget; (): none do
     blend: Blend | None = None  # what a blend is chosen from; None for other methods
+
+    @property
+    def method_name(self) -> str:
+        return method_name(self.method)
 
     @property
     def n_weights(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -11,7 +12,9 @@ from torch import nn
 
 from sipp.records.certificate import AnyCertificate
 from sipp.records.display import WIDTH, labelled, listed, short_names, text_of
+from sipp.records.html import labels_html, table_html, view
 from sipp.records.network_hash import tensors_hash
+from sipp.records.plots import layer_bars
 
 Shape = tuple[int, ...]
 
@@ -59,27 +62,46 @@ class Shrunk:
         """Whether the network still has the weights that it was given: it computes what the one before did."""
         return tensors_hash(self.model) == self.stated
 
-    def __str__(self) -> str:
+    def _table(self) -> Table:
+        """One line a weight."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("weight")
-        for column in ("before", "after", "multiply-adds before", "after"):
+        for column in ("before", "after", "multiply-adds before", "multiply-adds after"):
             table.add_column(column, justify="right")
         names = short_names([layer.name for layer in self.layers])
         for name, layer in zip(names, self.layers):
             shapes = (" x ".join(map(str, shape)) for shape in (layer.before, layer.after))
             table.add_row(name, *shapes, f"{layer.multiply_adds_before:,}", f"{layer.multiply_adds:,}")
+        return table
+
+    def _words(self) -> list[tuple[str, str]]:
+        """What it saves and what holds, as labels and texts."""
         lines = [
-            text_of(table),
-            labelled("parameters", _fewer(self.n_parameters_before, self.n_parameters)),
-            labelled("multiply-adds", f"{_fewer(self.multiply_adds_before, self.multiply_adds)}, for {self.example}"),
-            labelled("outputs", f"the same on this example, to rounding ({self.off_by:.0e} of the largest)"),
+            ("parameters", _fewer(self.n_parameters_before, self.n_parameters)),
+            ("multiply-adds", f"{_fewer(self.multiply_adds_before, self.multiply_adds)}, for {self.example}"),
+            ("outputs", f"the same on this example, to rounding ({self.off_by:.0e} of the largest)"),
         ]
         if self.left_alone:
-            lines.append(labelled("left alone", f"all channels that these read stay: {listed(self.left_alone)}"))
+            lines.append(("left alone", f"all channels that these read stay: {listed(self.left_alone)}"))
         if self.certificate is not None and self.is_as_made:
             words = f"of the network before, which computes the same. {self.certificate.sentence}"
-            lines.append(labelled("certificate", words))
-        return "\n".join(lines)
+            lines.append(("certificate", words))
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join([text_of(self._table()), *(labelled(label, text) for label, text in self._words())])
+
+    def _repr_html_(self) -> str:
+        table = table_html(self._table(), bars=("multiply-adds before", "multiply-adds after"))
+        return view(f"{type(self.model).__name__} without its dead channels", table, labels_html(self._words()))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the multiply-adds of each layer before and after, on `ax` or on new axes, and gives them."""
+        millions = {
+            "after": [layer.multiply_adds / 1e6 for layer in self.layers],
+            "before": [layer.multiply_adds_before / 1e6 for layer in self.layers],
+        }
+        return layer_bars(ax, [layer.name for layer in self.layers], millions, "multiply-adds (millions)")
 
     def __repr__(self) -> str:
         kept = _fewer(self.n_parameters_before, self.n_parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from html import escape
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class TextScores:
             lines.append(f"KL:              {self.kl:.4g} nats a token from the dense network")
             lines.append(f"same next token: {self.same_token:.2%} of positions")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def _exp(loss: float) -> float:

@@ -26,7 +26,7 @@ FEWEST_POINTS = 10
 class Parts:
     """The calibration points, batch by batch, which of them are kept aside to choose, and those that only judge."""
 
-    batches: tuple[Batch, ...]
+    batches: Sequence[Batch]
     is_aside: tuple[bool, ...]
     judging: tuple[Batch, ...]
     keys: frozenset[bytes]  # of all points

@@ -21,6 +21,7 @@ from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, exact_matmul
 from sipp.repairing.gathering import PATCHES_PER_FEATURE, Census, Gatherer, Side, masked_layers, take_census
+from sipp.repairing.parts import Parts
 from sipp.repairing.replaying import Replay
 
 STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at most one in so many of its free bytes
@@ -46,12 +47,13 @@ class Pair:
     pruned: nn.Module
     dense_layers: tuple[PrunableLayer, ...]
     pruned_layers: tuple[PrunableLayer, ...]
-    batches: tuple[Batch, ...]
+    batches: Sequence[Batch]
     is_aside: tuple[bool, ...]
     census: Census
     blocks: Blocks | None
     chunk_bytes: int
     dtype: torch.dtype
+    pruned_batches: Sequence[Batch]  # the same ones, unless both are parts of networks
 
     def stages(self) -> Iterator[Stage]:
         """The parts of the networks that hold weights of the census, each made when the one before it is finished."""
@@ -83,7 +85,9 @@ class Pair:
 
     def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> Stage:
         replays = Replay(is_off=True), Replay()
-        return Stage(self._gatherer(order, (self.dense, self.pruned), (self.batches, self.batches), replays), follows)
+        return Stage(
+            self._gatherer(order, (self.dense, self.pruned), (self.batches, self.pruned_batches), replays), follows
+        )
 
     def _gatherer(
         self,
@@ -146,20 +150,21 @@ def pair_of(
     dense: nn.Module,
     pruned: nn.Module,
     masks: Mapping[str, Tensor],
-    batches: tuple[Batch, ...],
-    is_aside: tuple[bool, ...],
+    parts: Parts,
     *,
     blocks: Blocks | None,
     forms: Forms,
     chunk_bytes: int,
     dtype: torch.dtype,
     patches_per_feature: int = PATCHES_PER_FEATURE,
+    pruned_batches: Sequence[Batch] | None = None,
 ) -> Pair:
     """Both networks with the layers of the masked weights, looked at on all batches once.
 
     `forms` are those of batches that were checked before.
     """
     layers = masked_layers(dense, masks)
+    batches = parts.batches
     census = take_census(dense, layers, batches, forms, patches_per_feature)
     return Pair(
         dense=dense,
@@ -167,11 +172,12 @@ def pair_of(
         dense_layers=layers,
         pruned_layers=masked_layers(pruned, masks),
         batches=batches,
-        is_aside=is_aside,
+        is_aside=parts.is_aside,
         census=census,
         blocks=blocks,
         chunk_bytes=chunk_bytes,
         dtype=dtype,
+        pruned_batches=batches if pruned_batches is None else pruned_batches,
     )
 
 
@@ -180,7 +186,7 @@ class _States:
     """The states of one network before a block, batch by batch."""
 
     blocks: Blocks
-    batches: tuple[Batch, ...]
+    batches: Sequence[Batch]
     entered: list[Entered]
     device: torch.device
 

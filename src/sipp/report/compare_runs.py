@@ -9,15 +9,16 @@ from typing import Any
 from sipp.experiments.runs.store import without_clock
 from sipp.records.schemas import given_values
 from sipp.report import series
-from sipp.report.contents import About, Article, Finding, Section, flat
-from sipp.report.numbers import counted
+from sipp.report.contents import About, Article, Cell, Finding, Section, Table, flat
+from sipp.report.numbers import TOLERANCE, counted, number
 from sipp.report.plots import accuracy_plot
 from sipp.report.results import Run
-from sipp.report.run_article import best_choice, method_table
+from sipp.report.run_article import best_choice, method_table, network_and_data, reach, tone_of
 
 # Differences that a title does not name: of the schedule's details, or of how networks are trained and not to what.
 QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
 LISTS = ("seed", "repetitions")  # of a configuration: which networks there are, not what they are
+N_OPEN = 2  # panels that are open: with the main comparison, about three screens
 TAKEN = "taken_from"  # of a record; where a network was trained changes nothing of it
 
 
@@ -33,12 +34,15 @@ class Panel:
 def runs_article(runs: Sequence[Run], about: About | None) -> Article:
     """All runs together, a panel for each network with its table and its curves."""
     panels = panels_of(runs)
-    sections = [] if about is None else [Section("Study", about.finding)]
+    sections = [_main_comparison(panels)] if len(panels) > 1 else []
     for index, panel in enumerate(panels):
         plot = accuracy_plot(panel.run, f"panel{index}-accuracy", panel.title)
         kicker = f"{panel.title}, {counted(len(series.seeds_of(panel.run)), 'seed')}"
         finding = best_choice(panel.run) or Finding("No pruned network is finished yet", "")
-        sections.append(Section(kicker, finding, [[plot]] if plot else [], method_table(panel.run)))
+        has_curve = any(len(curve.points) > 1 for curve in series.curves(panel.run, "top1"))
+        rows, is_closed = [[plot]] if plot and has_curve else [], index >= N_OPEN
+        sections.append(Section(kicker, finding, rows, method_table(panel.run), is_closed=is_closed))
+    sections += [] if about is None else [Section("Study", about.finding)]
     n_stages, n_done = sum(run.n_stages for run in runs), sum(len(run.records) for run in runs)
     tables = [("Runs of each panel", [(panel.title, ", ".join(panel.folders)) for panel in panels])]
     return Article(
@@ -49,6 +53,45 @@ def runs_article(runs: Sequence[Run], about: About | None) -> Article:
         sections=sections,
         tables=tables if about is None else [("What this shows", about.rows), *tables],
     )
+
+
+def _main_comparison(panels: Sequence[Panel]) -> Section:
+    """One line for each network: how good it was, and how far which method prunes it at next to no loss."""
+    rows = []
+    for panel in panels:
+        dense, changes = series.dense_mean(panel.run, "top1"), series.curves(panel.run, "delta_top1")
+        reached = [(kept, curve.method) for curve in changes if (kept := reach(curve)) is not None]
+        kept, method = min(reached, default=(None, "none"))
+        last = [(curve.points[-1].keep, curve.points[-1].mean, curve.method) for curve in changes if curve.points]
+        sparsest = min((keep for keep, _, _ in last), default=None)
+        ends = [(change, name) for keep, change, name in last if keep == sparsest]
+        best, worst = max(ends, default=(None, "")), min(ends, default=(None, ""))
+        cells = (
+            Cell("not done" if dense is None else number(dense, "share")),
+            Cell("none" if kept is None else f"{number(kept, 'share')} ({method})"),
+            _change_cell(sparsest, *best),
+            _change_cell(sparsest, *worst),
+        )
+        rows.append((panel.title, cells))
+    near = f"within {100 * TOLERANCE:g} points of dense"
+    head = ("network", "dense", f"least keep {near}", "best, sparsest level", "worst there")
+    n_columns = 4 if all(cells[2] == cells[3] for _, cells in rows) else 5  # one method each: none is worst
+    n_reached = sum(cells[1].text != "none" for _, cells in rows)
+    finding = Finding(
+        f"{n_reached} of {counted(len(rows), 'comparison')} {'has' if n_reached == 1 else 'have'} a method {near}",
+        "One row for each network and schedule; panels and single runs open below.",
+    )
+    caption = "Accuracy (top-1), mean over seeds, and its change in points; keep: share of weights left."
+    shown = tuple((name, cells[: n_columns - 1]) for name, cells in rows)
+    table = Table(caption, head[:n_columns], shown, wraps=True)
+    return Section("Main comparison", finding, [], table)
+
+
+def _change_cell(keep: float | None, change: float | None, method: str) -> Cell:
+    if keep is None or change is None:
+        return Cell("not done")
+    words = f"{number(change, 'points')} against the dense network at {number(keep, 'share')} keep"
+    return Cell(f"{100 * change:+.2f} ({method})", tone_of(change), words)
 
 
 def panels_of(runs: Sequence[Run]) -> list[Panel]:
@@ -68,6 +111,8 @@ def panels_of(runs: Sequence[Run]) -> list[Panel]:
 def _bare(run: Run) -> dict[str, Any]:
     """The configuration without its lists of seeds and methods."""
     config = {key: value for key, value in run.config.items() if key not in LISTS}
+    if config.get("code"):  # which scores of the user's own there are, is a list of methods too
+        config["code"] = {key: value for key, value in config["code"].items() if key != "methods"}
     return {**config, "prune": {key: value for key, value in config["prune"].items() if key != "methods"}}
 
 
@@ -104,7 +149,7 @@ def _joined(group: Sequence[Run]) -> Run:
 
 def _titles(runs: Sequence[Run]) -> list[str]:
     """Network, data and pipeline of each; where two would be the same, what tells their configurations apart."""
-    short = [f"{run.config['net']} on {run.config['data']['name']}, {run.config['pipeline']}" for run in runs]
+    short = [f"{network_and_data(run)}, {run.config['pipeline']}" for run in runs]
     titles = []
     for index, run in enumerate(runs):
         twins = [dict(flat(_bare(other))) for other, title in zip(runs, short) if title == short[index]]

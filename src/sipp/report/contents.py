@@ -28,12 +28,30 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """One number that is read first, and a line that says what it is."""
+
+    name: str
+    value: str
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something to do next: why, and what to type."""
+
+    words: str
+    command: str
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows of cells under a head, each with its name."""
 
     caption: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    wraps: bool = False  # names and heads are long, and may take several lines
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,7 @@ class Section:
     table: Table | None = None
     folded: tuple[str, Plot] | None = None  # a line, and the plot that is shown when it is opened
     note: str = ""
+    is_closed: bool = False  # only its heading is shown until it is opened
 
     @property
     def plots(self) -> list[Plot]:
@@ -63,7 +82,10 @@ class Article:
     state: str = ""  # empty where it is finished
     caveats: list[str] = field(default_factory=list)  # that a reader must see
     remarks: Sequence[str] = ()  # that can be opened: what could not be checked
-    tiles: list[tuple[str, str]] = field(default_factory=list)
+    lead: Finding | None = None  # the first card, with the tiles and what to do next
+    steps: list[Step] = field(default_factory=list)
+    tiles: list[Tile] = field(default_factory=list)
+    is_closed: bool = False  # only its title is shown until it is opened
     tables: list[tuple[str, list[tuple[str, str]]]] = field(default_factory=list)
 
 

@@ -23,7 +23,7 @@ class Style:
     dark: str
     marker: Marker
     dash: tuple[int, ...] = ()  # lengths of line and gap; empty: a solid line
-    hollow: bool = False  # markers are outlines, and bars are hatched: a repaired network
+    hollow: bool = False  # markers are outlines, and bars have a tint: a repaired network
 
 
 STYLES: dict[str, Style] = {
@@ -64,7 +64,9 @@ FREE_STYLES = tuple(
 
 # Parts of a stack (time, histograms), from quiet to loud.
 QUIET, LOUD = ("#c3cad4", "#4a5361"), ("#0b5fb0", "#4eacfc")
+THIS = "this network"  # the one series of a page about one network
 PARTS: dict[str, tuple[str, str]] = {
+    THIS: LOUD,
     "kept": LOUD,
     "pruned": QUIET,
     "just pruned": QUIET,

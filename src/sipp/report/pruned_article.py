@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sipp.records.display import percent_up
 from sipp.records.schemas import (
     BenchRecord,
     BenchStep,
-    CertificateRecord,
     ChoiceRecord,
     EvalRecord,
-    PrunedRecord,
     RepairedRecord,
     given_values,
 )
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, rows_of
 from sipp.report.numbers import Unit, counted, is_useless, number
+from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
 from sipp.report.results import PrunedModel
+from sipp.report.summary import best_evaluation, lead, next_steps, output_moved, outputs_rows, tiles_of
 
 # Of its record, elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice"}
@@ -31,81 +30,60 @@ def pruned_article(pruned: PrunedModel, ident: str) -> Article:
     """What the page says of one pruned network."""
     record, measured = pruned.record, best_evaluation(pruned)
     sections = [
-        _promise_section(pruned, ident),
         None if measured is None else _accuracy_section(pruned, measured, ident),
-        _statements_section(pruned, ident),
-        None if record.choice is None else _method_section(record.choice, pruned.arm, ident),
-        None if record.repaired is None else _repair_section(record.repaired, ident),
+        _outputs_section(pruned, ident),
+        _layers_section(pruned, ident),
         None if pruned.bench is None else _size_and_speed_section(pruned, pruned.bench, ident),
+        None if record.repaired is None else _repair_section(record.repaired, ident),
+        None if record.choice is None else _method_section(record.choice, ident),
+        _statements_section(pruned, ident),
     ]
-    tiles = [
-        ("keep", number(record.keep, "share")),
-        ("kept weights", f"{record.kept:,}"),
-        ("prunable weights", f"{record.n_weights:,}"),
-        ("layers", f"{len(record.layers):,}"),
-        ("dead rows", f"{record.dead_rows:,}"),
-        ("output moved", "unknown" if pruned.moved is None else number(pruned.moved, "share")),
-    ]
-    if measured is not None and measured.accuracies is not None:
-        tiles.append(("accuracy", number(measured.accuracies[1], "share")))
     rest = {key: value for key, value in given_values(record).items() if key not in SHOWN}
     return Article(
         ident=ident,
         kicker="pruned model",
         title=f"{pruned.name}: {pruned.arm} at {number(record.keep, 'share')} keep",
         remarks=pruned.marks,
-        tiles=tiles,
+        lead=lead(pruned),
+        steps=next_steps(pruned),
+        tiles=tiles_of(pruned),
         sections=[section for section in sections if section is not None],
         tables=[("Everything else in its report", rows_of(rest))],
     )
 
 
-# --- promises -------------------------------------------------------------------------------------------------------
+# --- outputs and layers ---------------------------------------------------------------------------------------------
 
 
-def _promise_section(pruned: PrunedModel, ident: str) -> Section:
-    """What is promised in a few words, and its layers."""
+def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
+    """Each number that says how far outputs move, in words."""
+    rows = outputs_rows(pruned)
+    if not rows:
+        return None
+    text = "Distance to the dense network's output, over its length."
+    card = {"title": "How far outputs move", "text": text, "rows": rows}
+    found = output_moved(pruned)
+    heading = "How far outputs move" if found is None else f"Outputs move by {number(found[0], 'share')}, {found[1]}"
+    finding = Finding(heading, "Other numbers on this page answer other questions:")
+    return Section("Outputs", finding, [[facts(f"{ident}-outputs", "How far outputs move", [card])]])
+
+
+def _layers_section(pruned: PrunedModel, ident: str) -> Section:
+    """What each layer keeps."""
     layers = pruned.record.layers
-    views = {field: layer_view(field, {pruned.arm: series.rows_of_layers([layers])}) for field in LAYER_VALUES}
+    views = {field: layer_view(field, {THIS: series.rows_of_layers([layers])}) for field in LAYER_VALUES}
     known = {field: view for field, view in views.items() if view["series"]}
     choices = [{"label": "Show", "options": [LAYER_VALUES[field][0] for field in known]}]
     names = [layer.name for layer in layers]
     plot = bars(f"{ident}-layers", "Layer by layer", "layer", names, list(known.values()), choices=choices)
-    return Section("Promise", Finding(_promise(pruned), _layers_words(pruned.record)), [[plot]])
+    dead = [layer.dead_rows for layer in layers if layer.dead_rows]
+    least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
+    heading = f"{least.name} keeps least: {least.kept:,} of {least.n_weights:,} weights"
+    lost = f"{counted(sum(dead), 'row')} in {counted(len(dead), 'layer')} lost all weights, and give only a bias."
+    return Section("Layers", Finding(heading, lost if dead else "Every row of every layer keeps a weight."), [[plot]])
 
 
-def _layers_words(record: PrunedRecord) -> str:
-    dead = [layer.dead_rows for layer in record.layers if layer.dead_rows]
-    least = min(record.layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
-    words = f"{counted(sum(dead), 'row')} died in {counted(len(dead), 'layer')}" if dead else "No row died"
-    return f"{words}. {least.name} keeps least: {least.kept:,} of {least.n_weights:,} weights."
-
-
-def _promise(pruned: PrunedModel) -> str:
-    """What the first certificate that promises something promises, that of `sipp prune` before those of `certify`."""
-    record = pruned.record
-    for certificate in pruned.all_certificates:
-        if words := _certified(certificate):
-            return words
-    if record.certificate is not None:
-        return f"Certificate: {record.certificate.verdict or record.certificate.mode}"
-    if record.bound is not None and record.bound.holds:
-        return "The theory's bound is met, for all but a share of inputs; no holdout was used"
-    if record.measured is not None and record.measured.c_constant is not None:
-        return "Rows and layers have a measured bound; what the network costs is not known: sipp certify measures it"
-    return "Nothing is promised: no certificate, no bound"
-
-
-def _certified(certificate: CertificateRecord) -> str:
-    """The promise of a certificate in a few words, empty where it makes none."""
-    if certificate.drop_upper is not None:
-        return f"The holdout certifies that accuracy falls by at most {percent_up(certificate.drop_upper)}"
-    if certificate.verdict != "certified" or certificate.limit is None:
-        return ""
-    limit = percent_up(certificate.limit)
-    if is_useless(certificate.limit):
-        return f"The certificate is useless: it allows an error of {limit} of the output's length"
-    return f"The holdout certifies outputs within {limit} of the dense network's, for all but a share of inputs"
+# --- promises -------------------------------------------------------------------------------------------------------
 
 
 def _statements_section(pruned: PrunedModel, ident: str) -> Section:
@@ -128,12 +106,6 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
 
 
 # --- accuracy: what `sipp eval --out` left beside it ----------------------------------------------------------------
-
-
-def best_evaluation(model: PrunedModel) -> EvalRecord | None:
-    """Of several evaluations the one of the most points, and one with an accuracy before those without."""
-    known = list(model.evaluations.values())
-    return max(known, key=lambda one: (one.accuracies is not None, one.n_points), default=None)
 
 
 def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Section:
@@ -172,7 +144,7 @@ def _evaluation_card(name: str, one: EvalRecord) -> dict[str, Any]:
 # --- method: which blend of sensitivity and magnitude was taken -----------------------------------------------------
 
 
-def _method_section(choice: ChoiceRecord, arm: str, ident: str) -> Section:
+def _method_section(choice: ChoiceRecord, ident: str) -> Section:
     """What was taken and how far it moves the output, and how that was found out; no plot where only one was tried."""
     taken, n_tried = choice.taken, len(choice.tried)
     error = "" if taken.error is None else f": just pruned, the output moved by {number(taken.error, 'share')}"
@@ -182,7 +154,7 @@ def _method_section(choice: ChoiceRecord, arm: str, ident: str) -> Section:
     if n_tried > 1:
         others = f"{n_tried} rankings of weights were tried; a small lead counts as chance (T20)."
         names = [f"{one.name} (taken)" if one.is_taken else one.name for one in choice.tried]
-        view = bar_view("error of the output", "share", {arm: [one.error for one in choice.tried]})
+        view = bar_view("error of the output", "share", {THIS: [one.error for one in choice.tried]})
         rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
     points = counted(choice.n_points, "calibration point")
     detail = f"Errors are shares of the output's length, just pruned, on {points} {where}. {others}"
@@ -252,7 +224,7 @@ def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str)
     )
     size = facts(f"{ident}-size", "Size and speed", _bench_cards(bench, pruned))
     names = [step.name for step in bench.steps]
-    views = [bar_view(what, unit, {pruned.arm: list(map(value, bench.steps))}) for what, unit, value in STEP_VALUES]
+    views = [bar_view(what, unit, {THIS: list(map(value, bench.steps))}) for what, unit, value in STEP_VALUES]
     choices = [{"label": "Show", "options": [what for what, _, _ in STEP_VALUES]}]
     speed = bars(f"{ident}-speed", "Step by step", "step", names, views, choices=choices)
     return Section("Size and speed", finding, [[size], [speed]])
@@ -272,8 +244,10 @@ def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]
     for run in bench.runs:
         rates = [1e3 * run.n_points / ms for ms in (run.dense_ms, run.sparse_ms)]
         rows = [
-            ["dense", f"{number(run.dense_ms)} ms, {rates[0]:,.0f} points/s"],
-            ["sparse", f"{number(run.sparse_ms)} ms, {rates[1]:,.0f} points/s"],
+            ["dense", f"{number(run.dense_ms)} ms"],
+            ["dense, points/s", f"{rates[0]:,.0f}"],
+            ["sparse", f"{number(run.sparse_ms)} ms"],
+            ["sparse, points/s", f"{rates[1]:,.0f}"],
             ["times faster", f"{run.ratio:.2f}"],
             ["outputs differ by", number(run.off_by)],
         ]

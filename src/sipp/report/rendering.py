@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -18,6 +19,7 @@ from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
 from sipp.report.results import Broken, PrunedModel, Result, Run
 from sipp.report.run_article import run_article, run_titles
+from sipp.report.words import OF_RUNS, WORDS, about_method
 from sipp.storage.outputs import PAGE_MARK
 
 TEMPLATE = "template.html.j2"
@@ -25,11 +27,17 @@ LEDE = "Point at a plot, or focus it and use the arrow keys, for exact values; e
 
 
 def render(
-    results: Sequence[Result], *, version: str, broken: Sequence[Broken] = (), about: About | None = None
+    results: Sequence[Result],
+    *,
+    version: str,
+    broken: Sequence[Broken] = (),
+    about: About | None = None,
+    title: str = "",
 ) -> str:
     """The page of these results, in their order; it says which others lay beside them and could not be read.
 
-    Where there are several runs, or the page is `about` something, it begins with a panel for each network.
+    Where there are several runs, or the page is `about` something, it begins with a panel for each network, and each
+    result by itself is opened below. `title` is that of a page of several results.
     """
     with needed_for("drawing the page"):
         from jinja2 import Environment, StrictUndefined
@@ -39,7 +47,13 @@ def render(
     plots = {plot["id"]: plot for article in articles for section in article.sections for plot in section.plots}
     methods = _methods(results)
     styles = {
-        name: {"cls": f"m{i}", "marker": style.marker, "dash": list(style.dash), "hollow": style.hollow}
+        name: {
+            "cls": f"m{i}",
+            "marker": style.marker,
+            "dash": list(style.dash),
+            "hollow": style.hollow,
+            "about": about_method(name),
+        }
         for i, (name, style) in enumerate(methods.items())
     }
     classes = {name: f"p{i}" for i, name in enumerate(palette.PARTS)}
@@ -47,7 +61,8 @@ def render(
     script = _file("draw.js") + _file("names.js") + _file("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_file(TEMPLATE)).render(
-        heading=_heading(articles, results, about),
+        heading=_heading(articles, results, about, title),
+        explained=_explained(results, methods),
         lede=LEDE,
         articles=articles,
         broken=[f"Not shown: {one.folder.name} is broken. {one.reason}" for one in broken],
@@ -68,12 +83,14 @@ def _articles(results: Sequence[Result], about: About | None) -> list[Article]:
     articles = [runs_article(runs, about)] if len(runs) > 1 or about is not None else []
     articles += [networks_article(models)] if len(models) > 1 else []
     titles = iter(run_titles(runs))
+    together = bool(articles)
     for index, result in enumerate(results):
         ident = f"part{index}"
         if isinstance(result, Run):
-            articles.append(run_article(result, ident, next(titles)))
+            article = run_article(result, ident, next(titles))
         else:
-            articles.append(pruned_article(result, ident))
+            article = pruned_article(result, ident)
+        articles.append(replace(article, is_closed=together))
     return articles
 
 
@@ -117,7 +134,14 @@ def _colours(methods: dict[str, Style]) -> str:
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 
 
-def _heading(articles: Sequence[Article], results: Sequence[Result], about: About | None) -> str:
+def _heading(articles: Sequence[Article], results: Sequence[Result], about: About | None, title: str) -> str:
     if about is not None:
         return about.title
-    return articles[0].title if len(articles) == 1 else f"{len(results)} pruning results"
+    return articles[0].title if len(articles) == 1 else title or f"{len(results)} pruning results"
+
+
+def _explained(results: Sequence[Result], methods: dict[str, Style]) -> dict[str, str]:
+    """What words of the page mean: shown when they are pointed at, and in a list at its end."""
+    found = {name: about_method(name) for name in methods}
+    only_runs = all(isinstance(result, Run) for result in results)
+    return {**found, **{name: words for name, words in WORDS.items() if only_runs or name not in OF_RUNS}}

@@ -34,6 +34,7 @@ from sipp.storage.files import read_file, read_sealed
 from sipp.storage.outputs import BENCH_NAME, RECORD_NAME, WEIGHTS_NAME
 
 MOST_CERTIFICATE = 1 << 20  # bytes
+DEPTH = 2  # of folders of results: results/STUDY/RUN
 Beside = CertificateRecord | EvalRecord  # what may lie beside a network and speak of it
 
 
@@ -148,12 +149,16 @@ def _is_result(folder: Path) -> bool:
         return True
 
 
-def _result_folders(path: Path) -> list[Path]:
-    """The folder itself where it is a result, else the results in it."""
+def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
+    """The folder itself where it is a result, else the results in it, or in the folders in it."""
     if _is_result(path):
         return [path]
     try:
-        return sorted(inner for inner in path.iterdir() if inner.is_dir() and _is_result(inner))
+        folders = sorted(inner for inner in path.iterdir() if inner.is_dir() and not inner.is_symlink())
+        direct = [inner for inner in folders if _is_result(inner)]
+        if direct or depth == 0:
+            return direct
+        return [found for inner in folders for found in _result_folders(inner, depth - 1)]
     except OSError as error:
         raise DataError(f"cannot be read as a folder ({error.strerror or error})", where=path) from error
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sipp.records.display import percent_up
 from sipp.records.schemas import given_values
 from sipp.report import series
-from sipp.report.contents import Article, Cell, Finding, Plot, Section, Table, rows_of
+from sipp.report.contents import Article, Cell, Finding, Plot, Section, Table, Tile, rows_of
 from sipp.report.numbers import TOLERANCE, is_useless, number, seconds
 from sipp.report.plots import run_plots
 from sipp.report.results import Run
@@ -48,9 +48,8 @@ def run_article(run: Run, ident: str, title: str) -> Article:
 
 def run_titles(runs: Sequence[Run]) -> list[str]:
     """The title of each run; runs of one recipe are told apart by their seeds, or else by their folders."""
-    short = [f"{run.config['name']}: {run.config['net']} on {run.config['data']['name']}" for run in runs]
-    seeds = [", ".join(str(seed) for seed in series.seeds_of(run)) for run in runs]
-    with_seeds = [f"{title}, seed {own}" for title, own in zip(short, seeds)]
+    short = [f"{run.config['name']}: {network_and_data(run)}" for run in runs]
+    with_seeds = [f"{title}, {_seeds(series.seeds_of(run))}" for title, run in zip(short, runs)]
     with_folders = [f"{title}, {run.name[-12:][:6]}" for title, run in zip(with_seeds, runs)]
     return [
         next((one[i] for one in (short, with_seeds) if one.count(one[i]) == 1), with_folders[i])
@@ -58,18 +57,31 @@ def run_titles(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _tiles(run: Run) -> list[tuple[str, str]]:
+def _seeds(seeds: Sequence[int]) -> str:
+    """'seed 3', 'seeds 0 to 11', 'seed 0, 2, 5'."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seed {', '.join(map(str, seeds))}"
+
+
+def network_and_data(run: Run) -> str:
+    """Which network on which data; those of the user's own by the names of their code."""
+    code = run.config.get("code") or {}
+    return f"{code.get('net') or run.config['net']} on {code.get('data') or run.config['data']['name']}"
+
+
+def _tiles(run: Run) -> list[Tile]:
     dense, levels = series.dense_mean(run, "top1"), series.levels_of(run)
     n_weights = next((record.n_weights for record in run.records if record.n_weights is not None), None)
     test = next((record.after.n for record in run.records), None)
     return [
-        ("dense top-1", "not done" if dense is None else number(dense, "share")),
-        ("least keep", number(min(levels.values()), "share") if levels else "not done"),
-        ("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
-        ("methods", str(len(series.methods_of(run)))),
-        ("seeds", str(len(series.seeds_of(run)))),
-        ("test points", "unknown" if test is None else f"{test:,}"),
-        ("time in all", seconds(series.seconds_of(run))),
+        Tile("dense top-1", "not done" if dense is None else number(dense, "share")),
+        Tile("least keep", number(min(levels.values()), "share") if levels else "not done"),
+        Tile("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
+        Tile("methods", str(len(series.methods_of(run)))),
+        Tile("seeds", str(len(series.seeds_of(run)))),
+        Tile("test points", "unknown" if test is None else f"{test:,}"),
+        Tile("time in all", seconds(series.seconds_of(run))),
     ]
 
 
@@ -174,9 +186,10 @@ def method_table(run: Run) -> Table | None:
     if not levels or not methods:
         return None
     after, before, changes = (series.by_level(run, metric) for metric in ("top1", "before_top1", "delta_top1"))
+    dense = series.dense_mean(run, "top1")
     rows = []
     for method in methods:
-        cells = []
+        cells = [Cell("" if dense is None else f"{100 * dense:.1f}", title="the network before pruning")]
         for place in ((method, level) for level in levels):
             if place not in after:
                 cells.append(Cell("", title="not done"))
@@ -189,9 +202,10 @@ def method_table(run: Run) -> Table | None:
                 titles.append(f"just pruned: {number(before[place].mean, 'share')}")
             cells.append(Cell(f"{100 * after[place].mean:.1f}", tone, "; ".join(titles)))
         rows.append((method, tuple(cells)))
-    head = ("method / keep", *(number(keep, "share") for keep in levels.values()))
+    head = ("method / keep", "dense", *(number(keep, "share") for keep in levels.values()))
     near = f"green: within {100 * TOLERANCE:g} points of dense, orange and red: beyond."
-    return Table(f"Top-1 accuracy after training in %, mean over seeds; {near}", head, tuple(rows))
+    words = "Accuracy (top-1) after training in %, mean over seeds, by share of weights kept"
+    return Table(f"{words}; {near}", head, tuple(rows))
 
 
 def spread_words(run: Run) -> str:

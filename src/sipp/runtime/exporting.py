@@ -3,6 +3,7 @@
     safetensors, pt   every tensor of the state_dict, dense
     pt2, onnx         the network itself, traced on an example (programs.py)
     hf                a folder that `from_pretrained` of the model's class loads
+    reader            a program of Python and NumPy alone that reads a file of `save` (`export_reader`)
 
 What is written was read back first, and compared: numbers bit by bit, programs by running them on the example.
 """
@@ -21,13 +22,15 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
-from sipp.records.checking import check_choice
+from sipp.records.checking import check_choice, check_path
 from sipp.records.html import text_html
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime.examples import call_of, own_tensors, try_example
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
+from sipp.storage import standalone_reader
 from sipp.storage.files import publish, staged, write_atomic
+from sipp.storage.network_tensors import read_network
 from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
 
 Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
@@ -46,7 +49,7 @@ class Exported:
     """What was written, and how far what was read back is from the network. `print` it."""
 
     path: Path
-    to: Target
+    to: Target | Literal["reader"]
     n_bytes: int
     off_by: float  # of outputs on the example, relative to the largest; 0 for weights: they are compared bit by bit
     n_points: int | None  # the only number of points that a traced network takes; None: any
@@ -55,6 +58,8 @@ class Exported:
     beside: tuple[str, ...] = ()  # files of a Hugging Face folder that belong to the model: its tokenizer and others
 
     def __str__(self) -> str:
+        if self.to == "reader":
+            return f"{self.path}: {self.n_bytes:,} bytes of Python, run on the file: every bit is the same"
         text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, zeros stored in place; read back, "
         if self.to == "hf":
             with_it = f"with {', '.join(self.beside)}" if self.beside else "without a tokenizer: none is known"
@@ -129,6 +134,31 @@ def export(
     content = _weights(own, to)
     write_atomic(target, content)
     return Exported(target, to, len(content), 0.0, None)
+
+
+def export_reader(file: str | PathLike[str], path: str | PathLike[str]) -> Exported:
+    """Writes a program that reads a file of `save` without sipp or torch, after it has read this one the same.
+
+    Example:
+        >>> import sipp, tempfile, torch
+        >>> from sipp.runtime.exporting import export_reader
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = sipp.save(torch.nn.Linear(8, 4), folder + "/net.safetensors")
+        >>> export_reader(folder + "/net.safetensors", folder + "/read_small.py").path.name
+        'read_small.py'
+    """
+    target, source = check_path("path", path, "read_small.py"), check_path("file", file, "net.safetensors")
+    state, _ = read_network(source)
+    found = standalone_reader.read(str(source))
+    for name, tensor in state.items():
+        if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            state[name] = tensor.view(torch.uint8)  # as the program gives them
+        elif tensor.dtype == torch.bfloat16:
+            state[name] = tensor.float()
+    _check_same(state, {name: torch.from_numpy(array.copy()) for name, array in found.items()})
+    content = Path(standalone_reader.__file__).read_bytes()
+    write_atomic(target, content)
+    return Exported(target, "reader", len(content), 0.0, None)
 
 
 def _weights(model: nn.Module, to: Target) -> bytes:

@@ -12,7 +12,7 @@ from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.batches import Batch
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.gradients import batch_loss, twice_differentiable, with_gradients
-from sipp.scoring.places import places
+from sipp.scoring.ordinals import ordinals
 
 
 def grasp(task: ScoringTask) -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ def grasp(task: ScoringTask) -> dict[str, Tensor]:
     for name, layer in zip(chosen, kept):
         if not bool(torch.isfinite(layer).all()):
             raise ModelError("the second derivatives of the loss are NaN or infinite on this data", where=name)
-    return dict(zip(chosen, places(kept)))
+    return dict(zip(chosen, ordinals(kept)))
 
 
 def _loss(task: ScoringTask, batch: Batch) -> Tensor:

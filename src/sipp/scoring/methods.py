@@ -1,24 +1,26 @@
 """THE list of methods: one row each. `prune`, recipes, the command line and the page read it.
 
-To add a method: write its score in a file of this folder, add a row here; the page gives it a look by itself.
-Importing this file loads no torch.
+To add a method to the package: write its score in a file of this folder, add a row here; the page gives it a look by
+itself. A user adds one with `register_method`, or gives its function as `method=`. Importing this file loads no torch.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
-from sipp.records.options import Reduce
+from sipp.records.checking import check_choice
+from sipp.records.options import Reduce, Score, method_name
 from sipp.records.other_names import method_here
 
 Need = Literal["data", "labels"]
 CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]
-Score = Callable[[Any], dict[str, Any]]  # of a ScoringTask, {parameter name: tensor}; this file loads no torch
+OwnCut = Literal["global", "layer", "row"]  # of a score of one's own: drawing weights needs sensitivities
 
 SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
 BLEND = "blend"  # as a score: sensitivities and magnitudes blended, how is chosen on points kept aside (T20)
@@ -34,11 +36,16 @@ class MethodInfo:
 
     name: str
     about: str  # one line for tables, without |
-    score: str  # "file:function" of this folder, {parameter name: tensor} of a ScoringTask; or SENSITIVITY, or BLEND
+    score: str | Score  # "file:function" of this folder, or a user's function; or SENSITIVITY, or BLEND
     needs: frozenset[Need] = NOTHING
     cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
     floor: float | None = None  # under rows and layers, where nothing else is asked for; None: rows may die
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its score is a function that the user gave."""
+        return not isinstance(self.score, str)
 
     @property
     def is_scored(self) -> bool:
@@ -90,22 +97,70 @@ METHODS: tuple[MethodInfo, ...] = (
 )  # fmt: skip
 
 NAMES: tuple[str, ...] = tuple(row.name for row in METHODS)
-_ROWS = {row.name: row for row in METHODS}
+_ROWS = {row.name: row for row in METHODS}  # and those that users register
+NAME = r"[a-z0-9]+(?:[._-][a-z0-9]+)*"  # it becomes part of a folder's name, and of an arm's: no blank, no slash
+OWN_METHODS = "for a score of your own see sipp.register_method"
 
 
-def method_of(name: Any) -> MethodInfo:
-    """The row of a method; an OptionError names the nearest and all of them."""
-    if isinstance(name, str) and name in _ROWS:
-        return _ROWS[name]
-    if isinstance(name, str) and (here := method_here(name)) is not None:
-        raise OptionError(f"method={name!r} is called {here!r} here", fix=f"give method={here!r}", option="method")
-    near = difflib.get_close_matches(name, NAMES, n=1) if isinstance(name, str) else []
+def register_method(
+    name: str, score: Score, *, needs: Need | Collection[Need] = (), cut: OwnCut = "global", about: str = ""
+) -> None:
+    """Adds a score of your own to the methods: `prune`, `compare`, recipes and the page then know it by its name.
+
+    `score` is given a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
+    `task.parameters()` are the weights to score, `task.model` the network in eval mode, `task.batches()` its data:
+    `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` is what it cannot do without: "data", "labels".
+    `cut` says where scores compete: in the whole network ("global"), or in each "layer" or "row" on its own.
+    Registering the same name again replaces it.
+
+    Example:
+        >>> import sipp, torch
+        >>> def squares(task):
+        ...     return {name: weight**2 for name, weight in task.parameters().items()}
+        >>> sipp.register_method("squares", squares, about="keeps the largest squares")
+        >>> sipp.prune(torch.nn.Linear(8, 4), None, keep=0.5, method="squares").kept
+        16
+    """
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        raise OptionError(f"name={name!r:.60} is no name of a method", fix="use small letters, digits, - and _")
+    if name in NAMES or name == "given":
+        raise OptionError(f"name={name!r} is a method of the package", fix="choose another name", option="name")
+    if not callable(score):
+        raise OptionError(f"score={score!r:.60} must be a function of one task", option="score")
+    check_choice("cut", cut, get_args(OwnCut))
+    given = list(needs) if isinstance(needs, list | tuple | set | frozenset) else [needs]
+    for need in given:
+        check_choice("needs", need, get_args(Need))
+    if not isinstance(about, str) or "\n" in about:
+        raise OptionError(f"about={about!r:.60} must be one line of text", option="about")
+    used = LABELS if "labels" in given else POINTS if given else NOTHING
+    _ROWS[name] = MethodInfo(name, about or "a score of your own", score, used, cut)
+
+
+def method_of(method: Any) -> MethodInfo:
+    """The row of a method, which is one of the list or a function; an OptionError names the nearest and all of them.
+
+    Of a function nobody knows whether it looks at the data: its points count as ones that chose weights.
+    """
+    if callable(method):
+        return MethodInfo(method_name(method), "a score of your own", method, POINTS)
+    if isinstance(method, str) and method in _ROWS:
+        return _ROWS[method]
+    if isinstance(method, str) and (here := method_here(method)) is not None:
+        raise OptionError(f"method={method!r} is called {here!r} here", fix=f"give method={here!r}", option="method")
+    near = difflib.get_close_matches(method, _ROWS, n=1) if isinstance(method, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise OptionError(f"method={name!r:.60} is not one of {', '.join(NAMES)}{hint}", option="method")
+    raise OptionError(f"method={method!r:.60} is not one of {', '.join(_ROWS)}{hint}", fix=OWN_METHODS, option="method")
+
+
+def own_methods() -> dict[str, MethodInfo]:
+    """The methods that were registered, by name."""
+    return {name: row for name, row in _ROWS.items() if row.is_own}
 
 
 def score_of(row: MethodInfo) -> Score:
-    """The function that scores for a method that has one of its own."""
+    """The function that scores for a method of the package that has one."""
+    assert isinstance(row.score, str)
     file, _, function = row.score.partition(":")
     found: Score = getattr(import_module(f"sipp.scoring.{file}"), function)
     return found

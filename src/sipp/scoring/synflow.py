@@ -19,7 +19,7 @@ from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.batches import Batch
 from sipp.records.numerics import BOUND_DTYPE, integers
 from sipp.scoring.gradients import with_gradients
-from sipp.scoring.places import places
+from sipp.scoring.ordinals import ordinals
 
 STEPS = 100
 
@@ -63,7 +63,7 @@ def _removed_in_steps(model: nn.Module, parameters: Sequence[nn.Parameter], batc
         n_kept = round(len(magnitude) ** (1 - (step + 1) / STEPS))
         order = torch.argsort(flow[left], descending=True, stable=True)
         gone = left[order[n_kept:]]
-        score[gone] = step + places([flow[gone]])[0] / max(1, len(gone))
+        score[gone] = step + ordinals([flow[gone]])[0] / max(1, len(gone))
         left = left[order[:n_kept]]
         magnitude[gone] = 0.0
         with torch.no_grad():

@@ -54,7 +54,7 @@ def sample_size(
     )
 
 
-def _points_for(task: ScoringTask, delta: float, method: Method, constants: Constants) -> int:
+def _points_for(task: ScoringTask, delta: float, method: str, constants: Constants) -> int:
     """n of T4, with eta and rho read off the task's data, one batch."""
     outputs: dict[str, int] = {}
     fan_ins: list[int] = []
@@ -89,4 +89,4 @@ def resolve_points(
         return task
     first, data = task.data.first_batch(batch_size=1)
     example = task.with_points(None, [as_given(first)])
-    return task.with_points(_points_for(example, delta, method, constants), data)
+    return task.with_points(_points_for(example, delta, method_of(method).name, constants), data)

@@ -47,8 +47,8 @@ from sipp.verbs.prune import repaired_cut
 
 KEEPS = (0.5, 0.3, 0.1)
 COMPARING = "compare"  # the claim of a look at many networks, of which none is certified; its line names the dense one
-USUAL: tuple[Method, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
-LABELLED: tuple[Method, ...] = ("snip",)  # besides, where the data has labels
+USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
+LABELLED: tuple[str, ...] = ("snip",)  # besides, where the data has labels
 
 
 @in_our_words
@@ -92,18 +92,18 @@ def compare(
     n_weights = sum(weight.n_weights for weight in task.weights)
     n_kept = [budget_of(keep, n_weights) for keep in _listed("keeps", keeps)]  # which refuses what is no share
     budgets = dict(zip(map(float, keeps), n_kept))
-    asked = None if methods is None else [method_of(name).name for name in _listed("methods", methods)]
+    asked = None if methods is None else _asked(methods)
     points = _points(task, holdout)
-    names = dict.fromkeys(asked or _usual(points))
+    chosen = asked or {name: name for name in _usual(points)}
     judged = task.with_points(None, points.chosen)
     dense = _Judge(task.model, points, output)
     baseline = dense.judge(task.model, checks=holdout is not None, ledger=ledger)
     if baseline.why_no_accuracy:
         warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=4)
     rows: list[Compared] = []
-    with progress_bar("comparing", len(names) * len(budgets), shown=progress) as advance:
-        for name in names:
-            ranking = rank(judged, PruneOptions(method=name))
+    with progress_bar("comparing", len(chosen) * len(budgets), shown=progress) as advance:
+        for name, method in chosen.items():
+            ranking = rank(judged, PruneOptions(method=method))
             for keep in sorted(budgets, reverse=True):
                 found = cut(ranking, budgets[keep], seed=seed)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
@@ -223,7 +223,16 @@ def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None
         ledger_lines(ledger)
 
 
-def _usual(points: _Points) -> tuple[Method, ...]:
+def _asked(methods: Sequence[Method]) -> dict[str, Method]:
+    """The methods by the names of their rows; two functions of one name could not be told apart."""
+    found: dict[str, Method] = {}
+    for method in _listed("methods", methods):
+        if found.setdefault(method_of(method).name, method) != method:
+            raise OptionError(f"two methods are called {method_of(method).name!r}", option="methods")
+    return found
+
+
+def _usual(points: _Points) -> tuple[str, ...]:
     """The usual methods; with class numbers as labels those that need them too."""
     batches = list(points.chosen.batches())
     labelled = all(truth_of(batch.labels, batch.n_points).classes_n is not None for batch in batches)
@@ -238,7 +247,7 @@ def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
     return replace(scoring, loss=lambda found, labels: cross_entropy(pick(found), labels))
 
 
-def _row(method: Method, cut: Cut, keep: float, found: _Found, *, is_repaired: bool) -> Compared:
+def _row(method: str, cut: Cut, keep: float, found: _Found, *, is_repaired: bool) -> Compared:
     return Compared(
         method=method,
         keep=keep,

@@ -39,7 +39,7 @@ from sipp.pruning.ranking import checked_method, only_alive, rank
 from sipp.records.checking import check_flag, check_whole
 from sipp.records.html import table_html, view
 from sipp.records.numerics import budget_of
-from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector
+from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
 from sipp.records.other_names import in_our_words
 from sipp.records.plots import curves
 from sipp.records.ranking import Ranking
@@ -57,7 +57,7 @@ class Gradual:
     model: nn.Module  # the one that was given, released
     masks: dict[str, Tensor]
     path: tuple[tuple[int, float], ...]  # (steps done, share of weights left), one pair a cut
-    method: Method
+    method: str
     n_weights: int
     kept: int
     seed: int
@@ -163,7 +163,7 @@ def gradual(
             hold_all(averages, masks)
             path.append((step + 1, _n_kept(masks) / n_weights))
             progress_line(_line(*path[-1], n_steps, len(path), len(times)), shown=progress)
-    return Gradual(model, masks, tuple(path), options.method, n_weights, _n_kept(masks), seed)
+    return Gradual(model, masks, tuple(path), method_name(options.method), n_weights, _n_kept(masks), seed)
 
 
 @contextmanager

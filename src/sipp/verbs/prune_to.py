@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import task_of
-from sipp.progress import progress_bar
+from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
@@ -347,13 +348,20 @@ def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...], 
     test the walk starts at the first level.
     """
     low, high = 0, len(grid)  # level `low` passes (level 0 keeps everything), level `high` does not
-    with progress_bar("where to begin", len(grid).bit_length(), shown=progress) as advance:
+    margin = START_MARGIN if walker.repair_data is None else REPAIRED_MARGIN
+    n_left = len(grid).bit_length()
+    with progress_bar("where to begin", n_left, shown=progress) as advance:
         while high - low > 1:
+            began = monotonic()
             middle = (low + high) // 2
             passed = walker.test(data, "calibration", points, grid[middle]).passed
             low, high = (middle, high) if passed else (low, middle)
             advance(1)
-    margin = START_MARGIN if walker.repair_data is None else REPAIRED_MARGIN
+            n_left -= 1
+            if n_left == len(grid).bit_length() - 2:  # the first level also chooses for all others, and takes longer
+                n_more = n_left + margin
+                text = f"prune_to tries about {n_more} more levels"
+                estimate_line(text, n_more * (monotonic() - began), shown=progress)
     return max(0, low - margin)
 
 

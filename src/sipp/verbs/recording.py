@@ -32,7 +32,7 @@ def pruned_of(
         layers=said.layers,
         guarantee=said.guarantee,
         bound=said.bound,
-        method=ranking.method,
+        method=ranking.method_name,
         budget=cut.budget,
         kept=sum(layer.kept for layer in said.layers),
         seed=cut.seed,

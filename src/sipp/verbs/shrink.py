@@ -58,7 +58,7 @@ def shrink(model: Given, example: Any = None) -> Shrunk:
         was_training = {name: module.training for name, module in network.named_modules()}
     call = guessed_call(own) if example is None else _on_device(own, own_tensors(*call_of(example)))
     expected = outputs(own, call)
-    if not expected:
+    if not any(isinstance(one, Tensor) for one in expected):
         raise ModelError("gives no tensor that could be compared", where=type(own).__name__, fix="let forward give one")
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
         program = program_of(own, *call, is_plain=False)
@@ -127,14 +127,18 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     raise _differs(moved)
 
 
-def _allowed(expected: list[Tensor]) -> float:
+def _allowed(expected: list[Any]) -> float:
     """How far outputs may lie apart by rounding."""
-    kinds = [one.dtype for one in expected if one.is_floating_point()]
+    kinds = [one.dtype for one in expected if isinstance(one, Tensor) and one.is_floating_point()]
     return max([ROUNDED, *(UNITS * torch.finfo(kind).eps for kind in kinds if torch.finfo(kind).bits < 32)])
 
 
 def _differs(moved: float) -> ModelError:
-    how = "does not run, or gives outputs of other shapes" if moved == torch.inf else f"differs by {moved:.1e}"
+    how = (
+        "does not run, or gives outputs of other shapes or other numbers beside them,"
+        if moved == torch.inf
+        else f"differs by {moved:.1e}"
+    )
     return ModelError(
         f"the smaller network {how} on the example, so it is not given",
         fix="see that the forward pass computes with no number of channels, draws nothing and gives finite numbers",

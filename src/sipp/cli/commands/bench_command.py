@@ -10,8 +10,20 @@ import typer
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Device, Force, Json, Normalise, Weights, option
-from sipp.cli.output import only_json, plain_table, print_json, show, size
+from sipp.cli.options import (
+    MACHINE_PANEL,
+    MODEL_PANEL,
+    OUTPUT_PANEL,
+    Device,
+    Force,
+    Json,
+    Normalise,
+    Size,
+    Weights,
+    option,
+)
+from sipp.cli.output import only_json, plain_table, print_json, show
+from sipp.records.display import bytes_in_words
 from sipp.records.schemas import BenchRecord
 from sipp.storage.outputs import BENCH_NAME
 
@@ -33,6 +45,7 @@ def bench(
     weights: Weights = None,
     data: Annotated[str | None, option("Points; default: noise of a built-in network's shape.", MODEL_PANEL)] = None,
     normalise: Normalise = None,
+    size: Size = None,
     out: Annotated[
         Path | None, option(f"New file for the record; as {BENCH_NAME} in a folder, the page shows it.", OUTPUT_PANEL)
     ] = None,
@@ -55,7 +68,7 @@ def bench(
         for option, value in (("--batch", batch), ("--threads", threads), ("--out", out)):
             if value is not None:
                 raise CommandError("it is for a stored network", where=option, fix="give FILE, or leave it out")
-        _kernels(model or SCORED, weights, data, normalise, repeats, device, as_json)
+        _kernels(model or SCORED, weights, data, normalise, size, repeats, device, as_json)
         return
     if weights is not None or device == "cuda":
         option = "--weights" if weights is not None else "--device cuda"
@@ -76,6 +89,7 @@ def bench(
             model=model,
             data=data,
             normalise=normalise,
+            size=size,
             n_points=batch or N_POINTS,
             n_threads=threads,
             repeats=repeats,
@@ -118,8 +132,9 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
     show("  ratio: how many times faster than dense; off by: how far outputs are from dense ones, by their size")
     found = record.bytes
     show(
-        f"bytes:           {size(found.file)} stored, {size(round(found.bound))} by values and entropy, "
-        f"{size(found.dense)} dense; weights in memory {size(found.memory)}, dense {size(found.memory_dense)}"
+        f"bytes:           {bytes_in_words(found.file)} stored, {bytes_in_words(round(found.bound))} by values and "
+        f"entropy, {bytes_in_words(found.dense)} dense; weights in memory {bytes_in_words(found.memory)}, "
+        f"dense {bytes_in_words(found.memory_dense)}"
     )
     if out is not None:
         show(f"written:         {out}")
@@ -127,13 +142,20 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
 
 
 def _kernels(
-    model: str, weights: Path | None, data: str | None, normalise: str | None, repeats: int, device: str, as_json: bool
+    model: str,
+    weights: Path | None,
+    data: str | None,
+    normalise: str | None,
+    size: int | None,
+    repeats: int,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Times the kernels, and the scoring of a network against its forward pass."""
     from sipp.cli.bench_kernels import measure
 
     with only_json(as_json):
-        machine, lines, images = measure(model, weights, data, normalise, device, repeats)
+        machine, lines, images = measure(model, weights, data, normalise, size, device, repeats)
         if not as_json:
             table = plain_table("what", "size", "torch ms", "sipp ms", "ratio", "off by")
             for line in lines:

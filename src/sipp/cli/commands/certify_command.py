@@ -28,6 +28,7 @@ class CertifyRequest:
         str | None, option("Points that chose the pruning: the holdout may hold none of them.", MODEL_PANEL)
     ] = None
     normalise: shared.Normalise = None
+    size: shared.Size = None
     length: shared.Length = None
     epsilon: Annotated[
         float | None, option("Relative error to certify; without it, the smallest.", GUARANTEE_PANEL)

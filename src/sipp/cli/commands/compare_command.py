@@ -11,7 +11,6 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, Json, option, output_of
 from sipp.cli.output import only_json, print_json, show
 from sipp.records.comparison import Comparison
-from sipp.records.options import Method
 from sipp.scoring.methods import NAMES, method_of
 
 
@@ -23,13 +22,16 @@ def compare(
         str | None, option("Points that judge; default: the last quarter of the data.", MODEL_PANEL)
     ] = None,
     normalise: shared.Normalise = None,
+    size: shared.Size = None,
+    code: shared.CodeFiles = None,
     length: shared.Length = None,
     points: shared.PointsOption = None,
     keeps: Annotated[
         str, option("Shares of the prunable weights to keep, each in (0, 1], with commas.", PRUNE_PANEL)
     ] = "0.5,0.3,0.1",
     methods: Annotated[
-        str | None, option(f"With commas, of: {', '.join(NAMES)}. Default: a usual set.", PRUNE_PANEL)
+        str | None,
+        option(f"With commas, of: {', '.join(NAMES)}, or --code's. Default: a usual set.", PRUNE_PANEL),
     ] = None,
     include: shared.Include = None,
     exclude: shared.Exclude = None,
@@ -55,6 +57,7 @@ def compare(
     from sipp.storage.outputs import check_ledger
 
     with only_json(as_json):
+        own = shared.load_code(code)
         shares, names = _numbers(keeps), _names(methods)
         for typed, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
             if holdout is None and value is not None:
@@ -62,9 +65,9 @@ def compare(
         if ledger is not None:
             reads = points_read("--data", data) + points_read("--holdout", holdout)
             with naming_option(f"--ledger {ledger}", "allow reading and writing, or give another file"):
-                check_ledger(ledger, out=None, inputs=weights_read("--weights", weights) + reads)
+                check_ledger(ledger, out=None, inputs=own + weights_read("--weights", weights) + reads)
         network = load_model(model, weights, seed=seed, device=device)
-        reader = Reader(network, model, normalise, seed, batch_size, length)
+        reader = Reader(network, model, normalise, seed, batch_size, length, size)
         with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
             chosen = draw_calibration(
                 reader, data, points, lambda example: sample_size(network, example, include=include, exclude=exclude)
@@ -104,7 +107,7 @@ def _numbers(keeps: str) -> list[float]:
     return found
 
 
-def _names(methods: str | None) -> list[Method] | None:
+def _names(methods: str | None) -> list[str] | None:
     """The methods between the commas; None: the usual ones."""
     if methods is None:
         return None

@@ -20,6 +20,7 @@ class EvalRequest:
     dense: shared.Dense = None
     data: Annotated[str, option(f"Points to measure on: {KINDS}. Of a set, its test part.", MODEL_PANEL)]
     normalise: shared.Normalise = None
+    size: shared.Size = None
     length: shared.Length = None
     points: shared.HoldoutPoints = None
     output: shared.OutputPart = None

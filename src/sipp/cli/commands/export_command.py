@@ -10,7 +10,7 @@ import typer
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import KINDS, Json, Normalise
+from sipp.cli.options import KINDS, Json, Normalise, Size
 from sipp.cli.output import only_json, print_json, show
 from sipp.errors import OptionError
 from sipp.storage.outputs import check_place, refuse_inputs
@@ -25,8 +25,11 @@ OwnModel = Annotated[
 def export(
     file: Annotated[Path, typer.Argument(help="A file of sipp.save, or a folder of `sipp prune`.")],
     to: Annotated[
-        Literal["safetensors", "pt", "pt2", "onnx", "hf"],
-        typer.Option(help="Weights (safetensors, pt), a program (pt2, onnx), a Hugging Face folder (hf)."),
+        Literal["safetensors", "pt", "pt2", "onnx", "hf", "reader"],
+        typer.Option(
+            help="Weights (safetensors, pt), a program (pt2, onnx), a Hugging Face folder (hf), or Python that reads "
+            "FILE with NumPy alone (reader)."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="New file; with hf, new folder. Nothing is replaced.")],
     model: OwnModel = None,
@@ -34,6 +37,7 @@ def export(
         str | None, typer.Option(help=f"Example for pt2 and onnx; default: noise for a built-in network. {KINDS}.")
     ] = None,
     normalise: Normalise = None,
+    size: Size = None,
     values: Annotated[
         Literal["same", "bf16", "fp16"], typer.Option(help="With hf: the precision of the weights.", metavar="FORMAT")
     ] = "same",
@@ -42,31 +46,40 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a pruned network as safetensors, pt, pt2, ONNX or a Hugging Face folder, read back and compared."""
+    """Write a pruned network for other programs, read back and compared."""
     from sipp.cli.data_option import points_read
     from sipp.cli.hugging_face_models import own_tokenizer
     from sipp.cli.stored_networks import example_for, stored_network
-    from sipp.runtime.exporting import TRACED
+    from sipp.runtime.exporting import TRACED, export_reader
     from sipp.runtime.exporting import export as export_network
 
     with only_json(as_json):
-        for option, value in (("--data", data), ("--normalise", normalise)):
+        for option, value in (("--data", data), ("--normalise", normalise), ("--size", size)):
             if value is not None and to not in TRACED:
                 raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
         with naming_option(f"--out {out}", "give another place"):
             check_out(out, [("FILE", file), *points_read("--data", data)])
-        stored = stored_network(file, model)
-        example = example_for(stored, data, N_POINTS, normalise)[0] if to in TRACED else None
-        with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
-            chosen = {} if shard is None else {"shard": shard}
-            tokenizer = own_tokenizer(stored.name) if to == "hf" else None
-            made = export_network(
-                stored.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
-            )
+        if to == "reader":
+            rounded = None if values == "same" else values
+            for option, given in (("--model", model), ("--values", rounded), ("--shard", shard)):
+                if given is not None:
+                    raise CommandError("a reader is for any network", where=f"{option} {given}", fix="leave it out")
+            with naming_option(f"FILE {file}, --to {to}", "give a file of sipp.save"):
+                name, made = None, export_reader(file, out)
+        else:
+            stored = stored_network(file, model)
+            example = example_for(stored, data, N_POINTS, normalise, size)[0] if to in TRACED else None
+            with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
+                chosen = {} if shard is None else {"shard": shard}
+                tokenizer = own_tokenizer(stored.name) if to == "hf" else None
+                made = export_network(
+                    stored.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
+                )
+            name = stored.name
         if not as_json:
             show(str(made))
     if as_json:
-        print_json({"kind": "export", "sipp": sipp.__version__, "network": stored.name, **asdict(made)})
+        print_json({"kind": "export", "sipp": sipp.__version__, "network": name, **asdict(made)})
 
 
 def check_out(path: Path, inputs: list[tuple[str, Path]]) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from sipp.cli import options as shared
 from sipp.cli.options import (
     GUARANTEE_PANEL,
@@ -32,6 +34,8 @@ class PruneRequest:
     data: shared.Data = None
     weights: shared.Weights = None
     normalise: shared.Normalise = None
+    size: shared.Size = None
+    code: shared.CodeFiles = None
     length: shared.Length = None
     points: shared.PointsOption = None
     device: shared.Device = "auto"
@@ -50,6 +54,10 @@ class PruneRequest:
     ledger: shared.Ledger = None
     options: PruneOptions
     refit: shared.Refit = False
+    recipe: Annotated[
+        Path | None,
+        option("A .yaml or .json file with options of this group and below: `keep: 0.2`. Typed ones win.", PRUNE_PANEL),
+    ] = None
     epsilon: Annotated[
         float | None,
         option("Instead of --keep: prune as far as this relative error is certified (T15).", PRUNE_PANEL),
@@ -90,13 +98,18 @@ class PruneRequest:
 
 
 @with_record_options
-def prune(request: PruneRequest, as_json: Json = False) -> None:
+def prune(context: typer.Context, request: PruneRequest, as_json: Json = False) -> None:
     """Prune a network to a share of its weights, or as far as a certificate allows.
 
     For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run. T1 to T22 stand in docs/theory.md.
     """
     from sipp.cli.prune_network import check, not_certified, record_of, tell, work, write
 
+    if request.recipe is not None:
+        from sipp.cli.prune_recipe import with_recipe
+
+        with only_json(as_json):
+            request = with_recipe(request, request.recipe, shared.typed_options(context))
     if request.refit:
         request = replace(request, options=replace(request.options, repair="refit"))
     with only_json(as_json):

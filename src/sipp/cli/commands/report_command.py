@@ -40,7 +40,8 @@ def report(
         raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
     if figures is not None:
         _check_figures(figures, results, force)
-    text = render(results, version=f"sipp {sipp.__version__}", broken=broken)
+    title = runs[0].resolve().name if len(runs) == 1 else ""  # the study's own folder
+    text = render(results, version=f"sipp {sipp.__version__}", broken=broken, title=title)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_file(out, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text
     drawn = [] if figures is None else write_figures(results, figures)

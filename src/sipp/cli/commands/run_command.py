@@ -30,6 +30,7 @@ def run(
         str | None,
         option("Data of your own: package.module:callable that gives images and labels, train then test.", MODEL_PANEL),
     ] = None,
+    code: shared.CodeFiles = None,
     out: shared.RunsOut = DEFAULT_RUNS,
     accept_changes: shared.AcceptChanges = False,
     as_json: Json = False,
@@ -64,11 +65,12 @@ def run(
     from sipp.experiments.runs.store import run_name
     from sipp.experiments.training.signals import Interrupted
 
-    code = Code(net=model, data=own_data) if model is not None or own_data is not None else None
-    chosen = load_recipe(recipe, settings=settings or (), code=code)
+    own = shared.load_code(code)
+    named = Code(net=model, data=own_data) if model is not None or own_data is not None else None
+    chosen = load_recipe(recipe, settings=settings or (), code=named)
     with naming_option(f"--out {out}", "give another folder"):  # which may be nothing that the run reads
         reads = [("RECIPE", Path(recipe))] if recipe.endswith(SUFFIX) else []
-        refuse_inputs(out / run_name(config_of(chosen)), [*reads, ("--data", data)])
+        refuse_inputs(out / run_name(config_of(chosen)), [*reads, *own, ("--data", data)])
     processes = join_processes(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
     console = Console(quiet=not processes.leads, stderr=as_json)
     try:
@@ -84,6 +86,7 @@ def run(
                 processes=processes,
                 engine=engine,
                 ray=RayOptions(ray_address or LOCAL, at_once) if ray_address or at_once else None,
+                code_files=tuple(code or ()),
             )
     except Interrupted as stop:
         typer.echo(str(stop), err=True)

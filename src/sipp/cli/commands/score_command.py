@@ -10,8 +10,8 @@ import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, Json, option
-from sipp.cli.output import only_json, plain_table, print_json, show, size
-from sipp.records.display import number
+from sipp.cli.output import only_json, plain_table, print_json, show
+from sipp.records.display import bytes_in_words, number
 from sipp.records.options import DELTA
 from sipp.storage.outputs import SCORES, SCORES_MARK, check_file, write_file
 from sipp.storage.tensors import tensors_to_bytes
@@ -22,6 +22,7 @@ def score(
     data: shared.NeededData,
     weights: shared.Weights = None,
     normalise: shared.Normalise = None,
+    size: shared.Size = None,
     length: shared.Length = None,
     points: shared.PointsOption = None,
     delta: Annotated[float, option("Only for --points theory: failure probability (T4).", MODEL_PANEL)] = DELTA,
@@ -52,7 +53,7 @@ def score(
                     fix="give a name that ends in .safetensors",
                 )
         network = load_model(model, weights, seed=seed, device=device)
-        reader = Reader(network, model, normalise, seed, batch_size, length)
+        reader = Reader(network, model, normalise, seed, batch_size, length, size)
         with naming_option(f"--model {model}, --data {data}", "see sipp score --help"):
             chosen = draw_calibration(
                 reader,
@@ -71,7 +72,10 @@ def score(
         if not as_json:
             noise = ["noise: these are scores on random inputs, not on yours"] if chosen.kind == "random" else []
             show(f"data: {chosen.words}", *images_lines(chosen), _table(layers), *noise)
-            show(f"scored in {seconds:.2f} s" + (f"; written: {out} ({size(len(content))})" if out is not None else ""))
+            show(
+                f"scored in {seconds:.2f} s"
+                + (f"; written: {out} ({bytes_in_words(len(content))})" if out is not None else "")
+            )
     if as_json:
         about = {"kind": "scores", "sipp": sipp.__version__, "model": model, "reduce": reduce, "seed": seed}
         print_json(about | {"data": summary(chosen), "layers": layers, "seconds": round(seconds, 3), "written": out})

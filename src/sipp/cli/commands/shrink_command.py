@@ -12,7 +12,7 @@ import typer
 import sipp
 from sipp.cli.commands.export_command import N_POINTS, OwnModel, check_out
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import KINDS, Json, Normalise
+from sipp.cli.options import KINDS, Json, Normalise, Size
 from sipp.cli.output import only_json, print_json, show
 
 Kind = Literal["pt", "pt2", "onnx"]
@@ -30,6 +30,7 @@ def shrink(
     model: OwnModel = None,
     data: Annotated[str | None, typer.Option(help=f"Example; default: noise for a built-in network. {KINDS}.")] = None,
     normalise: Normalise = None,
+    size: Size = None,
     as_json: Json = False,
 ) -> None:
     """Remove dead rows and channels from a pruned network for good: smaller plain layers, the same outputs."""
@@ -46,7 +47,7 @@ def shrink(
         with naming_option(f"--out {out}", "give another place"):
             check_out(out, [("FILE", file), *points_read("--data", data)])
         stored = stored_network(file, model)
-        example = example_for(stored, data, N_POINTS, normalise)[0]
+        example = example_for(stored, data, N_POINTS, normalise, size)[0]
         with naming_option(f"FILE {file}", "see sipp shrink --help"):
             small = sipp.shrink(stored.model, example)
             certificate = stored.contents.certificate

@@ -20,6 +20,7 @@ def study(
     name: Annotated[str | None, typer.Argument(help="A study; without one, all of them are listed.")] = None,
     full: Annotated[bool, option("The paper's schedules, not the short form.", MODEL_PANEL, "--full")] = False,
     settings: shared.Settings = None,
+    code: shared.CodeFiles = None,
     out: shared.RunsOut = DEFAULT_RUNS,
     data: shared.DataRoot = DEFAULT_ROOT,
     device: shared.Device = "auto",
@@ -36,13 +37,14 @@ def study(
     if name is None:
         show_list("study", "what it shows", "studies", study_descriptions(), as_json)
         return
+    own = shared.load_code(code)
     chosen = load_study(name, form="full" if full else "short", settings=settings or ())
     if dry_run:
         _plan(chosen, out, accept_changes, as_json)
         return
     page = out / f"{chosen.name}-{chosen.form}.html"
     with naming_option(f"--out {out}", "give another folder"):
-        refuse_inputs(page, [("--data", data)])
+        refuse_inputs(page, [*own, ("--data", data)])
         check_file(page, PAGE, force=True, makes_folder=True)
     from sipp.cli.run_display import display, records_table
     from sipp.cli.study_page import write_page

@@ -96,15 +96,24 @@ def _images_in(folder: Path) -> list[tuple[str, int]]:
 
 
 def folder_batches(
-    index: FolderIndex, items: Tensor, *, mode: Mode, batch_size: int, n_workers: int = 0, seed: int = 0, epoch: int = 0
+    index: FolderIndex,
+    items: Tensor,
+    *,
+    mode: Mode,
+    batch_size: int,
+    n_workers: int = 0,
+    seed: int = 0,
+    epoch: int = 0,
+    side: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches (uint8 N x 3 x 224 x 224, labels N) of the given items in the given order, for one epoch.
 
-    `mode="train"`: random resized crop and flip; `mode="val"`: shorter side to 256, centre crop of 224.
+    `mode="train"`: random resized crop and flip; `mode="val"`: shorter side to 256, centre crop of 224. With a `side`
+    the shorter side is brought to it, and the centre crop is side x side: an image of that size stays as it is.
     An image that cannot be decoded, or a worker that dies, raises DataError: no item is ever left out.
     """
     loader = DataLoader(
-        _Decoded(index, items, mode, seed, epoch),
+        _Decoded(index, items, mode, seed, epoch, side),
         batch_size=batch_size,
         num_workers=n_workers,
         pin_memory=torch.cuda.is_available(),
@@ -128,8 +137,8 @@ def folder_batches(
 class _Decoded(Dataset[tuple[Tensor, int]]):
     """Item k is the decoded, cropped image number items[k], with its label."""
 
-    def __init__(self, index: FolderIndex, items: Tensor, mode: Mode, seed: int, epoch: int) -> None:
-        self.index, self.items, self.mode, self.seed, self.epoch = index, items, mode, seed, epoch
+    def __init__(self, index: FolderIndex, items: Tensor, mode: Mode, seed: int, epoch: int, side: int | None) -> None:
+        self.index, self.items, self.mode, self.seed, self.epoch, self.side = index, items, mode, seed, epoch, side
 
     def __len__(self) -> int:
         return len(self.items)
@@ -143,7 +152,7 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
             width, height = image.size
             cropped = resized_crop(image, draw_crop(width, height, generator))
         else:
-            cropped = centre_crop(image)
+            cropped = centre_crop(image) if self.side is None else centre_crop(image, self.side, self.side)
         pixels = torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
         return pixels, int(self.index.labels[item])
 
@@ -206,13 +215,13 @@ def resized_crop(image: Picture, crop: Crop) -> Picture:
     return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else out
 
 
-def centre_crop(image: Picture) -> Picture:
-    """The central 224 x 224 pixels of the image with its shorter side brought to 256."""
+def centre_crop(image: Picture, side: int = SIDE, short_side: int = VAL_SHORT_SIDE) -> Picture:
+    """The central side x side pixels of the image with its shorter side brought to `short_side`."""
     from PIL import Image
 
     width, height = image.size
     short = min(width, height)
-    size = (width * VAL_SHORT_SIDE // short, height * VAL_SHORT_SIDE // short)  # whole numbers: exactly 256, never 255
+    size = (width * short_side // short, height * short_side // short)  # whole numbers: exactly 256, never 255
     resized = image.resize(size, Image.Resampling.BILINEAR)
-    left, top = (resized.width - SIDE) // 2, (resized.height - SIDE) // 2
-    return resized.crop((left, top, left + SIDE, top + SIDE))
+    left, top = (resized.width - side) // 2, (resized.height - side) // 2
+    return resized.crop((left, top, left + side, top + side))

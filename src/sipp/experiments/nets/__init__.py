@@ -1,5 +1,5 @@
 """The networks the method is measured on, by name: `build("resnet20")`."""
 
-from sipp.experiments.nets.registry import NETS, NetSpec, build, net_spec
+from sipp.experiments.nets.registry import NETS, NetSpec, build, n_classes_in, net_spec
 
-__all__ = ["NETS", "NetSpec", "build", "net_spec"]
+__all__ = ["NETS", "NetSpec", "build", "n_classes_in", "net_spec"]

@@ -1,11 +1,12 @@
 """Networks by name: what each is built from, which images it takes, how many classes it knows by default."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import get_args
 
+import torch
 from torch import nn
 
 from sipp.errors import OptionError
@@ -67,6 +68,21 @@ def net_spec(name: str) -> NetSpec:
     near = difflib.get_close_matches(name.lower(), NETS, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise OptionError(f"unknown network {name!r}{hint}", fix=f"known: {', '.join(NETS)}")
+
+
+def n_classes_in(name: str, shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """How many classes a network of this name knows whose tensors have these shapes; None where they do not say.
+
+    The last tensor of two or more dimensions is the layer that tells classes apart.
+    """
+    shape = tuple(shapes.get(_last_layer(name), ()))
+    return int(shape[0]) if len(shape) >= 2 and shape[0] else None
+
+
+@cache
+def _last_layer(name: str) -> str:
+    with torch.device("meta"):
+        return [key for key, value in build(name).state_dict().items() if value.dim() >= 2][-1]
 
 
 def build(name: str, *, n_classes: int | None = None, init: Init = "he") -> nn.Module:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sipp.errors import DataError, OptionError, SippError
+from sipp.experiments.own_scores import load_scores
 from sipp.experiments.parallel.processes import ALONE
 from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of
@@ -70,6 +71,7 @@ class RunOnRay:
     n_threads: int
     checkpoint_seconds: float
     origin: OriginRecord
+    code: tuple[Path, ...] = ()  # files of scores of the user's own, which every task registers
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,8 @@ def _open(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
         raise DataError(
             f"{here} does not see this run in {run.folder}", fix="choose an --out on a disk that all machines share"
         )
+    for path in run.code:
+        load_scores(path)
     device = device_named(run.device)
     feed = load_feed(run.recipe, data_root=run.data_root, device=device, n_workers=run.n_workers)
     found = OriginRecord(data=feed.splits.digest, code=code_version_of(run.recipe), device=device.type)

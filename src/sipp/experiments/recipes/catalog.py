@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import OptionError
+from sipp.experiments.own_scores import score_digest
 from sipp.experiments.recipes.schema import NAME_PATTERN, OWN, Code, Recipe, check_recipe
+from sipp.scoring.methods import own_methods
 
 BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
 SUFFIX = ".yaml"
@@ -39,7 +41,8 @@ def recipe_descriptions() -> dict[str, str]:
 def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code | None = None) -> Recipe:
     """The recipe of this name, or in this .yaml file, with `key=value` settings put in (dotted keys, YAML values).
 
-    `code` names a network or data of the caller's own, which then take the place of the recipe's.
+    `code` names a network or data of the caller's own, which then take the place of the recipe's. Methods that were
+    registered are the caller's own too, and the recipe then holds a digest of their source.
     """
     if name_or_path.endswith(SUFFIX):
         path, where = Path(name_or_path), name_or_path
@@ -59,7 +62,7 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code |
         own: dict[str, Any] = {"net": OWN} if code.net is not None else {}
         own |= {"data": {"name": OWN}} if code.data is not None else {}
         values = merged(values, {**own, "code": code.model_dump()})
-    return check_recipe(values, where=where)
+    return check_recipe(_with_own_methods(values), where=where)
 
 
 def derived_recipe(values: dict[str, Any], *, where: str, settings: Sequence[str] = ()) -> Recipe:
@@ -68,7 +71,16 @@ def derived_recipe(values: dict[str, Any], *, where: str, settings: Sequence[str
     Without a `name` it has that of its base.
     """
     found = {"name": values.get("base"), **_derived({"base": None, **values}, where, ())}
-    return check_recipe(_with_settings(found, settings), where=where)
+    return check_recipe(_with_own_methods(_with_settings(found, settings)), where=where)
+
+
+def _with_own_methods(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with a digest of each method of the caller's own that they name, and of no other."""
+    prune = values.get("prune")
+    named = prune.get("methods") if isinstance(prune, dict) else None
+    own = {name: score_digest(row) for name, row in own_methods().items() if isinstance(named, list) and name in named}
+    code = {**Code().model_dump(), **(values.get("code") or {}), "methods": own}
+    return {**values, "code": code} if own else values
 
 
 def _file_names() -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
@@ -30,8 +30,8 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-def _known(label: str) -> str:
-    return arm_of(label).label
+def _known(label: str, info: ValidationInfo) -> str:
+    return arm_of(label, own=info.context or ()).label
 
 
 class _Part(BaseModel):
@@ -166,8 +166,8 @@ class Pruning(_Part):
     """calibration points that go through the network at once"""
 
     @model_validator(mode="after")
-    def _no_arm_twice(self) -> Pruning:
-        arms = [arm_of(label) for label in self.methods]
+    def _no_arm_twice(self, info: ValidationInfo) -> Pruning:
+        arms = [arm_of(label, own=info.context or ()) for label in self.methods]
         if len({(arm.method, arm.reduce or self.reduce) for arm in arms}) != len(arms):
             raise ValueError("a method is listed twice")
         return self
@@ -198,6 +198,8 @@ class Code(_Part):
     """makes the network"""
     data: str | None = None
     """gives the data"""
+    methods: dict[str, str] | None = None
+    """the scores of the user's own that the recipe names, each with a digest of its source"""
 
 
 class Recipe(_Part):
@@ -276,10 +278,17 @@ def check_recipe(values: Any, *, where: str) -> Recipe:
         raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
     try:
         # By way of JSON: there, strict typing tells numbers from text and still takes a list for a tuple.
-        return Recipe.model_validate_json(json.dumps(values))
+        return Recipe.model_validate_json(json.dumps(values), context=_own_names(values))
     except ValidationError as error:
         problems = [_problem(dict(one)) for one in error.errors(include_url=False)]
         raise OptionError(f"{where}: " + "; ".join(problems)) from error
+
+
+def _own_names(values: dict[str, Any]) -> tuple[str, ...]:
+    """The user's own methods that a configuration names: a run of them is read also where their code is not."""
+    code = values.get("code")
+    methods = code.get("methods") if isinstance(code, dict) else None
+    return tuple(methods) if isinstance(methods, dict) else ()
 
 
 def config_of(recipe: Recipe) -> dict[str, Any]:

@@ -127,6 +127,6 @@ def _marks(folder: Path, manifest: Manifest, n_unchecked: int, n_records: int) -
             f"The networks of {n_unchecked} of {n_records} records are not here, so that these records were not "
             "checked against them."
         )
-    if manifest.origins[-1].code != store.code_version():
-        marks.append("Its numbers come from other code than the one that shows them.")
+    if not store.is_of_this_code(manifest.origins[-1].code):
+        marks.append("These results were produced by a different version of the code.")
     return tuple(marks)

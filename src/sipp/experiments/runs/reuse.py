@@ -20,23 +20,26 @@ from sipp.storage import state_files
 from sipp.storage.files import Values, inside
 
 TAKEN = "taken_from"  # in the record of a network that another run made: that run's folder
-DENSE_KEYS = ("net", "init", "data", "train", "n_threads", "code")  # of a configuration: what decides the dense network
+DENSE_KEYS = ("net", "init", "data", "train", "n_threads")  # of a configuration: what decides the dense network
 
 
 def stage_values(recipe: Recipe, stage: Stage) -> Values:
     """Everything that decides the numbers of a stage's network, beside data, code and device."""
     config, spec = config_of(recipe), recipe.prune
+    own = recipe.code.methods or {} if recipe.code is not None else {}
     values: Values = {"seed": stage.seed, **{key: config[key] for key in DENSE_KEYS}}
+    values["code"] = [recipe.code.net, recipe.code.data] if recipe.code is not None else [None, None]
     values["train"] = {key: value for key, value in values["train"].items() if key != "eval_every"}  # which only looks
     if stage.method is None:
         return values
-    arm = arm_of(stage.method)
+    arm = arm_of(stage.method, own=own)
     ladder = {"alpha": spec.alpha} if spec.keeps is None else {"keeps": list(spec.keeps[: stage.level])}
     return {
         **values,
         **{key: config[key] for key in ("pipeline", "retrain")},
         "arm": stage.method,
-        "reduce": (arm.reduce or spec.reduce) if method_of(arm.method).is_scored else None,
+        "score": own.get(arm.method),  # of the user's own: what it is made of, whatever other scores there are
+        "reduce": (arm.reduce or spec.reduce) if arm.method not in own and method_of(arm.method).is_scored else None,
         **{key: config["prune"][key] for key in ("delta", "draws", "batch_size")},
         "level": stage.level,
         **ladder,

@@ -63,26 +63,28 @@ def run(
     processes: Processes = ALONE,
     engine: Engine = "process",
     ray: RayOptions | None = None,
+    code_files: tuple[Path, ...] = (),
 ) -> Finished:
     """All records of the recipe's run, which goes on from wherever it was left; a finished one is only read.
 
     Networks that other runs in `out` have made with the same data, code and device are taken over, not trained again.
     Several processes call this with the same arguments; only the leader touches the folder. SIGTERM and Ctrl-C
     save a checkpoint after the step under way and raise `Interrupted`. Engine "ray" makes several networks at once, in
-    processes of their own, and gives the same records; `ray` says where (without it: on this machine).
+    processes of their own, and gives the same records; `ray` says where (without it: on this machine), and its
+    processes register the methods of `code_files`, which the caller has loaded.
     """
     _check_engine(engine, ray, processes, recipe.train.together)
     # On Ray the GPUs may be those of other machines, and this process trains nothing.
     target = torch.device("cuda") if engine == "ray" and device == "cuda" else device_named(device)
     names = [stage.name for stage in plan(recipe)]
     n_epochs = max(recipe.train.epochs, recipe.retraining.epochs)
-    code = code_version_of(recipe)  # before anything is written: this calls the user's own code, if there is any
+    version = code_version_of(recipe)  # before anything is written: this calls the user's own code, if there is any
     records: dict[str, Values] = {}
     with threads(recipe.n_threads), stop_on_signals() as stop_signal, ExitStack() as stack:
         place = torch.device("cpu") if engine == "ray" else target
         feed = load_feed(recipe, data_root=data_root, device=place, n_workers=n_workers)
         device_name = target.type if processes.count == 1 else f"{target.type} x {processes.count}"
-        origin = OriginRecord(data=feed.splits.digest, code=code, device=device_name)
+        origin = OriginRecord(data=feed.splits.digest, code=version, device=device_name)
         opened = runs.open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
         folder = from_leader(processes, lambda: stack.enter_context(opened))
 
@@ -100,8 +102,9 @@ def run(
         n_before = len(records)
         if engine == "ray":
             kind: Literal["cpu", "cuda"] = "cuda" if target.type == "cuda" else "cpu"
+            code = tuple(path.resolve() for path in code_files)
             places, n_threads = (folder.resolve(), data_root.resolve()), torch.get_num_threads()
-            job = RunOnRay(recipe, *places, kind, n_workers, n_threads, checkpoint_seconds, origin)
+            job = RunOnRay(recipe, *places, kind, n_workers, n_threads, checkpoint_seconds, origin, code)
             made = run_on_ray(job, ray or RayOptions(), stop_signal, show)
         else:
             context = RunContext(recipe, folder, feed, stop_signal, checkpoint_seconds, show, processes)

@@ -52,6 +52,11 @@ def code_version() -> str:
     return f"sipp {sipp.__version__}, torch {version('torch')}, source {digest[:HASH_LENGTH]}"  # without importing it
 
 
+def is_of_this_code(code: str) -> bool:
+    """Whether an origin's code is this package's; code of the user's own that it names after it is not looked at."""
+    return f"{code}, ".startswith(f"{code_version()}, ")
+
+
 def config_hash(config: Mapping[str, Any]) -> str:
     """SHA-256 of the configuration, whatever the order of its keys."""
     return files.sha256_of(json.dumps(config, sort_keys=True, allow_nan=False).encode())

@@ -97,14 +97,8 @@ function marker(look, x, y, size) {
     return look.hollow ? make("svg:g", {}, make("svg:circle", { cx: x, cy: y, r: r * 1.6, class: cls }), lines) : lines;
   }
 }
-function bar(svg, look, { x, y, width, height, rx }) { // hatched where markers are hollow
-  svg.append(make("svg:rect", { x, y, width, height, rx: rx || 0, class: (look.hollow ? "hatched " : "box ") + look.cls }));
-  let strokes = "";
-  for (let k = -height; look.hollow && k < width; k += 4) { // upwards to the right, from the lower edge k to the right, within the bar
-    const from = Math.max(0, -k), to = Math.min(height, width - k);
-    if (to > from) strokes += `M${x + k + from} ${y + height - from}L${x + k + to} ${y + height - to}`;
-  }
-  if (strokes) svg.append(make("svg:path", { d: strokes, class: "hatch " + look.cls }));
+function bar(svg, look, { x, y, width, height, rx }) { // a tint with an outline where markers are hollow
+  svg.append(make("svg:rect", { x, y, width, height, rx: rx || 0, class: (look.hollow ? "tinted " : "box ") + look.cls }));
 }
 function sample(look) {
   const svg = make("svg:svg", { viewBox: "0 0 30 14", "aria-hidden": "true" });

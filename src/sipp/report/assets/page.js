@@ -175,7 +175,7 @@ function spreadOf(plot, pick) {
 }
 function legendOf(drawn, state, redraw) {
   const buttons = drawn.legend.map((name) => {
-    const button = make("button", { type: "button", "aria-pressed": String(!state.hidden.has(name)) }, sample(lookOf(name)), name);
+    const button = make("button", { type: "button", "aria-pressed": String(!state.hidden.has(name)), title: lookOf(name).about || name }, sample(lookOf(name)), name);
     button.addEventListener("click", () => { state.hidden.has(name) ? state.hidden.delete(name) : state.hidden.add(name); redraw(name); });
     return button;
   });

@@ -83,8 +83,8 @@ class Channels:
         for read in node.all_input_nodes:
             if read in self.leaves:
                 self.fixed.add(self.leaves[read])
-            elif self.values.get(read) is not None:
-                self.keep(self.values[read])
+            self.keep(self.values[read])
+            if self.values[read] is not None or (read in self.leaves and len(shape_of(read)) > 1):
                 self.left_alone[_place(node)] = None
 
 
@@ -128,9 +128,10 @@ def channels_of(
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """The shape of a node's result, or of the first one."""
-    value: Any = node.meta["val"]
-    return tuple((value[0] if isinstance(value, (list, tuple)) else value).shape)
+    """The shape of a node's result, or of the first one; a number has none."""
+    value: Any = node.meta.get("val")
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return tuple(getattr(first, "shape", ()))
 
 
 def unknown(n: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Numbers of any sign in, their places in one order out: scores for what only an order is known of."""
+"""Numbers of any sign in, their numbers in one order out: scores for what only an order is known of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from sipp.records.numerics import BOUND_DTYPE
 
 
-def places(layers: Sequence[Tensor]) -> list[Tensor]:
+def ordinals(layers: Sequence[Tensor]) -> list[Tensor]:
     """How many different smaller values there are in all layers: 0, 1, 2, ..., equal values at the same place.
 
     Exact, where a shift by the smallest value would round away the differences between small ones.

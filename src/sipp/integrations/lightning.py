@@ -1,0 +1,54 @@
+"""`HoldMasks` for Lightning: pruned weights stay zero while its Trainer trains; its checkpoints hold the masks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from sipp.extras import needed_for
+from sipp.integrations.masks import Masks, masks_to_hold, packed
+from sipp.pruning.masking import hold, release
+
+with needed_for("holding masks in Lightning"):
+    if "lightning.pytorch" in sys.modules:  # the same library under its other name, whose classes are others
+        from lightning.pytorch import Callback
+    else:
+        from pytorch_lightning import Callback
+
+
+class HoldMasks(Callback):  # type: ignore[misc,unused-ignore]
+    """A callback: weights outside `masks` are zero from the start of training to its end.
+
+    `masks` is {parameter name: bool tensor}, such as `pruned.masks`; without, they are those of the checkpoint that is
+    resumed, or else the zeros of the network. `part` names the submodule that was pruned ("net" for `module.net`);
+    empty: the whole LightningModule.
+
+        Trainer(callbacks=[HoldMasks(pruned.masks, part="net")]).fit(module, loader)
+    """
+
+    def __init__(self, masks: Masks | None = None, *, part: str = "") -> None:
+        self.masks = masks
+        self.part = part
+        self._stored: Mapping[str, Tensor] | None = None
+
+    @property
+    def state_key(self) -> str:
+        """Under which a checkpoint keeps the masks: each part has its own."""
+        return f"sipp.HoldMasks({self.part!r})"
+
+    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        net = pl_module.get_submodule(self.part)
+        self.masks, self._stored = masks_to_hold(net, self.masks, self._stored), None
+        hold(net, self.masks, optimizer=trainer.optimizers)
+
+    def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        release(pl_module.get_submodule(self.part))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.masks is None else {"masks": packed(self.masks)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._stored = state_dict.get("masks")

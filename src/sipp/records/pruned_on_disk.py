@@ -1,0 +1,63 @@
+"""What became of a network that was pruned block by block, from files to files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from sipp.records.display import number, text_of
+
+
+@dataclass(frozen=True)
+class BlockWeight:
+    """One weight of a block, by its name in the files."""
+
+    name: str
+    n_weights: int
+    n_kept: int
+    error_before: float | None  # of the method's mask, by the layer's target on sequences kept aside; None: no repair
+    error: float | None  # of what was found there
+
+
+@dataclass(frozen=True)
+class PrunedOnDisk:
+    """The folder with the pruned network, and what was kept of each weight."""
+
+    folder: Path
+    n_blocks: int
+    n_resumed: int  # blocks that an earlier run had finished
+    n_points: int
+    weights: tuple[BlockWeight, ...]
+
+    @property
+    def n_weights(self) -> int:
+        return sum(one.n_weights for one in self.weights)
+
+    @property
+    def kept(self) -> int:
+        return sum(one.n_kept for one in self.weights)
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one sentence."""
+        share = (
+            f"{self.kept:,} of {self.n_weights:,} weights ({self.kept / self.n_weights:.1%}) in {self.n_blocks} blocks"
+        )
+        done = f", {self.n_resumed} of them by an earlier run" if self.n_resumed else ""
+        return f"kept {share}{done}; {self.n_points} points; written to {self.folder}"
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        table.add_column("weight", overflow="fold")
+        for column in ("weights", "kept", "error before", "error"):
+            table.add_column(column, justify="right")
+        for one in self.weights:
+            errors = number(one.error_before), number(one.error)
+            table.add_row(one.name, f"{one.n_weights:,}", f"{one.n_kept / one.n_weights:.1%}", *errors)
+        return "\n".join([self.sentence, text_of(table)])
+
+    def __repr__(self) -> str:
+        return f"<PrunedOnDisk: {self.sentence}; print() shows the weights>"

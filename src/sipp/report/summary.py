@@ -1,0 +1,159 @@
+"""A pruned network in; the first card of its page out: accuracy, size, speed, guarantee, and what to do next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sipp.records.certificate import AccuracyCertificate, Certificate, from_values
+from sipp.records.display import bytes_in_words, percent, percent_up
+from sipp.records.schemas import CertificateRecord, EvalRecord, given_values
+from sipp.report.contents import Finding, Step, Tile
+from sipp.report.numbers import counted, is_useless, number
+from sipp.report.results import PrunedModel
+
+UNKNOWN = "not measured"
+MUCH_LOST = 0.01  # of the accuracy, or
+MUCH_MOVED = 0.1  # of the output's length: more is worth a repair, or more weights
+ARROW = " \N{RIGHTWARDS ARROW} "
+
+
+def best_evaluation(model: PrunedModel) -> EvalRecord | None:
+    """Of several evaluations the one of the most points, and one with an accuracy before those without."""
+    known = list(model.evaluations.values())
+    return max(known, key=lambda one: (one.accuracies is not None, one.n_points), default=None)
+
+
+def lead(pruned: PrunedModel) -> Finding:
+    """What is left and what it costs, in one sentence; then what was done."""
+    record, measured = pruned.record, best_evaluation(pruned)
+    heading = f"{number(record.keep, 'share')} of the weights are left"
+    if measured is not None and measured.accuracies is not None:
+        before, after = measured.accuracies
+        heading += f", accuracy is {number(after, 'share')} (before: {number(before, 'share')})"
+    elif (moved := output_moved(pruned)) is not None:
+        heading += f", the output moves by {number(moved[0], 'share')}"
+    dead = record.dead_rows
+    rows = "every row keeps a weight" if not dead else f"{counted(dead, 'row')} lost all weights"
+    repaired = ", with repair" if record.repair else ""
+    return Finding(
+        heading,
+        f"Pruned by {record.method}{repaired}: {record.kept:,} of {record.n_weights:,} prunable weights in "
+        f"{counted(len(record.layers), 'layer')}; {rows}.",
+    )
+
+
+def output_moved(pruned: PrunedModel) -> tuple[float, str] | None:
+    """The one number for how far outputs move, and on which points: on new points where they were measured."""
+    measured = best_evaluation(pruned)
+    if measured is not None and measured.error_mean is not None:
+        return measured.error_mean, f"on average, on {measured.data.what}"
+    return None if pruned.moved is None else (pruned.moved, "on a few calibration points")
+
+
+def tiles_of(pruned: PrunedModel) -> list[Tile]:
+    """Accuracy, size, speed, guarantee, and how far outputs move; what is not known says how it is found out."""
+    record, measured, bench = pruned.record, best_evaluation(pruned), pruned.bench
+    accuracy = Tile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
+    if measured is not None and measured.accuracies is not None:
+        before, after = (number(one, "share") for one in measured.accuracies)
+        accuracy = Tile("accuracy", f"{before}{ARROW}{after}", f"before and after, on {measured.data.what}")
+    size = Tile("weights", f"{number(record.keep, 'share')} left", "sipp bench measures the size of the file")
+    speed = Tile("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
+    if bench is not None:
+        stored, dense = bytes_in_words(bench.bytes.file), bytes_in_words(bench.bytes.dense)
+        size = Tile("size", f"{bench.smaller:.2f} x smaller", f"{stored} as a file of sipp.save, {dense} before")
+        run = bench.runs[-1]
+        faster = f"{run.ratio:.2f} x faster" if run.ratio >= 1 else "no faster"
+        place = f"{counted(run.n_points, 'point')} a call on {counted(bench.n_threads, 'CPU thread')}"
+        speed = Tile("speed", faster, f"by sipp.sparse, {place}")
+    found = output_moved(pruned)
+    moved = Tile("output moves by", UNKNOWN, "sipp eval measures it")
+    if found is not None:
+        moved = Tile("output moves by", number(found[0], "share"), f"of its length, {found[1]}")
+    return [accuracy, size, speed, _guarantee(pruned), moved]
+
+
+def _guarantee(pruned: PrunedModel) -> Tile:
+    """The first certificate that promises something, that of `sipp prune` before those of `certify`."""
+    for certificate in pruned.all_certificates:
+        if words := promise(certificate):
+            limit = certificate.drop_upper if certificate.drop_upper is not None else certificate.limit
+            unit = "drop at most " if certificate.drop_upper is not None else "within "
+            useless = certificate.drop_upper is None and limit is not None and is_useless(limit)
+            return Tile("guarantee", "useless" if useless else f"{unit}{percent_up(limit or 0.0)}", words)
+    if pruned.record.certificate is not None:
+        said = pruned.record.certificate.verdict or pruned.record.certificate.mode
+        return Tile("guarantee", "none", f"Certificate: {said}")
+    if pruned.record.bound is not None and pruned.record.bound.holds:
+        return Tile("guarantee", "in theory", "The theory's bound is met, for all but a share of inputs")
+    return Tile("guarantee", "none", "sipp certify makes one, from points that are new to both networks")
+
+
+def promise(certificate: CertificateRecord) -> str:
+    """What a certificate promises, in one sentence; empty where it promises nothing."""
+    if certificate.is_refusal:
+        return ""
+    found = from_values(given_values(certificate))
+    sure = f"({percent(found.confidence)} confidence)"
+    if isinstance(found, AccuracyCertificate):
+        return f"On new inputs accuracy falls by at most {percent_up(found.drop_upper)} {sure}"
+    if not isinstance(found, Certificate) or certificate.verdict != "certified" or certificate.limit is None:
+        return ""
+    limit = percent_up(certificate.limit)
+    if is_useless(certificate.limit):
+        return f"The certificate is useless: it allows an error of {limit} of the output's length"
+    return f"For {percent(1 - found.delta)} of new inputs the output stays within {limit} of the original {sure}"
+
+
+def next_steps(pruned: PrunedModel) -> list[Step]:
+    """What a reader would do next, the most useful first: measure what is not known, mend what is bad, use it."""
+    record, measured = pruned.record, best_evaluation(pruned)
+    known = (record.model_extra or {}).get("model"), (record.model_extra or {}).get("weights")
+    of = f"--model {known[0] or 'MODEL'} --dense {known[1] or 'WEIGHTS'} --pruned {pruned.name}"
+    in_shell = known[0] is not None
+    steps = []
+    if measured is None or measured.accuracies is None:
+        command = f"sipp eval {of} --data NEW --out {pruned.name}/eval.json"
+        command = command if in_shell else "sipp.certify_accuracy(model, pruned, labelled_holdout)"
+        steps.append(Step("Measure its accuracy on new data with labels:", command))
+    if not any(promise(one) for one in pruned.all_certificates):
+        command = f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json"
+        steps.append(Step("Get a guarantee:", command if in_shell else "sipp.certify(model, pruned, holdout)"))
+    lost = 0.0 if measured is None or measured.accuracies is None else measured.accuracies[0] - measured.accuracies[1]
+    moved = output_moved(pruned)
+    if lost > MUCH_LOST or (measured is None and moved is not None and moved[0] > MUCH_MOVED):
+        if not record.repair:
+            command = "sipp prune ... --repair" if in_shell else "sipp.prune(model, data, keep=..., repair=True)"
+            steps.append(Step("Bring back most of what was lost, without training:", command))
+        else:
+            command = "sipp.hold(model, masks, optimizer=optimizer)"
+            steps.append(Step("Too much lost? Keep more weights, or retrain with the zeros held:", command))
+    if pruned.bench is None and in_shell:
+        steps.append(Step("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json"))
+    if len(steps) < 2:
+        steps.append(Step("Use it, fast on a CPU:", "fast = sipp.sparse(model, example)"))
+        steps.append(Step("Store it small:", 'sipp.save(pruned, "net.safetensors")'))
+    return steps[:3]
+
+
+def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
+    """Every number on this page that says how far outputs move, and what each of them means."""
+    rows = []
+    measured = best_evaluation(pruned)
+    if measured is not None and measured.error_mean is not None:
+        mean, median, largest = (
+            number(one, "share") for one in (measured.error_mean, measured.error_median, measured.error_max)
+        )
+        rows.append(["on average", f"{mean}: the mean over {measured.data.what}; the number at the top of the page"])
+        rows.append(["half of the points", f"at most {median}"])
+        rows.append(["the worst point", largest])
+    if pruned.moved is not None:
+        at_top = "" if rows else "; the number at the top of the page"
+        rows.append(
+            [
+                "on calibration points",
+                f"{number(pruned.moved, 'share')}: of all of them together, so that long outputs count more{at_top}",
+            ]
+        )
+    rows += [["guaranteed", words] for one in pruned.all_certificates if (words := promise(one))]
+    return rows

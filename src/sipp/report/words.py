@@ -1,0 +1,34 @@
+"""What the words of the page mean, for readers who do not know the package."""
+
+from __future__ import annotations
+
+from sipp.experiments.arms import BETWEEN
+from sipp.report.palette import REPAIRED
+from sipp.scoring.methods import METHODS
+
+MOVED = "distance between the outputs of the pruned and the dense network, as a share of the dense output's length"
+WORDS = {
+    "keep": "share of the prunable weights that is left: 10 % keep means 90 % zeros",
+    "dense": "the network before pruning",
+    "dense top-1": "accuracy of the network before pruning",
+    "top-1": "accuracy: share of test points whose largest output is the right class",
+    "just pruned": "accuracy before any retraining",
+    "dead rows": "rows (outputs of a layer) that lost all of their weights and give only a bias",
+    "output moves by": MOVED,
+    "output moved": MOVED,
+    "guarantee": "measured on points that neither network has seen; holds for new points drawn like them",
+    "certified within": "guaranteed for new points drawn like the holdout, at the confidence of the certificate",
+    "least keep": "the smallest share of weights that this run pruned to",
+    "prunable weights": "weights of linear, convolutional, recurrent and attention layers; biases and norms stay",
+}
+OF_RUNS = ("dense top-1", "top-1", "just pruned", "least keep")  # of training runs, not of single networks
+_ABOUT = {row.name: row.about for row in METHODS}
+
+
+def about_method(arm: str) -> str:
+    """What a method does, in a line; one that the package does not know is the user's own."""
+    name, _, form = arm.partition(BETWEEN)
+    words = _ABOUT.get(name, "a score of the user's own")
+    if form == REPAIRED:
+        return f"{words}; then mask and weights were fitted to the dense network without labels"
+    return f"{words}; by the {form} over patches" if form else words

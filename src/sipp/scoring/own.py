@@ -1,0 +1,68 @@
+"""A score that a user wrote: called with the model protected, and what it gives checked and put in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sipp.errors import ModelError, OptionError, SippError
+from sipp.inputs.scoring_task import ScoringTask
+from sipp.records.numerics import BOUND_DTYPE
+from sipp.scoring.gradients import with_gradients
+from sipp.scoring.methods import MethodInfo
+from sipp.scoring.ordinals import ordinals
+
+RETURN = "return {parameter name: tensor of its shape} for all of task.parameters()"
+
+
+def own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
+    """The scores of a user's function, none of them negative: where some are, all are replaced by their order.
+
+    The function may run the model and ask for gradients; modes, buffers and `.grad` are as before afterwards. Weights
+    that it writes to would be lost for the user, so that is refused.
+    """
+    assert callable(method.score)
+    parameters = task.parameters()
+    everything = dict(task.model.named_parameters())
+    gradients = {name: parameter.grad for name, parameter in everything.items()}
+    versions = {name: parameter._version for name, parameter in everything.items()}
+    with with_gradients(task, list(parameters.values())):
+        try:
+            found = method.score(task)
+        except SippError:
+            raise
+        except Exception as error:  # their code: anything may be raised, and its own traceback stays below ours
+            raise OptionError(
+                f"method={method.name!r}: your score raised {type(error).__name__}: {error}", option="method"
+            ) from error
+        finally:
+            for name, parameter in everything.items():
+                parameter.grad = gradients[name]
+    changed = [name for name, parameter in everything.items() if parameter._version != versions[name]]
+    if changed:
+        raise ModelError(f"the score {method.name!r} writes to it", where=changed[0], fix="work on a clone")
+    scores = {name: _checked(found, name, parameter, method) for name, parameter in parameters.items()}
+    if any(bool((score < 0).any()) for score in scores.values()):
+        return dict(zip(scores, ordinals(list(scores.values()))))
+    return scores
+
+
+def _checked(found: Any, name: str, parameter: Tensor, method: MethodInfo) -> Tensor:
+    """The scores of one parameter, in double precision on its device."""
+    score = found.get(name) if isinstance(found, Mapping) else None
+    if not isinstance(score, Tensor) or score.shape != parameter.shape or score.is_complex():
+        what = f"{tuple(score.shape)}" if isinstance(score, Tensor) else f"a {type(score).__name__}"
+        if not isinstance(found, Mapping):
+            what = f"a {type(found).__name__} in place of a dictionary"
+        raise OptionError(
+            f"method={method.name!r}: your score gives {what} for {name}, which is {tuple(parameter.shape)}",
+            fix=RETURN,
+            option="method",
+        )
+    score = score.detach().to(dtype=BOUND_DTYPE, device=parameter.device)
+    if not bool(torch.isfinite(score).all()):
+        raise ModelError(f"the score {method.name!r} gives numbers that are not finite", where=name)
+    return score

@@ -1,0 +1,74 @@
+"""Weights in one safetensors file or in several with an index, as Hugging Face has them; read and written in parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sipp.errors import DataError
+from sipp.storage.files import inside, read_file, write_atomic
+from sipp.storage.tensors import tensors_to_bytes
+
+Tensor = Any  # of torch, which whoever only reads records does not wait for
+ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class ShardedWeights:
+    """Which file of a folder holds which tensor."""
+
+    folder: Path
+    file_of: dict[str, str]
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """These tensors, on the CPU, each file opened once and nothing else of it read."""
+        from safetensors import safe_open
+
+        by_file: dict[str, list[str]] = {}
+        for name in names:
+            by_file.setdefault(self.file_of[name], []).append(name)
+        found: dict[str, Tensor] = {}
+        for file, wanted in by_file.items():
+            with safe_open(self.folder / file, framework="pt") as opened:
+                found |= {name: opened.get_tensor(name).clone() for name in wanted}
+        return found
+
+
+def sharded_weights(folder: Path) -> ShardedWeights:
+    """The weights that lie in a folder; DataError where there are none, or an index names what is not there."""
+    from safetensors import SafetensorError, safe_open
+
+    if not (folder / INDEX).is_file():
+        path = folder / ONE_FILE
+        try:
+            with safe_open(path, framework="pt") as opened:
+                return ShardedWeights(folder, dict.fromkeys(opened.keys(), ONE_FILE))
+        except (OSError, SafetensorError) as error:
+            raise DataError(
+                f"no weights could be read ({error})", where=path, fix=f"give a folder with {ONE_FILE} or {INDEX}"
+            ) from error
+    path = folder / INDEX
+    try:
+        found = json.loads(read_file(path))["weight_map"]
+        if not all(isinstance(name, str) and Path(file).name == file for name, file in found.items()):
+            raise TypeError("files must lie beside it")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"is no index of weights ({type(error).__name__}: {error})", where=path) from error
+    missing = sorted(file for file in set(found.values()) if not (folder / file).is_file())
+    if missing:
+        raise DataError(f"names {missing[0]}, which is not there", where=path)
+    return ShardedWeights(folder, found)
+
+
+def write_shard(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> None:
+    """Writes some tensors as one file of the folder, or nothing."""
+    write_atomic(inside(folder, file), tensors_to_bytes(tensors, {"format": "pt"}))
+
+
+def write_index(folder: Path, file_of: Mapping[str, str], n_bytes: int) -> None:
+    """Writes the index, with which the folder is whole."""
+    values = {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(file_of.items()))}
+    write_atomic(inside(folder, INDEX), json.dumps(values, indent=1).encode())

@@ -1,0 +1,422 @@
+"""`prune_on_disk`: a network that may be larger than memory, pruned block by block from files to files.
+
+In memory are one block, what its scores or its repair need, and one batch; the states of all points between two blocks
+lie in files. A run that was stopped goes on behind the last finished block when it is started again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.blocks import Blocks, Call, enter, find_blocks
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import AnyData, data_of
+from sipp.inputs.point_keys import draw_keys_of
+from sipp.progress import progress_bar, progress_line
+from sipp.records.batches import Batch
+from sipp.records.checking import check_path
+from sipp.records.numerics import exact_matmul
+from sipp.records.options import Method, PruneOptions, Scoring
+from sipp.records.pattern import pattern_of
+from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
+from sipp.repairing.joint import joint_block
+from sipp.repairing.parts import Parts, divided
+from sipp.scoring.sensitivities import chunk_of
+from sipp.storage.files import make_folder, read_json, sha256_of, write_json
+from sipp.storage.sharded_weights import ShardedWeights, sharded_weights, write_index, write_shard
+from sipp.storage.state_files import load_state, save_state
+from sipp.verbs.prune import prune_with
+
+FIRST = 3  # blocks that show how a state goes in and out
+JOURNAL, WORK, REST = "progress.json", "work", "rest.safetensors"
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")  # of weights: these are not copied
+NOT_COPIED = (".index.json",)
+
+
+@torch.inference_mode(False)
+def prune_on_disk(
+    model: nn.Module,
+    weights: str | PathLike[str],
+    data: AnyData,
+    out: str | PathLike[str],
+    *,
+    keep: float | None = None,
+    pattern: str | None = None,
+    method: Method = "wanda",
+    repair: bool = False,
+    seed: int = 0,
+    scoring: Scoring = Scoring(),
+    device: str | torch.device = "cpu",
+    progress: bool = True,
+) -> PrunedOnDisk:
+    """Prunes the blocks of a network whose weights lie in files, one after the other, into the folder `out`.
+
+    `model` holds no weights (they are on the meta device: `with accelerate.init_empty_weights(): ...`); `weights` is
+    the folder with its model.safetensors, or several with their index. Each block keeps the share `keep`, or the
+    pattern; what lies before and behind the blocks stays dense. `repair=True` finds mask and weights together and makes
+    up for what earlier blocks lost (T21). Call it again with the same arguments to go on where it was stopped.
+
+    Example:
+        >>> import sipp, tempfile, torch
+        >>> from accelerate import init_empty_weights
+        >>> from pathlib import Path
+        >>> from safetensors.torch import save_file
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> net = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> save_file(net.state_dict(), folder / "model.safetensors")
+        >>> with init_empty_weights():
+        ...     empty = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).to("meta")
+        >>> sipp.prune_on_disk(empty, folder, torch.rand(20, 5, 8), folder / "pruned", keep=0.5).n_blocks
+        3
+    """
+    source = sharded_weights(check_path("weights", weights, "model"))
+    target, device = check_path("out", out, "pruned"), torch.device(device)
+    options = PruneOptions(
+        keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False, repair=False
+    )
+    if (keep is None) == (pattern is None):
+        raise OptionError("one of keep and pattern says how much is kept", fix="give keep=0.5 or pattern='2:4'")
+    batches = tuple(data_of(data, device=device, seed=seed).batches())
+    parts = divided(batches) if repair else Parts(batches, (False,) * len(batches), (), frozenset())
+    network = _Network(copy.deepcopy(model).eval(), source, device)
+    network.load_rest()
+    blocks = network.find_blocks(parts.batches[0])
+    work = _Work(target, _task_hash(options, repair, source, blocks, parts.batches))
+    finished = work.begin()
+    call = _common_call(network, blocks, parts.batches, work if finished == 0 else None)
+    n_resumed = finished
+    with progress_bar("blocks", len(blocks.names), shown=progress) as advance:
+        advance(finished)
+        for i in range(finished, len(blocks.names)):
+            done = _prune_block(network, blocks, call, i, parts, work, options, repair)
+            progress_line(f"{blocks.names[i]}: {_told(done)}", shown=progress)
+            advance(1)
+    network.write_rest(target, blocks)
+    found = tuple(BlockWeight(**one) for one in work.weights())
+    n_points = sum(batch.n_points for batch in parts.batches)
+    work.end(source.folder)
+    return PrunedOnDisk(target, len(blocks.names), n_resumed, n_points, found)
+
+
+def _told(done: Sequence[BlockWeight]) -> str:
+    errors = [one.error for one in done if one.error is not None]
+    kept = sum(one.n_kept for one in done)
+    return f"{kept:,} weights kept" + (f", error of a layer up to {max(errors):.3g}" if errors else "")
+
+
+class _Network:
+    """A network without weights, and the files that they are read from, a module at a time."""
+
+    def __init__(self, model: nn.Module, source: ShardedWeights, device: torch.device) -> None:
+        self.model, self.source, self.device = model, source, device
+        self.list_name, self.list = _longest_list(model)
+        self.names = tuple(f"{self.list_name}.{i}" for i in range(len(self.list)))
+
+    def load_rest(self) -> None:
+        """Reads what belongs to no block."""
+        inside = tuple(f"{name}." for name in self.names)
+        self._load([name for name in self._tensors() if not name.startswith(inside)])
+        tie = getattr(self.model, "tie_weights", None)
+        if callable(tie):
+            tie()
+        empty = [name for name, p in self.model.named_parameters() if p.is_meta and not name.startswith(inside)]
+        if empty:
+            raise ModelError(f"the files hold no {empty[0]}", where=self.source.folder)
+        for name, buffer in self.model.named_buffers():
+            if not buffer.is_meta:
+                owner, _, local = name.rpartition(".")
+                self.model.get_submodule(owner)._buffers[local] = buffer.to(self.device)
+
+    def load_block(self, i: int) -> nn.Module:
+        """Block i with its weights."""
+        self._load([name for name in self._tensors() if name.startswith(f"{self.names[i]}.")])
+        block = self.model.get_submodule(self.names[i])
+        empty = [name for name, tensor in (*block.named_parameters(), *block.named_buffers()) if tensor.is_meta]
+        if empty:
+            raise ModelError(f"the files hold no {self.names[i]}.{empty[0]}", where=self.source.folder)
+        return block
+
+    def free_block(self, i: int) -> None:
+        self.model.get_submodule(self.names[i]).to("meta")
+
+    def find_blocks(self, batch: Batch) -> Blocks:
+        """How the blocks hand their state on, seen on the first few of them."""
+        owner_name, _, local = self.list_name.rpartition(".")
+        owner, whole = self.model.get_submodule(owner_name), self.list
+        n_first = min(FIRST, len(self.names))
+        first = list(whole)[:n_first]
+        for i in range(n_first):
+            self.load_block(i)
+        try:
+            setattr(owner, local, type(whole)(*first) if isinstance(whole, nn.Sequential) else type(whole)(first))
+            found = find_blocks(self.model, batch)
+        finally:
+            setattr(owner, local, whole)
+            for i in range(n_first):
+                self.free_block(i)
+        if found is None or found.names != self.names[:n_first]:
+            raise ModelError(
+                f"the modules of {self.list_name} do not pass one state from each to the next",
+                fix="prune it whole, with sipp.prune",
+            )
+        return replace(found, names=self.names)
+
+    def write_rest(self, folder: Path, blocks: Blocks) -> None:
+        """Writes what belongs to no block, as it was read, and the index of all files."""
+        inside = tuple(f"{name}." for name in blocks.names)
+        rest = [name for name in self.source.file_of if not name.startswith(inside)]
+        write_shard(folder, REST, self.source.read(rest))
+        file_of = dict.fromkeys(rest, REST)
+        for i, name in enumerate(blocks.names):
+            file_of |= dict.fromkeys((one for one in self.source.file_of if one.startswith(f"{name}.")), _file(i))
+        write_index(folder, file_of, sum(path.stat().st_size for path in folder.glob("*.safetensors")))
+
+    def _tensors(self) -> set[str]:
+        return {*self.source.file_of} & {*self.model.state_dict()}
+
+    def _load(self, names: Sequence[str]) -> None:
+        for name, tensor in self.source.read(names).items():
+            owner, _, local = name.rpartition(".")
+            module = self.model.get_submodule(owner)
+            held: Any = module._parameters.get(local)
+            shape = module._buffers[local].shape if held is None else held.shape  # type: ignore[union-attr]
+            if shape != tensor.shape:
+                raise ModelError(f"{name} is {tuple(tensor.shape)} in the files, and {tuple(shape)} in the network")
+            if held is None:
+                module._buffers[local] = tensor.to(self.device)
+            else:
+                module._parameters[local] = nn.Parameter(tensor.to(self.device), requires_grad=held.requires_grad)
+
+
+def _longest_list(model: nn.Module) -> tuple[str, nn.ModuleList | nn.Sequential]:
+    """The list of modules of one class that holds most weights."""
+    found = [
+        (sum(p.numel() for p in module.parameters()), name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and len({*map(type, module)}) == 1
+    ]
+    if not found:
+        raise ModelError("the network has no list of blocks of one class", fix="prune it whole, with sipp.prune")
+    _, name, module = max(found, key=lambda one: one[0])
+    return name, module
+
+
+class _Block(nn.Module):
+    """A block as a network of its state alone."""
+
+    def __init__(self, block: nn.Module, blocks: Blocks, call: Call) -> None:
+        super().__init__()
+        self.block, self._blocks, self._call = block, blocks, call
+
+    def forward(self, state: Tensor) -> Tensor:
+        batch = self._blocks.joined(_NOTHING, self._call, state)
+        return self._blocks.state_of(self.block(*batch.args, **batch.kwargs))
+
+
+_NOTHING = Batch(index=0, where="", args=(), kwargs={}, labels=None, n_points=0)
+
+
+def _common_call(network: _Network, blocks: Blocks, batches: Sequence[Batch], work: _Work | None) -> tuple[Call, ...]:
+    """What all batches are given beside their state, block by block; first states are written to the work."""
+    found: tuple[Call, ...] | None = None
+    for j, batch in enumerate(batches):
+        entered = enter(network.model, blocks, batch)
+        calls = tuple(_for_any(call, batch) for call in entered.calls)
+        if found is not None and not _is_same(found, calls):
+            raise DataError(
+                "is given other masks or positions than the batches before it",
+                where=batch.where,
+                fix="give sequences of one length, without padding",
+            )
+        found = calls
+        if work is not None:
+            for side in ("dense", "pruned"):
+                work.write(0, side, j, entered.state)
+    assert found is not None
+    return found
+
+
+def _for_any(value: Any, batch: Batch) -> Any:
+    """An argument that is the same for all points, for any number of them; DataError where it is not."""
+    if isinstance(value, dict):
+        return {name: _for_any(one, batch) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_for_any(one, batch) for one in value)
+    if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != batch.n_points or batch.n_points == 1:
+        return value
+    if not bool((value == value[:1]).all()):
+        raise DataError("its points have masks of their own", where=batch.where, fix="give sequences without padding")
+    return value[:1]
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_is_same(a[name], b[name]) for name in a)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    return type(a) is type(b)
+
+
+def _prune_block(
+    network: _Network,
+    blocks: Blocks,
+    calls: Sequence[Call],
+    i: int,
+    parts: Parts,
+    work: _Work,
+    options: PruneOptions,
+    repair: bool,
+) -> list[BlockWeight]:
+    """Prunes block i, writes its file and the states behind it, and notes that it is finished."""
+    dense = _Block(network.load_block(i), blocks, calls[i])
+    states = work.states(i, "dense", parts.batches, network.device)
+    cut = prune_with(dense, states.tensors(), options, progress=False)
+    made, masks = cut.model, dict(cut.masks)
+    errors: dict[str, tuple[float | None, float | None]] = {}
+    if repair:
+        chunk_bytes = chunk_of(options.scoring.chunk_bytes, network.device)
+        made, masks, layers = joint_block(
+            dense,
+            masks,
+            replace(parts, batches=states),
+            work.states(i, "pruned", parts.batches, network.device),
+            pattern=None if options.pattern is None else pattern_of(options.pattern),
+            follows=i > 0,
+            chunk_bytes=chunk_bytes,
+        )
+        errors = {one.name: (one.error_before, one.error) for one in layers}
+    tensors = {f"{blocks.names[i]}.{name.removeprefix('block.')}": value for name, value in made.state_dict().items()}
+    write_shard(work.folder, _file(i), {name: tensors[name] for name in tensors if name in network.source.file_of})
+    sides = (("dense", dense), ("pruned", made)) if repair else (("dense", dense),)
+    for side, block in sides if i + 1 < len(blocks.names) else ():
+        for j, batch in enumerate(work.states(i, side, parts.batches, network.device)):
+            with scoring_mode(block, "running"), exact_matmul():
+                work.write(i + 1, side, j, run_batch(block, batch))
+    done = [
+        BlockWeight(
+            f"{blocks.names[i]}.{name.removeprefix('block.')}",
+            mask.numel(),
+            int(mask.sum()),
+            *errors.get(name, (None, None)),
+        )
+        for name, mask in masks.items()
+    ]
+    work.finish(i, done)
+    network.free_block(i)
+    return done
+
+
+def _file(i: int) -> str:
+    return f"block-{i:05d}.safetensors"
+
+
+class _States(Sequence[Batch]):
+    """The batches as a block gets them, read when they are asked for."""
+
+    def __init__(self, work: _Work, i: int, side: str, batches: Sequence[Batch], device: torch.device) -> None:
+        self.work, self.i, self.side, self.batches, self.device = work, i, side, batches, device
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, j: Any) -> Any:
+        if isinstance(j, slice):
+            return tuple(self[k] for k in range(*j.indices(len(self))))
+        if not 0 <= j < len(self):
+            raise IndexError(j)
+        state = self.work.read(self.i, self.side, j).to(self.device)
+        return replace(self.batches[j], args=(state,), kwargs={}, labels=None, real_BT=None)
+
+    def tensors(self) -> _Loader:
+        return _Loader(self)
+
+
+class _Loader:
+    """The states alone, to be read as often as needed."""
+
+    def __init__(self, states: _States) -> None:
+        self.states = states
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (batch.args[0] for batch in self.states)
+
+
+class _Work:
+    """The folder that is made, with the journal of what is finished and the states between two blocks."""
+
+    def __init__(self, folder: Path, task: str) -> None:
+        self.folder, self.place, self.task = folder, folder / WORK, task
+
+    def begin(self) -> int:
+        """The number of blocks that are finished; OptionError where the folder holds something else."""
+        make_folder(self.folder)
+        if not (self.folder / JOURNAL).is_file():
+            if any(path.name != WORK for path in self.folder.iterdir()):
+                raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
+            shutil.rmtree(self.place, ignore_errors=True)
+            make_folder(self.place)
+            return 0
+        found = read_json(self.folder / JOURNAL)
+        if found["task"] != self.task:
+            raise OptionError(
+                f"{self.folder} was begun with other options, weights or points",
+                fix="give the same ones to go on, or another folder",
+                option="out",
+            )
+        return int(found["finished"])
+
+    def finish(self, i: int, done: Sequence[BlockWeight]) -> None:
+        """Notes that block i is finished; the states before it are needed no more."""
+        weights = [*self.weights(), *map(asdict, done)]
+        write_json(self.folder / JOURNAL, {"task": self.task, "finished": i + 1, "weights": weights})
+        shutil.rmtree(self.place / str(i), ignore_errors=True)
+
+    def weights(self) -> list[dict[str, Any]]:
+        journal = self.folder / JOURNAL
+        return list(read_json(journal)["weights"]) if journal.is_file() else []
+
+    def end(self, source: Path) -> None:
+        """Copies what belongs to the network beside its weights, and removes the states."""
+        for path in source.iterdir():
+            is_weights = path.suffix in SUFFIXES or path.name.endswith(NOT_COPIED)
+            if path.is_file() and not is_weights and not (self.folder / path.name).exists():
+                shutil.copyfile(path, self.folder / path.name)
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def states(self, i: int, side: str, batches: Sequence[Batch], device: torch.device) -> _States:
+        return _States(self, i, side, batches, device)
+
+    def write(self, i: int, side: str, j: int, state: Tensor) -> None:
+        """Writes the states of batch j before block i."""
+        make_folder(self.place / str(i))
+        save_state(self.place / str(i), f"{side}-{j}", {"state": state}, {})
+
+    def read(self, i: int, side: str, j: int) -> Tensor:
+        found: Tensor = load_state(self.place / str(i), f"{side}-{j}")[0]["state"]
+        return found
+
+
+def _task_hash(
+    options: PruneOptions, repair: bool, source: ShardedWeights, blocks: Blocks, batches: Sequence[Batch]
+) -> str:
+    """What a run is about: options, files and points; another one does not go on with it."""
+    sizes = {file: (source.folder / file).stat().st_size for file in sorted({*source.file_of.values()})}
+    said = json.dumps([repr(options), repair, blocks.names, sizes], sort_keys=True)
+    return sha256_of(said.encode(), *(key for batch in batches for key in draw_keys_of(batch)))

@@ -1,0 +1,23 @@
+"""Addresses leave Python only of memory that compiled code can read: this dtype, on the CPU, and gaps only if told."""
+
+import pytest
+import torch
+
+from sipp.errors import DataError
+from sipp.native import memory
+
+
+def test_memory_with_gaps_is_for_code_that_knows_of_them() -> None:
+    x = torch.zeros(4, 6)
+    assert memory.address(x) == memory.strided_address(x) == x.data_ptr()
+    assert memory.strided_address(x[:, 2:]) == x.data_ptr() + 2 * x.element_size()
+    for take in (memory.address, memory.array):
+        with pytest.raises(DataError, match=r"with gaps; it takes torch\.float32 on the CPU without gaps"):
+            take(x[:, 2:])
+
+
+@pytest.mark.parametrize("take", [memory.address, memory.array, memory.strided_address])
+def test_another_dtype_or_device_is_refused(take: object) -> None:
+    for wrong in (torch.zeros(3, dtype=torch.float64), torch.zeros(3, device="meta")):
+        with pytest.raises(DataError, match=r"it takes torch\.float32 on the CPU"):
+            take(wrong)  # type: ignore[operator]

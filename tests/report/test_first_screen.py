@@ -1,0 +1,91 @@
+"""What a reader who knows nothing of the package meets first: on the page of a study, and in its tables."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report.browser import CHROMIUM, visit
+from report.synthetic import big_run, certificate, evaluation
+from report.test_result_folders import pruned_folder
+
+from sipp.cli.commands.report_command import report
+from sipp.report.rendering import render
+from sipp.report.results import read_results, read_run_result
+from sipp.report.run_article import method_table, run_titles
+from sipp.report.words import about_method
+from sipp.storage.files import seal
+
+SCREEN = 900  # pixels high, of a window that is 1440 wide
+RUN = {"n_points": 64, "dense_ms": 1234.5678, "sparse_ms": 395.69479, "off_by": 1.26e-07}
+BENCH = {
+    "kind": "file bench", "format": 1, "sipp": "0", "machine": "a CPU", "n_threads": 1, "network": "my:net",
+    "pruned_hash": "0" * 64, "step_points": 64, "line": "",
+    "bytes": {"file": 35390000, "bound": 34460000.5, "dense": 153238700, "memory": 89770123, "memory_dense": 153128456},
+    "runs": [RUN], "steps": [],
+}  # fmt: skip
+SURVEY = (Path(__file__).parent / "survey.js").read_text()
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve runs of different schedules, in folders of folders as in results/STUDY/RUN."""
+    base = tmp_path_factory.mktemp("study") / "my-study"
+    for index in range(12):
+        name = f"net{index}-own"
+        big_run(
+            base / f"part{index % 2}" / str(index), name=name, methods=("wt", "mine"), n_levels=3, n_seeds=1, n_layers=2
+        )
+    return base
+
+
+def test_a_folder_of_folders_of_runs_is_a_page_with_its_name(study: Path, tmp_path: Path) -> None:
+    report([study], out=tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "<title>my-study</title>" in text and text.index("Main comparison") < text.index("Use ")
+    assert "Each of the 12 results by itself" in text and "10 more comparisons" in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
+def test_a_study_is_at_most_five_screens_before_anything_is_opened(study: Path, tmp_path: Path) -> None:
+    found = visit(render(read_results([study]), version=""), tmp_path, width=1440, steps=SURVEY)
+    assert found.problems() == [] and found.seen["open"] == 0 and found.seen["height"] <= 5 * SCREEN
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
+def test_no_number_is_on_two_lines_and_size_and_speed_come_first(tmp_path: Path) -> None:
+    own = {**certificate(0.0421), "dense_hash": "0" * 64, "pruned_hash": "0" * 64}
+    folder = pruned_folder(tmp_path / "a-network-with-a-rather-long-name", certificate=own)
+    (folder / "eval.json").write_text(evaluation(0.9, 0.875, n_points=1234567))
+    (folder / "bench.json").write_text(json.dumps(seal(BENCH)))
+    page = render(read_results([folder]), version="")
+    assert "4.33 x smaller" in page and "3.12 x faster" in page and "within 4.21 %" in page
+    for width in (390, 800):
+        found = visit(page, tmp_path / str(width), width=width, steps=SURVEY)
+        assert found.problems() == [] and found.seen["numbers"] == [] and found.seen["lead"], width
+
+
+def test_the_dense_accuracy_is_in_every_table_and_words_are_explained(study: Path) -> None:
+    run = read_run_result(study / "part0" / "0")
+    table = method_table(run)
+    assert table is not None and table.head[:2] == ("method / keep", "dense")
+    assert all(re.fullmatch(r"\d\d\.\d", cells[0].text) for _, cells in table.rows)
+    page = render([run], version="")
+    for name in ("wt", "mine", "dense", "least keep"):
+        assert re.search(rf'title="[^"]+"[^>]*>{name}<', page), name
+    assert about_method("wt") in page and "a score of the user" in about_method("mine")
+    assert "Words on this page" in page and "10 % keep means 90 % zeros" in page
+
+
+def test_own_networks_and_data_are_called_by_their_names(study: Path) -> None:
+    run = read_run_result(study / "part0" / "0")
+    own = {
+        **run.config,
+        "net": "own",
+        "data": {**run.config["data"], "name": "own"},
+        "code": {"net": "my:make", "data": None},
+    }
+    assert run_titles([replace(run, config=own)]) == ["net0-own: my:make on own"]
+    own["code"] = {"net": "my:make", "data": "my:load", "methods": {"mine": "abc"}}
+    assert run_titles([replace(run, config=own)]) == ["net0-own: my:make on my:load"]

@@ -1,0 +1,141 @@
+"""A score of the user's own: registered by name, or given as a function for once."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sipp
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.scoring import methods
+
+
+@pytest.fixture(autouse=True)
+def own_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).train()
+
+
+def squares(task: Any) -> dict[str, Tensor]:
+    return {name: weight**2 for name, weight in task.parameters().items()}
+
+
+def data(n: int = 40) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.rand(n // 2, 6), torch.randint(3, (n // 2,))) for _ in range(2)]
+
+
+def masks(pruned: sipp.Pruned) -> list[Tensor]:
+    return list(pruned.masks.values())
+
+
+def test_squares_are_magnitudes(net: nn.Module) -> None:
+    """By name and as a function, alone, in a ladder and beside others: the masks of wt."""
+    sipp.register_method("squares", squares, about="keeps the largest squares")
+    expected = sipp.prune(net, data(), keep=0.3, method="wt")
+    for method in ("squares", squares):
+        found = sipp.prune(net, data(), keep=0.3, method=method)
+        assert all(map(torch.equal, masks(found), masks(expected)))
+        assert found.method == "squares" and "squares" in str(found)
+        assert bool(found.seen) == callable(method)  # nobody knows whether a function looked at the points
+    assert (
+        sipp.prune(net, None, keep=0.3, method=squares).kept == expected.kept
+    )  # and it needs no data if it takes none
+    both = sipp.compare(net, data(), keeps=(0.5,), methods=("wt", squares))
+    assert [row.method for row in both.rows] == ["wt", "squares"] and both.rows[0].error == both.rows[1].error
+    best = sipp.prune_to(net, data(), torch.rand(100, 6), epsilon=1.0, method="squares", floor=0.1)
+    assert best.pruned is not None and best.pruned.method == "squares"
+
+
+def test_gradients_and_labels(net: nn.Module) -> None:
+    """SNIP written by a user is SNIP; modes, buffers and .grad are as before, also after backward()."""
+
+    def mine(task: Any) -> dict[str, Tensor]:
+        assert not task.model.training
+        for batch in task.batches():
+            loss = F.cross_entropy(task.model(*batch.args, **batch.kwargs), batch.labels) * batch.n_points
+            loss.backward()
+        return {name: (weight * weight.grad).abs() for name, weight in task.parameters().items()}
+
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    sipp.register_method("mine", mine, needs=["labels"])
+    found, expected = (sipp.prune(net, data(), keep=0.4, method=one) for one in ("mine", "snip"))
+    assert all(map(torch.equal, masks(found), masks(expected)))
+    assert net.training and all(parameter.grad is None for parameter in net.parameters())
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    with pytest.raises(OptionError, match="'mine' needs data"):
+        sipp.prune(net, None, keep=0.4, method="mine")
+    with pytest.raises(DataError, match="no data"):
+        sipp.prune(net, None, keep=0.4, method=mine)
+
+
+def test_where_scores_compete(net: nn.Module) -> None:
+    def by_layer(task: Any) -> dict[str, Tensor]:  # the first layer's are all larger
+        return {name: weight.abs() + 100 * (name == "0.weight") for name, weight in task.parameters().items()}
+
+    shares = {}
+    for cut in ("global", "layer", "row"):
+        sipp.register_method("mine", by_layer, cut=cut)  # again: it replaces
+        kept = masks(sipp.prune(net, None, keep=0.5, method="mine"))
+        shares[cut] = [float(mask.float().mean()) for mask in kept]
+        if cut == "row":
+            assert {int(row.sum()) for row in kept[0]} == {3}
+    assert shares["global"][1] < 0.5 and shares["layer"] == shares["row"] == [0.5, 0.5]
+
+
+def test_negative_scores_are_an_order(net: nn.Module) -> None:
+    found = sipp.prune(
+        net, None, keep=0.5, method=lambda task: {n: w.abs() - 5.0 for n, w in task.parameters().items()}
+    )
+    expected = sipp.prune(net, None, keep=0.5, method="wt")
+    assert all(map(torch.equal, masks(found), masks(expected))) and found.method == "own score"
+
+
+def written(task: Any) -> dict[str, Tensor]:
+    with torch.no_grad():
+        for weight in task.parameters().values():
+            weight += 0.0
+    return squares(task)
+
+
+@pytest.mark.parametrize(
+    ("score", "error", "words"),
+    [
+        (lambda task: None, OptionError, "NoneType in place of a dictionary"),
+        (lambda task: {}, OptionError, "a NoneType for 0.weight"),
+        (lambda task: {n: w[:1] for n, w in task.parameters().items()}, OptionError, r"\(1, 6\) for 0.weight"),
+        (lambda task: {n: w / 0 for n, w in task.parameters().items()}, ModelError, "0.weight: .*not finite"),
+        (lambda task: 1 / 0, OptionError, "raised ZeroDivisionError"),
+        (written, ModelError, "0.weight: .*writes to it; work on a clone"),
+    ],
+)
+def test_what_a_score_may_not_do(score: Any, error: type[Exception], words: str, net: nn.Module) -> None:
+    with pytest.raises(error, match=words):
+        sipp.prune(net, None, keep=0.5, method=score)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"name": "wt"}, {"name": "given"}, {"name": "a b"}, {"name": "../x"}, {"name": 3}, {"score": 3}, {"cut": "hybrid"},
+     {"needs": ["gpu"]}, {"needs": 3}, {"about": "a\nb"}],
+)  # fmt: skip
+def test_what_cannot_be_registered(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        sipp.register_method(**{"name": "mine", "score": squares, **options})
+    assert not methods.own_methods()
+
+
+def test_the_list_names_it(net: nn.Module) -> None:
+    sipp.register_method("mine", squares)
+    with pytest.raises(OptionError, match="mine; did you mean 'mine'"):
+        sipp.prune(net, None, keep=0.5, method="mines")
+    sipp.register_method("squares", squares)
+    with pytest.raises(OptionError, match="two methods are called 'squares'"):
+        sipp.compare(net, data(), keeps=(0.5,), methods=("squares", squares))
