@@ -94,3 +94,5 @@ def test_as_it_is_measured_and_on_another_stream() -> None:
         second = fast(x)
     torch.cuda.synchronize()
     assert torch.equal(first, second)
+    fast(torch.randn_like(x))
+    assert torch.equal(first, second)  # the caller's own
