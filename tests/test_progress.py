@@ -7,11 +7,14 @@ import inspect
 import json
 import sys
 from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from rich.console import Console
 from rich.progress import Progress
+from safetensors.torch import save_file
 from torch import nn
 
 import sipp
@@ -23,6 +26,7 @@ from sipp.progress import progress_bar, progress_line
 LONG = (
     "prune",
     "prune_to",
+    "prune_on_disk",
     "repair",
     "compare",
     "assess",
@@ -56,6 +60,14 @@ def points(n: int = 60) -> torch.Tensor:
     return torch.rand(n, 8, generator=torch.Generator().manual_seed(n))
 
 
+def from_files(**options: bool) -> None:
+    with TemporaryDirectory() as made:
+        folder, layer = Path(made), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        many = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        save_file(many.state_dict(), folder / "model.safetensors")
+        sipp.prune_on_disk(many.to("meta"), folder, torch.rand(12, 5, 8), folder / "out", keep=0.9, **options)
+
+
 def work(name: str, **options: bool) -> None:
     """One call of a long function."""
     pruned = sipp.prune(net(), points(), keep=0.9, progress=False)
@@ -65,6 +77,7 @@ def work(name: str, **options: bool) -> None:
         "prune_to": lambda: sipp.prune_to(
             net(), points(), points(90), epsilon=0.9, method="wt", levels=(0.9, 0.8), **options
         ),
+        "prune_on_disk": lambda: from_files(**options),
         "repair": lambda: sipp.repair(net(), pruned, points(), **options),
         "compare": lambda: sipp.compare(net(), points(), keeps=(0.5,), methods=("wt",), **options),
         "assess": lambda: sipp.assess(net(), pruned.model, points(), **options),
@@ -81,6 +94,7 @@ def work(name: str, **options: bool) -> None:
 WORDS = {
     "prune": ("scoring", "cutting"),
     "prune_to": ("where to begin", "walking the levels", "certifying"),
+    "prune_on_disk": ("blocks", "layers.1"),
     "repair": ("repairing",),
     "compare": ("comparing",),
     "assess": ("scoring",),

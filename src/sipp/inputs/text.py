@@ -68,7 +68,11 @@ def text(
         found = [BETWEEN.join(found)]
     rows = [_cut(_numbers(document, tokenizer), length) for document in found]
     if check_flag("one_a_document", one_a_document):
-        rows = [part[int(torch.randint(len(part), (1,), generator=generator))][None] for part in rows if len(part)]
+        rows = [
+            part[int(torch.randint(len(part), (1,), generator=generator, dtype=torch.int64, device="cpu"))][None]
+            for part in rows
+            if len(part)
+        ]
     all_nT = torch.cat(rows) if rows else torch.empty(0, length, dtype=torch.int64, device="cpu")
     if len(all_nT) == 0:
         raise DataError(

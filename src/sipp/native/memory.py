@@ -5,11 +5,17 @@ torch's default dtype and device, which the caller may have set to anything, dec
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from sipp.errors import DataError
+
+_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+LARGE = 1 << 17  # bytes
 
 
 def blank(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -49,3 +55,14 @@ def _check_plain(tensor: Tensor, dtype: torch.dtype, *, may_have_gaps: bool = Fa
             f"gaps; it takes {dtype} on the CPU{'' if may_have_gaps else ' without gaps'}: this is a fault of sipp",
             fix="please report it",
         )
+
+
+def give_back_large_pieces() -> None:
+    """From now on large pieces of memory go back to the system when they are freed, where the C library can do that.
+
+    Left alone, glibc takes them from one heap after a while, whose gaps grow with every block of a network that passes.
+    It is for the whole process.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, LARGE)

@@ -218,7 +218,10 @@ def _searched(
         found_FK, values_FK = sparsegpt(rows, rule)
         whole_FK = torch.where(mask_FK, dense_FK, 0.0).index_copy(0, at, values_FK)
         return mask_FK.index_copy(0, at, found_FK), whole_FK, 0
-    found_FK, n_rounds = search(rows, start_FK, rule, bases)
+    try:
+        found_FK, n_rounds = search(rows, start_FK, rule, bases)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the first mask stays
+        found_FK, n_rounds = start_FK, 0
     return mask_FK.index_copy(0, at, found_FK), None, n_rounds
 
 

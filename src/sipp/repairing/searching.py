@@ -131,9 +131,18 @@ class Bases:
             return last
         scale_GK = system_GKK.diagonal(dim1=1, dim2=2).sqrt()
         unit_GKK = system_GKK / scale_GK[:, :, None] / scale_GK[:, None, :]
-        values_GK, vectors_GKK = torch.linalg.eigh(unit_GKK.to(SCORE_DTYPE))
+        values_GK, vectors_GKK = _eigen(unit_GKK)
         self.last = _Basis(system_GKK, scale_GK, vectors_GKK, values_GK.clamp(min=0.0))
         return self.last
+
+
+def _eigen(unit_GKK: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors in float32. LAPACK gives up on some systems in that precision, on few in float64."""
+    try:
+        values_GK, vectors_GKK = torch.linalg.eigh(unit_GKK.to(SCORE_DTYPE))
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        values_GK, vectors_GKK = torch.linalg.eigh(unit_GKK)
+    return values_GK.to(SCORE_DTYPE), vectors_GKK.to(SCORE_DTYPE)
 
 
 @dataclass(frozen=True)

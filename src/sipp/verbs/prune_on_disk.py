@@ -23,6 +23,7 @@ from sipp.inputs.blocks import Blocks, Call, enter, find_blocks
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import draw_keys_of
+from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
 from sipp.records.batches import Batch
 from sipp.records.checking import check_path
@@ -81,6 +82,7 @@ def prune_on_disk(
         >>> sipp.prune_on_disk(empty, folder, torch.rand(20, 5, 8), folder / "pruned", keep=0.5).n_blocks
         3
     """
+    give_back_large_pieces()
     source = sharded_weights(check_path("weights", weights, "model"))
     target, device = check_path("out", out, "pruned"), torch.device(device)
     options = PruneOptions(
