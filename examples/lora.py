@@ -23,9 +23,7 @@ def hold_adapters(net, masks):
     for name, layer in net.named_modules():
         mask = masks.get(f"{name.removeprefix('base_model.model.')}.weight")
         if mask is not None and hasattr(layer, "get_delta_weight"):
-            layer.get_delta_weight = partial(
-                lambda added, mask, adapter: added(adapter) * mask, layer.get_delta_weight, mask
-            )
+            layer.get_delta_weight = partial(lambda add, mask, of: add(of) * mask, layer.get_delta_weight, mask)
             layer.forward = partial(run_masked, layer)
 
 

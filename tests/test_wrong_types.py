@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import sipp
@@ -102,6 +103,30 @@ def words() -> Path:
     return path
 
 
+def stack() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@cache
+def stack_file() -> Path:
+    folder = Path(FOLDER.name) / "stack"
+    folder.mkdir()
+    save_file(stack().state_dict(), folder / "model.safetensors")
+    return folder
+
+
+def on_disk() -> dict[str, object]:
+    out = Path(tempfile.mkdtemp(dir=FOLDER.name)) / "out"
+    return {
+        "model": stack().to("meta"),
+        "weights": stack_file(),
+        "data": torch.rand(12, 3, 8, generator=torch.Generator().manual_seed(0)),
+        "out": out,
+        "keep": 0.5,
+    }
+
+
 def numbers(text: str) -> dict[str, list[int]]:
     return {"input_ids": [ord(one) for one in text]}
 
@@ -131,6 +156,7 @@ RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "gradual": lambda: {"model": net(), "train_step": lambda step: None, "data": labelled(), "keep": 0.5, "steps": 2},
     "text": lambda: {"files": words(), "tokenizer": numbers, "length": 4},
     "perplexity": lambda: {"model": talker(), "data": torch.arange(24).reshape(4, 6) % 5, "dense": talker()},
+    "prune_on_disk": on_disk,
     "repair": lambda: {"model": net(), "pruned": pruned(), "data": points()},
 }
 FUNCTIONS = sorted(name for name in sipp.__all__ if inspect.isfunction(getattr(sipp, name)))

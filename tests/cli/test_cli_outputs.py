@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from sipp.cli import bench_kernels, demo, model_option, prune_network, stored_networks
 from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
+from sipp.scoring import methods
 
 Words = list[object]
 ALL = ("--dense", "--pruned", "--holdout", "--calibration")
@@ -77,6 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "code.py").write_text("import sipp\nsipp.register_method('of-a-file', lambda task: {})\n")
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
+    monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))  # what the code registers ends with the test
     for module in (prune_network, model_option, bench_kernels, stored_networks):  # certify and eval load by the second
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path

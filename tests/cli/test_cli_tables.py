@@ -21,10 +21,10 @@ from sipp.report.run_article import best_choice, method_table, tone_of
 def test_the_table_has_every_method_at_every_keep(tmp_path: Path) -> None:
     found = read_run_result(big_run(tmp_path / "run", methods=("wt", "sipp-blend"), n_levels=3, n_seeds=2, n_layers=2))
     table = method_table(found)
-    assert table is not None and [name for name, _ in table.rows] == ["wt", "sipp-blend"] and len(table.head) == 4
+    assert table is not None and [name for name, _ in table.rows] == ["wt", "sipp-blend"] and len(table.head) == 5
     records = [r for r in found.records if r.method == "wt" and r.level == 1]
     mean = sum(r.after.top1 for r in records) / len(records)
-    assert table.rows[0][1][0].text == f"{100 * mean:.1f}"
+    assert table.rows[0][1][1].text == f"{100 * mean:.1f}"
     choice = best_choice(found)
     page = render([found], version="x")
     assert choice is not None and choice.heading in page and page.index(choice.heading) < page.index("data-plot")

@@ -17,7 +17,7 @@ from sipp.runtime.exporting import export
 from sipp.scoring.routing import FEWEST_TOKENS
 from sipp.scoring.wanda import wanda
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*the head, stays as it is", "ignore:rows died")
+pytestmark = pytest.mark.filterwarnings("ignore:.*the head, stays as it is", "ignore::sipp.errors.DeadRowsWarning")
 
 
 def logits(model: torch.nn.Module, ids: Tensor) -> Tensor:

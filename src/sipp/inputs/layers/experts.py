@@ -20,8 +20,9 @@ UP, DOWN = "gate_up_proj", "down_proj"
 
 def is_experts(module: nn.Module) -> bool:
     """Whether the module is such a mixture, by its parameters."""
-    up, down = (module._parameters.get(name) for name in (UP, DOWN))
-    if up is None or down is None or up.ndim != 3 or len(module._parameters) != 2:
+    own = dict(module.named_parameters(recurse=False))
+    up, down = own.get(UP), own.get(DOWN)
+    if up is None or down is None or up.ndim != 3 or len(own) != 2:
         return False
     n_experts, n_inner, n_hidden = up.shape
     fits = down.shape == (n_experts, n_hidden, n_inner // 2) and n_inner % 2 == 0
