@@ -14,7 +14,7 @@ from sipp.scoring import methods
 
 @pytest.fixture(autouse=True)
 def own_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))
+    monkeypatch.setattr(methods, "_ROWS", {row.name: row for row in methods.METHODS})
 
 
 @pytest.fixture

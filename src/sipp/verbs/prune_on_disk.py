@@ -26,7 +26,7 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
 from sipp.records.batches import Batch
-from sipp.records.checking import check_path
+from sipp.records.checking import check_flag, check_path
 from sipp.records.numerics import exact_matmul
 from sipp.records.options import Method, PruneOptions, Scoring
 from sipp.records.pattern import pattern_of
@@ -82,9 +82,13 @@ def prune_on_disk(
         >>> sipp.prune_on_disk(empty, folder, torch.rand(20, 5, 8), folder / "pruned", keep=0.5).n_blocks
         3
     """
+    check_flag("progress", progress)
+    check_flag("repair", repair)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is a {type(model).__name__}", fix="give an nn.Module without weights")
     give_back_large_pieces()
     source = sharded_weights(check_path("weights", weights, "model"))
-    target, device = check_path("out", out, "pruned"), torch.device(device)
+    target, device = check_path("out", out, "pruned"), _device(device)
     options = PruneOptions(
         keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False, repair=False
     )
@@ -110,6 +114,17 @@ def prune_on_disk(
     n_points = sum(batch.n_points for batch in parts.batches)
     work.end(source.folder)
     return PrunedOnDisk(target, len(blocks.names), n_resumed, n_points, found)
+
+
+def _device(given: Any) -> torch.device:
+    try:
+        found = torch.device(given)
+        torch.empty(0, dtype=torch.float32, device=found)
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # none, or none that is here
+        raise OptionError(
+            f"device={given!r:.60} cannot be used", fix="give 'cpu' or 'cuda'", option="device"
+        ) from error
+    return found
 
 
 def _told(done: Sequence[BlockWeight]) -> str:
