@@ -67,6 +67,28 @@ def test_batches_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.allclose(solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-6), whole, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_steps_gain_as_much_as_factors(keep: float, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x_GKP, generator = scale * patches(2, 30, 200, 0), torch.Generator().manual_seed(0)
+    x_GKP[:, 3] = 0.0  # a feature that never occurs
+    mask = torch.rand(2, 7, 30, generator=generator) < keep
+    sums = moments_of(x_GKP, torch.randn(2, 7, 200, generator=generator, dtype=torch.float64))
+    exact = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3)
+    monkeypatch.setattr(solving, "SLOWER", {"cpu": 1e12})
+    found = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3)
+    assert bool((found[~mask] == 0).all()) and bool((found[:, :, 3] == 0).all())
+    nothing = torch.zeros_like(sums.d_GR)
+    left, wanted = (sums.error(change, nothing) for change in (found, exact))
+    gain = sums.error(torch.zeros_like(exact), nothing) - wanted
+    assert bool((left <= wanted + 1e-4 * gain + 1e-9 * sums.dd_GR).all())
+
+
+def test_steps_are_taken_where_factors_are_more_work() -> None:
+    kept = torch.tensor([300] * 400)
+    assert not solving._is_cheaper_by_steps(kept, 600) and solving._is_cheaper_by_steps(10 * kept, 6000)
+
+
 @pytest.mark.parametrize("scale", [1e-60, 1e60])
 def test_the_scale_of_a_feature_does_not_matter(scale: float) -> None:
     x_GKP = patches(1, 6, 50, 3)
