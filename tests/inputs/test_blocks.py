@@ -1,6 +1,6 @@
 """Repeated blocks are found where a state passes from one to the next, and nowhere else."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -55,6 +55,22 @@ class Net(nn.Module):
         return self.last(x)
 
 
+class Remembering(Block):
+    """Adds to a cache that it is given, and reads it."""
+
+    def forward(self, x: Tensor, mask: Any = None, *, by: float = 1.0) -> Tensor:
+        mask.append(x)
+        return Block.forward(self, x) + mask[0]
+
+
+class WithCache(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x, caches = self.first(x), [[] for _ in self.blocks]
+        for block, cache in zip(self.blocks, caches):
+            x = block(x, cache)
+        return self.last(x)
+
+
 class Talking(Block):
     """Leaves a value for the next one, past its output."""
 
@@ -97,6 +113,10 @@ def test_what_does_not_pass_a_state_alone_has_none(way: str) -> None:
 def test_blocks_that_speak_past_their_outputs_are_not_taken() -> None:
     Talking.said.clear()
     assert find_blocks(Net("plain", Talking).eval(), batch()) is None
+
+
+def test_blocks_with_a_cache_that_is_made_anew_are_not_taken() -> None:
+    assert find_blocks(WithCache("plain", Remembering).eval(), batch()) is None
 
 
 def test_named_blocks_must_be_some() -> None:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.repairing import joint, layer_by_layer
+from sipp.repairing.gathering import _Shared
+from sipp.repairing.moments import Moments
 
 
 class Model(nn.Module):
@@ -84,3 +86,12 @@ def test_each_block_is_run_as_often_however_many_there_are(monkeypatch: pytest.M
         return count / n_blocks
 
     assert n_calls(8) < 1.2 * n_calls(4)
+
+
+def test_sums_are_shared_by_the_same_windows_alone() -> None:
+    shared, x = _Shared(), torch.randn(3, 1, 4, 5)
+    sums = shared.keep(x, Moments.zeros(1, 0, 5, x.device))
+    assert shared.of(x) is sums and shared.of(x.view(3, 1, 4, 5)) is sums
+    assert shared.of(x.clone()) is None and shared.of(x[:2]) is None and shared.of(x.transpose(0, 2)) is None
+    x.add_(1)
+    assert shared.of(x) is None

@@ -26,7 +26,7 @@ class Block(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH, bias=False)
 
     def forward(self, x: Tensor, scale: Tensor) -> Tensor:
-        return x + scale * self.down(torch.relu(self.up(self.norm(x))))
+        return x + self.down(torch.relu(self.up(scale * self.norm(x))))
 
 
 class Model(nn.Module):
