@@ -90,7 +90,8 @@ def child(source: Path, out: Path, n_blocks: int, megabytes: int, repair: bool) 
 def run(arguments: list[str], journal: Path, kill_at: int | None) -> int:
     """Runs this file as a child; kills it when so many blocks are finished."""
     started = subprocess.Popen(
-        [sys.executable, __file__, *arguments, "--child"], env=os.environ | {"MALLOC_ARENA_MAX": "2"}
+        [sys.executable, __file__, *arguments, "--child"],
+        env=os.environ | {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "131072"},
     )
     while started.poll() is None:
         if kill_at is not None and journal.is_file():

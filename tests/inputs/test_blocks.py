@@ -65,7 +65,8 @@ class Remembering(Block):
 
 class WithCache(Net):
     def forward(self, x: Tensor) -> Tensor:
-        x, caches = self.first(x), [[] for _ in self.blocks]
+        x = self.first(x)
+        caches: list[list[Tensor]] = [[] for _ in self.blocks]
         for block, cache in zip(self.blocks, caches):
             x = block(x, cache)
         return self.last(x)
