@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import sipp
+from sipp.inputs.data import data_of
 from sipp.repairing import joint, layer_by_layer
 from sipp.repairing.gathering import _Shared
 from sipp.repairing.moments import Moments
+from sipp.repairing.parts import divided
 
 
 class Model(nn.Module):
@@ -95,3 +97,17 @@ def test_sums_are_shared_by_the_same_windows_alone() -> None:
     assert shared.of(x.clone()) is None and shared.of(x[:2]) is None and shared.of(x.transpose(0, 2)) is None
     x.add_(1)
     assert shared.of(x) is None
+
+
+def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(net: nn.Module, points: Any) -> tuple[float, int]:
+        masks = sipp.prune(net, None, keep=0.5, method="wt", floor=0.0).masks
+        found = joint.joint(net, masks, divided(data_of(points).batches()), chunk_bytes=1 << 20)
+        return found.a, sum(trial.budgets == "magnitude" or trial.a != 0.25 for trial in found.trials)
+
+    torch.manual_seed(0)
+    mlp, points = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(40, 5)
+    assert chosen(mlp, points)[1] > 0
+    monkeypatch.setattr(joint, "SMALL", 10)
+    assert chosen(mlp, points) == (0.25, 0)
+    assert chosen(residual_cnn().eval(), data("images"))[1] > 0  # nor are convolutions taken for such
