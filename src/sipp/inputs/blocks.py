@@ -219,7 +219,7 @@ def _walks_the_same(
     """
     try:
         entered = enter(model, blocks, batch)
-        if not all(map(_same, calls, entered.calls)):
+        if not all(map(same_arguments, calls, entered.calls)):
             return False
         state = entered.state
         for name, call in zip(blocks.names, entered.calls):
@@ -233,15 +233,15 @@ def _walks_the_same(
     return True
 
 
-def _same(a: Any, b: Any) -> bool:
+def same_arguments(a: Any, b: Any) -> bool:
     """Whether two arguments are the same. Objects must be one: a cache that is made anew may hold what was computed."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         is_tensor = isinstance(a, Tensor) and isinstance(b, Tensor)
         return is_tensor and a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(same_arguments(a[name], b[name]) for name in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same_arguments, a, b))
     if isinstance(a, str | int | float | None) or isinstance(b, str | int | float | None):
         return type(a) is type(b) and a == b
     return a is b

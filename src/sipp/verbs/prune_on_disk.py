@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.blocks import Blocks, Call, enter, find_blocks
+from sipp.inputs.blocks import Blocks, Call, enter, find_blocks, same_arguments
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import draw_keys_of
@@ -34,7 +34,7 @@ from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.repairing.joint import joint_block
 from sipp.repairing.parts import Parts, divided
 from sipp.scoring.sensitivities import chunk_of
-from sipp.storage.files import make_folder, read_json, sha256_of, write_json
+from sipp.storage.files import file_hash, make_folder, read_json, sha256_of, write_json
 from sipp.storage.sharded_weights import ShardedWeights, sharded_weights, write_index, write_shard
 from sipp.storage.state_files import load_state, save_state
 from sipp.verbs.prune import prune_with
@@ -251,7 +251,7 @@ def _common_call(network: _Network, blocks: Blocks, batches: Sequence[Batch], wo
     for j, batch in enumerate(batches):
         entered = enter(network.model, blocks, batch)
         calls = tuple(_for_any(call, batch) for call in entered.calls)
-        if found is not None and not _is_same(found, calls):
+        if found is not None and not same_arguments(found, calls):
             raise DataError(
                 "is given other masks or positions than the batches before it",
                 where=batch.where,
@@ -276,16 +276,6 @@ def _for_any(value: Any, batch: Batch) -> Any:
     if not bool((value == value[:1]).all()):
         raise DataError("its points have masks of their own", where=batch.where, fix="give sequences without padding")
     return value[:1]
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_is_same(a[name], b[name]) for name in a)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_is_same, a, b))
-    return type(a) is type(b)
 
 
 def _prune_block(
@@ -433,7 +423,7 @@ class _Work:
 def _task_hash(
     options: PruneOptions, repair: bool, source: ShardedWeights, blocks: Blocks, batches: Sequence[Batch]
 ) -> str:
-    """What a run is about: options, files and points; another one does not go on with it."""
-    sizes = {file: (source.folder / file).stat().st_size for file in sorted({*source.file_of.values()})}
-    said = json.dumps([repr(options), repair, blocks.names, sizes], sort_keys=True)
+    """What a run is about: options, files by their content, and points; another one does not go on with it."""
+    files = {file: file_hash(source.folder / file) for file in sorted({*source.file_of.values()})}
+    said = json.dumps([repr(options), repair, blocks.names, files], sort_keys=True)
     return sha256_of(said.encode(), *(key for batch in batches for key in draw_keys_of(batch)))
