@@ -37,8 +37,9 @@ def operands(rows: int, fan_in: int, patches: int, kind: str) -> tuple[Tensor, T
 
 def ratios(a: Tensor, weight: Tensor) -> Tensor:
     """The largest ratio of each weight, patches as positions of one point."""
-    factors = {"factors_TB": torch.tensor([[1.0], [0.0]]), "row_factors_GR": torch.ones(weight.shape[:2]).double()}
-    return cpu.max_ratios(a.transpose(1, 2)[None], 1, weight, **factors, best_GRK=torch.zeros_like(weight))[0]
+    found = cpu.no_ratios(weight, torch.ones(weight.shape[:2]).double())
+    cpu.max_ratios(found, a.transpose(1, 2)[None], 1, factors_TB=torch.tensor([[1.0], [0.0]]))
+    return cpu.largest(found)
 
 
 def by_every_product(a: Tensor, weight: Tensor) -> Tensor:
@@ -54,7 +55,8 @@ def by_skipping(a: Tensor, weight: Tensor) -> Tensor:
 def check(a: Tensor, weight: Tensor) -> None:
     small = a[..., :CHECKED_PATCHES], weight[:, :CHECKED_ROWS]
     ones = torch.ones(small[1].shape[:2]).double()
-    expected = chunk_ratios.max_chunk(reference, small[0].double(), 1, small[1].double(), ones, (True, False))[0]
+    given = small[0].double(), 1, small[1].double(), ones, (True, False), torch.zeros_like(small[1])
+    expected = chunk_ratios.max_chunk(reference, *given)[0]
     if not torch.allclose(by_skipping(*small).double(), expected, rtol=AGREEMENT, atol=0):
         raise SystemExit("the kernel disagrees with the reference: not timed")
     if not torch.equal(by_skipping(a, weight), by_every_product(a, weight)):

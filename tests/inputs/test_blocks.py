@@ -122,6 +122,27 @@ def test_blocks_with_a_cache_that_is_made_anew_are_not_taken() -> None:
 
 def test_named_blocks_must_be_some() -> None:
     net = Net("plain").eval()
-    assert find_blocks(net, batch(), NAMES) == Blocks(NAMES, 0, None)
+    assert find_blocks(net, batch(), NAMES) == find_blocks(net, batch(), "blocks") == Blocks(NAMES, 0, None)
     with pytest.raises(OptionError, match="pass a state"):
         find_blocks(net, batch(), ("blocks.1", "blocks.0"))
+
+
+def test_named_blocks_may_be_of_several_classes_and_without_modules_inside() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6))).eval()
+    assert find_blocks(net, batch()) is None
+    assert find_blocks(net, batch(), "1") == Blocks(("1.0", "1.1", "1.2"), 0, None)
+
+
+@pytest.mark.parametrize(
+    ("net", "named", "words"),
+    [
+        (Net("plain"), "first", r"'first' is a Linear, and must be a list of modules; the network has blocks \(3\)"),
+        (Net("plain"), "block", "'block' is not a module of the network"),
+        (Net("twice"), "blocks", "blocks.0 is called 2 times for a batch"),
+        (Net("activation between"), "blocks", "blocks.1 is not given what blocks.0 gives"),
+        (WithCache("plain", Remembering), "blocks", "they do not give what they give inside of the network"),
+    ],
+)
+def test_an_error_says_what_was_found_of_named_blocks(net: nn.Module, named: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        find_blocks(net.eval(), batch(), named)

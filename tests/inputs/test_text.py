@@ -52,7 +52,7 @@ def test_one_sequence_a_document_and_a_number_of_them_are_drawn_with_the_seed(fo
     assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0])) == 5
 
 
-@pytest.mark.parametrize(("content", "says"), [("{", "no JSON"), ('{"words": 1}', "no 'text'"), ("", "no text")])
+@pytest.mark.parametrize(("content", "says"), [("{", "not JSON"), ('{"words": 1}', "no 'text'"), ("", "no text")])
 def test_lines_that_are_none_are_refused(content: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(content)
     with pytest.raises(DataError, match=says):

@@ -1,6 +1,7 @@
 """WT, SNIP and random: the scores they say they are, the model left alone."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import sipp
 from sipp.errors import DataError
 from sipp.inputs.scoring_task import task_of
 from sipp.scoring import baselines
+from sipp.scoring import wanda as wanda_score
 
 
 def net() -> nn.Sequential:
@@ -97,3 +99,18 @@ def test_snip_with_batch_statistics_differs_and_with_another_loss_too() -> None:
 def test_snip_needs_labels() -> None:
     with pytest.raises(DataError, match="labels"):
         baselines.snip(task_of(net(), [data()[0][0]]))
+
+
+def test_wanda_holds_a_sum_a_column_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one a weight: of a language model these would be twice its size."""
+    held: list[tuple[int, ...]] = []
+    scores = wanda_score._scores
+
+    def noted(weight: Any, parameter: Any, squares: Any) -> Any:
+        held.extend(tuple(one.shape) for one in squares[weight.name].values())
+        return scores(weight, parameter, squares)
+
+    monkeypatch.setattr(wanda_score, "_scores", noted)
+    model = nn.Sequential(nn.Linear(7, 30), nn.ReLU(), nn.Linear(30, 20))
+    wanda_score.wanda(task_of(model, [torch.rand(5, 7), torch.rand(3, 7)]))
+    assert held == [(1, 7), (1, 30)]

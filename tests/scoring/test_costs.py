@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
 from sipp.inputs import content
+from sipp.scoring.kernels.cpu import kernel as cpu
 
 N, BATCH = 48, 16
 FEW = 2  # points of a probe, which is run twice for each form of input
@@ -107,3 +108,11 @@ def test_a_pruning_scores_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert costs.n_hashed == N
     # the last points are kept apart (T19), so each batch waits for the next one; the last passes have copies of theirs
     assert costs.n_copied == 2 * N + 2 * FEW + 3 * BATCH
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+def test_weights_are_laid_out_once_a_score(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out, real = [], cpu.no_ratios
+    monkeypatch.setattr(cpu, "no_ratios", lambda *given: laid_out.append(given[0].shape) or real(*given))
+    sipp.sensitivity(network(), list(images().split(BATCH)), reduce=reduce)
+    assert laid_out == [(1, 4, 27), (1, 5, 64)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -374,3 +375,13 @@ def test_sample_size_counts_every_use_and_reads_every_form_of_batch() -> None:
 def test_sample_size_refuses_a_delta_that_is_no_probability(delta: float) -> None:
     with pytest.raises(OptionError, match="delta"):
         sipp.sample_size(nn.Linear(3, 2), torch.zeros(1, 3), delta=delta)
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+@pytest.mark.parametrize("factor", [2.0**-600, 2.0**600])
+def test_float64_inputs_of_any_scale_have_the_same_scores(factor: float, reduce: Literal["max", "mean"]) -> None:
+    torch.manual_seed(0)
+    layer, points = nn.Linear(6, 4).double(), torch.randn(8, 6).double()
+    wanted = sipp.sensitivity(layer, points, reduce=reduce, progress=False)["weight"]
+    found = sipp.sensitivity(layer, points * factor, reduce=reduce, progress=False)["weight"]
+    assert float(wanted.min()) > 0 and torch.equal(found, wanted)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from sipp.inputs.output_check import tolerance_of
+from sipp.inputs.output_check import KEPT_PLACES, tolerance_of
+from sipp.inputs.patches import all_sums, steps, values_at
 from sipp.records.batches import WeightUse
 from sipp.records.numerics import integers
 from sipp.records.weights import Weight
@@ -123,20 +125,21 @@ def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
         for order in sample.patches
         if key in moved.samples and order in moved.samples[key].patches
     ]
-    # a GPU is waited for only here
-    distances = torch.stack([distance.cpu() for *_, distance in tried]).tolist() if tried else []
+    # a GPU is waited for only here, and once
+    found = [distance for *_, distance in tried]
+    distances = torch.stack([distance.to(found[-1].device) for distance in found]).tolist() if found else []
     fitting: dict[UseKey, list[tuple[float, Order]]] = {key: [] for key in first.samples}
     for (key, order, _), distance in zip(tried, distances):
         if distance <= first.samples[key].tolerance:  # no NaN
             fitting[key].append((distance, order))
-    found = {}
+    orders = {}
     for key, sample in first.samples.items():
         fits = sorted(fitting[key], key=lambda one: one[0])  # the adapter's own order first where they are equal
         limit = AS_WELL * max(fits[0][0], sample.rounding) if fits else 0.0
         equal = [order for distance, order in fits if distance <= limit]
         order = equal[0] if equal and _are_alike([sample.patches[one] for one in equal]) else "together"
-        found[key] = Found(order, sample.use.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
-    return found
+        orders[key] = Found(order, sample.use.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
+    return orders
 
 
 def _are_alike(readings: list[Tensor]) -> bool:
@@ -205,11 +208,22 @@ def _sampled(use: WeightUse, order: Order) -> Tensor:
     Beside the first its neighbour: evenly spaced positions alone may all be the same point's in a wrong order.
     """
     turned = grouped(use, order)
-    device = turned.windows.device
-    sizes = turned.windows.shape[2 : 2 + turned.n_position_dims]
-    # all axes at once: the windows of a convolution are a view, much smaller in memory than they look
-    index: list[Any] = [slice(None), slice(None)]
-    for axis, size in enumerate(sizes, start=1):
-        chosen = sorted({0, min(1, size - 1), (size - 1) // 2, size - 1})
-        index.append(torch.tensor(chosen, dtype=torch.int64, device=device).view(-1, *[1] * (len(sizes) - axis)))
-    return turned.windows[tuple(index)].flatten(1)
+    windows = turned.windows
+    shape, strides, device = tuple(windows.shape), windows.stride(), windows.device
+    of_each = _places_of_each(shape[1:], strides[1:], turned.n_position_dims, device)
+    return values_at(windows, all_sums([steps(shape[0], strides[0], device), of_each])).view(shape[0], -1)
+
+
+@lru_cache(maxsize=KEPT_PLACES)
+def _places_of_each(
+    shape: tuple[int, ...], strides: tuple[int, ...], n_position_dims: int, device: torch.device
+) -> Tensor:
+    """Where the sampled values of a point lie in memory, from its first on; its windows have this shape."""
+    parts = []
+    for axis, (size, stride) in enumerate(zip(shape, strides)):
+        if 1 <= axis <= n_position_dims:
+            chosen = sorted({0, min(1, size - 1), (size - 1) // 2, size - 1})
+            parts.append(torch.tensor(chosen, dtype=torch.int64, device=device) * stride)
+        else:  # groups and fan-in: all of them
+            parts.append(steps(size, stride, device))
+    return all_sums(parts)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from sipp.inputs.capture import few_of, run_batch, scoring_mode
 from sipp.records.batches import Batch
 
 FEWEST_BLOCKS = 2
+MOST_LISTS = 4  # that an error names
 SAME = 1e-3  # of the largest number of a state: how closely a block by itself must repeat it
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, by position and by name
@@ -72,23 +74,44 @@ class Entered:
     calls: tuple[Call, ...]
 
 
-def find_blocks(model: nn.Module, batch: Batch, names: Sequence[str] | None = None) -> Blocks | None:
+def find_blocks(model: nn.Module, batch: Batch, named: str | Sequence[str] | None = None) -> Blocks | None:
     """The longest such chain of modules that a few points of the batch pass; None where there is none.
 
-    Those that are named must be one.
+    Those that are named, by the list that holds them or each by itself, must be one: OptionError says why they are not.
     """
+    names = block_names(model, named) if isinstance(named, str) else named
     few = points_at(batch, few_of(batch.n_points))
-    seen = _seen_calls(model, few)
+    seen = _seen_calls(model, few, names)
     found = _longest(seen, names)
     if found is not None and not _walks_the_same(model, *found, few, {one.name: one.output for one in seen}):
         found = None
     if found is None and names is not None:
         raise OptionError(
-            f"{', '.join(names)} do not pass a state from one to the next, each called once",
-            fix="name the modules in the order in which they are called, or leave it to be found",
+            f"blocks={', '.join(names)!r:.80} do not pass a state from one to the next: {_why_not(seen, names)}",
+            fix="name a list of modules that are called one after the other, or leave it to be found",
             option="blocks",
         )
     return None if found is None else found[0]
+
+
+def block_names(model: nn.Module, named: str) -> tuple[str, ...]:
+    """The names of the modules in a list of the model; OptionError where it is none says which lists there are."""
+    module = dict(model.named_modules()).get(named)
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= FEWEST_BLOCKS:
+        return tuple(f"{named}.{i}" for i in range(len(module)))
+    what = "not a module of the network" if module is None else f"a {type(module).__name__}"
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        what += f" of {len(module)}"
+    lists = [
+        f"{name} ({len(one)})"
+        for name, one in model.named_modules()
+        if name and isinstance(one, nn.ModuleList | nn.Sequential) and len(one) >= FEWEST_BLOCKS
+    ]
+    raise OptionError(
+        f"blocks={named!r:.80} is {what}, and must be a list of modules",
+        fix=f"the network has {', '.join(lists[:MOST_LISTS])}" if lists else "the network has none: leave it out",
+        option="blocks",
+    )
 
 
 def enter(model: nn.Module, blocks: Blocks, batch: Batch) -> Entered:
@@ -143,14 +166,15 @@ class _Seen:
     output: Any
 
 
-def _seen_calls(model: nn.Module, batch: Batch) -> list[_Seen]:
-    """The calls of all modules that could be a block: of a class that occurs again, with modules inside."""
+def _seen_calls(model: nn.Module, batch: Batch, names: Sequence[str] | None) -> list[_Seen]:
+    """The calls of all modules that could be a block: those named, or of a class that occurs again, with modules in."""
     kinds = Counter(type(module) for module in model.modules())
     found: list[_Seen] = []
 
     def hook(name: str) -> Callable[..., None]:
         def noted(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            found.append(_Seen(name, type(module), (args, kwargs), output))
+            kind = type(module) if names is None else nn.Module  # those that are named may be of several classes
+            found.append(_Seen(name, kind, (args, kwargs), output))
 
         return noted
 
@@ -158,7 +182,8 @@ def _seen_calls(model: nn.Module, batch: Batch) -> list[_Seen]:
         stack.enter_context(scoring_mode(model, "running"))
         for name, module in model.named_modules():
             is_plain = not isinstance(module, torch.jit.ScriptModule | nn.ModuleList | nn.Sequential)
-            if name and kinds[type(module)] >= FEWEST_BLOCKS and is_plain and next(module.children(), None) is not None:
+            is_one = kinds[type(module)] >= FEWEST_BLOCKS and is_plain and next(module.children(), None) is not None
+            if (name and is_one) if names is None else name in names:
                 stack.callback(module.register_forward_hook(hook(name), with_kwargs=True).remove)
         run_batch(model, fresh(batch))
     return found
@@ -197,6 +222,23 @@ def _longest(seen: Sequence[_Seen], names: Sequence[str] | None) -> tuple[Blocks
     except (IndexError, KeyError):  # the first block takes its state elsewhere
         return None
     return blocks, calls
+
+
+def _why_not(seen: Sequence[_Seen], names: Sequence[str]) -> str:
+    """What was found of named modules that are no chain."""
+    n_calls = Counter(one.name for one in seen)
+    for name in names:
+        if n_calls[name] != 1:
+            return f"{name} is called {n_calls[name]} times for a batch"
+    by_name = {one.name: one for one in seen}
+    for name in names:
+        if _state(by_name[name].output) is None:
+            return f"{name} gives a {type(by_name[name].output).__name__}, and not one tensor"
+    for first, second in pairwise(names):
+        state, (args, kwargs) = _state(by_name[first].output), by_name[second].call
+        if not any(value is state for value in (*args, *kwargs.values())):
+            return f"{second} is not given what {first} gives"
+    return "by themselves, one after the other, they do not give what they give inside of the network"
 
 
 def _state(output: Any) -> Tensor | None:

@@ -6,18 +6,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.attribution import Grouper, Orders, Recorder, orders_of, placements
 from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
-from sipp.inputs.independence import Alone, tensors_in
+from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was, without_caches
@@ -103,7 +104,7 @@ def probe(
     is read elsewhere, patches that are another point's. Where a few points cannot speak for others, because the model
     goes by the values of its data or patches fit several orders, whole batches are run instead, each of them.
     """
-    form = _form(batch)
+    form = form_of(batch)
     found = known.get(form)
     if found is None or (found.only_of is not None and found.only_of is not batch):
         now = _probed(model, tuple(layers), batch, norm_stats, few=found is None)
@@ -114,7 +115,12 @@ def probe(
 
 def is_new_form(batch: Batch, known: Forms) -> bool:
     """Whether no batch of this form was probed."""
-    return _form(batch) not in known
+    return form_of(batch) not in known
+
+
+def goes_by_form(batch: Batch, known: Forms) -> bool:
+    """Whether all batches of this form, which was probed, use the weights alike: the model does not go by values."""
+    return known[form_of(batch)].only_of is None
 
 
 def _probed(
@@ -262,9 +268,7 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
         stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
         if any(map(_is_compiled, model.modules())):  # it would compile our hooks too
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        for layer in layers:
-            for handle in _hooks(layer, now):
-                stack.callback(handle.remove)
+        stack.enter_context(_hooked(layers, now))
         if now.watch is not None:
             stack.enter_context(now.watch)
         if now.routing is not None:
@@ -275,15 +279,24 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
     return output
 
 
-def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[Any]:
+@contextmanager
+def _hooked(layers: Iterable[PrunableLayer], now: _Now) -> Iterator[None]:
+    """A context in which the layers have their hooks."""
+    handles: list[RemovableHandle] = []
+    try:
+        for layer in layers:
+            handles.extend(_hooks(layer, now))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
     """Registers the hooks of one layer. The user's own run first, so that ours see what the layer sees and gives."""
     module = layer.module
     checks = now.checked is not None and layer.module_name not in now.checked
     awaited: list[Expected | None] = []  # one for each checked call under way
-
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if now.watch is not None:
-            now.watch.enter(layer)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with now.apart():
@@ -302,14 +315,11 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[Any]:
                 refuse_other_map(layer, expected, output, now.batch)
                 now.met.add(layer.module_name)
 
-    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if now.watch is not None:
-            now.watch.leave(layer)
-
-    # reads by the user's own hooks of the module are the module's
-    yield module.register_forward_pre_hook(enter, prepend=True)
-    yield module.register_forward_hook(after)
-    yield module.register_forward_hook(leave, always_call=True)
+    if checks:
+        yield module.register_forward_hook(after)
+    if now.watch is not None:  # reads by the user's own hooks of the module are the module's
+        yield module.register_forward_pre_hook(partial(now.watch.enter, layer), prepend=True)
+        yield module.register_forward_hook(partial(now.watch.leave, layer), always_call=True)
     yield module.register_forward_pre_hook(before, with_kwargs=True)
 
 
@@ -333,7 +343,8 @@ def _uses(
             yield weight, use, with_padding_zeroed(group(weight, use), batch)
 
 
-def _form(batch: Batch) -> tuple[Any, ...]:
+def form_of(batch: Batch) -> tuple[Any, ...]:
+    """The shapes and dtypes of its inputs, but for the number of points."""
     inputs = tensors_of_inputs(batch)
     return (batch.n_points > 1, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in inputs.items()))
 
@@ -385,5 +396,11 @@ def output_norms(output: Any, n_points: int) -> Tensor | None:
     tensors = [t for t in tensors_in(output) if t.ndim > 0 and len(t) == n_points]
     if not tensors:
         return None
-    squares = (t.detach().double().reshape(n_points, -1).square().sum(1) for t in tensors)
-    return reduce(torch.add, squares).sqrt()
+    return reduce(torch.add, map(_squared_norms, tensors)).sqrt()
+
+
+def _squared_norms(tensor: Tensor) -> Tensor:
+    """The squared norm of each row (float64), a few rows at a time where they are large."""
+    rows = tensor.detach().reshape(len(tensor), -1)
+    parts = rows.split(max(1, AT_ONCE // max(1, rows.shape[1])))
+    return torch.cat([part.double().square().sum(1) for part in parts])

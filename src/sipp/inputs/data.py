@@ -170,7 +170,7 @@ class Data:
         if isinstance(data, Tensor) and data.ndim > 0:
             chosen = self._chosen(len(data))
             step = points_per_batch(data, device or data.device)
-            step = step if batch_size is None else min(batch_size, step) if _is_tokens(data) else batch_size
+            step = step if batch_size is None else min(batch_size, step) if is_tokens(data) else batch_size
             return data.split(step) if chosen is None else (data[part] for part in chosen.split(step))
         if _has_points(data):
             if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow
@@ -235,7 +235,7 @@ def points_per_batch(inputs: Tensor, device: torch.device) -> int:
     """As many as fit so many bytes; few of whole numbers: a token is small, what a network makes of it is not."""
     # Half-precision products of torch are slow on a CPU, and end the process on some (an illegal instruction)
     is_half = inputs.element_size() < 4 and device.type == "cpu"
-    if _is_tokens(inputs):
+    if is_tokens(inputs):
         return max(1, min(FEWEST_POINTS, BATCH_TOKENS // inputs.shape[1]))
     if not inputs.is_floating_point() or is_half:
         return FEWEST_POINTS
@@ -244,7 +244,7 @@ def points_per_batch(inputs: Tensor, device: torch.device) -> int:
     return min(max(n_bytes // point_bytes, FEWEST_POINTS), MOST_POINTS)
 
 
-def _is_tokens(inputs: Tensor) -> bool:
+def is_tokens(inputs: Tensor) -> bool:
     """Whether the points are sequences of whole numbers."""
     return inputs.ndim == 2 and inputs.shape[1] > 0 and not inputs.is_floating_point()
 

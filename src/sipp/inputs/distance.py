@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import fresh
+from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.independence import tensors_in
+from sipp.inputs.data import BATCH_TOKENS, is_tokens
+from sipp.inputs.independence import AT_ONCE, tensors_in
 from sipp.records.batches import Batch
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import NormStats
@@ -25,7 +27,8 @@ def output_error(dense: nn.Module, other: nn.Module, batches: Sequence[Batch]) -
 
     None where the dense output holds no real numbers; infinite where the distance is no number.
     """
-    return error_of(other, batches, outputs_of(dense, batches))
+    small = [part for batch in batches for part in in_small_parts(batch)]
+    return error_of(other, small, outputs_of(dense, small))
 
 
 def outputs_of(dense: nn.Module, batches: Sequence[Batch], norm_stats: NormStats = "running") -> Outputs:
@@ -54,9 +57,10 @@ def error_of(
     distance = size = 0.0
     n_tensors = 0
     for i, batch in enumerate(batches):
+        aims = wanted(i)  # once: where outputs are large they are not kept
         with scoring_mode(model, norm_stats):
-            far, large = squares(run_batch(model, fresh(batch)), wanted(i), batch)
-        distance, size, n_tensors = distance + float(far), size + float(large), n_tensors + len(wanted(i))
+            far, large = squares(run_batch(model, fresh(batch)), aims, batch)
+        distance, size, n_tensors = distance + float(far), size + float(large), n_tensors + len(aims)
     if n_tensors == 0:
         return None
     if not math.isfinite(distance) or not math.isfinite(size):
@@ -72,11 +76,31 @@ def squares(output: object, wanted: list[Tensor], batch: Batch) -> tuple[Tensor,
     if [tensor.shape for tensor in found] != [tensor.shape for tensor in wanted]:
         return distance + math.nan, size
     for tensor, aim in zip(found, wanted):
-        gap = tensor.double() - aim.double()
         real_BT = batch.real_BT
+        is_real = None
         if real_BT is not None and tensor.shape[:2] == real_BT.shape:
-            is_real = real_BT.to(gap.device, torch.bool).view(*real_BT.shape, *[1] * (gap.ndim - 2))
-            gap, aim = torch.where(is_real, gap, 0.0), torch.where(is_real, aim, 0.0)
-        distance = distance + gap.square().sum()
-        size = size + aim.double().square().sum()
+            is_real = real_BT.to(aim.device, torch.bool).view(*real_BT.shape, *[1] * (tensor.ndim - 2))
+        for part in _slices(tensor):
+            gap, size_of = tensor[part].double() - aim[part].double(), aim[part].double()
+            if is_real is not None:
+                gap, size_of = torch.where(is_real[part], gap, 0.0), torch.where(is_real[part], size_of, 0.0)
+            distance = distance + gap.square().sum()
+            size = size + size_of.square().sum()
     return distance, size
+
+
+def _slices(tensor: Tensor) -> list[Any]:
+    """All of it, or point by point where that is too much at once."""
+    if tensor.ndim == 0 or tensor.numel() <= AT_ONCE:
+        return [...]
+    n_points = max(1, AT_ONCE * len(tensor) // tensor.numel())
+    return [slice(start, start + n_points) for start in range(0, len(tensor), n_points)]
+
+
+def in_small_parts(batch: Batch) -> list[Batch]:
+    """The batch, in parts where it holds so many tokens that their logits would be large."""
+    ids = next((value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)), None)
+    if ids is None or not is_tokens(ids) or ids.numel() <= BATCH_TOKENS or len(ids) != batch.n_points:
+        return [batch]
+    step = max(1, BATCH_TOKENS // ids.shape[1])
+    return [points_at(batch, slice(start, start + step)) for start in range(0, batch.n_points, step)]

@@ -26,6 +26,8 @@ COARSEST = 2.0**-11  # of TF32
 MOST_ALONE = 4  # points that are run by themselves: the fewer, the more statistics of the batch differ
 OF_LARGEST = 2.0**-5  # a coordinate's own size is taken to be at least this share of the largest output's
 
+AT_ONCE = 1 << 24  # numbers that are compared at once: logits of long sequences in float64 would fill a GPU
+
 Alone = tuple[Tensor, Any]  # which points of a batch were run by themselves, in which order, and their output
 
 CHANCE = "two runs on the same points differ: dropout or noise is at work at inference, turn it off"
@@ -114,15 +116,31 @@ def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
     if whole.shape[1:] != part.shape[1:]:
         return False
     allowed = max(allowed, N_ROUNDINGS * torch.finfo(whole.dtype).eps)
-    a, b = (t.detach().double().reshape(len(t), -1) for t in (whole, part))
-    finite = torch.where(a.isfinite(), a, 0.0)
-    size_B = torch.linalg.vector_norm(finite, dim=1)
+    a, b = (t.detach().reshape(len(t), -1) for t in (whole, part))
+    columns = list(range(0, a.shape[1], max(1, AT_ONCE // len(a))))
+    step, at = columns[1] if len(columns) > 1 else a.shape[1], index.to(a.device)
+    squares_B, largest = torch.zeros(len(a), dtype=torch.float64, device=a.device), 0.0
+    for start in columns:
+        finite = _finite(a[:, start : start + step])
+        squares_B += finite.square().sum(1)
+        largest = max(largest, float(finite.abs().max()))
+    size_B = squares_B.sqrt()
     typical = size_B[size_B > 0].median() if bool((size_B > 0).any()) else size_B.new_zeros(())
-    coordinate = finite.abs().amax(0).clamp(min=OF_LARGEST * float(finite.abs().max()))
-    at = index.to(a.device)
-    gap = torch.where((a[at] == b) | (a[at].isnan() & b.isnan()), 0.0, (a[at] - b).abs())
-    is_near = torch.linalg.vector_norm(gap, dim=1) <= allowed * size_B[at].clamp(min=float(typical))
-    return bool(is_near.all()) and bool((gap <= allowed * coordinate).all())
+    gaps_B = torch.zeros(len(at), dtype=torch.float64, device=a.device)
+    for start in columns:
+        some = slice(start, start + step)
+        mine, theirs = a[at, some].double(), b[:, some].double()
+        gap = torch.where((mine == theirs) | (mine.isnan() & theirs.isnan()), 0.0, (mine - theirs).abs())
+        coordinate = _finite(a[:, some]).abs().amax(0).clamp(min=OF_LARGEST * largest)
+        if not bool((gap <= allowed * coordinate).all()):
+            return False
+        gaps_B += gap.square().sum(1)
+    return bool((gaps_B.sqrt() <= allowed * size_B[at].clamp(min=float(typical))).all())
+
+
+def _finite(values: Tensor) -> Tensor:
+    values = values.double()
+    return torch.where(values.isfinite(), values, 0.0)
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:

@@ -42,7 +42,7 @@ def truth_of(labels: Any, n: int, n_classes: int | None = None) -> Truth:
     if given.dim() == 1 or given.shape[1:] == (1,):
         whole = given.reshape(n)
         if whole.is_floating_point() and not bool(((whole == whole.round()) & (whole.abs() < MOST_CLASSES)).all()):
-            return Truth(None, f"{kind}, and not all are whole: they are no class numbers")
+            return Truth(None, f"{kind}, and not all are whole: they are not class numbers")
         return Truth(whole.long())
     if given.dim() == 2 and n_classes in (None, given.shape[1]):
         if bool((((given == 0) | (given == 1)).all(1) & (given.double().sum(1) == 1)).all()):

@@ -7,7 +7,9 @@ the patches are not what the weight met, and no score would be right.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer, by_point
+from sipp.inputs.patches import all_sums, steps, values_at
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import exact_matmul, places_of
 from sipp.records.weights import Weight, to_rows
@@ -23,6 +26,7 @@ from sipp.records.weights import Weight, to_rows
 MOST_VALUES = 1 << 14  # of the windows of one use: some points and positions, far apart, tell as much as all of them
 FEW_POINTS = 8  # at least, where there are many positions to look at
 MOST_ROWS = 64  # of a group, evenly spaced too
+KEPT_PLACES = 64  # which rows, points and positions: networks have many layers of few sizes
 
 # How far a sum may lie from another way to compute it, as a part of the root of its squared terms: the precision of
 # the products is what counts. A replay of many steps is allowed ten times that.
@@ -69,12 +73,12 @@ def products(layer: PrunableLayer, weight: Weight, use: WeightUse) -> Expected |
     """The products of some patches of a use with the rows, plus the bias; None unless it is a use of all rows."""
     if use.row_start != 0 or use.n_rows not in (None, weight.n_rows) or use.windows.numel() == 0:
         return None
-    points, positions = _looked_at(use)
-    windows = _patches_at(use, points, positions)
+    windows, n_groups = use.windows, use.windows.shape[1]
+    n_points, n_positions = map(len, _looked_at(use))
     dtype = torch.float64 if windows.dtype == torch.float64 else torch.float32
-    n_points, n_groups, n_positions = windows.shape[:3]
-    patches_GPK = windows.movedim(1, 0).to(dtype).reshape(n_groups, n_points * n_positions, weight.fan_in)
-    rows = _rows_looked_at(weight, n_groups, windows.device)
+    places = _places_looked_at(tuple(windows.shape), windows.stride(), use.n_position_dims, windows.device)
+    patches_GPK = values_at(windows, places).to(dtype).view(n_groups, n_points * n_positions, weight.fan_in)
+    rows = _rows_looked_at(weight.n_rows, n_groups, windows.device)
     rows_FK = to_rows(weight, layer.module.get_parameter(use.parameter).detach())
     rows_GRK = rows_FK[rows].unflatten(0, (n_groups, -1)).to(dtype)
     with exact_matmul():
@@ -118,35 +122,44 @@ def _not_the_map(layer: PrunableLayer, batch: Batch) -> str:
 
 
 def _looked_at(use: WeightUse) -> tuple[Tensor, Tensor]:
+    return _some_of(tuple(use.windows.shape), use.n_position_dims, use.windows.device)
+
+
+def _some_of(shape: tuple[int, ...], n_position_dims: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The points and the positions (counted through) whose patches are compared: evenly spaced, first and last too."""
-    windows = use.windows
-    positions = windows.shape[2 : 2 + use.n_position_dims]
-    n_all, n_positions = len(windows), positions.numel()
-    n_patches = max(4, MOST_VALUES * n_all * n_positions // windows.numel())
+    n_all, n_positions = shape[0], math.prod(shape[2 : 2 + n_position_dims])
+    n_patches = max(4, MOST_VALUES * n_all * n_positions // math.prod(shape))
     n_at = min(n_positions, max(2, n_patches // min(n_all, FEW_POINTS)))
     n_points = min(n_all, max(2, n_patches // n_at))
-    return _spread(n_all, n_points, windows.device), _spread(n_positions, n_at, windows.device)
+    return _spread(n_all, n_points, device), _spread(n_positions, n_at, device)
 
 
-def _rows_looked_at(weight: Weight, n_groups: int, device: torch.device) -> Tensor:
+@lru_cache(maxsize=KEPT_PLACES)
+def _places_looked_at(
+    shape: tuple[int, ...], strides: tuple[int, ...], n_position_dims: int, device: torch.device
+) -> Tensor:
+    """Where the values of these patches lie in memory, from the first of all on: groups x points x positions x fan."""
+    points, positions = _some_of(shape, n_position_dims, device)
+    ends = 2 + n_position_dims
+    at_positions = torch.zeros_like(positions)
+    for place, stride in zip(places_of(positions, shape[2:ends]), strides[2:ends]):
+        at_positions += place * stride
+    fan = [steps(size, stride, device) for size, stride in zip(shape[ends:], strides[ends:])]
+    return all_sums([steps(shape[1], strides[1], device), points * strides[0], at_positions, *fan])
+
+
+@lru_cache(maxsize=KEPT_PLACES)
+def _rows_looked_at(n_all_rows: int, n_groups: int, device: torch.device) -> Tensor:
     """The rows that are compared, as many of each group."""
-    n_rows = weight.n_rows // n_groups
+    n_rows = n_all_rows // n_groups
     within_R = _spread(n_rows, min(n_rows, max(1, MOST_ROWS // n_groups)), device)
-    starts_G = torch.arange(0, weight.n_rows, n_rows, dtype=torch.int64, device=device)
+    starts_G = torch.arange(0, n_all_rows, n_rows, dtype=torch.int64, device=device)
     return (starts_G[:, None] + within_R).flatten()
 
 
+@lru_cache(maxsize=KEPT_PLACES)
 def _spread(n_all: int, n_taken: int, device: torch.device) -> Tensor:
     return torch.linspace(0, n_all - 1, n_taken, dtype=torch.float64, device=device).round().long()
-
-
-def _patches_at(use: WeightUse, points: Tensor, positions: Tensor) -> Tensor:
-    """The windows of these points at these positions: B x G x P x fan-in."""
-    shape = use.windows.shape[2 : 2 + use.n_position_dims]
-    if not shape:
-        return use.windows[points].unsqueeze(2)
-    index: tuple[Any, ...] = (points[:, None], slice(None), *places_of(positions, shape))
-    return use.windows[index].movedim(2, 1)
 
 
 def _laid_out(real: Tensor, use: WeightUse, weight: Weight | None, n_points: int) -> Tensor | None:
@@ -163,7 +176,7 @@ def _laid_out(real: Tensor, use: WeightUse, weight: Weight | None, n_points: int
         rows_last = by_point(rows_last, n_points).windows
     points, positions = _looked_at(use)
     some = rows_last.reshape(sizes[0], n_positions, weight.n_rows)[points[:, None], positions]
-    return some[..., _rows_looked_at(weight, sizes[1], some.device)]
+    return some[..., _rows_looked_at(weight.n_rows, sizes[1], some.device)]
 
 
 def tolerance_of(tensor: Tensor) -> float:

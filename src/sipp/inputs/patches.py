@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sipp.records.batches import WeightUse
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, scale_to_one
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE
+
+LARGEST_EXPONENT = 1023  # of a finite float64
 
 Extremes = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Values:
-    """The range of the activations of each point (B on the CPU, float64): all that scaling and guards need."""
+    """The range of the activations of each point (B, float64): all that scaling and guards need.
+
+    Arrays, not tensors: points are few, and for a dozen numbers each of torch's operations takes longer than they do.
+    """
 
     device: torch.device  # of the windows
-    peak_B: Tensor  # the largest magnitude; NaN or infinite where any activation is
-    smallest_B: Tensor  # the smallest magnitude above 0; infinite where there is none
-    has_positive_B: Tensor
-    has_negative_B: Tensor
+    peak_B: np.ndarray  # the largest magnitude; NaN or infinite where any activation is
+    smallest_B: np.ndarray  # the smallest magnitude above 0; infinite where there is none
+    has_positive_B: np.ndarray
+    has_negative_B: np.ndarray
+    peaks: tuple[float, float]  # the lowest and the highest of all; NaN or infinite where any activation is
 
     @cached_property
-    def scale_B(self) -> Tensor:
+    def scale_B(self) -> np.ndarray:
         """Powers of two that bring each point's peak into [1, 2): a point's ratios do not depend on its batch."""
-        return scale_to_one(self.peak_B)
+        exponents = np.minimum(1 - np.frexp(self.peak_B)[1], LARGEST_EXPONENT)
+        return np.where(self.peak_B > 0, np.ldexp(1.0, exponents), 1.0)
 
     @cached_property
     def scale_there_B(self) -> Tensor:
         """The same on the device of the windows."""
-        return self.scale_B.to(self.device)
+        return torch.from_numpy(self.scale_B).to(self.device)
+
+    @cached_property
+    def factors_TB(self) -> Tensor:
+        """The scales with the sign t of the activations that they take; 0 where a point has none of it."""
+        return torch.from_numpy(np.stack((self.scale_B * self.has_positive_B, -self.scale_B * self.has_negative_B)))
 
     def occurs(self, points: slice) -> tuple[bool, bool]:
         """Whether any of these points has positive, and negative, activations."""
@@ -46,8 +59,10 @@ def values_of(windows: Tensor, extremes: Extremes) -> Values:
     `extremes` is the kernel of that name: lowest, highest and smallest non-zero magnitude of each line.
     """
     table = torch.stack(extremes(_distinct(windows))).to("cpu", BOUND_DTYPE)  # a GPU is waited for only here
-    lowest, highest, smallest = table
-    return Values(windows.device, torch.maximum(highest, -lowest), smallest, highest > 0, lowest < 0)
+    lowest_B, highest_B, smallest_B = table.numpy()
+    peak_B = np.maximum(highest_B, -lowest_B)
+    peaks = float(peak_B.min()), float(peak_B.max())  # NaN is both
+    return Values(windows.device, peak_B, smallest_B, highest_B > 0, lowest_B < 0, peaks)
 
 
 def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
@@ -93,6 +108,25 @@ def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor, dtype: to
         patches.copy_(ordered).mul_(scale)
     n_patches = windows.shape[0] * windows.shape[2 : 2 + n_position_dims].numel()
     return patches.view(windows.shape[1], windows.shape[2 + n_position_dims :].numel(), n_patches).to(dtype)
+
+
+def steps(n: int, step: int, device: torch.device) -> Tensor:
+    """0, step, 2 step, ...: n of them, int64."""
+    return torch.arange(n, dtype=torch.int64, device=device) * step
+
+
+def all_sums(parts: Sequence[Tensor]) -> Tensor:
+    """The sums of one number of each part, the last part running fastest."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = (total[:, None] + part).flatten()
+    return total
+
+
+def values_at(windows: Tensor, places: Tensor) -> Tensor:
+    """The values so far from the first one in the memory that windows view: faster than an index in each dimension."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
+    return windows.as_strided((span,), (1,)).index_select(0, places)
 
 
 def _span(windows: Tensor) -> int:

@@ -56,8 +56,9 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
 
     Attributes come back together with the buffers: a cache and the number that says how long it is belong together.
     """
-    modules = [m for m in model.modules() if not isinstance(m, LazyModuleMixin | torch.jit.ScriptModule)]
-    flags = [(m, m.training) for m in model.modules() if isinstance(m, torch.jit.ScriptModule)]
+    all_modules = list(model.modules())
+    modules = [m for m in all_modules if not isinstance(m, LazyModuleMixin | torch.jit.ScriptModule)]
+    flags = [(m, m.training) for m in all_modules if isinstance(m, torch.jit.ScriptModule)]
     bindings = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
     values = [(b, b.detach().clone()) for b in model.buffers() if not is_lazy(b) and not b.is_meta]
     try:
@@ -106,6 +107,8 @@ def _rebind(current: dict[str, Any], before: dict[str, Any]) -> None:
 
 def _changed(values: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     """The buffers that were written to. The others are not: a write would count as a change of the tensor."""
+    if _are_as_before(values):
+        return []
     differs: list[Tensor | bool] = [
         (buffer != before).any() if buffer.shape == before.shape and buffer.layout == torch.strided else True
         for buffer, before in values
@@ -120,6 +123,16 @@ def _changed(values: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]
         for pair, flag in zip(values, differs)
         if (next(answers[flag.device]) if isinstance(flag, Tensor) else flag)
     ]
+
+
+def _are_as_before(values: list[tuple[Tensor, Tensor]]) -> bool:
+    """Whether all buffers hold what they held, where that can be seen at once: one look at all instead of one each."""
+    by_kind: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+    for buffer, before in values:
+        if buffer.shape != before.shape or buffer.layout != torch.strided:
+            return False
+        by_kind.setdefault((buffer.device, buffer.dtype), []).append((buffer.flatten(), before.flatten()))
+    return all(torch.equal(*map(torch.cat, zip(*pairs))) for pairs in by_kind.values())
 
 
 def _write_back(buffer: Tensor, before: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,8 @@ from sipp.records.checking import check_record
 from sipp.records.numerics import device_of
 from sipp.records.options import Scoring, Selector
 from sipp.records.weights import Weight
+
+LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,17 @@ class ScoringTask:
 def each_use(task: ScoringTask, on_use: OnUse) -> None:
     """Calls `on_use` for every use of a chosen weight, over all points."""
     norm_stats = task.scoring.norm_stats
-    capture(task.model, task.layers, task.batches(), on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
+    batches: Iterator[Batch] = task.batches()
+    if _spares_logits(task):  # no one looks at them, and they may be larger than all else
+        batches = (replace(batch, kwargs={LOGITS: 1} | batch.kwargs) for batch in batches)
+    capture(task.model, task.layers, batches, on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
+
+
+def _spares_logits(task: ScoringTask) -> bool:
+    """Whether the model can be asked for the logits of the last position alone, and its head is not scored."""
+    head = getattr(task.model, "get_output_embeddings", lambda: None)()
+    is_scored = any(layer.module is head for layer in task.layers)
+    return LOGITS in inspect.signature(task.model.forward).parameters and not is_scored
 
 
 def _ignored(output: Any, batch: Batch) -> None:

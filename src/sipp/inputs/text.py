@@ -126,7 +126,7 @@ def _field(line: str, where: str) -> str:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"it is no JSON ({error!s:.80})", where=where, fix="give one JSON object a line") from error
+        raise DataError(f"it is not JSON ({error!s:.80})", where=where, fix="give one JSON object a line") from error
     if not isinstance(values, dict) or not isinstance(values.get(FIELD), str):
         raise DataError(f"it has no {FIELD!r}", where=where, fix='give lines such as {"text": "..."}')
     return str(values[FIELD])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer
@@ -64,13 +64,14 @@ class Watch(TorchFunctionMode):
         found = [_Watched(*_extent(p), name, tuple(holders[name])) for name, p in parameters.items()]
         self.watched = sorted(found, key=lambda one: one.start)
         self.starts = [one.start for one in self.watched]
+        self.by_id = {id(parameters[one.name]): one for one in self.watched}  # the model holds them meanwhile
 
-    def enter(self, layer: PrunableLayer) -> None:
-        """Lets the layer's module read its weights from now on."""
+    def enter(self, layer: PrunableLayer, *_: object) -> None:
+        """Lets the layer's module read its weights from now on: a hook before it runs."""
         self.running[id(layer.module)] += 1
 
-    def leave(self, layer: PrunableLayer) -> None:
-        """Ends what `enter` began."""
+    def leave(self, layer: PrunableLayer, *_: object) -> None:
+        """Ends what `enter` began: a hook after it ran."""
         self.running[id(layer.module)] -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,8 +80,9 @@ class Watch(TorchFunctionMode):
         self.takes_values |= name in _TAKING
         if name not in _BLIND:
             given = args[:1] if name in _BLIND_BUT_FOR_FIRST else (args, kwargs)
-            for one in {found for tensor in _tensors(given) if (found := self._of(tensor)) is not None}:
-                if any(self.running[holder] > 0 for holder in one.holders):
+            for tensor in _tensors(given):
+                one = self._of(tensor)
+                if one is None or any(self.running[holder] > 0 for holder in one.holders):
                     continue
                 if name in _TAKING or any(self._of(tensor) is not one for tensor in _tensors(result)):
                     self._refuse(one, resolve_name(func) or name)
@@ -88,6 +90,9 @@ class Watch(TorchFunctionMode):
 
     def _of(self, tensor: Tensor) -> _Watched | None:
         """The watched weight whose memory the tensor shows."""
+        known = self.by_id.get(id(tensor))
+        if known is not None:
+            return known
         start, stop = _extent(tensor)
         at = bisect_right(self.starts, start) - 1
         for one in self.watched[max(at, 0) : at + 2]:
@@ -144,19 +149,24 @@ class Routing(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.by_values = False
-        self._paused = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context for operations that are not the model's own."""
-        before, self._paused = self._paused, True
+        """A context for operations that are not the model's own: they are not even seen, which would cost time.
+
+        Where a mode of the model's own lies above this one, they are, and the model may seem to go by values.
+        """
+        is_on_top = _get_current_dispatch_mode() is self
+        if is_on_top:
+            self.__exit__(None, None, None)
         try:
             yield
         finally:
-            self._paused = before
+            if is_on_top:
+                self.__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._paused and not self.by_values and not _BY_VALUES.isdisjoint(func.tags):
+        if not self.by_values and not _BY_VALUES.isdisjoint(func.tags):
             self.by_values = func is not torch.ops.aten.index.Tensor or _has_mask(args[1])
         return func(*args, **(kwargs or {}))
 

@@ -40,7 +40,7 @@ def _check_form(use: WeightUse, weight: Weight) -> None:
     """Raises unless windows, rows and counts hang together, whatever the data: an adapter's own business."""
     windows = use.windows
     if not isinstance(windows, Tensor) or windows.layout != torch.strided or use.n_position_dims < 0:
-        raise ModelError("has an adapter whose windows are no dense tensor of (points, groups, *positions, *fan_in)")
+        raise ModelError("has an adapter whose windows are not dense tensor of (points, groups, *positions, *fan_in)")
     if windows.ndim < 2 + use.n_position_dims:
         raise ModelError(
             f"has an adapter whose windows have {windows.ndim} dimensions, too few for points, groups and "

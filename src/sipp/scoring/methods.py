@@ -66,7 +66,7 @@ class MethodInfo:
 
 
 METHODS: tuple[MethodInfo, ...] = (
-    MethodInfo("sipp-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on points kept aside",
+    MethodInfo("sipp-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on held-back points",
                BLEND, POINTS, floor=0.1),
     MethodInfo("sipp-hybrid", "per row the better of keeping the most sensitive weights and sampling",
                SENSITIVITY, POINTS, "hybrid"),
@@ -90,9 +90,9 @@ METHODS: tuple[MethodInfo, ...] = (
                "synflow:synflow", POINTS),
     MethodInfo("grasp", "keeps the weights that carry most of the gradient's norm",
                "grasp:grasp", LABELS),
-    MethodInfo("erk", "random weights, as many of a layer as the sum of its sizes says",
+    MethodInfo("erk", "random weights; each layer's share follows the sum of its dimensions",
                "erk:erk"),
-    MethodInfo("obs", "keeps the weights that the others of their row could replace worst, layer by layer",
+    MethodInfo("obs", "keeps the weights whose removal the rest of the row can least compensate",
                "obs:obs", POINTS, "layer"),
 )  # fmt: skip
 
@@ -122,7 +122,7 @@ def register_method(
         16
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        raise OptionError(f"name={name!r:.60} is no name of a method", fix="use small letters, digits, - and _")
+        raise OptionError(f"name={name!r:.60} is not a name of a method", fix="use small letters, digits, - and _")
     if name in NAMES or name == "given":
         raise OptionError(f"name={name!r} is a method of the package", fix="choose another name", option="name")
     if not callable(score):

@@ -7,60 +7,78 @@ all points, of their ratios to each other and to the norm of the network's outpu
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from sipp.inputs.patches import Values
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.kernels.chunk_ratios import TOTAL
 
+SAFE_PEAKS = 2.0**-500, 2.0**500  # the squares of their scales are ordinary numbers of float64
+
 
 class RunningNorms:
-    """The largest ratios of norms so far: `open` a batch, `add` the squares of its points, `close` it."""
+    """The largest ratios of norms so far: `open` a batch, `add` the squares of its points, then `close_all`."""
 
     def __init__(self) -> None:
         self.sign_complexity: float | None = 0.0  # (T11); None once anything was unknown, as the others
         self.output_ratio: float | None = 0.0  # ||Z(x)|| to the norm of the output (T12)
         self.quadrants: list[Tensor] | None = []  # sums of ||Z^{st}(x)|| to the same, of each batch (T18)
         self.is_attributed = True  # to points: of this batch, whose squares these are
-        self._squares_QB: Tensor | None = None
+        self.squares_QB: Tensor | None = None  # of this batch, if the weight is used in it
 
     def open(self, n_points: int, device: torch.device) -> None:
         """Begins a batch in which the weight is used."""
-        self._squares_QB = torch.zeros(TOTAL + 1, n_points, dtype=BOUND_DTYPE, device=device)
+        self.squares_QB = torch.zeros(TOTAL + 1, n_points, dtype=BOUND_DTYPE, device=device)
 
     def add(self, squares_QB: Tensor, points: slice) -> None:
         """Adds the squared norms of these points' outputs, in the units of the model."""
-        if self.is_attributed and self._squares_QB is not None:
-            self._squares_QB[:, points] += squares_QB
+        if self.is_attributed and self.squares_QB is not None:
+            self.squares_QB[:, points] += squares_QB
 
-    def close(self, output_norms_B: Tensor | None) -> None:
-        """Ends a batch; the norms of the network's outputs, on the CPU, are None where they are not known."""
-        if self._squares_QB is None:  # not used in this batch
-            self._keep_quadrants(None if output_norms_B is None else torch.zeros_like(output_norms_B))
-            return
-        norms_QB = self._squares_QB.cpu().sqrt()  # a GPU is waited for only here
-        complexity_B = to_output_B = quadrants_B = None
-        if self.is_attributed:
-            complexity_B = _ratio(norms_QB[:TOTAL].sum(0), norms_QB[TOTAL])
-            if output_norms_B is not None:
-                to_output_B = _ratio(norms_QB[TOTAL], output_norms_B)
-                quadrants_B = _ratio(norms_QB[:TOTAL].sum(0), output_norms_B)
-        self.sign_complexity = _running_max(self.sign_complexity, complexity_B)
-        self.output_ratio = _running_max(self.output_ratio, to_output_B)
-        self._keep_quadrants(quadrants_B)
-        self.is_attributed, self._squares_QB = True, None
-
-    def _keep_quadrants(self, quadrants_B: Tensor | None) -> None:
+    def take(self, complexity: float | None, to_output: float | None, quadrants_B: Tensor | None) -> None:
+        """Takes the largest ratios of a batch in, None where they are not known."""
+        self.sign_complexity = _running_max(self.sign_complexity, complexity)
+        self.output_ratio = _running_max(self.output_ratio, to_output)
         if quadrants_B is None or self.quadrants is None:
             self.quadrants = None
         else:
-            self.quadrants.append(quadrants_B.to(BOUND_DTYPE))
+            self.quadrants.append(quadrants_B)
 
 
-def unscaled(squares_QB: Tensor, scale_B: Tensor) -> Tensor:
+def close_all(running: Sequence[RunningNorms], output_norms_B: Tensor | None) -> None:
+    """Ends a batch for all weights; the norms of the network's outputs, on the CPU, are None where they are unknown."""
+    used = [one for one in running if one.squares_QB is not None]
+    known = [one for one in used if one.is_attributed]
+    for one in running:
+        if one.squares_QB is None:
+            one.take(0.0, 0.0, None if output_norms_B is None else torch.zeros_like(output_norms_B))
+        elif not one.is_attributed:
+            one.take(None, None, None)
+    if known:
+        squares = [one.squares_QB for one in known if one.squares_QB is not None]
+        norms_WQB = torch.stack(squares).cpu().sqrt()  # a GPU is waited for only here
+        above_WB, total_WB = norms_WQB[:, :TOTAL].sum(1), norms_WQB[:, TOTAL]
+        complexity = _ratio(above_WB, total_WB).amax(1).tolist()
+        if output_norms_B is None:
+            for one, largest in zip(known, complexity):
+                one.take(largest, None, None)
+        else:
+            to_output = _ratio(total_WB, output_norms_B).amax(1).tolist()
+            quadrants_WB = _ratio(above_WB, output_norms_B).to(BOUND_DTYPE)
+            for one, of_all, of_output, quadrants_B in zip(known, complexity, to_output, quadrants_WB):
+                one.take(of_all, of_output, quadrants_B)
+    for one in used:
+        one.is_attributed, one.squares_QB = True, None
+
+
+def unscaled(squares_QB: Tensor, values: Values, points: slice) -> Tensor:
     """Squares of scaled points with the scale taken out; infinite where that leaves the range of float64."""
-    factor_B = scale_B.square()
+    factor_B = values.scale_there_B[points].square()
+    if SAFE_PEAKS[0] <= values.peaks[0] <= values.peaks[1] <= SAFE_PEAKS[1]:
+        return squares_QB / factor_B
     is_lost_B = (factor_B == 0) | factor_B.isinf()
     return torch.where(is_lost_B & (squares_QB > 0), math.inf, squares_QB / factor_B)
 
@@ -75,9 +93,8 @@ def _ratio(above_B: Tensor, below_B: Tensor) -> Tensor:
     return torch.where(is_known_B, ratio_B, torch.full_like(above_B, math.inf))
 
 
-def _running_max(best: float | None, ratios_B: Tensor | None) -> float | None:
+def _running_max(best: float | None, largest: float | None) -> float | None:
     """The larger of both; None once anything was unknown."""
-    if best is None or ratios_B is None:
+    if best is None or largest is None:
         return None
-    largest = float(ratios_B.max())
     return math.inf if math.isnan(largest) else max(best, largest)

@@ -7,13 +7,16 @@ given the windows in pieces that fit the memory, in the precision they need.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +37,14 @@ SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has 
 _log = logging.getLogger("sipp")
 
 
+@dataclass(frozen=True)
+class _Found:
+    """The largest so far, of some of the points."""
+
+    sensitivity_FK: Tensor
+    by_kernel: dict[tuple[int, int, int], Any]  # ratios, or a fused kernel's `Ratios`, by first and last row and groups
+
+
 class RunningSensitivities:
     """What one weight has seen so far: `add` every use, `close_batch` after every batch, then take the `result`.
 
@@ -48,14 +59,13 @@ class RunningSensitivities:
         self.scale_F = row_scales(torch.maximum(highest_F, -lowest_F)[:, None])[:, 0]
         self.smallest_weight = float((smallest_F.to(BOUND_DTYPE) * self.scale_F).amin())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, self.scale_F)
-        self.sensitivity_FK = torch.zeros_like(self.scaled_FK)
-        self.best_FK = torch.zeros_like(self.scaled_FK)  # largest a / D so far, for a kernel that skips by it
+        self.found = _Found(torch.zeros_like(self.scaled_FK), {})
         self.order: int | None = None
         self.n_outputs = 0
         self.norms = RunningNorms()
         self.tells_apart = True  # points of S1 and S2, where S is split
-        self.apart: tuple[Tensor, Tensor] | None = None  # sensitivity and best of the points of S2, if S is split (T19)
-        self.outputs_B: Tensor | None = None  # of this batch: output scalars of each point
+        self.apart: _Found | None = None  # the same of the points of S2, if S is split (T19)
+        self.outputs_B: Tensor | int | None = None  # of this batch: output scalars of each point
         self.counts_BF: Tensor | None = None  # patches of each point for each row, where `sums_TBFK` waits for more
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
 
@@ -72,7 +82,7 @@ class RunningSensitivities:
         if n_first is not None and n_first < batch.n_points and not use.attributed:
             self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
         values = values_of(use.windows, self.kernel.extremes)
-        if not bool(torch.isfinite(values.peak_B).all()):
+        if not all(map(math.isfinite, values.peaks)):
             raise DataError(
                 f"the inputs that reach {self.weight.name} are NaN or infinite, although the batch itself "
                 "is finite: the model overflows on it",
@@ -88,14 +98,14 @@ class RunningSensitivities:
             else:
                 self._add_mean(use, rows, values, batch, n_uses)
 
-    def close_batch(self, output_norms_B: Tensor | None) -> None:
-        """Ends a batch: the points' means and norms are complete now."""
+    def close_batch(self) -> None:
+        """Ends a batch: the points' means are complete now."""
         if self.outputs_B is not None:  # used in this batch
-            self.n_outputs = max(self.n_outputs, int(self.outputs_B.max()))
+            n_outputs = int(self.outputs_B.max()) if isinstance(self.outputs_B, Tensor) else self.outputs_B
+            self.n_outputs = max(self.n_outputs, n_outputs)
             if self.sums_TBFK is not None and self.counts_BF is not None:
                 self._fold(self.sums_TBFK, self.counts_BF, slice(None))
         self.outputs_B = self.counts_BF = self.sums_TBFK = None
-        self.norms.close(output_norms_B)
 
     @contextmanager
     def _apart(self, is_apart: bool) -> Iterator[None]:
@@ -103,13 +113,24 @@ class RunningSensitivities:
         if not is_apart:
             yield
             return
-        mine = self.sensitivity_FK, self.best_FK
-        self.sensitivity_FK, self.best_FK = self.apart or (torch.zeros_like(mine[0]), torch.zeros_like(mine[1]))
+        mine, self.found = self.found, self.apart or _Found(torch.zeros_like(self.scaled_FK), {})
         try:
             yield
         finally:
-            self.apart = self.sensitivity_FK, self.best_FK
-            self.sensitivity_FK, self.best_FK = mine
+            self.apart, self.found = self.found, mine
+
+    def sensitivities(self) -> Tensor:
+        """The largest ratios so far times their weights: of the points of S1 alone, if S is split."""
+        return self._times_weights(self.found)
+
+    def _times_weights(self, found: _Found) -> Tensor:
+        best_FK = found.sensitivity_FK
+        for (start, stop, n_groups), ratios in found.by_kernel.items():
+            rows = slice(start, stop)
+            weight_GRK = self.scaled_FK[rows].unflatten(0, (n_groups, -1))
+            ratios_GRK = ratios if isinstance(ratios, Tensor) else self.kernel.largest(ratios)
+            best_FK = _with_larger(best_FK, rows, ratios_GRK, weight_GRK)
+        return best_FK
 
     def result(self) -> LayerScores:
         """The scores of this weight; raises if no input ever reached it."""
@@ -120,42 +141,51 @@ class RunningSensitivities:
                 fix=f"leave it as it is with exclude={self.weight.name!r}",
                 option="exclude",
             )
-        joined_FK = self.sensitivity_FK if self.apart is None else torch.maximum(self.sensitivity_FK, self.apart[0])
+        first_FK = self.sensitivities()
+        apart_FK = None if self.apart is None else self._times_weights(self.apart)
         return LayerScores(
             weight=self.weight,
-            sensitivity_FK=joined_FK,  # a maximum of maxima: the bits of one pass over all points
+            # a maximum of maxima: the bits of one pass over all points
+            sensitivity_FK=first_FK if apart_FK is None else torch.maximum(first_FK, apart_FK),
             order=self.order,
             n_outputs=self.n_outputs,
             sign_complexity=self.norms.sign_complexity,
             output_ratio=self.norms.output_ratio,
             quadrants_B=torch.cat(self.norms.quadrants) if self.norms.quadrants else None,
-            first_FK=self.sensitivity_FK if self.apart is not None else None,
-            apart_FK=self.apart[0] if self.apart is not None else None,
+            first_FK=None if apart_FK is None else first_FK,
+            apart_FK=apart_FK,
         )
 
     def _count(self, use: WeightUse, rows: slice, batch: Batch) -> None:
         """Notes how many patches each point brings. A use that hides its points counts in full for every point."""
         if self.outputs_B is None:
-            self.outputs_B = torch.zeros(batch.n_points, dtype=torch.int64, device="cpu")
+            self.outputs_B = 0
             self.norms.open(batch.n_points, self.scale_F.device)
         self.norms.is_attributed &= use.attributed
-        self.outputs_B += _counts(use).to(self.outputs_B) * (rows.stop - rows.start)
+        n_patches = _n_patches(use) if use.counts_B is None else use.counts_B.cpu()
+        self.outputs_B = self.outputs_B + n_patches * (rows.stop - rows.start)
 
     def _add_max(self, use: WeightUse, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
         """Takes the largest ratios of these points into the running maximum."""
         if self.kernel.FUSED and not is_wide:
             self._add_fused(use, rows, points, values)
             return
-        part = replace(use, windows=use.windows[points])
+        part, key = replace(use, windows=use.windows[points]), (rows.start, rows.stop, use.windows.shape[1])
+        kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
+        none_GRK = torch.zeros_like(weight_GRK)
 
         def take(piece: slice, windows: Tensor) -> None:
             at = slice(points.start + piece.start, points.start + piece.stop)
             scale_B, occurs = values.scale_there_B[at], values.occurs(at)
-            kernel, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], is_wide)
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
-            best_GRK, squares_QB = max_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
-            self._take_max(best_GRK, weight_GRK, rows)
-            self.norms.add(unscaled(squares_QB, scale_B), at)
+            known_GRK = none_GRK if is_wide else self.found.by_kernel.get(key, none_GRK)
+            given = chunk_GKP, len(windows), weight_GRK, factors_GR, occurs, known_GRK
+            best_GRK, squares_QB = max_chunk(kernel, *given)
+            if is_wide:
+                _with_larger(self.found.sensitivity_FK, rows, best_GRK, weight_GRK)
+            else:
+                self.found.by_kernel[key] = best_GRK
+            self.norms.add(unscaled(squares_QB, values, at), at)
 
         self._piecewise(part, rows, take)
 
@@ -170,29 +200,20 @@ class RunningSensitivities:
 
     def _fused(self, use: WeightUse, rows: slice, points: slice, values: Values) -> None:
         """One call of the kernel, for a use of these points alone."""
-        scale_B, applied_B, windows = values.scale_B[points], values.scale_B[points], use.windows
+        windows, factors_TB = use.windows, values.factors_TB[:, points]
         if windows.dtype != SCORE_DTYPE:
-            windows, applied_B = to_score_dtype(windows, scale_B), torch.ones_like(scale_B)
-        _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
-        occurs_TB = torch.stack((values.has_positive_B[points], values.has_negative_B[points]))
-        factors_TB = (torch.stack((applied_B, -applied_B)) * occurs_TB).to(SCORE_DTYPE)
-        given = windows, use.n_position_dims, weight_GRK
+            windows, factors_TB = to_score_dtype(windows, values.scale_there_B[points]), factors_TB.sign()
+        factors_TB = factors_TB.to(SCORE_DTYPE)  # not before: float32 would lose the sign of a scale of 2^-600
+        key = rows.start, rows.stop, windows.shape[1]
+        if key not in self.found.by_kernel:
+            _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
+            self.found.by_kernel[key] = self.kernel.no_ratios(weight_GRK, factors_GR)
+        given = self.found.by_kernel[key], windows, use.n_position_dims
         if self.reduce == "max" or _n_patches(use) == 1:  # the mean over one patch is its ratio
-            known_GRK = self.best_FK[rows].view_as(weight_GRK)
-            best_GRK, squares_QB = self.kernel.max_ratios(
-                *given, factors_TB=factors_TB, row_factors_GR=factors_GR, best_GRK=known_GRK
-            )
-            self.best_FK[rows] = best_GRK.flatten(0, 1)
+            squares_QB = self.kernel.max_ratios(*given, factors_TB=factors_TB)
         else:
-            best_GRK, squares_QB = self.kernel.mean_ratios(
-                *given, factors_TB=factors_TB, row_factors_GR=factors_GR, counts_B=_counts(use)
-            )
-        self._take_max(best_GRK, weight_GRK, rows)
-        self.norms.add(unscaled(squares_QB, scale_B / applied_B), points)
-
-    def _take_max(self, best_GRK: Tensor, weight_GRK: Tensor, rows: slice) -> None:
-        best_FK = (best_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
-        torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
+            squares_QB = self.kernel.mean_ratios(*given, factors_TB=factors_TB, counts_B=_counts(use))
+        self.norms.add(unscaled(squares_QB, values, points), points)
 
     def _add_mean(self, use: WeightUse, rows: slice, values: Values, batch: Batch, n_uses: int) -> None:
         """Adds one use to the sums over patches, a block of points at a time."""
@@ -233,7 +254,7 @@ class RunningSensitivities:
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             ratios, squares = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
-            squares_QB[:, piece] += unscaled(squares, scale_B)
+            squares_QB[:, piece] += unscaled(squares, values, at)
         self.norms.add(squares_QB, points)
         if self.sums_TBFK is not None:
             self.sums_TBFK[:, points, rows] += sums_TBFK
@@ -244,7 +265,7 @@ class RunningSensitivities:
         """Takes complete sums into the running maximum: mean over patches, max over quadrants, max over points (T3)."""
         means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
         best_FK = means_BFK.amax(0).clamp_(max=1)
-        torch.maximum(self.sensitivity_FK[rows], best_FK, out=self.sensitivity_FK[rows])
+        torch.maximum(self.found.sensitivity_FK[rows], best_FK, out=self.found.sensitivity_FK[rows])
 
     def _runs(self, use: WeightUse, rows: slice, values: Values) -> Iterator[tuple[slice, bool]]:
         """Stretches of points that have anything to say, and whether they need float64 because float32 might underflow.
@@ -252,14 +273,14 @@ class RunningSensitivities:
         A point without activations has no ratio but 0/0 := 0, and Z = 0.
         """
         # Patches are divided by their sum at most, which is below fan-in x peak.
-        ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
+        with np.errstate(all="ignore"):
+            ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
         is_wide_B = ratio_B * self.smallest_weight < UNDERFLOW_GUARD
-        is_odd_B = is_wide_B | (values.peak_B == 0) | _are_extreme(use, values.scale_B)
-        if not bool(is_odd_B.any()):
-            yield slice(0, len(is_odd_B)), False
+        is_extreme_B = _are_extreme(use, values.scale_B)
+        if not (is_wide_B | (values.peak_B == 0) | is_extreme_B).any():
+            yield slice(0, len(is_wide_B)), False
             return
-        is_wide = is_wide_B.tolist()
-        scales, is_extreme = values.scale_B.tolist(), _are_extreme(use, values.scale_B).tolist()
+        scales, is_extreme, is_wide = values.scale_B.tolist(), is_extreme_B.tolist(), is_wide_B.tolist()
         kinds = [
             None if peak == 0 else extreme or (wide and self._underflows(use, rows, point, scale))
             for point, (peak, scale, extreme, wide) in enumerate(
@@ -338,10 +359,10 @@ class RunningSensitivities:
         return False
 
 
-def _are_extreme(use: WeightUse, scale_B: Tensor) -> Tensor:
+def _are_extreme(use: WeightUse, scale_B: np.ndarray) -> np.ndarray:
     """Whether the scale of a point is no ordinary number of float32, so that to scale in float32 would lose it."""
     is_ordinary_B = (scale_B >= SMALLEST_NORMAL) & (scale_B <= 1 / SMALLEST_NORMAL)
-    return torch.zeros_like(is_ordinary_B) if use.windows.dtype == BOUND_DTYPE else ~is_ordinary_B
+    return np.zeros_like(is_ordinary_B) if use.windows.dtype == BOUND_DTYPE else ~is_ordinary_B
 
 
 def _sides(points: slice, n_first: int | None) -> Iterator[tuple[slice, bool]]:
@@ -362,6 +383,13 @@ def _counts(use: WeightUse) -> Tensor:
     if use.counts_B is not None:
         return use.counts_B
     return torch.full((len(use.windows),), _n_patches(use), dtype=torch.int64, device="cpu")
+
+
+def _with_larger(best_FK: Tensor, rows: slice, ratios_GRK: Tensor, weight_GRK: Tensor) -> Tensor:
+    """Raises some rows of the sensitivities to these ratios times their weights, in place, and gives all of them."""
+    found_FK = (ratios_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
+    torch.maximum(best_FK[rows], found_FK, out=best_FK[rows])
+    return best_FK
 
 
 def _part(use: WeightUse, points: slice) -> WeightUse:

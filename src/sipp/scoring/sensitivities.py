@@ -39,6 +39,7 @@ from sipp.records.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring, 
 from sipp.records.scores import LayerScores, Scores
 from sipp.records.weights import Weight, from_rows
 from sipp.scoring import kernels
+from sipp.scoring.running_norms import close_all
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.theory_points import resolve_points
 
@@ -167,15 +168,17 @@ class _Seen:
     def layers(self) -> tuple[LayerScores, ...]:
         """The scores of all weights."""
         found = {name: one.result() for name, one in self.running.items()}
-        means = {name: one.sensitivity_FK for name, one in self.means.items()}
+        means = {name: one.sensitivities() for name, one in self.means.items()}
         return tuple(replace(layer, mean_FK=means.get(name)) for name, layer in found.items())
 
     def close(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
         found_B = output_norms(output, batch.n_points)
         norms_B = None if found_B is None else found_B.cpu()
-        for one in (*self.running.values(), *self.means.values()):
-            one.close_batch(norms_B)
+        both = *self.running.values(), *self.means.values()
+        for one in both:
+            one.close_batch()
+        close_all([one.norms for one in both], norms_B)
         self.n_points, self.n_batches = self.n_points + batch.n_points, self.n_batches + 1
         self.largest_batch = max(self.largest_batch, batch.n_points)
 

@@ -11,28 +11,31 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.weights import Weight, from_rows, to_rows
 
-CHUNK_BYTES = 32 << 20
+CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}  # a GPU wants few large pieces
 
 
 def wanda(task: ScoringTask) -> dict[str, Tensor]:
     """|w_ij| ||a_j||, a_j the activations that column j meets in all patches: {parameter name: tensor of its shape}."""
-    squares: dict[str, Tensor] = {
-        name: torch.zeros(to_rows(weight, parameter).shape, dtype=BOUND_DTYPE, device=parameter.device)
-        for weight, (name, parameter) in zip(task.weights, task.parameters().items())
-    }
+    squares: dict[str, dict[tuple[int, int], Tensor]] = {weight.name: {} for weight in task.weights}
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        n_rows = use.n_rows or weight.n_rows - use.row_start
+        rows = use.row_start, use.n_rows or weight.n_rows - use.row_start
         lengths_GK = _squared_lengths(use)
-        rows_FK = squares[weight.name][use.row_start : use.row_start + n_rows]
-        rows_FK.unflatten(0, (len(lengths_GK), -1)).add_(lengths_GK[:, None, :])
+        found = squares[weight.name]
+        found[rows] = found[rows] + lengths_GK if rows in found else lengths_GK
 
     each_use(task, on_use)
-    return {
-        weight.name: parameter.detach().abs().to(BOUND_DTYPE)
-        * from_rows(weight, squares[weight.name].sqrt(), parameter)
-        for weight, parameter in zip(task.weights, task.parameters().values())
-    }
+    parameters = task.parameters()
+    return {weight.name: _scores(weight, parameters[weight.name].detach(), squares) for weight in task.weights}
+
+
+def _scores(weight: Weight, parameter: Tensor, squares: dict[str, dict[tuple[int, int], Tensor]]) -> Tensor:
+    """The scores of a weight from what its rows met, all or parts of them; 0 where they met nothing."""
+    score_FK = torch.zeros(weight.n_rows, weight.fan_in, dtype=BOUND_DTYPE, device=parameter.device)
+    for (start, n_rows), lengths_GK in squares.pop(weight.name).items():
+        score_FK[start : start + n_rows].unflatten(0, (len(lengths_GK), -1)).add_(lengths_GK[:, None, :])
+    score_FK.sqrt_().mul_(to_rows(weight, parameter).abs())
+    return from_rows(weight, score_FK, parameter)
 
 
 def _squared_lengths(use: WeightUse) -> Tensor:
@@ -41,6 +44,7 @@ def _squared_lengths(use: WeightUse) -> Tensor:
     total_GK = torch.zeros(n_groups, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
     positions = (0, *range(2, 2 + use.n_position_dims))
     bytes_per_patch = 2 * BOUND_DTYPE.itemsize * fan_in  # wide, and squared
-    for _, part in split_windows(use, bytes_per_patch=bytes_per_patch, chunk_bytes=CHUNK_BYTES):
+    chunk_bytes = CHUNK_BYTES.get(use.windows.device.type, CHUNK_BYTES["cpu"])
+    for _, part in split_windows(use, bytes_per_patch=bytes_per_patch, chunk_bytes=chunk_bytes):
         total_GK += part.to(BOUND_DTYPE).square().sum(positions).reshape(n_groups, fan_in)
     return total_GK

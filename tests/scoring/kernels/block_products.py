@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native.compiling import as_numbers
+from sipp.native.processor import LANES
 from sipp.scoring.kernels.cpu import every_product, maxima
 from sipp.scoring.kernels.cpu import kernel as cpu
-from sipp.scoring.kernels.cpu.layout import BLOCK
+from sipp.scoring.kernels.cpu.layout import BLOCK, RANK, Scratch
+
+
+def floats_at(address: int, n_lines: int) -> np.ndarray:
+    """Lines of a block that lie there."""
+    return np.ctypeslib.as_array((ctypes.c_float * (n_lines * BLOCK)).from_address(address)).reshape(n_lines, BLOCK)
 
 
 def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor, *, skip: bool) -> Tensor:
@@ -23,23 +31,52 @@ def counted(
     n_rows, fan_in = positive_GRK.shape[1:]
     cpu.MOST_WEIGHTS, before = -1 if skip else 2**30, cpu.MOST_WEIGHTS  # decides how maxima lie in memory
     try:
-        best, signs = cpu._maxima(torch.zeros(positive_GRK.shape)), cpu._signs(positive_GRK)
-        scratch = cpu._scratch(positive_GRK)
-        at = as_numbers(scratch)
-        for g in range(len(patches_GKP)):
+        n_groups = len(positive_GRK)
+        ratios = cpu.no_ratios(positive_GRK.float() - 0.5, torch.ones(n_groups, n_rows, dtype=torch.float64))
+        signs, (_, at) = ratios.signs_GKR, cpu._scratch(ratios)
+        addresses = Scratch(*at.tolist())
+        a_KP, d_LP = floats_at(addresses.a_KP, fan_in), floats_at(addresses.d_LP, 2 * RANK * signs.shape[-1])
+        reach = floats_at(addresses.reach, signs.shape[-1])
+        width = signs.shape[-1] * RANK if skip else n_rows * LANES
+        ratios.maxima = best = torch.zeros(n_groups, fan_in, width)
+        for g in range(n_groups):
             for start in range(0, patches_GKP.shape[-1], BLOCK):
                 a, u = patches_GKP[g, :, start : start + BLOCK], inverse_SGRP[:, g, :, start : start + BLOCK]
                 n = a.shape[1]
-                scratch.a_KP[:], scratch.d_LP[:] = 0.0, 0.0
-                scratch.a_KP[:, :n] = a.numpy()
-                scratch.d_LP[: 2 * n_rows, :n] = u.transpose(0, 1).flatten(0, 1).numpy()  # line 2 r + s
-                given = at.ctypes.data, signs[g].ctypes.data, n_rows, fan_in, best[g].data_ptr()
+                a_KP[:], d_LP[:] = 0.0, 0.0
+                a_KP[:, :n] = a.numpy()
+                d_LP[: 2 * n_rows, :n] = u.transpose(0, 1).flatten(0, 1).numpy()  # line 2 r + s
+                given = at.ctypes.data, signs[g].data_ptr(), n_rows, fan_in, best[g].data_ptr()
                 if skip:
                     maxima.transpose_lines(at.ctypes.data, signs.shape[-1])
-                    scratch.reach[:] *= understate
+                    reach[:] *= understate
                     maxima.raise_best(*given)
                 else:
                     every_product.raise_by_all(*given)
-        return cpu._joined([best], positive_GRK), int(scratch.n_computed[0])
+        return cpu.largest(ratios), ctypes.c_int64.from_address(addresses.n_computed).value
     finally:
         cpu.MOST_WEIGHTS = before
+
+
+def max_ratios(
+    windows: Tensor, n_position_dims: int, weight_GRK: Tensor, *, factors_TB: Tensor, row_factors_GR: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The largest ratios of these windows alone, and the squared norms of their points as they are scaled."""
+    ratios = cpu.no_ratios(weight_GRK, row_factors_GR)
+    squares_QB = cpu.max_ratios(ratios, windows, n_position_dims, factors_TB=factors_TB)
+    return cpu.largest(ratios), squares_QB
+
+
+def mean_ratios(
+    windows: Tensor,
+    n_position_dims: int,
+    weight_GRK: Tensor,
+    *,
+    factors_TB: Tensor,
+    row_factors_GR: Tensor,
+    counts_B: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same of the means over the patches of each point."""
+    ratios = cpu.no_ratios(weight_GRK, row_factors_GR)
+    squares_QB = cpu.mean_ratios(ratios, windows, n_position_dims, factors_TB=factors_TB, counts_B=counts_B)
+    return cpu.largest(ratios), squares_QB

@@ -1,4 +1,4 @@
-"""The GPU kernels, interpreted on the CPU. Run by test_gpu.py in a process with TRITON_INTERPRET=1."""
+"""The GPU kernels, interpreted on the CPU. Run by runtime/test_gpu_kernels.py, with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from sipp.errors import DataError
-from sipp.scoring.kernels import gpu, reference
+from sipp.scoring.kernels import chunk_ratios, gpu, reference
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -35,6 +35,26 @@ def test_the_kernels_agree(shape: tuple[int, int, int, int]) -> None:
     torch.testing.assert_close(
         gpu.sum_times(*by_point, positive).double(), reference.sum_times(*by_point, positive), rtol=1e-5, atol=0
     )
+
+
+@pytest.mark.parametrize("occurs", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("shape", [(1, 5, 3, 36), (2, 2, 2, 70), (1, 70, 1, 34)])
+def test_chunks_agree(shape: tuple[int, int, int, int], occurs: tuple[bool, bool]) -> None:
+    groups, rows, fan_in, patches = shape
+    generator = torch.Generator().manual_seed(1)
+    a, weight = (torch.randn(groups, *sizes, generator=generator) for sizes in ((fan_in, patches), (rows, fan_in)))
+    weight = weight.mT.contiguous().mT  # rows last in memory
+    a = a if all(occurs) else a.abs() * (a > -0.5) * (1 if occurs[0] else -1)
+    factors, before = torch.rand(groups, rows, generator=generator).double(), torch.zeros_like(weight)
+    before[:, 0, 0] = 0.8  # known already
+    given = a, 2, weight, factors, occurs
+    wide = a.double(), 2, weight.double(), factors, occurs
+    for one, other in (
+        (gpu.max_chunk(*given, before), chunk_ratios.max_chunk(reference, *wide, before)),
+        (gpu.sum_chunk(*given), chunk_ratios.sum_chunk(reference, *wide)),
+    ):
+        torch.testing.assert_close(one[0].double(), other[0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(one[1], other[1], rtol=1e-5, atol=1e-9)
 
 
 def test_stretches_of_patches_meet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from scoring.kernels import block_products
 from torch import Tensor
 
 from sipp.allocation.row_bounds import draws_for, expected_kept
@@ -44,12 +45,12 @@ def point_operands() -> Operands:
     return dict(zip(("patches_GKBN", "inverse_SGRBN"), by_point)) | {"positive_GRK": positive}
 
 
-def ratio_operands(beside: str) -> Operands:
+def ratio_operands(*, has_counts: bool) -> Operands:
     weight = rand(2, 3, 4) - 0.5
     factors = torch.tensor([[1.0], [-1.0]]).repeat(1, 5)
-    extra = torch.zeros_like(weight) if beside == "best_GRK" else torch.full((5,), 9)
+    extra = {"counts_B": torch.full((5,), 9)} if has_counts else {}
     windows = rand(5, 2, 9, 2, 2)
-    others = {"factors_TB": factors, "row_factors_GR": torch.ones(2, 3, dtype=torch.float64), beside: extra}
+    others = {"factors_TB": factors, "row_factors_GR": torch.ones(2, 3, dtype=torch.float64)} | extra
     return {"windows": windows, "n_position_dims": 1, "weight_GRK": weight} | others
 
 
@@ -57,8 +58,8 @@ ENTRIES: dict[str, Callable[[], Operands]] = {
     "quadrant_sums": sums_operands,
     "max_times": product_operands,
     "sum_times": point_operands,
-    "max_ratios": lambda: ratio_operands("best_GRK"),
-    "mean_ratios": lambda: ratio_operands("counts_B"),
+    "max_ratios": lambda: ratio_operands(has_counts=False),
+    "mean_ratios": lambda: ratio_operands(has_counts=True),
     "extremes": lambda: {"values_BN": rand(5, 9)},
 }
 CASES = [(cpu, name) for name in ENTRIES if name != "max_times"] + [
@@ -66,9 +67,13 @@ CASES = [(cpu, name) for name in ENTRIES if name != "max_times"] + [
 ]
 
 
+def call(kernel: ModuleType, entry: str, operands: Operands) -> None:
+    getattr(block_products if entry.endswith("_ratios") else kernel, entry)(**operands)
+
+
 @pytest.mark.parametrize(("kernel", "entry"), CASES)
 def test_operands_that_fit_are_taken(kernel: ModuleType, entry: str) -> None:
-    getattr(kernel, entry)(**ENTRIES[entry]())
+    call(kernel, entry, ENTRIES[entry]())
 
 
 def spoiled(tensor: Tensor, how: str, dim: int, by: int) -> Tensor:
@@ -119,7 +124,7 @@ def test_operands_that_do_not_fit_are_refused(kernel: ModuleType, entry: str) ->
     for changed in changes(ENTRIES[entry]()):
         operands = ENTRIES[entry]() | changed
         try:
-            getattr(kernel, entry)(**operands)
+            call(kernel, entry, operands)
         except DataError:
             continue
         shown = {name: getattr(value, "shape", value) for name, value in changed.items()}
@@ -137,12 +142,11 @@ def fits(entry: str, x: Operands) -> bool:
         rest = "p" if entry == "max_times" else "bn"
         sizes = torch.einsum(f"gk{rest},sgr{rest}->sgrk", a.double(), u.double()).shape
         return sizes == (2, *positive.shape) and positive.numel() > 0
-    windows, n, weight, factors, rows, beside = x.values()
+    windows, n, weight, factors, rows, *beside = x.values()
     fan_in = windows.shape[2 + n :].numel()
     right = (len(weight), weight.shape[1], fan_in) == weight.shape and windows.shape[1] == len(weight)
-    beside_shape = weight.shape if entry == "max_ratios" else windows.shape[:1]
-    given_shapes = (factors.shape, rows.shape, beside.shape)
-    return right and given_shapes == ((2, len(windows)), weight.shape[:2], beside_shape)
+    counts_fit = all(counts.shape == windows.shape[:1] for counts in beside)
+    return right and counts_fit and (factors.shape, rows.shape) == ((2, len(windows)), weight.shape[:2])
 
 
 @pytest.mark.parametrize("entry", ["max_ratios", "mean_ratios"])
@@ -150,13 +154,13 @@ def test_a_view_beyond_its_memory_is_refused(entry: str) -> None:
     operands = ENTRIES[entry]()
     operands["windows"].untyped_storage().resize_(64)
     with pytest.raises(DataError, match="memory"):
-        getattr(cpu, entry)(**operands)
+        call(cpu, entry, operands)
 
 
 def test_both_shapes_are_named() -> None:
     operands = ENTRIES["max_ratios"]() | {"weight_GRK": rand(2, 3, 5)}
     with pytest.raises(DataError, match=r"\(5, 2, 9, 2, 2\).*fan-in 5"):
-        cpu.max_ratios(**operands)
+        call(cpu, "max_ratios", operands)
     with pytest.raises(DataError, match=r"\(2, 4, 70\).*\(2, 5, 70\)"):
         cpu.quadrant_sums(rand(2, 3, 5), rand(2, 4, 70))
     with pytest.raises(DataError, match="complex64"):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scoring.kernels.block_products import counted, max_times
+from scoring.kernels.block_products import counted, max_ratios, max_times, mean_ratios
 from torch import Tensor, nn
 
 import sipp
@@ -193,7 +193,7 @@ def threads() -> object:
 def ratios(weight: Tensor, a: Tensor) -> Tensor:
     """The largest ratios of the patches as positions of one point."""
     factors = {"factors_TB": torch.tensor([[1.0], [0.0]]), "row_factors_GR": torch.ones(weight.shape[:2]).double()}
-    return cpu.max_ratios(a.transpose(1, 2)[None], 1, weight, **factors, best_GRK=torch.zeros_like(weight))[0]
+    return max_ratios(a.transpose(1, 2)[None], 1, weight, **factors)[0]
 
 
 def test_threads_change_no_bit_and_torchs_number_is_kept(threads: Callable[[int], None]) -> None:
@@ -265,6 +265,7 @@ def windows_of(x: Tensor, groups: int, kernel: int, stride: int, dilation: int) 
     return view.unflatten(1, (groups, -1)).permute(0, 1, 3, 4, 2, 5, 6)
 
 
+SCALES = torch.tensor([1.0, 0.5, 4.0])  # of points
 SIGNS = ["both", "positive", "negative", "mixed points"]
 GEOMETRIES = [  # channels, groups, rows, kernel, stride, dilation, width
     (5, 1, 7, 3, 1, 1, 20),
@@ -290,7 +291,7 @@ def layer(geometry: tuple[int, ...], sign: str, n_points: int) -> Operands:
     weight = rand(groups, rows, windows.shape[4:].numel(), seed=4) - 0.5
     row_factors = torch.arange(1.0, groups * rows + 1).view(groups, rows).double()
     occurs = torch.stack(((x > 0).flatten(1).any(1), (x < 0).flatten(1).any(1)))
-    scale = torch.tensor([1.0, 0.5, 4.0]).repeat(n_points)[:n_points]
+    scale = SCALES.repeat(n_points)[:n_points]
     factors = {"factors_TB": torch.stack((scale, -scale)) * occurs, "row_factors_GR": row_factors}
     return windows, weight, factors, (bool(occurs[0].any()), bool(occurs[1].any()))
 
@@ -305,13 +306,15 @@ def in_float64(windows: Tensor, weight: Tensor) -> tuple[Tensor, int, Tensor]:
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_max_ratios_against_the_definition(geometry: tuple[int, ...], sign: str) -> None:
     windows, weight, factors, occurs = layer(geometry, sign, 3)
-    before = torch.zeros_like(weight)
-    before[0, 0, 0] = 1e9
-    best, squares = cpu.max_ratios(windows, 2, weight, **factors, best_GRK=before)
+    best, squares = max_ratios(windows, 2, weight, **factors)
     given = *in_float64(windows, weight), factors["row_factors_GR"], occurs
-    expected, expected_squares = chunk_ratios.max_chunk(reference, *given)
-    assert agree(best, torch.maximum(expected, before.double()))
-    torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
+    expected, expected_squares = chunk_ratios.max_chunk(reference, *given, torch.zeros_like(weight))
+    assert agree(best, expected)
+    torch.testing.assert_close(squares / SCALES.square(), expected_squares, rtol=1e-5, atol=1e-12)
+    ratios = cpu.no_ratios(weight, factors["row_factors_GR"])
+    for i in (2, 0, 1):  # what was found before stays
+        cpu.max_ratios(ratios, windows[i : i + 1], 2, factors_TB=factors["factors_TB"][:, i : i + 1])
+    assert torch.equal(cpu.largest(ratios), best)
 
 
 @pytest.mark.parametrize("sign", SIGNS)
@@ -320,15 +323,16 @@ def test_mean_ratios_against_the_definition(geometry: tuple[int, ...], sign: str
     windows, weight, factors, occurs = layer(geometry, sign, 11)
     counts = torch.arange(windows[0, 0, ..., 0, 0, 0].numel(), 0, -1)[:11]  # no two points are averaged alike
     counts = torch.cat((counts, counts[-1:].repeat(11 - len(counts))))
-    mean, squares = cpu.mean_ratios(windows, 2, weight, **factors, counts_B=counts)
+    mean, squares = mean_ratios(windows, 2, weight, **factors, counts_B=counts)
     given = *in_float64(windows, weight), factors["row_factors_GR"], occurs
     sums, expected_squares = chunk_ratios.sum_chunk(reference, *given)
     assert agree(mean, (sums / counts.view(1, -1, 1, 1, 1)).amax((0, 1)))
-    torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
+    scale = SCALES.repeat(4)[:11]
+    torch.testing.assert_close(squares / scale.square(), expected_squares, rtol=1e-5, atol=1e-12)
     alone = []
     for i in range(11):
         own = factors | {"factors_TB": factors["factors_TB"][:, i : i + 1], "counts_B": counts[i : i + 1]}
-        alone.append(cpu.mean_ratios(windows[i : i + 1], 2, weight, **own)[0])
+        alone.append(mean_ratios(windows[i : i + 1], 2, weight, **own)[0])
     assert torch.equal(torch.stack(alone).amax(0), mean)  # bit for bit: what stands beside a point does not matter
 
 
@@ -341,11 +345,11 @@ def test_points_that_are_lines(fan_in: int, n_points: int, gap: int) -> None:
     windows, weight = x[:, None, None], rand(1, 5, fan_in, seed=7) - 0.5
     scale = rand(n_points, seed=8) + 0.5
     factors = {"factors_TB": torch.stack((scale, -scale)), "row_factors_GR": torch.ones(1, 5).double()}
-    best, squares = cpu.max_ratios(windows, 1, weight, **factors, best_GRK=torch.zeros_like(weight))
+    best, squares = max_ratios(windows, 1, weight, **factors)
     given = x.T[None].double(), n_points, weight.double(), factors["row_factors_GR"], (True, True)
-    expected, expected_squares = chunk_ratios.max_chunk(reference, *given)
+    expected, expected_squares = chunk_ratios.max_chunk(reference, *given, torch.zeros_like(weight))
     assert agree(best, expected)
-    torch.testing.assert_close(squares, expected_squares, rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close(squares / scale.square(), expected_squares, rtol=1e-5, atol=1e-12)
 
 
 def test_extremes() -> None:

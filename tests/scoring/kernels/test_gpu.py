@@ -1,25 +1,12 @@
-"""The GPU kernels on the CPU: by Triton's interpreter, and compiled as far as the assembler."""
+"""The GPU kernels compiled as far as the assembler; `runtime/test_gpu_kernels.py` runs `interpreted.py` too."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: GPU kernels cannot be tested")
-
-
-def test_the_kernels_by_the_interpreter() -> None:
-    """In a process of its own: Triton decides whether to interpret when it is imported."""
-    script = Path(__file__).parent / "interpreted.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", str(script), "-o", "addopts=", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "passed" in done.stdout and "skipped" not in done.stdout
 
 
 def test_the_kernels_compile_for_a_gpu() -> None:
@@ -29,13 +16,23 @@ def test_the_kernels_compile_for_a_gpu() -> None:
 
     from sipp.scoring.kernels import gpu
 
+    def compiled(kernel: Any, pointers: dict[str, str], constants: dict[str, Any], n_warps: int) -> str:
+        constants = constants | {
+            name: 1 for name in ("n_groups", "n_rows") if name in kernel.arg_names
+        }  # as Triton does
+        signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in kernel.arg_names}
+        source = ASTSource(kernel, signature, constexprs=constants)
+        options = {"num_warps": n_warps}
+        return str(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
+
+    float_pointers = dict.fromkeys(("patches", "transposed", "scales", "reach", "sums", "first", "inverse"), "*fp32")
+    pointers = float_pointers | {"totals": "*fp32", "factors": "*fp64", "squares": "*fp64"}
+    pointers |= {"positive": "*i8", "best": "*i32"}
     constants = {"STRETCH": 4096, "ROWS": 128, "CHUNK": gpu.CHUNK, "MOST_SINGLE": gpu.MOST_SINGLE}
-    names = ("patches", "transposed", "scales", "reach", "positive", "best")
-    pointers = dict(zip(names, ("*fp32", "*fp32", "*fp32", "*fp32", "*i8", "*i32")))
-    arguments = gpu._raise_best.arg_names
-    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in arguments}
-    source = ASTSource(gpu._raise_best, signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
-    text = compiled.asm["ptx"]
+    text = compiled(gpu._raise_best, pointers, constants, 1)
     assert "redux.sync.max.s32" in text and "redux.sync.min.s32" in text
     assert text.count("ld.global") < 100
+    for is_second, rows_last in ((False, True), (True, False)):
+        constants = {"IS_SECOND": is_second, "ROWS_LAST": rows_last, "ROWS": 64, "PATCHES": gpu.PATCHES}
+        assert "div.rn.f32" in compiled(gpu._invert, pointers, constants, 4)
+    compiled(gpu._reaches, pointers, {"ROWS": 128, "PATCHES": gpu.PATCHES}, 4)

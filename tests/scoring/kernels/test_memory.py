@@ -98,11 +98,11 @@ def test_the_fused_kernel_takes_fewer_points(
     name = f"{reduce}_ratios"
     real, asked = getattr(cpu, name), []
 
-    def tight(windows: Tensor, *args: object, **rest: object) -> tuple[Tensor, Tensor]:
+    def tight(ratios: cpu.Ratios, windows: Tensor, *args: object, **rest: object) -> Tensor:
         asked.append(len(windows))
         if len(windows) > 1:
             raise MemoryError
-        return real(windows, *args, **rest)
+        return real(ratios, windows, *args, **rest)
 
     monkeypatch.setattr(cpu, name, tight)
     got = sipp.sensitivity(model, [data], reduce=reduce)

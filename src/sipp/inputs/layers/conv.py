@@ -32,7 +32,7 @@ def conv_uses(module: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], n_poi
     attributed = n_images % n_points == 0
     n_blocks = n_points if attributed else 1
     # images folded into the batch become one more position of their point: (B, images, G, ...) -> (B, G, images, ...)
-    windows = windows.unflatten(0, (n_blocks, n_images // n_blocks)).movedim(2, 1)
+    windows = windows.view(n_blocks, n_images // n_blocks, *windows.shape[1:]).movedim(2, 1)
     yield WeightUse("weight", windows, n_position_dims=1 + n_axes, attributed=attributed)
 
 

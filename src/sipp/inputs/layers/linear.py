@@ -12,7 +12,7 @@ from sipp.records.batches import WeightUse
 
 
 class Points(NamedTuple):
-    """The first fields of a Use after its parameter, in their order."""
+    """The first fields of a `WeightUse` after its parameter, in their order."""
 
     windows: Tensor
     n_position_dims: int
@@ -24,7 +24,7 @@ class Points(NamedTuple):
 
 
 def by_point(inputs: Tensor, n_points: int) -> Points:
-    """The input vectors (last dimension) grouped by the point they belong to, as the fields of a Use.
+    """The input vectors (last dimension) grouped by the point they belong to, as the fields of a `WeightUse`.
 
     Points run along the first dimension; along the second if that alone has their number (time-major tensors); or
     in equal consecutive blocks of the first (windows or frames folded into the batch). If none fits, the patches

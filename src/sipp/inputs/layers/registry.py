@@ -116,6 +116,9 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
+GLOB = frozenset("*?[")  # a name without them means itself
+
+
 def _cannot_be_scored(name: str, module: nn.Module) -> ModelError:
     return ModelError(
         "this layer type cannot be scored",
@@ -200,12 +203,33 @@ def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
 def _without_heads(
     model: nn.Module, include: Selector | None, chosen: Callable[[str, nn.Module], bool]
 ) -> Callable[[str, nn.Module], bool]:
-    """The same test without the heads of language models, which a warning names; an `include` says what it means."""
-    heads = _heads(model) if include is None else set()
+    """The same test without the heads of language models, which a warning names: an `include` says what it means.
+
+    What LoRA put beside weights is never chosen.
+    """
+    heads, beside = _heads(model) if include is None else set(), _thin_matrices(model)
     for name, module in model.named_modules() if heads else ():
         if id(module) in heads and chosen(name, module):
             warnings.warn(f"{name}, the head, stays as it is; include=['*'] prunes it too", stacklevel=4)
-    return lambda name, module: id(module) not in heads and chosen(name, module)
+    return lambda name, module: id(module) not in heads | beside and chosen(name, module)
+
+
+def lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The modules, with their names, that LoRA (peft) was put around: they add B A to the weight of a `base_layer`."""
+    for name, module in model.named_modules():
+        is_lora = all(isinstance(getattr(module, part, None), nn.ModuleDict) for part in ("lora_A", "lora_B"))
+        if (
+            is_lora
+            and isinstance(getattr(module, "base_layer", None), nn.Module)
+            and hasattr(module, "get_delta_weight")
+        ):
+            yield name, module
+
+
+def _thin_matrices(model: nn.Module) -> set[int]:
+    """The ids of the modules that hold the thin matrices: no weights of the network, which could be pruned."""
+    parts = (part for _, layer in lora_layers(model) for part in (layer.lora_A, layer.lora_B))
+    return {id(module) for part in parts for module in part.modules()}
 
 
 def _heads(model: nn.Module) -> set[int]:
@@ -307,19 +331,16 @@ def _selection(
 ) -> Callable[[str, nn.Module], bool]:
     """A test "is this module chosen", after checking that every pattern speaks of something."""
     named = [(name, module) for name, module in model.named_modules() if _is_layer(module)]
-    for option, patterns in (("include", _patterns(include)), ("exclude", _patterns(exclude))):
-        for pattern in patterns:
-            if not any(_matches(pattern, name, module) for name, module in named):
+    chosen_of = dict[str, set[str]]()
+    for option, selector in (("include", include), ("exclude", exclude)):
+        found = _matched(_patterns(selector), named)
+        chosen_of[option] = set().union(*found.values())
+        for pattern, matched in found.items():
+            if not matched:
                 names = ", ".join(name for name, _ in named[:8]) + (", ..." if len(named) > 8 else "")
                 raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {names}", option=option)
-    wanted, unwanted = _patterns(include), _patterns(exclude)
-
-    def chosen(name: str, module: nn.Module) -> bool:
-        if include is not None and not any(_matches(p, name, module) for p in wanted):
-            return False
-        return not any(_matches(p, name, module) for p in unwanted)
-
-    return chosen
+    wanted, unwanted = chosen_of["include"], chosen_of["exclude"]
+    return lambda name, module: (include is None or name in wanted) and name not in unwanted
 
 
 def _patterns(selector: Selector | None) -> tuple[str | type[nn.Module], ...]:
@@ -331,12 +352,25 @@ def _patterns(selector: Selector | None) -> tuple[str | type[nn.Module], ...]:
     return tuple(patterns)
 
 
-def _matches(pattern: str | type[nn.Module], name: str, module: nn.Module) -> bool:
-    """A type matches by isinstance; a glob matches the module's name or the full name of one of its parameters."""
-    if isinstance(pattern, type):
-        return isinstance(module, pattern)
-    full_names = [_join(name, local) for local, _ in module.named_parameters()]
-    return any(fnmatchcase(candidate, pattern) for candidate in [name, *full_names])
+def _matched(
+    patterns: Sequence[str | type[nn.Module]], named: Sequence[tuple[str, nn.Module]]
+) -> dict[str | type[nn.Module], set[str]]:
+    """The names of the modules that each pattern means: a type by isinstance, a glob by the module's name or the full
+    name of one of its parameters.
+    """
+    by_name = dict[str, list[str]]()
+    for name, module in named if patterns else ():
+        for one in (name, *(_join(name, local) for local, _ in module.named_parameters())):
+            by_name.setdefault(one, []).append(name)
+    found = dict[str | type[nn.Module], set[str]]()
+    for pattern in patterns:
+        if isinstance(pattern, type):
+            found[pattern] = {name for name, module in named if isinstance(module, pattern)}
+        elif GLOB.isdisjoint(pattern):
+            found[pattern] = set(by_name.get(pattern, ()))
+        else:
+            found[pattern] = {name for one, names in by_name.items() if fnmatchcase(one, pattern) for name in names}
+    return found
 
 
 def _join(module_name: str, local: str) -> str:

@@ -6,6 +6,7 @@ microseconds and does not depend on how large the tensors are. Memory for it is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,28 +49,32 @@ def check_products(
     _check(where, [positive, a, u], device)
 
 
+def check_rows(where: str, weight_GRK: Tensor, row_factors_GR: Tensor) -> None:
+    """Raises DataError unless these are weights, and a factor for each of their rows, on a CPU."""
+    n_groups, n_rows, fan_in = _sizes(where, "weight_GRK", weight_GRK, 3)
+    weight = Given("weight_GRK", weight_GRK, (n_groups, n_rows, fan_in))
+    _check(where, [weight, Given("row_factors_GR", row_factors_GR, (n_groups, n_rows), (torch.float64,))], "cpu")
+
+
 def check_ratios(
     where: str,
     windows: Tensor,
     n_position_dims: int,
-    weight_GRK: Tensor,
+    shape: tuple[int, int, int],
     *,
     factors_TB: Tensor,
-    row_factors_GR: Tensor,
-    beside: Given,
+    beside: Sequence[Given] = (),
 ) -> None:
-    """Raises DataError unless these are operands of `max_ratios` or `mean_ratios`, float32 windows on a CPU."""
-    n_groups, n_rows, fan_in = _sizes(where, "weight_GRK", weight_GRK, 3)
+    """Raises DataError unless these are float32 windows on a CPU that meet weights of this shape, G x R x K."""
+    n_groups, n_rows, fan_in = shape
     sizes = _sizes(where, "windows", windows, None)
     check_windows(where, windows, n_position_dims, n_rows=n_groups * n_rows, fan_in=fan_in)
     if sizes[1] != n_groups:
         raise DataError(f"windows of shape {sizes} have {sizes[1]} groups, the weight {n_groups}", where=where)
     given = [
         Given("windows", windows, sizes, (torch.float32,)),
-        Given("weight_GRK", weight_GRK, (n_groups, n_rows, fan_in)),
         Given("factors_TB", factors_TB, (N_SIGNS, sizes[0]), (torch.float32,)),
-        Given("row_factors_GR", row_factors_GR, (n_groups, n_rows), (torch.float64,)),
-        beside,
+        *beside,
     ]
     _check(where, given, "cpu")
 

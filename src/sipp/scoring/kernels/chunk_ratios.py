@@ -21,21 +21,35 @@ Signs = tuple[bool, bool]  # whether there are positive and negative activations
 
 
 def max_chunk(
-    kernel: ModuleType, patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs
+    kernel: ModuleType,
+    patches_GKP: Tensor,
+    n_points: int,
+    weight_GRK: Tensor,
+    row_factors_GR: Tensor,
+    occurs: Signs,
+    best_GRK: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """(max over patches of a_kp / D_rp, G x R x K;  squared norms of the quadrants and of Z for each point, Q x B)."""
+    """(The larger of best_GRK and of a_kp / D_rp over patches, G x R x K;  squared norms of the quadrants and of Z for
+    each point, Q x B). A kernel may have its own `max_chunk`, and `sum_chunk`.
+    """
+    if hasattr(kernel, "max_chunk"):
+        found: tuple[Tensor, Tensor] = kernel.max_chunk(
+            patches_GKP, n_points, weight_GRK, row_factors_GR, occurs, best_GRK
+        )
+        return found
     squares_QB = _no_squares(n_points, patches_GKP)
-    best_GRK: Tensor | None = None
     for _, part_GKP, inverse_SGRP in _quadrants(kernel, patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QB):
-        product = kernel.max_times(part_GKP, inverse_SGRP, weight_GRK > 0)
-        best_GRK = product if best_GRK is None else torch.maximum(best_GRK, product)
-    return torch.zeros_like(weight_GRK) if best_GRK is None else best_GRK, squares_QB
+        best_GRK = torch.maximum(best_GRK, kernel.max_times(part_GKP, inverse_SGRP, weight_GRK > 0))
+    return best_GRK, squares_QB
 
 
 def sum_chunk(
     kernel: ModuleType, patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs
 ) -> tuple[Tensor, Tensor]:
     """(sums over the patches of each point of a_kp / D_rp, T x B x G x R x K;  the same norms)."""
+    if hasattr(kernel, "sum_chunk"):
+        found: tuple[Tensor, Tensor] = kernel.sum_chunk(patches_GKP, n_points, weight_GRK, row_factors_GR, occurs)
+        return found
     squares_QB = _no_squares(n_points, patches_GKP)
     sums_TBGRK = torch.zeros(2, n_points, *weight_GRK.shape, dtype=weight_GRK.dtype, device=weight_GRK.device)
     for t, part_GKP, inverse_SGRP in _quadrants(kernel, patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QB):

@@ -9,6 +9,8 @@ of the chunk is above it. Half-precision operands are widened before anything is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
@@ -16,13 +18,15 @@ from torch import Tensor
 
 from sipp.records.numerics import exact_matmul
 from sipp.scoring.kernels import checks
+from sipp.scoring.kernels.chunk_ratios import Signs
 from sipp.scoring.kernels.reference import extremes as extremes
 
-FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk through the functions below
+FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs
 CHUNK = 128  # patches looked at together, a power of two
 MOST_SINGLE = 32  # patches of a chunk that are taken one by one; where more are above the bar, all of them are
-TRANSPOSED = 32  # patches of one program that lays the reciprocals out
+PATCHES = 32  # of one program that turns sums into reciprocals, or looks for the largest of these
+N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 PROGRAMS_WANTED = 132 * 64  # as many warps as an H200 can hold
 SHORTEST_STRETCH = 4096  # patches of a program: its first chunk costs the most
 
@@ -34,44 +38,158 @@ LEAST_REACH: tl.constexpr = tl.constexpr(2.0**-60)
 BAR_SLACK: tl.constexpr = tl.constexpr(1.0 - 2.0**-20)  # rounding of the five operations of a test, with room
 
 
+def max_chunk(
+    patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs, best_GRK: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`chunk_ratios.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima."""
+    squares_QB, positive = _no_squares(n_points, patches_GKP), (weight_GRK > 0).contiguous().view(torch.int8)
+    for part_GKP, inverse_GPSR, totals_GSR in _inverted(
+        patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QB, rows_last=True
+    ):
+        best_GRK = _raised(part_GKP, inverse_GPSR, totals_GSR, positive, best_GRK)
+    return best_GRK, squares_QB
+
+
+def sum_chunk(
+    patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs
+) -> tuple[Tensor, Tensor]:
+    """`chunk_ratios.sum_chunk` in few launches."""
+    squares_QB = _no_squares(n_points, patches_GKP)
+    sums_TBGRK = torch.zeros(2, n_points, *weight_GRK.shape, dtype=torch.float32, device=patches_GKP.device)
+    signs = [t for t in range(2) if occurs[t]]
+    found = _inverted(patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QB, rows_last=False)
+    for t, (part_GKP, inverse_GLP, _) in zip(signs, found):
+        by_point = part_GKP.unflatten(-1, (n_points, -1)), inverse_GLP.unflatten(-1, (n_points, -1))
+        sums_TBGRK[t] = _sums_by_point(*by_point, weight_GRK > 0)
+    return sums_TBGRK, squares_QB
+
+
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
     checks.check_sums("quadrant_sums", weight_GRK, patches_GKP)
-    n_groups, n_rows, _ = weight_GRK.shape
-    weight = weight_GRK.to(torch.float32)
-    both = torch.cat((weight.clamp(min=0), (-weight).clamp(min=0)), dim=1)
-    with exact_matmul():
-        return torch.bmm(both, patches_GKP.to(torch.float32)).view(n_groups, 2, n_rows, -1).transpose(0, 1)
+    sums_GLP = _sums(_both_signs(weight_GRK), patches_GKP.to(torch.float32))
+    return sums_GLP.unflatten(1, (2, -1)).transpose(0, 1)
 
 
 def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
     """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
     checks.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK)
+    inverse_GPSR = inverse_SGRP.to(torch.float32).permute(1, 3, 0, 2).contiguous()
+    best = torch.zeros(positive_GRK.shape, dtype=torch.float32, device=patches_GKP.device)
+    positive = positive_GRK.contiguous().view(torch.int8)
+    patches = patches_GKP.to(torch.float32).contiguous()
+    return _raised(patches, inverse_GPSR, inverse_GPSR.sum(1), positive, best)
+
+
+def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
+    """sum over the N patches of each point of the same products: B x G x R x K. An ordinary matrix product (T3)."""
+    checks.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2)
+    inverse_GLBN = inverse_SGRBN.to(torch.float32).transpose(0, 1).flatten(1, 2)
+    return _sums_by_point(patches_GKBN.to(torch.float32), inverse_GLBN, positive_GRK)
+
+
+# Lines L are the rows by both signs of their weights: S x R.
+
+
+def _both_signs(weight_GRK: Tensor) -> Tensor:
+    weight = weight_GRK.to(torch.float32)
+    return torch.cat((weight.clamp(min=0), (-weight).clamp_(min=0)), dim=1)
+
+
+def _sums(both_GLK: Tensor, patches_GKP: Tensor) -> Tensor:
+    with exact_matmul():
+        return torch.bmm(both_GLK, patches_GKP)
+
+
+def _sums_by_point(patches_GKBN: Tensor, inverse_GLBN: Tensor, positive_GRK: Tensor) -> Tensor:
+    with exact_matmul():  # of each point a product of lines x patches and patches x columns, without a copy
+        total_BGLK = inverse_GLBN.permute(2, 0, 1, 3) @ patches_GKBN.permute(2, 0, 3, 1)
+    positives_BGRK, negatives_BGRK = total_BGLK.chunk(2, dim=2)
+    return torch.where(positive_GRK, positives_BGRK, negatives_BGRK)
+
+
+def _no_squares(n_points: int, like: Tensor) -> Tensor:
+    return torch.zeros(N_SQUARES, n_points, dtype=torch.float64, device=like.device)
+
+
+def _inverted(
+    patches_GKP: Tensor,
+    weight_GRK: Tensor,
+    row_factors_GR: Tensor,
+    occurs: Signs,
+    squares_QB: Tensor,
+    *,
+    rows_last: bool,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each sign t that occurs: the patches a^t, 1/D^{st} (G x P x S x R, or as lines G x L x P), and their sums.
+
+    On the way it adds the squared norms of the quadrants, and of the output once it is complete.
+    """
+    n_groups, n_rows, _ = weight_GRK.shape
+    n_patches, n_points = patches_GKP.shape[-1], squares_QB.shape[1]
+    both_GLK, first_GLP = _both_signs(weight_GRK), None
+    n_blocks = triton.cdiv(n_patches, PATCHES)
+    rows = min(MOST_ROWS // 2, max(16, triton.next_power_of_2(n_rows)))
+    is_pure = not all(occurs)
+    for t in range(2):
+        if not occurs[t]:
+            continue
+        part_GKP = patches_GKP if t == 0 else -patches_GKP
+        if not is_pure:
+            part_GKP = part_GKP.clamp(min=0)
+        sums_GLP = _sums(both_GLK, part_GKP)
+        shape = (n_groups, n_patches, 2, n_rows) if rows_last else sums_GLP.shape
+        inverse = torch.empty(shape, dtype=torch.float32, device=sums_GLP.device)
+        totals = torch.empty(n_blocks, n_groups, 2, n_rows, dtype=torch.float32, device=sums_GLP.device)
+        squares_XGP = torch.empty(3, n_groups, n_patches, dtype=torch.float64, device=sums_GLP.device)
+        _invert[(n_blocks, n_groups)](
+            sums_GLP,
+            sums_GLP if first_GLP is None else first_GLP,
+            row_factors_GR.contiguous(),
+            inverse,
+            totals,
+            squares_XGP,
+            n_groups,
+            n_rows,
+            n_patches,
+            IS_SECOND=first_GLP is not None,
+            ROWS_LAST=rows_last,
+            ROWS=rows,
+            PATCHES=PATCHES,
+        )
+        squares_XB = squares_XGP.unflatten(-1, (n_points, -1)).sum((1, 3))
+        squares_QB[2 * t : 2 * t + 2] += squares_XB[:2]
+        if is_pure or first_GLP is not None:
+            squares_QB[N_SQUARES - 1] += squares_XB[2]
+        first_GLP = sums_GLP
+        yield part_GKP, inverse, totals.sum(0)
+
+
+def _raised(
+    patches_GKP: Tensor, inverse_GPSR: Tensor, totals_GSR: Tensor, positive_GRK: Tensor, best_GRK: Tensor
+) -> Tensor:
+    """The larger of best_GRK and of all products, G x R x K. positive_GRK is int8, totals_GSR summed over patches."""
     n_groups, n_rows, fan_in = positive_GRK.shape
     n_patches = patches_GKP.shape[-1]
-    patches = patches_GKP.to(torch.float32).contiguous()
-    inverse = inverse_SGRP.to(torch.float32).contiguous()
-    mean_SGR = inverse.mean(-1)
-    scales = torch.where(mean_SGR > 0, mean_SGR.reciprocal().clamp(max=LARGEST_SCALE), 0.0)
+    means_GSR = totals_GSR / n_patches
+    scales_GSR = torch.where(means_GSR > 0, means_GSR.reciprocal().clamp_(max=LARGEST_SCALE), 0.0)
     rows = max(LEAST_ROWS, min(MOST_ROWS, triton.next_power_of_2(n_rows)))
     n_bands = triton.cdiv(n_rows, rows)
-    transposed = torch.empty(n_groups, n_patches, 2, n_rows, dtype=torch.float32, device=patches.device)
-    reach = torch.empty(n_groups, n_bands, n_patches, dtype=torch.float32, device=patches.device)
-    _transpose[(triton.cdiv(n_patches, TRANSPOSED), n_groups * n_bands)](
-        inverse, scales, transposed, reach, n_groups, n_rows, n_patches, ROWS=rows, PATCHES=TRANSPOSED
+    reach = torch.empty(n_groups, n_bands, n_patches, dtype=torch.float32, device=patches_GKP.device)
+    _reaches[(triton.cdiv(n_patches, PATCHES), n_groups * n_bands)](
+        inverse_GPSR, scales_GSR, reach, n_rows, n_patches, ROWS=rows, PATCHES=PATCHES
     )
-    best = torch.zeros(positive_GRK.shape, dtype=torch.float32, device=patches.device)
+    best = best_GRK.clone(memory_format=torch.contiguous_format)
     n_wanted = triton.cdiv(PROGRAMS_WANTED, fan_in * n_groups * n_bands)
     shortest = max(SHORTEST_STRETCH, triton.cdiv(n_patches, n_wanted))
     stretch = max(CHUNK, triton.next_power_of_2(min(shortest, n_patches)))  # few values: each is compiled by itself
     _raise_best[(fan_in, n_groups * n_bands, triton.cdiv(n_patches, stretch))](
-        patches,
-        transposed,
-        scales,
+        patches_GKP,
+        inverse_GPSR,
+        scales_GSR,
         reach,
-        positive_GRK.contiguous().view(torch.int8),
+        positive_GRK,
         best.view(torch.int32),
-        n_groups,
         n_rows,
         fan_in,
         n_patches,
@@ -84,33 +202,82 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
     return best
 
 
-def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
-    """sum over the N patches of each point of the same products: B x G x R x K. An ordinary matrix product (T3)."""
-    checks.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2)
-    with exact_matmul():
-        total = torch.einsum("gkbn,sgrbn->sbgrk", patches_GKBN.to(torch.float32), inverse_SGRBN.to(torch.float32))
-    return torch.where(positive_GRK, total[0], total[1])
+@triton.jit
+def _invert(  # type: ignore[no-untyped-def]
+    sums,
+    first,
+    factors,
+    inverse,
+    totals,
+    squares,
+    n_groups,
+    n_rows,
+    n_patches,
+    IS_SECOND: tl.constexpr,
+    ROWS_LAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    PATCHES: tl.constexpr,
+):
+    """inverse = 1 / sums[g, s, r, p], 0 for 0; totals[block, g, s, r], its sums; squares[x, g, p] over the rows.
+
+    x: the lines of both signs s, and the outputs, less those of `first` if this is the second sign of the activations.
+    """
+    group = tl.program_id(1).to(tl.int64)
+    p = tl.program_id(0) * PATCHES + tl.arange(0, PATCHES)
+    is_patch = p < n_patches
+    positives = tl.zeros((PATCHES,), tl.float64)
+    negatives = tl.zeros((PATCHES,), tl.float64)
+    outputs = tl.zeros((PATCHES,), tl.float64)
+    for start in range(0, n_rows, ROWS):
+        r = start + tl.arange(0, ROWS)
+        inside = (r < n_rows)[:, None] & is_patch[None, :]
+        factor = tl.load(factors + group * n_rows + r, r < n_rows, other=0.0)[:, None]
+        at = (group * 2 * n_rows + r)[:, None] * n_patches + p[None, :]  # of positive weights
+        below = ((group * 2 + 1) * n_rows + r)[:, None] * n_patches + p[None, :]
+        positive = tl.load(sums + at, inside, other=0.0)
+        negative = tl.load(sums + below, inside, other=0.0)
+        output = positive.to(tl.float64) - negative.to(tl.float64)
+        if IS_SECOND:
+            output -= tl.load(first + at, inside, other=0.0).to(tl.float64)
+            output += tl.load(first + below, inside, other=0.0).to(tl.float64)
+        scaled = positive.to(tl.float64) * factor
+        positives += tl.sum(scaled * scaled, axis=0)
+        scaled = negative.to(tl.float64) * factor
+        negatives += tl.sum(scaled * scaled, axis=0)
+        scaled = output * factor
+        outputs += tl.sum(scaled * scaled, axis=0)
+        total_at = totals + (tl.program_id(0) * n_groups + group) * 2 * n_rows + r
+        for s in tl.static_range(2):
+            value = positive if s == 0 else negative
+            value = tl.where(value > 0, tl.div_rn(1.0, tl.where(value > 0, value, 1.0)), 0.0)
+            tl.store(total_at + s * n_rows, tl.sum(value, axis=1), r < n_rows)
+            if ROWS_LAST:
+                to = ((group * n_patches + p) * 2 + s) * n_rows
+                tl.store(inverse + to[:, None] + r[None, :], tl.trans(value), tl.trans(inside))
+            else:
+                tl.store(inverse + (at if s == 0 else below), value, inside)
+    tl.store(squares + group * n_patches + p, positives, is_patch)
+    tl.store(squares + (n_groups + group) * n_patches + p, negatives, is_patch)
+    tl.store(squares + (2 * n_groups + group) * n_patches + p, outputs, is_patch)
 
 
 @triton.jit
-def _transpose(  # type: ignore[no-untyped-def]
-    inverse, scales, transposed, reach, n_groups, n_rows, n_patches, ROWS: tl.constexpr, PATCHES: tl.constexpr
+def _reaches(  # type: ignore[no-untyped-def]
+    inverse, scales, reach, n_rows, n_patches, ROWS: tl.constexpr, PATCHES: tl.constexpr
 ):
-    """transposed[g, p, s, r] = inverse[s, g, r, p]; reach[g, band, p]: the largest of these times scales[s, g, r]."""
+    """reach[g, band, p]: the largest of inverse[g, p, s, r] * scales[g, s, r] over the rows of the band."""
     n_bands = tl.cdiv(n_rows, ROWS)
     group = tl.program_id(1) // n_bands
     band = tl.program_id(1) % n_bands
     r = band * ROWS + tl.arange(0, ROWS)
     p = tl.program_id(0) * PATCHES + tl.arange(0, PATCHES)
-    inside = (r < n_rows)[:, None] & (p < n_patches)[None, :]
+    inside = (p < n_patches)[:, None] & (r < n_rows)[None, :]
     highest = tl.full((PATCHES,), LEAST_REACH, tl.float32)
     for s in tl.static_range(2):
-        line = (s * n_groups + group) * n_rows + r
-        value = tl.load(inverse + line.to(tl.int64)[:, None] * n_patches + p[None, :], inside, other=0.0)
-        scale = tl.load(scales + line, r < n_rows, other=0.0)
-        highest = tl.maximum(highest, tl.max(value * scale[:, None], axis=0))
-        to = ((group * n_patches + p).to(tl.int64) * 2 + s) * n_rows
-        tl.store(transposed + to[:, None] + r[None, :], tl.trans(value), tl.trans(inside))
+        start = ((group * n_patches + p).to(tl.int64) * 2 + s) * n_rows
+        value = tl.load(inverse + start[:, None] + r[None, :], inside, other=0.0)
+        scale = tl.load(scales + (group * 2 + s) * n_rows + r, r < n_rows, other=0.0)
+        highest = tl.maximum(highest, tl.max(value * scale[None, :], axis=1))
     tl.store(reach + (group * n_bands + band).to(tl.int64) * n_patches + p, highest, p < n_patches)
 
 
@@ -133,7 +300,6 @@ def _raise_best(  # type: ignore[no-untyped-def]
     reach,
     positive,
     best,
-    n_groups,
     n_rows,
     fan_in,
     n_patches,
@@ -151,7 +317,7 @@ def _raise_best(  # type: ignore[no-untyped-def]
     is_row = r < n_rows
     at = (group * n_rows + r) * fan_in + k
     s = tl.where(tl.load(positive + at, is_row, other=0) != 0, 0, 1)
-    scale = tl.load(scales + (s * n_groups + group) * n_rows + r, is_row, other=0.0)
+    scale = tl.load(scales + (group * 2 + s) * n_rows + r, is_row, other=0.0)
     found = tl.load(best + at, is_row, other=0).to(tl.float32, bitcast=True)  # what other programs have so far
     bar = _bar(found, scale)
     lane = tl.arange(0, CHUNK)

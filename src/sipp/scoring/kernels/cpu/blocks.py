@@ -20,22 +20,24 @@ from sipp.native.compiling import (
     inlined,
     long_at,
     primitive,
-    product_and_sum,
     put_double,
     put_float,
     put_long,
 )
 from sipp.native.instructions import (
     F32,
+    F64,
     FLOAT,
     I32,
     I64,
     at,
     constant,
     each,
+    fused,
     larger,
     load,
     pick,
+    splat,
     store,
     transposed,
     variables,
@@ -244,35 +246,42 @@ def _prepare(calls: Calls, layer: Layer, fan_in: int, start: int, stop: int, g: 
     _normalise(a, fan_in, sums, factors)
 
 
-@inlined
-def _add_squares(row_factors: int, n_rows: int, which: int, scratch: Scratch) -> None:
-    """Fills `squares_XP` with a block's squared denominators, and squared outputs once they are complete.
+def _squares_code(which: int) -> Any:
+    """A function: fills out[x, p] with sums over the rows: of squared denominators of both signs, of squared outputs.
 
-    `which`: ONLY_SIGN of the activations, FIRST_SIGN of two (their outputs wait), or SECOND_SIGN.
+    `which`: ONLY_SIGN of the activations, FIRST_SIGN of two (their outputs wait, and are not squared), or SECOND_SIGN.
     """
-    d, sums, waiting, squares = scratch.d_LP, scratch.sums_P, scratch.outputs_RP, scratch.squares_XP
-    outputs = squares + 3 * BLOCK * DOUBLE
-    for i in range(3 * BLOCK):
-        put_double(squares, i, 0.0)
-    for r in range(n_rows):
-        positives, negatives, row_factor = d + 2 * r * LINE, d + (2 * r + 1) * LINE, double_at(row_factors, r)
-        for p in range(BLOCK):  # loops without a branch, which a compiler turns into vectors
-            scale = row_factor * float_at(sums, p)
-            positive, negative = float_at(positives, p) * scale, float_at(negatives, p) * scale
-            put_double(squares, p, product_and_sum(positive, positive, double_at(squares, p)))
-            put_double(squares, BLOCK + p, product_and_sum(negative, negative, double_at(squares, BLOCK + p)))
-            put_double(outputs, p, positive - negative)
-        wait = waiting + r * BLOCK * DOUBLE
-        if which == FIRST_SIGN:
-            for p in range(BLOCK):
-                put_double(wait, p, double_at(outputs, p))
-            continue
-        if which == SECOND_SIGN:
-            for p in range(BLOCK):
-                put_double(outputs, p, double_at(outputs, p) - double_at(wait, p))
-        for p in range(BLOCK):
-            output = double_at(outputs, p)
-            put_double(squares, 2 * BLOCK + p, product_and_sum(output, output, double_at(squares, 2 * BLOCK + p)))
+    lanes = LANES // 2
+    kind, narrow = vector(lanes, F64), vector(lanes)
+
+    @primitive(VOID, *[INT] * 6)
+    def squares(b: Any, d: Any, sums: Any, row_factors: Any, n_rows: Any, waiting: Any, out: Any) -> None:
+        with each(b, 0, BLOCK, lanes) as first:
+            totals = variables(b, [constant(0.0, lanes, F64)] * 3)
+            patch_sums = b.fpext(load(b, at(b, sums, first), narrow), kind)
+            with each(b, 0, n_rows) as r:
+                scale = b.fmul(splat(b, load(b, at(b, row_factors, r, DOUBLE), F64), lanes), patch_sums)
+                line, wait = (
+                    at(b, at(b, d, r, 2 * LINE), first),
+                    at(b, at(b, waiting, r, BLOCK * DOUBLE), first, DOUBLE),
+                )
+                values = [b.fmul(b.fpext(load(b, line, narrow, s * LINE), kind), scale) for s in range(2)]
+                output = b.fsub(*values)
+                if which == FIRST_SIGN:
+                    store(b, output, wait)
+                elif which == SECOND_SIGN:
+                    values.append(b.fsub(output, load(b, wait, kind)))
+                else:
+                    values.append(output)
+                for cell, value in zip(totals, values):
+                    b.store(fused(b, value, value, b.load(cell)), cell)
+            for x, cell in enumerate(totals):
+                store(b, b.load(cell), at(b, out, first, DOUBLE), x * BLOCK * DOUBLE)
+
+    return squares
+
+
+squares_only, squares_first, squares_second = map(_squares_code, (ONLY_SIGN, FIRST_SIGN, SECOND_SIGN))
 
 
 @Native
@@ -289,15 +298,25 @@ def reciprocals(
     t: int,
     which: int,
 ) -> None:
-    """Lays one block of patches of group g and sign t out in `a_KP`, 1/D in `d_LP`, and adds their squares."""
+    """Lays one block of patches of group g and sign t out in `a_KP`, 1/D in `d_LP`, and adds their squares.
+
+    These are of the two quadrants of t and of the outputs; where there are two signs, of all four and then the outputs.
+    """
     calls, layer = read_calls(calls_at), read_layer(layer_at)
     weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
     n_rows, squares = weights.n_rows, scratch.squares_XP
     _prepare(calls, layer, weights.fan_in, start, stop, g, t, scratch)
     _call_denominators(calls.denominators, scratch.a_KP, weights_at, g, scratch.d_LP)
-    _add_squares(layer.row_factors_GR + g * n_rows * DOUBLE, n_rows, which, scratch)
+    row_factors = layer.row_factors_GR + g * n_rows * DOUBLE
+    if which == ONLY_SIGN:
+        squares_only(scratch.d_LP, scratch.sums_P, row_factors, n_rows, scratch.outputs_RP, squares)
+    elif which == FIRST_SIGN:
+        squares_first(scratch.d_LP, scratch.sums_P, row_factors, n_rows, scratch.outputs_RP, squares)
+    else:
+        squares_second(scratch.d_LP, scratch.sums_P, row_factors, n_rows, scratch.outputs_RP, squares)
+    quadrant, total = (0, 2) if which == ONLY_SIGN else (2 * t, 4)
     for x in range(3):  # the two quadrants of the sign t, and the whole output
-        to, found = (2 * t + x if x < 2 else 4) * n_patches + start, squares + x * BLOCK * DOUBLE
+        to, found = (quadrant + x if x < 2 else total) * n_patches + start, squares + x * BLOCK * DOUBLE
         for p in range(stop - start):
             put_double(squares_QP, to + p, double_at(squares_QP, to + p) + double_at(found, p))
     for line in range(2 * n_rows):

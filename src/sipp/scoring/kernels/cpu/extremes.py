@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.compiling import Native, int_at, put_long
+from sipp.native.compiling import Native, int_at, put_int
 from sipp.native.threads import cut_evenly, run_parallel, threads_for
 from sipp.scoring.kernels import checks, reference
 
@@ -25,32 +25,27 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     checks.check_lines("extremes", values_BN, device="cpu")
     if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
         return reference.extremes(values_BN)
-    found = memory.zeros(len(values_BN), 3, dtype=torch.int64)
-
+    found = memory.blank(3, len(values_BN), dtype=torch.int32)
     stretches = cut_evenly(len(values_BN), threads_for(values_BN))
 
     def work(i: int) -> None:
         first, last = stretches[i]
-        lines = values_BN[first:last].detach()
-        step, n = lines.stride(0), lines.shape[1]
-        _find(memory.strided_address(lines), last - first, step, n, memory.address(found[first:last], torch.int64))
+        at, step = memory.strided_address(values_BN.detach()), values_BN.stride(0)
+        _find(at, first, last, step, values_BN.shape[1], memory.address(found, torch.int32), len(values_BN))
 
     run_parallel(work, len(stretches))
-    signed, unsigned, below = found.unbind(1)
-    highest = torch.where(signed > 0, signed, 0).to(torch.int32).view(torch.float32)
-    lowest = torch.where(unsigned > _SIGN_BIT, unsigned - 2 * _SIGN_BIT, 0).to(torch.int32).view(torch.float32)
-    smallest = (below + 1).clamp(max=_INFINITY_BITS).to(torch.int32).view(torch.float32)
+    lowest, highest, smallest = found.view(torch.float32).unbind()
     return lowest, highest, smallest
 
 
 @Native
-def _find(bits_BN: int, n_lines: int, step: int, n: int, found_BX: int) -> None:
-    """Fills found[b] with three numbers of each line of n float32 bit patterns (int32), lines `step` apart.
+def _find(bits_BN: int, first: int, last: int, step: int, n: int, found_XB: int, n_lines: int) -> None:
+    """Fills found[:, b] with three float32 bit patterns of each line of n such patterns (int32), lines `step` apart.
 
-    They are the largest as int32, the largest as uint32, and the smallest magnitude above 0 less one (uint32), so that
-    0 wraps around to the largest. Integers, because NaN has an order too.
+    They are found as the largest int32, the largest uint32, and the smallest magnitude above 0 less one (uint32), so
+    that 0 wraps around to the largest. Integers, because NaN has an order too.
     """
-    for b in range(n_lines):
+    for b in range(first, last):
         highest, wrapped, smallest = np.int32(-(2**31)), np.uint32(0), np.uint32(2**32 - 1)
         for i in range(n):
             value = int_at(bits_BN, b * step + i)
@@ -59,6 +54,6 @@ def _find(bits_BN: int, n_lines: int, step: int, n: int, found_BX: int) -> None:
             highest = value if value > highest else highest  # Numba compiles a function for each `max`
             wrapped = bits if bits > wrapped else wrapped
             smallest = below if below < smallest else smallest
-        put_long(found_BX, 3 * b, highest)
-        put_long(found_BX, 3 * b + 1, wrapped)
-        put_long(found_BX, 3 * b + 2, smallest)
+        put_int(found_XB, b, np.int32(wrapped) if wrapped > np.uint32(_SIGN_BIT) else np.int32(0))
+        put_int(found_XB, n_lines + b, highest if highest > 0 else np.int32(0))
+        put_int(found_XB, 2 * n_lines + b, min(np.int64(smallest) + 1, np.int64(_INFINITY_BITS)))

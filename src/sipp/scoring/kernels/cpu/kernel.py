@@ -12,26 +12,44 @@ not used.
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.compiling import Native, as_numbers, byte_at, put_short, short_at
+from sipp.native.compiling import WHOLE, Native, as_numbers, byte_at, put_short, short_at
 from sipp.native.instructions import FLOAT
 from sipp.native.processor import LANES
 from sipp.native.threads import cut_evenly, run_parallel, threads_for
 from sipp.records.numerics import integers
 from sipp.scoring.kernels import checks
 from sipp.scoring.kernels.cpu import blocks, denominators, every_product, maxima, means, plain_loops
+from sipp.scoring.kernels.cpu.blocks import DOUBLE
 from sipp.scoring.kernels.cpu.denominators import pack_weights
 from sipp.scoring.kernels.cpu.extremes import extremes as extremes
-from sipp.scoring.kernels.cpu.layout import BLOCK, MOST_WEIGHTS, NOTHING, RANK, Calls, Layer, Scratch
+from sipp.scoring.kernels.cpu.layout import (
+    BLOCK,
+    LINE,
+    MOST_WEIGHTS,
+    NOTHING,
+    PATCH_BYTES,
+    RANK,
+    RANK_BYTES,
+    Calls,
+    Layer,
+    PackedWeights,
+    Scratch,
+)
 
 FUSED = True  # has `max_ratios` and `mean_ratios`
 IN_FLOAT64 = plain_loops
+ALIGNED = 64  # bytes: a line of the cache, and the widest vector
+KEPT_GEOMETRIES = 16  # of layers, where each position and column lies: a network has many layers of few shapes
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 
 
@@ -63,124 +81,170 @@ def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor)
     return plain_loops.sum_in_order(patches_GKBN, inverse_SGRBN, positive_GRK, torch.float32)
 
 
-def max_ratios(
-    windows: Tensor,
-    n_position_dims: int,
-    weight_GRK: Tensor,
-    *,
-    factors_TB: Tensor,
-    row_factors_GR: Tensor,
-    best_GRK: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """(max over patches of a_kp / D_rp and best, G x R x K;  ||Z^{st}(x)||^2, ||Z(x)||^2 of each point, Q x B float64).
+@dataclass
+class Ratios:
+    """The largest ratios of some rows so far, as compiled loops keep them, and their weights, laid out once."""
 
-    `windows` is a float32 view (B, G, *positions, *fan_in); factors_TB[t, b] is the scale that brings point b to a
-    peak near 1, with the sign of t, or 0 where the point has no activation of that sign; row_factors_GR take the
-    scale of the weights out of the norms again; best_GRK holds the maxima so far: the better, the more is skipped.
+    shape: tuple[int, int, int]  # groups, rows of each, fan-in
+    takes_all: bool  # products: to look for what can be skipped costs more (`every_product.py`)
+    weights: PackedWeights
+    weights_at: np.ndarray  # as compiled loops read them
+    signs_GKR: Tensor
+    row_factors_GR: Tensor
+    maxima: Tensor | None = None  # of single patches
+    means: Tensor | None = None  # of points
+
+
+def no_ratios(weight_GRK: Tensor, row_factors_GR: Tensor) -> Ratios:
+    """What rows that have met nothing start with; row_factors_GR take the scale of the weights out of norms again."""
+    checks.check_rows("no_ratios", weight_GRK, row_factors_GR)
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    weights = pack_weights(weight_GRK)
+    return Ratios(
+        shape=(n_groups, n_rows, fan_in),
+        takes_all=_takes_all(weight_GRK),
+        weights=weights,
+        weights_at=as_numbers(weights),
+        signs_GKR=_signs(weight_GRK > 0),
+        row_factors_GR=row_factors_GR.detach().contiguous(),
+    )
+
+
+def largest(ratios: Ratios) -> Tensor:
+    """The largest of them so far, G x R x K."""
+    n_groups, n_rows, fan_in = ratios.shape
+    found = [memory.zeros(n_groups, fan_in, n_rows)]
+    if ratios.maxima is not None:
+        lanes = ratios.maxima.unflatten(2, (n_rows, LANES)).amax(-1) if ratios.takes_all else ratios.maxima
+        found.append(lanes[..., :n_rows])
+    if ratios.means is not None:
+        found.append(ratios.means[..., :n_rows])
+    return reduce(torch.maximum, found).transpose(1, 2).contiguous()
+
+
+def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors_TB: Tensor) -> Tensor:
+    """Takes a_kp / D_rp of all patches into the largest, and gives ||Z^{st}(x)||^2, ||Z(x)||^2 of each point.
+
+    These are Q x B, float64, of the points as they are scaled. `windows` is a float32 view (B, G, *positions, *fan_in);
+    factors_TB[t, b] is the scale that brings point b to a peak near 1, with the sign of t, or 0 where the point has no
+    activation of that sign. The larger the ratios already are, the more is skipped.
     """
-    best = checks.Given("best_GRK", best_GRK, tuple(weight_GRK.shape))
-    layer, squares_QP = _layer("max_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, best)
-    weights, n_patches = pack_weights(weight_GRK), squares_QP.shape[1]
-    layer_at, weights_at = as_numbers(layer), as_numbers(weights)
-    calls = as_numbers(_raising(weight_GRK, _calls(layer)))
-
+    layer, squares_QP = _layer("max_ratios", ratios, windows, n_position_dims, factors_TB)
+    if ratios.maxima is None:
+        n_groups, n_rows, fan_in = ratios.shape
+        ratios.maxima = memory.zeros(n_groups, fan_in, n_rows * LANES if ratios.takes_all else _padded(n_rows))
+    calls, n_patches = _raising(ratios, _calls(layer)), squares_QP.shape[1]
     stretches = _stretches(n_patches)
-    bests = [_maxima(best_GRK) for _ in stretches]
-    scratches = [_scratch(weight_GRK) for _ in stretches]
+    bests = _for_each(ratios.maxima, len(stretches))
+    best_step = bests[0][0].numel() * FLOAT
 
-    def work(i: int) -> None:
-        scratch_at, best_at = as_numbers(scratches[i]), memory.address(bests[i])
-        given = (x.ctypes.data for x in (calls, layer_at, weights_at, scratch_at))
+    def scan(i: int, given: tuple[int, ...]) -> None:
         squares = memory.address(squares_QP, torch.float64)
-        best_step = bests[i][0].numel() * FLOAT
-        maxima.scan(*given, squares, n_patches, *stretches[i], best_at, best_step)
+        maxima.scan(*given, squares, n_patches, *stretches[i], memory.address(bests[i]), best_step)
 
-    run_parallel(work, len(stretches))
-    return _joined(bests, weight_GRK), _by_point(squares_QP, factors_TB)
+    _run(ratios, layer, calls, scan, bests)
+    return _by_point(squares_QP, layer)
 
 
 def mean_ratios(
-    windows: Tensor,
-    n_position_dims: int,
-    weight_GRK: Tensor,
-    *,
-    factors_TB: Tensor,
-    row_factors_GR: Tensor,
-    counts_B: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The same for `mean` (T3): the largest, over points and signs, of the mean of a_kp / D_rp over a point's patches.
+    ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors_TB: Tensor, counts_B: Tensor
+) -> Tensor:
+    """The same for `mean` (T3): takes the means of a_kp / D_rp over a point's patches, of each sign, into the largest.
 
     Point b has counts_B[b] of them; others that its windows show are 0. They are summed in the same order whatever
     stands beside them.
     """
-    counts = checks.Given("counts_B", counts_B, tuple(windows.shape[:1]), checks.INTEGERS)
-    layer, squares_QP = _layer("mean_ratios", windows, n_position_dims, weight_GRK, factors_TB, row_factors_GR, counts)
-    weights, n_patches = pack_weights(weight_GRK), squares_QP.shape[1]
-    layer_at, weights_at = as_numbers(layer), as_numbers(weights)
-    n_groups, n_rows, fan_in = weight_GRK.shape
-    n_points = len(windows)
-    n_positions = n_patches // n_points
+    beside = [checks.Given("counts_B", counts_B, tuple(windows.shape[:1]), checks.INTEGERS)]
+    layer, squares_QP = _layer("mean_ratios", ratios, windows, n_position_dims, factors_TB, beside)
+    n_groups, n_rows, fan_in = ratios.shape
+    shape = n_groups, fan_in, _padded(n_rows)
+    if ratios.means is None:
+        ratios.means = memory.zeros(*shape)
+    n_points, n_positions, n_patches = len(windows), layer.n_positions, squares_QP.shape[1]
     add_means = means.add_means if n_positions <= BLOCK else means.add_part
-    calls = as_numbers(_calls(layer)._replace(add_means=add_means.address))
+    calls = _calls(layer)._replace(add_means=add_means.address)
     shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
-
     stretches = [_starts(first, last, n_positions) for first, last in cut_evenly(n_points, torch.get_num_threads())]
-    shape = (n_groups, fan_in, _padded(n_rows))
-    bests = [memory.zeros(*shape) for _ in stretches]
-    totals = [memory.zeros(2, *(shape if n_positions > BLOCK else (0, 0, 0))) for _ in stretches]
-    scratches = [_scratch(weight_GRK) for _ in stretches]
+    bests = _for_each(ratios.means, len(stretches))
+    n_totals = (1 + layer.has_negative) * (n_positions > BLOCK)  # one or two signs, where points have several blocks
+    totals = [memory.zeros(n_totals, *shape) for _ in stretches]
 
-    def work(i: int) -> None:
-        scratch_at = as_numbers(scratches[i])
-        given = (x.ctypes.data for x in (calls, layer_at, weights_at, scratch_at))
+    def scan(i: int, given: tuple[int, ...]) -> None:
         squares, starts = memory.address(squares_QP, torch.float64), memory.address(stretches[i], torch.int64)
         blocks = starts, len(stretches[i]) - 1, memory.address(shares_B)
         out = memory.address(totals[i]), memory.address(bests[i])
         means.scan_means(*given, squares, n_patches, *blocks, *out)
 
-    run_parallel(work, len(stretches))
-    mean_GRK = reduce(torch.maximum, bests)[..., :n_rows].transpose(1, 2).contiguous()
-    return mean_GRK, _by_point(squares_QP, factors_TB)
+    _run(ratios, layer, calls, scan, bests)
+    return _by_point(squares_QP, layer)
+
+
+def _for_each(best: Tensor, n_threads: int) -> list[Tensor]:
+    """The ratios so far for each thread to raise: the first one's are our own."""
+    return [best, *(best.clone() for _ in range(n_threads - 1))]
+
+
+def _run(
+    ratios: Ratios, layer: Layer, calls: Calls, scan: Callable[[int, tuple[int, ...]], None], bests: list[Tensor]
+) -> None:
+    """Calls `scan` in each thread, with the addresses of what all read and of its own memory; joins what it found."""
+    read_by_all = as_numbers(calls), as_numbers(layer), ratios.weights_at
+    of_all = [numbers.ctypes.data for numbers in read_by_all]
+    scratches = [_scratch(ratios) for _ in bests]  # before the threads start
+
+    def work(i: int) -> None:
+        _, addresses = scratches[i]
+        scan(i, (*of_all, addresses.ctypes.data))
+
+    run_parallel(work, len(bests))
+    for other in bests[1:]:
+        torch.maximum(bests[0], other, out=bests[0])
 
 
 def _layer(
     where: str,
+    ratios: Ratios,
     windows: Tensor,
     n_position_dims: int,
-    weight_GRK: Tensor,
     factors_TB: Tensor,
-    row_factors_GR: Tensor,
-    beside: checks.Given,
+    beside: Sequence[checks.Given] = (),
 ) -> tuple[Layer, Tensor]:
-    """(What compiled loops read of it, the squares of each patch to add to), once it and `beside` are checked."""
-    factors = {"factors_TB": factors_TB, "row_factors_GR": row_factors_GR}
-    checks.check_ratios(where, windows, n_position_dims, weight_GRK, **factors, beside=beside)
-    occurs = (factors_TB != 0).any(1).tolist()
-    positions, signs = _offsets(windows, range(2, 2 + n_position_dims)), _signs(weight_GRK > 0)
+    """(What compiled loops read of it, the squares of each patch to add to), once it and `beside` are checked.
+
+    The caller holds what the addresses name: the windows and the ratios.
+    """
+    checks.check_ratios(where, windows, n_position_dims, ratios.shape, factors_TB=factors_TB, beside=beside)
+    has_positive, has_negative = (factors_TB != 0).any(1).tolist()
+    sizes, strides = tuple(windows.shape), windows.stride()
+    ends = 2 + n_position_dims
+    positions, step = _positions(sizes[2:ends], strides[2:ends], strides[0])
     layer = Layer(
-        source=_flat(windows),
+        source=memory.strided_address(windows.detach()),
         n_points=len(windows),
-        point_stride=windows.stride(0),
-        group_stride=windows.stride(1),
+        point_stride=strides[0],
+        group_stride=strides[1],
         n_positions=len(positions),
-        positions=positions,
-        fan=_offsets(windows, range(2 + n_position_dims, windows.ndim)),
-        step=_step(positions, windows.stride(0)),
+        positions=memory.address(positions, torch.int64),
+        fan=memory.address(_offsets(sizes[ends:], strides[ends:]), torch.int64),
+        step=step,
         factors_TB=_array(factors_TB),
-        has_positive=occurs[0],
-        has_negative=occurs[1],
-        n_ranks=signs.shape[-1],
-        row_factors_GR=memory.array(row_factors_GR.detach().contiguous(), torch.float64),
-        signs_GKR=signs,
+        has_positive=has_positive,
+        has_negative=has_negative,
+        n_ranks=ratios.signs_GKR.shape[-1],
+        row_factors_GR=memory.address(ratios.row_factors_GR, torch.float64),
+        signs_GKR=memory.address(ratios.signs_GKR, torch.int16),
     )
-    return layer, memory.zeros(N_SQUARES, len(windows) * layer.n_positions, dtype=torch.float64)
+    n_squares = N_SQUARES if has_positive and has_negative else N_SQUARES - 2  # a sign that does not occur has none
+    return layer, memory.zeros(n_squares, len(windows) * layer.n_positions, dtype=torch.float64)
 
 
-def _step(positions: np.ndarray, point_stride: int) -> int:
-    """How far most patches lie from the one before."""
-    steps = np.diff(positions) if len(positions) > 1 else np.array([point_stride])
+@lru_cache(maxsize=KEPT_GEOMETRIES)
+def _positions(sizes: tuple[int, ...], strides: tuple[int, ...], point_stride: int) -> tuple[Tensor, int]:
+    """Where the positions lie in memory, and how far most patches lie from the one before."""
+    positions = _offsets(sizes, strides)
+    steps = np.diff(positions.numpy()) if len(positions) > 1 else np.array([point_stride])
     values, counts = np.unique(steps, return_counts=True)
-    return int(values[counts.argmax()])
+    return positions, int(values[counts.argmax()])
 
 
 def _calls(layer: Layer) -> Calls:
@@ -189,18 +253,21 @@ def _calls(layer: Layer) -> Calls:
     return Calls(gather.address, denominators.denominators.address, blocks.reciprocals.address)
 
 
-def _raising(weight_GRK: Tensor, calls: Calls) -> Calls:
+def _raising(ratios: Ratios, calls: Calls) -> Calls:
     """With what raises maxima: by every product, or by those that can."""
-    if _takes_all(weight_GRK):
+    if ratios.takes_all:
         return calls._replace(transpose_lines=NOTHING, raise_lines=every_product.raise_by_all.address)
     return calls._replace(transpose_lines=maxima.transpose_lines.address, raise_lines=maxima.raise_best.address)
 
 
-def _by_point(squares_QP: Tensor, factors_TB: Tensor) -> Tensor:
-    """The squares of each point's patches together, its scale taken out."""
-    scale_B = factors_TB.abs().amax(0).double()
-    squares_QB = squares_QP.unflatten(1, (len(scale_B), -1)).sum(-1)
-    return torch.where(scale_B > 0, squares_QB / scale_B.square(), 0.0)
+def _by_point(squares_QP: Tensor, layer: Layer) -> Tensor:
+    """The squares of each point's patches together, of all quadrants and the output."""
+    squares_QB = squares_QP.view(-1, layer.n_points, layer.n_positions).sum(-1)
+    if len(squares_QB) == N_SQUARES:
+        return squares_QB
+    all_QB = memory.zeros(N_SQUARES, layer.n_points, dtype=torch.float64)
+    all_QB[[2 * layer.has_negative, 2 * layer.has_negative + 1, N_SQUARES - 1]] = squares_QB
+    return all_QB
 
 
 def _starts(first: int, last: int, n_positions: int) -> Tensor:
@@ -224,82 +291,67 @@ def _padded(n_rows: int) -> int:
 
 
 def _takes_all(weight_GRK: Tensor) -> bool:
-    """Whether all products of a group are computed (`every_product.py`): to look for what can be skipped costs more."""
+    """Whether all products of a group are computed: to look for what can be skipped costs more."""
     return weight_GRK.shape[1] * weight_GRK.shape[2] <= MOST_WEIGHTS
 
 
-def _maxima(best_GRK: Tensor) -> Tensor:
-    """The maxima so far as the loops keep them: G x K x rows, in whole ranks or LANES of each."""
-    n_groups, n_rows, fan_in = best_GRK.shape
-    if _takes_all(best_GRK):
-        lanes = memory.zeros(n_groups, fan_in, n_rows, LANES)
-        lanes[..., 0] = best_GRK.transpose(1, 2)
-        return lanes.flatten(2)
-    ranks = memory.zeros(n_groups, fan_in, _padded(n_rows))
-    ranks[..., :n_rows] = best_GRK.transpose(1, 2)
-    return ranks
-
-
-def _joined(bests: list[Tensor], weight_GRK: Tensor) -> Tensor:
-    """The largest of all threads' maxima, G x R x K."""
-    best, n_rows = reduce(torch.maximum, bests), weight_GRK.shape[1]
-    best_GKR = best.unflatten(2, (n_rows, LANES)).amax(-1) if _takes_all(weight_GRK) else best[..., :n_rows]
-    return best_GKR.transpose(1, 2).contiguous()
-
-
-def _scratch(weight_GRK: Tensor) -> Scratch:
-    """What a thread works in: torch's memory, whose lines are aligned.
+def _scratch(ratios: Ratios) -> tuple[Tensor, np.ndarray]:
+    """Memory that a thread works in, torch's, whose lines are aligned, and the addresses of its pieces (`Scratch`).
 
     Only what no patch and no row will be written to is set to zero: the lines of padding.
     """
-    _, n_rows, fan_in = weight_GRK.shape
+    _, n_rows, fan_in = ratios.shape
+    starts, n_bytes = _scratch_pieces(n_rows, fan_in)
+    whole = memory.blank(n_bytes, dtype=torch.uint8)
+    whole[starts.d_LP + 2 * n_rows * LINE : starts.outputs_RP] = 0
+    whole[starts.n_computed :] = 0
+    at = memory.address(whole, torch.uint8)
+    return whole, as_numbers(tuple(at + start for start in starts))
+
+
+@lru_cache(maxsize=KEPT_GEOMETRIES)
+def _scratch_pieces(n_rows: int, fan_in: int) -> tuple[Scratch, int]:
+    """Where the pieces of a thread's memory begin, and its size, in bytes."""
     n_ranks = _padded(n_rows) // RANK
-    d = memory.blank(2 * RANK * n_ranks, BLOCK)
-    d[2 * n_rows :].zero_()
-    outputs, squares = memory.blank(n_rows + 4, BLOCK, dtype=torch.float64).split((n_rows, 4))
-    scales, floors = memory.blank(2, n_ranks, 2, RANK).unbind()
-    return Scratch(
-        a_KP=memory.array(memory.blank(fan_in, BLOCK)),
-        d_LP=memory.array(d),
-        outputs_RP=memory.array(outputs, torch.float64),
-        sums_P=memory.array(memory.blank(BLOCK)),
-        squares_XP=memory.array(squares, torch.float64),
-        offsets_P=memory.array(memory.blank(BLOCK, dtype=torch.int64), torch.int64),
-        factors_P=memory.array(memory.blank(BLOCK)),
-        transposed=memory.array(memory.blank(n_ranks, BLOCK, 2, RANK)),
-        scales=memory.array(scales),
-        floors=memory.array(floors),
-        reach=memory.array(memory.blank(n_ranks, BLOCK)),
-        bars_K=memory.array(memory.zeros(fan_in)),
-        masks_K=memory.array(memory.blank(fan_in, dtype=torch.int64), torch.int64),
-        n_computed=memory.array(memory.zeros(1, dtype=torch.int64), torch.int64),
+    sizes = Scratch(
+        a_KP=fan_in * LINE,
+        d_LP=2 * RANK * n_ranks * LINE,
+        outputs_RP=n_rows * BLOCK * DOUBLE,
+        sums_P=LINE,
+        squares_XP=3 * BLOCK * DOUBLE,
+        offsets_P=BLOCK * WHOLE,
+        factors_P=LINE,
+        transposed=n_ranks * RANK_BYTES,
+        scales=n_ranks * PATCH_BYTES,
+        floors=n_ranks * PATCH_BYTES,
+        reach=n_ranks * LINE,
+        bars_K=fan_in * FLOAT,
+        masks_K=fan_in * WHOLE,
+        n_computed=WHOLE,
     )
+    ends = list(accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes))
+    return Scratch(0, *ends[:-1]), ends[-1]
 
 
 def _array(tensor: Tensor) -> np.ndarray:
     return memory.array(tensor.detach().to(torch.float32).contiguous())
 
 
-def _flat(windows: Tensor) -> np.ndarray:
-    """The memory that the windows view, as one line."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
-    return memory.array(windows.detach().as_strided((span,), (1,)))
+@lru_cache(maxsize=KEPT_GEOMETRIES)
+def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Where elements of these sizes lie, in memory, after the first; the last dimension runs fastest."""
+    total = memory.zeros(1, dtype=torch.int64)
+    for size, stride in zip(sizes, strides):
+        total = (total[:, None] + integers(0, size) * stride).flatten()
+    return total
 
 
-def _offsets(windows: Tensor, dims: range) -> np.ndarray:
-    """Where the elements along these dimensions lie, in memory, after the first; the last dimension runs fastest."""
-    total = memory.zeros(dtype=torch.int64)
-    for dim in dims:
-        total = total[..., None] + integers(0, windows.shape[dim]) * windows.stride(dim)
-    return memory.array(total.flatten(), torch.int64)
-
-
-def _signs(positive_GRK: Tensor) -> np.ndarray:
+def _signs(positive_GRK: Tensor) -> Tensor:
     """RANK bits for every column and rank of rows, set where the weight is positive: G x K x ranks."""
     n_groups, n_rows, fan_in = positive_GRK.shape
-    signs = memory.array(memory.blank(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16), torch.int16)
-    positive = memory.array(positive_GRK.contiguous().view(torch.uint8), torch.uint8)
-    given = positive.ctypes.data, n_groups, n_rows, fan_in, signs.ctypes.data
+    signs = memory.blank(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16)
+    positive = positive_GRK.contiguous().view(torch.uint8)
+    given = memory.address(positive, torch.uint8), n_groups, n_rows, fan_in, memory.address(signs, torch.int16)
     cuts = cut_evenly(_padded(n_rows) // RANK, threads_for(positive_GRK))
     run_parallel(lambda i: _pack_signs(*given, cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows)), len(cuts))
     return signs

@@ -20,7 +20,7 @@ PANEL = 3  # rows of one register tile of the ordinary product, both signs of ea
 STRIP_VECTORS = 4 if WIDE else 2  # 2 x PANEL x STRIP_VECTORS sums: 24 of 32 registers, or 12 of 16
 STRIP = LANES * STRIP_VECTORS  # patches of one register tile of the ordinary product
 SUM_BLOCK = 512  # terms summed before they join the total: bounds the rounding error of long sums (fixed: same bits)
-MEAN_COLUMNS = 8 if WIDE else 2  # of the sums for means: 2 x MEAN_COLUMNS of them stay in registers
+MEAN_COLUMNS = 6 if WIDE else 2  # of the sums for means: their signs stay in registers, of which there are 7 (or few)
 MOST_WEIGHTS = 512  # of a group where every product is computed, rows times fan-in: their maxima take 32 KiB
 
 # In bytes
@@ -65,20 +65,20 @@ class Layer(NamedTuple):
     point * point_stride + g * group_stride + positions[p % n] + fan[k].
     """
 
-    source: Array  # all the memory that the windows view
+    source: int  # where the windows begin
     n_points: int
     point_stride: int
     group_stride: int
     n_positions: int
-    positions: Array
-    fan: Array
+    positions: int  # address
+    fan: int  # address
     step: int  # how far most patches lie from the one before
     factors_TB: Array  # scales the activations of point b that have sign t; 0 where there are none
     has_positive: int  # whether any activation is
     has_negative: int
     n_ranks: int
-    row_factors_GR: Array  # take the scale of the weights out of norms
-    signs_GKR: Array  # RANK bits for every column and rank of rows, set where the weight is positive
+    row_factors_GR: int  # address; take the scale of the weights out of norms
+    signs_GKR: int  # address; RANK bits for every column and rank of rows, set where the weight is positive
 
 
 NOTHING = 0  # the address of what is not called
@@ -96,22 +96,22 @@ class Calls(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What one thread works in: a block of patches, its denominators, their reciprocals."""
+    """Addresses of what one thread works in: a block of patches, its denominators, their reciprocals."""
 
-    a_KP: Array  # the patches
-    d_LP: Array  # line 2 r + s: denominators of row r and sign s, then their reciprocals
-    outputs_RP: Array  # of the first sign of the activations, until the second is there; float64
-    sums_P: Array  # of each patch before it was divided by it
-    squares_XP: Array  # of both signs of weights, of the outputs, and the outputs of one row; float64
-    offsets_P: Array  # where each patch lies in the windows
-    factors_P: Array  # what each patch is multiplied by
-    transposed: Array  # [r / RANK, p, s, r % RANK] the reciprocals with rows side by side
-    scales: Array  # [r / RANK, s, r % RANK] 1 / mean of each line of them
-    floors: Array  # the same shape: keeps lines of zeros out of bars
-    reach: Array  # [band, p]
-    bars_K: Array
-    masks_K: Array  # bit p: patch p is above the bar of the column
-    n_computed: Array  # one number: the (row, column, patch) triples computed so far
+    a_KP: int  # the patches
+    d_LP: int  # line 2 r + s: denominators of row r and sign s, then their reciprocals
+    outputs_RP: int  # of the first sign of the activations, until the second is there; float64
+    sums_P: int  # of each patch before it was divided by it
+    squares_XP: int  # of both signs of weights, and of the outputs; float64
+    offsets_P: int  # where each patch lies in the windows
+    factors_P: int  # what each patch is multiplied by
+    transposed: int  # [r / RANK, p, s, r % RANK] the reciprocals with rows side by side
+    scales: int  # [r / RANK, s, r % RANK] 1 / mean of each line of them
+    floors: int  # the same shape: keeps lines of zeros out of bars
+    reach: int  # [band, p]
+    bars_K: int
+    masks_K: int  # bit p: patch p is above the bar of the column
+    n_computed: int  # one number: the (row, column, patch) triples computed so far
 
 
 read_weights, read_layer, read_calls, read_scratch = map(reading, (PackedWeights, Layer, Calls, Scratch))

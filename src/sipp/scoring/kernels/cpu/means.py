@@ -1,7 +1,6 @@
 """The means over a point's patches (T3): sums of products for a few columns at once, rows side by side.
 
-Both signs of the reciprocals are summed, and each weight takes the sum of its own: to choose among them patch by patch
-would cost as much.
+Each weight takes the reciprocal of its own sign, chosen patch by patch: a choice leaves the units that multiply free.
 """
 
 from __future__ import annotations
@@ -65,18 +64,16 @@ def _mean(n_columns: int, is_whole: bool) -> Any:
     def mean(
         b: Any, n: Any, line: Any, rows: Any, signs: Any, signs_step: Any, out: Any, out_step: Any, share: Any
     ) -> None:
-        sums = [variables(b, [constant(0.0, RANK)] * 2) for _ in range(n_columns)]
+        sums = variables(b, [constant(0.0, RANK)] * n_columns)
+        flags = [sign_flags(b, b.add(signs, b.mul(signs_step, I64(k)))) for k in range(n_columns)]
         with each(b, 0, n) as p:
             row, value_at = at(b, rows, p, PATCH_BYTES), at(b, line, p)
-            inverse = [load(b, row, kind, s * RANK_VECTOR) for s in range(2)]
-            for k, pair in enumerate(sums):
+            positive, negative = (load(b, row, kind, s * RANK_VECTOR) for s in range(2))
+            for k, cell in enumerate(sums):
                 value = splat(b, load(b, value_at, offset=k * LINE), RANK)
-                for cell, reciprocal in zip(pair, inverse):
-                    b.store(fused(b, value, reciprocal, b.load(cell)), cell)
-        for k, (positive, negative) in enumerate(sums):
-            is_positive = sign_flags(b, b.add(signs, b.mul(signs_step, I64(k))))
-            total = b.select(is_positive, b.load(positive), b.load(negative))
-            to = b.add(out, b.mul(out_step, I64(k)))
+                b.store(fused(b, value, b.select(flags[k], positive, negative), b.load(cell)), cell)
+        for k, cell in enumerate(sums):
+            total, to = b.load(cell), b.add(out, b.mul(out_step, I64(k)))
             if is_whole:
                 store(b, larger(b, b.fmul(total, splat(b, share, RANK)), load(b, to, kind)), to)
             else:

@@ -2,8 +2,8 @@
 
 Only success or an error of sipp's own may follow; a crash ends the process, so cases run in processes of their own:
 
-    python tests/mismatches.py 10000          # all of them, in processes of 250 cases; prints what went wrong
-    python tests/mismatches.py 0 250          # cases 0 to 250 in this process
+    python tests/inputs/mismatches.py 10000          # all of them, in processes of 250 cases; prints what went wrong
+    python tests/inputs/mismatches.py 0 250          # cases 0 to 250 in this process
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ N_CASES = 100
 
 
 def test_random_mismatches_end_in_our_own_errors() -> None:
-    """In a process of its own, for what is looked for is a crash; `python tests/mismatches.py 10000` runs many more."""
+    """In a process of its own, for what is looked for is a crash; the script itself runs many more."""
     script = Path(__file__).parent / "mismatches.py"
     done = subprocess.run([sys.executable, script, "0", str(N_CASES)], capture_output=True, text=True)
     results = [line for line in done.stdout.splitlines() if line.startswith("result|")]
@@ -129,6 +129,21 @@ def test_a_lack_of_memory_passes_as_it_is(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
         sipp.sensitivity(Calls(nn.Linear(4, 3), call), torch.rand(3, 4))
     assert caught.value is error
+
+
+def test_the_numbers_of_one_vector_are_not_taken_for_points() -> None:
+    """Beside an input of eight points: alone it would be refused as data."""
+
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.layer(x)
+
+    with pytest.raises(DataError, match=r"layer \(Linear\) reads the 8 points of the batch as the 8 features of one"):
+        sipp.sensitivity(First(), [((torch.rand(8), torch.rand(8, 3)), None)])
 
 
 # --- The one place where uses are checked, for adapters that check nothing --------------------------------------------

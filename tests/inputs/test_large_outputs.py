@@ -1,0 +1,96 @@
+"""Logits are the largest tensors of a language model: not made where no one looks, and else compared in parts."""
+
+from typing import Any
+
+import pytest
+import torch
+from language_models import language_model, sequences
+from torch import Tensor, nn
+
+import sipp
+from sipp.inputs import capture, distance, independence
+from sipp.inputs.data import data_of
+from sipp.inputs.distance import error_of, output_error, outputs_of
+from sipp.inputs.scoring_task import task_of
+from sipp.scoring.wanda import wanda
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*the head, stays as it is")
+
+
+def positions(model: nn.Module) -> list[int]:
+    """At how many positions each call of the head computes logits, from now on."""
+    found: list[int] = []
+    model.lm_head.register_forward_hook(lambda module, args, output: found.append(output.shape[1]))  # type: ignore
+    return found
+
+
+def test_scores_that_ignore_outputs_make_no_logits_but_those_of_one_position() -> None:
+    model, data = language_model("Llama"), [{"input_ids": part} for part in sequences(8).split(4)]
+    seen = positions(model)
+    scores = wanda(task_of(model, data))
+    assert seen == [1, 1]
+    with_head = wanda(task_of(model, data, include=["*"]))  # which reads all positions
+    assert seen[2:] == [16, 16] and with_head.keys() > scores.keys()
+    assert all(torch.equal(score, with_head[name]) for name, score in scores.items())
+
+
+def pair() -> tuple[nn.Module, nn.Module, list[Tensor]]:
+    torch.manual_seed(0)
+    dense, other = (nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 11)) for _ in range(2))
+    return dense, other, [torch.randint(0, 11, (n, 5)) for n in (7, 3)]
+
+
+def test_outputs_are_compared_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, other, ids = pair()
+    batches = list(data_of(ids).batches())
+    with torch.no_grad():
+        f, g = (torch.cat([net(one) for one in ids]).double() for net in (dense, other))
+    wanted = float((f - g).norm() / f.norm())
+    sizes: list[int] = []
+    other.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    for chunk, tokens in ((1 << 22, 4096), (40, 4096), (40, 10)):
+        monkeypatch.setattr(distance, "AT_ONCE", chunk)
+        monkeypatch.setattr(distance, "BATCH_TOKENS", tokens)
+        assert output_error(dense, other, batches) == pytest.approx(wanted, rel=1e-12)
+    assert sizes == [7, 3, 7, 3, 2, 2, 2, 1, 2, 1]
+
+
+def test_padding_is_left_out_in_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = language_model("Llama"), sequences(3, 8)
+    other = sipp.prune(model, None, keep=0.5, method="wt").model
+    mask = (torch.arange(8) < torch.tensor([[8], [5], [3]])).long()
+    batches = list(data_of([{"input_ids": ids, "attention_mask": mask}]).batches())
+    whole = output_error(model, other, batches)
+    monkeypatch.setattr(distance, "AT_ONCE", 2 * 53)  # two positions
+    assert output_error(model, other, batches) == pytest.approx(whole, rel=1e-9)
+    assert batches[0].real_BT is not None
+    full = list(data_of([{"input_ids": ids}]).batches())
+    assert output_error(model, other, full) != pytest.approx(whole, rel=1e-3)
+
+
+def test_dense_outputs_that_are_not_kept_are_made_once_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, other, ids = pair()
+    batches, n_runs = list(data_of(ids).batches()), list[int]()
+    dense.register_forward_hook(lambda *args: n_runs.append(1))
+    monkeypatch.setattr(distance, "OUTPUT_BYTES", 0)
+    error_of(other, batches, outputs_of(dense, batches))
+    assert len(n_runs) == len(batches)
+
+
+@pytest.mark.parametrize("chunk", [1 << 22, 9])
+def test_norms_and_points_alone_are_looked_at_in_parts(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (capture, independence):
+        monkeypatch.setattr(module, "AT_ONCE", chunk)
+    whole = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(0))
+    norms: Any = capture.output_norms((whole, whole[:, 0]), 6)
+    by_hand = (whole.double().square().sum((1, 2)) + whole[:, 0].double().square().sum(1)).sqrt()
+    assert torch.allclose(norms, by_hand, rtol=1e-14, atol=0)
+    index = torch.tensor([5, 0])
+    part = whole[index].clone()
+    assert independence._close(whole, part, index, 1e-6)
+    for place in ((0, 0, 0), (1, 3, 4)):
+        other = part.clone()
+        other[place] += 1e-3
+        assert not independence._close(whole, other, index, 1e-6)
+    part[0, 0, 0] = torch.nan
+    assert not independence._close(whole, part, index, 1e-6)
