@@ -1,7 +1,7 @@
 """Zeros on a CUDA GPU: `sipp.sparse` and its kernels against torch dense, ratios within one run.
 
     python benchmarks/bench_gpu_runtime.py                       # all of it; two to three minutes on an H200
-    python benchmarks/bench_gpu_runtime.py few decode 2:4 refused   # or some of it
+    python benchmarks/bench_gpu_runtime.py few decode lstm 2:4 refused   # or some of it
 
 Kernels are timed in a CUDA graph over enough copies of a layer that none of them is found in the second-level cache;
 networks as they are called from Python. Masks are those of magnitude pruning (`wt`) a layer, of random weights. What
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.linear import AGREEMENT, FEW_WAYS, Way, dense_way, places_way, seconds_of
+from sipp.runtime.gpu.linear import AGREEMENT, FEW_WAYS, Way, dense_way, seconds_of, walks_way
 from sipp.runtime.gpu.network import SparseOnGpu
 
 GOALS = {0.5: 1.3, 0.3: 1.9, 0.2: 2.7, 0.1: 4.5, 0.05: None}  # by the share kept, one token
@@ -54,28 +54,34 @@ def few() -> None:
     bandwidth = read_bandwidth()
     print(f"\nLinear layers on few tokens; the largest of two gigabytes is found at {bandwidth / 1e12:.2f} TB/s")
     print("  layer          dtype     tokens  zeros  dense us  sparse us  ratio  (goal)   MB (dense)  bandwidth  way")
-    cases = [(shape, torch.float16, 1, keep) for shape in SHAPES for keep in GOALS]
-    cases += [((4096, 4096), dtype, 1, keep) for dtype in (torch.bfloat16, torch.float32) for keep in (0.5, 0.1)]
-    cases += [((4096, 4096), torch.float16, n_tokens, keep) for n_tokens in (4, 8, 16) for keep in (0.3, 0.1)]
+    square, half = (4096, 4096), torch.float16
+    cases = [(shape, half, 1, keep, False) for shape in SHAPES for keep in GOALS]
+    cases += [(shape, half, 1, keep, True) for shape in SHAPES[:2] for keep in (0.5, 0.2, 0.1)]
+    cases += [(square, dtype, 1, keep, False) for dtype in (torch.bfloat16, torch.float32) for keep in (0.5, 0.1)]
+    cases += [(square, half, n_tokens, keep, False) for n_tokens in (4, 8, 16) for keep in (0.3, 0.1)]
     dense_us: dict[object, float] = {}
-    for (n_rows, n_columns), dtype, n_tokens, keep in cases:
+    for (n_rows, n_columns), dtype, n_tokens, keep, as_int8 in cases:
         x, whole = torch.randn(n_tokens, n_columns, device="cuda").to(dtype), random_weight(n_rows, n_columns, dtype)
         kind = n_rows, n_columns, dtype, n_tokens
         if kind not in dense_us:
             dense_us[kind] = microseconds(dense_way(whole, None), x)
         weight, dense = thin(whole, keep), dense_us[kind]
+        if as_int8:  # levels of a scale a row, as `sipp.save(values="int8")` leaves them
+            scales = weight.abs().amax(-1, keepdim=True).float() / 127
+            weight = ((weight / scales).round() * scales).to(dtype)
         expected = x.double() @ weight.double().t()
         best = (float("inf"), "", 0)
-        for bits, ahead in FEW_WAYS:
-            if bits == 16 and keep > 0.2:
-                continue
-            way = places_way(weight, None, bits, ahead)
+        for lanes, warps, ahead in FEW_WAYS:
+            way = walks_way(weight, None, (lanes, warps, ahead), as_int8)
             off_by = float((way.call(x, way.tensors).double() - expected).abs().max() / expected.abs().max())
             if not off_by <= AGREEMENT[dtype]:
                 raise RuntimeError(f"off by {off_by:.1e}: not timed")
-            best = min(best, (microseconds(way, x), f"{way.name}, {ahead} on their way", way.n_bytes))
+            best = min(
+                best,
+                (microseconds(way, x), f"{way.name}, {lanes} threads a row, {warps} warps, {ahead} ahead", way.n_bytes),
+            )
         us, name, n_bytes = best
-        wanted = f"({GOALS[keep]})" if GOALS[keep] and n_tokens == 1 else ""
+        wanted = f"({GOALS[keep]})" if GOALS[keep] and n_tokens == 1 and not as_int8 else ""
         print(
             f"  {n_rows:5} x {n_columns:5}  {str(dtype)[6:]:8} {n_tokens:6}  {1 - keep:5.0%}  {dense:8.2f}  {us:9.2f}  "
             f"{dense / us:5.2f}  {wanted:6}  {n_bytes / 1e6:5.1f} ({whole.nbytes / 1e6:5.1f})  "
@@ -130,13 +136,44 @@ def decode(n_blocks: int = 8) -> None:
         for name, weight in whole.items():
             model.get_parameter(name).copy_(thin(weight, keep))
         fast, (called, recorded, ours), off_by = compared(model, x)
-        n_sparse = sum(step.kernel.startswith("places") for step in fast.steps)
+        n_sparse = sum(step.kernel.startswith("walks") for step in fast.steps)
         print(
             f"  {1 - keep:5.0%}  {called:12.3f}  {recorded:11.3f}  {ours:14.3f}  {1e3 / recorded:17.0f}  "
             f"{1e3 / ours:11.0f}  {recorded / ours:5.2f}  {off_by:.0e}; {n_sparse} sparse products, compiled in "
             f"{fast.seconds:.0f} s",
             flush=True,
         )
+
+
+class Outputs(nn.Module):
+    """An LSTM without its state."""
+
+    def __init__(self, width: int, n_layers: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, width, n_layers, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+@torch.no_grad()
+def lstm() -> None:
+    print("\nAn LSTM of two layers, fp16, one step of one sequence and eight of them, as called from Python")
+    print("  width  steps  zeros  ms as called  ms recorded  ms sipp.sparse  ratio  off by  runs")
+    for width in (1024, 2048, 4096):
+        for n_steps in (1, 8):
+            for keep in (0.3, 0.1):
+                model = Outputs(width, 2).cuda().half().eval()
+                for weight in model.parameters():
+                    if weight.ndim == 2:
+                        weight.copy_(thin(weight, keep))
+                x = torch.randn(1, n_steps, width, device="cuda").half()
+                fast, (called, recorded, ours), off_by = compared(model, x)
+                print(
+                    f"  {width:5}  {n_steps:5}  {1 - keep:5.0%}  {called:12.3f}  {recorded:11.3f}  {ours:14.3f}  "
+                    f"{min(called, recorded) / ours:5.2f}  {off_by:.0e}  {fast.latest.how}",
+                    flush=True,
+                )
 
 
 @torch.no_grad()
@@ -203,7 +240,7 @@ def main() -> None:
         return
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    parts = {"few": few, "decode": decode, "2:4": two_of_four, "refused": refused}
+    parts = {"few": few, "decode": decode, "lstm": lstm, "2:4": two_of_four, "refused": refused}
     for name in sys.argv[1:] or parts:
         parts[name]()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -11,23 +12,28 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sipp.native import pytree
-from sipp.runtime.gpu import linear, network, plan, recording
+from sipp.runtime.gpu import gates, linear, network, plan, recording
 from sipp.runtime.gpu.kernels import few_tokens
-from sipp.runtime.gpu.layouts import with_places
+from sipp.runtime.gpu.layouts import as_walks, row_scales
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 ROUNDING = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-20}  # one of the result, and some
 
 
-def agrees(x: Tensor, weight: Tensor, bias: Tensor | None, *, bits: int, depth: int = 8, ahead: int = 1) -> None:
-    """The kernel's sums are those of float64, to rounding of the result and of float32 sums."""
+def agrees(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, n_lanes: int = 8, ahead: int = 2, as_int8: bool = False
+) -> None:
+    """The kernel's sums are those of float64, to rounding of the result, of float32 sums, and of scales."""
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     size = x.double().abs() @ weight.double().abs().t() + (0 if bias is None else bias.double().abs())
-    found = few_tokens(x, with_places(weight, bits=bits, depth=depth), bias, ahead=ahead)
+    scales = row_scales(weight) if as_int8 else None
+    assert (scales is not None) == as_int8
+    found = few_tokens(x, as_walks(weight, n_lanes=n_lanes, n_rows=4, scales=scales), bias, ahead=ahead)
     assert found.dtype == x.dtype and found.shape == exact.shape
     gap = (found.double() - exact).abs()
-    tiny = torch.finfo(x.dtype).tiny
-    assert bool((gap <= ROUNDING[x.dtype] * exact.abs() + 2**-20 * size + tiny).all()), float(gap.max())
+    rounding, tiny = ROUNDING[x.dtype], torch.finfo(x.dtype).tiny
+    most = rounding * exact.abs() + (rounding if as_int8 else 2**-20) * size + tiny
+    assert bool((gap <= most).all()), float(gap.max())
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -37,42 +43,79 @@ def agrees(x: Tensor, weight: Tensor, bias: Tensor | None, *, bits: int, depth: 
     keep=st.sampled_from([0.0, 0.01, 0.2, 0.6, 1.0]),
     n_tokens=st.sampled_from([1, 1, 2]),
     dtype=st.sampled_from(list(ROUNDING)),
-    layout=st.sampled_from([(8, 8, 1), (8, 2, 2), (8, 2, 1), (16, 2, 2)]),
+    n_lanes=st.sampled_from([8, 32]),
+    ahead=st.sampled_from([1, 2, 3, 4]),
     scale=st.sampled_from([1.0, 2**-12, 2**10]),
     seed=st.integers(0, 99),
 )
-def test_sums_are_those_of_float64(n_rows, n_columns, keep, n_tokens, dtype, layout, scale, seed) -> None:
+def test_sums_are_those_of_float64(n_rows, n_columns, keep, n_tokens, dtype, n_lanes, ahead, scale, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(n_rows, n_columns, generator=generator) * scale
     weight = torch.where(torch.rand(weight.shape, generator=generator) < keep, weight, 0).to(dtype)
     x = (torch.randn(n_tokens, n_columns, generator=generator) / scale).to(dtype)
     bias = torch.randn(n_rows, generator=generator).to(dtype) if seed % 2 else None
-    agrees(x, weight, bias, bits=layout[0], depth=layout[1], ahead=layout[2])
+    agrees(x, weight, bias, n_lanes=n_lanes, ahead=ahead)
 
 
-@pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("dtype", list(ROUNDING))
-def test_rows_of_every_length(bits: int, dtype: torch.dtype) -> None:
+def test_rows_of_every_length(dtype: torch.dtype) -> None:
     """Empty, full, one weight at either end, gaps that 8 bits just reach and just do not, all the same value."""
-    weight = torch.zeros(11, 600)
-    weight[1] = torch.randn(600)
-    weight[2, 0] = weight[3, -1] = weight[4, 0] = weight[4, 255] = weight[5, 0] = weight[5, 256] = 2.0
-    weight[6, ::7] = 1.0
-    weight[7, 300:] = -1.0
-    weight[8, ::256] = weight[9, 5::257] = 3.0
-    x = torch.randn(1, 600)
-    agrees(x.to(dtype), weight.to(dtype), torch.ones(11, dtype=dtype), bits=bits)
+    weight = torch.zeros(11, 600, dtype=dtype)
+    weight[1, 0] = weight[2, -1] = weight[3, 0] = weight[3, 255] = weight[4, 0] = weight[4, 256] = 2.0
+    weight[5, ::256] = weight[6, 5::257] = 3.0
+    x = torch.randn(1, 600).to(dtype)
+    agrees(x, weight, torch.ones(11, dtype=dtype), n_lanes=1, ahead=1)  # one thread goes all the way
+    weight[7] = torch.randn(600)
+    weight[8, ::7] = 1.0
+    weight[9, 300:] = -1.0
+    agrees(x, weight, None, n_lanes=32, ahead=1)
 
 
-@pytest.mark.parametrize(("n_tokens", "bad"), [(1, float("inf")), (5, float("nan"))])
-def test_what_is_not_finite_reaches_every_sum_of_its_token(n_tokens: int, bad: float) -> None:
-    """As in torch, where a zero makes NaN of it; and no other token."""
-    weight = torch.zeros(6, 50)
+def test_an_input_that_begins_within_a_word() -> None:
+    """A part of another tensor, as one product for several layers gives it."""
+    x, weight = torch.randn(1, 51).half()[:, 1:], torch.eye(6, 50).half()
+    assert x.is_contiguous() and x.storage_offset() == 1
+    agrees(x, weight, None)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3, 4])
+def test_slices_of_every_number_of_blocks(ahead: int) -> None:
+    """From one block to ten, each number alone in its slice; up to six of them are told in numbers, more are read."""
+    for lengths in (range(1, 11), range(3, 7)):
+        weight = torch.randn(4 * len(lengths), 40).half()
+        weight[torch.arange(40) >= torch.tensor([4 * n for n in lengths]).repeat_interleave(4)[:, None]] = 0
+        agrees(torch.randn(1, 40).half(), weight, None, n_lanes=1, ahead=ahead)
+
+
+@pytest.mark.parametrize(("n_tokens", "dtype"), [(1, torch.float16), (2, torch.float32), (5, torch.bfloat16)])
+def test_values_of_8_bits_with_a_scale_a_row(n_tokens: int, dtype: torch.dtype) -> None:
+    levels = torch.randint(-127, 128, (6, 300)) * (torch.rand(6, 300) < 0.3)
+    levels[:, 7] = -127
+    agrees(torch.randn(n_tokens, 300).to(dtype), (levels * torch.rand(6, 1)).to(dtype), None, as_int8=True)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "bad", "n_columns", "dtype"),
+    [
+        (1, float("inf"), 50, torch.float16),
+        (1, float("-inf"), 51, torch.bfloat16),
+        (1, float("nan"), 51, torch.float32),
+        (5, float("nan"), 50, torch.float16),
+        (3, float("inf"), 51, torch.float32),
+    ],
+)
+def test_what_is_not_finite_reaches_every_sum_of_its_token(n_tokens, bad, n_columns, dtype) -> None:
+    """As in torch, where a zero makes NaN of it; and no other token. The largest numbers are finite."""
+    weight = torch.zeros(6, n_columns, dtype=dtype)
     weight[:, 3] = 1.0
-    x = torch.randn(n_tokens, 50)
-    x[-1, 49] = bad
-    for bits in (8, 16):
-        found = few_tokens(x, with_places(weight, bits=bits), None, ahead=2)
+    walks = as_walks(weight, n_lanes=8, n_rows=4)
+    x = torch.randn(n_tokens, n_columns).to(dtype)
+    x[:, 5] = torch.finfo(dtype).max
+    assert bool(few_tokens(x, walks, None, ahead=1).isfinite().all())
+    for column in (n_columns - 1, n_columns - 2):
+        worse = x.clone()
+        worse[-1, column] = bad
+        found = few_tokens(worse, walks, None, ahead=1)
         assert bool(found[-1].isnan().all()) and bool(found[:-1].isfinite().all())
 
 
@@ -99,8 +142,10 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "race", lambda calls: [1.0, 1.0, 0.5][: len(calls)])
     monkeypatch.setattr(linear, "seconds_of", seconds)
     monkeypatch.setattr(plan, "seconds_of", seconds)
+    times = itertools.cycle([0.5, 1.0])
+    monkeypatch.setattr(recording, "kernel_seconds", lambda calls: next(times))
     monkeypatch.setattr(linear, "MOST_BYTES", 99.0)
-    monkeypatch.setattr(linear, "FEW_WAYS", ((8, 2),))  # the interpreter takes its time
+    monkeypatch.setattr(linear, "FEW_WAYS", ((8, 8, 1),))  # the interpreter takes its time
     monkeypatch.setattr(plan, "LEAST_WEIGHTS", 16)
 
 
@@ -128,7 +173,7 @@ def test_a_network_gives_what_torch_gives() -> None:
     model, x = Net().eval(), torch.randn(1, 2, 24)
     fast = network.SparseOnGpu(model, (x,), {})
     kernels = {step.name: step.kernel for step in fast.steps}
-    assert kernels["q"] == "places of 8 bits" and kernels["k"] == "with q" and kernels["o"].startswith("places")
+    assert kernels["q"] == "walks, 32-bit values" and kernels["k"] == "with q" and kernels["o"].startswith("walks")
     assert kernels["full"] == "dense" and kernels["few"] == kernels["conv1d"] == "torch"
     assert "no zeros" in str(fast) and not fast.latest.is_dense and fast.n_bytes > fast.n_dense_bytes
     for other in (x, torch.randn(1, 2, 24), torch.randn(1, 1, 24)):
@@ -139,6 +184,31 @@ def test_a_network_gives_what_torch_gives() -> None:
     before = {name: value.clone() for name, value in again.items()}
     fast(torch.randn(1, 2, 24))
     assert all(torch.equal(again[name], before[name]) for name in before)  # the caller's own
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_lstms_go_step_by_step() -> None:
+    torch.manual_seed(0)
+    x, state = torch.randn(1, 2, 12), (torch.randn(4, 1, 6), torch.randn(4, 1, 6))
+    both_ways = nn.LSTM(12, 6, num_layers=2, bidirectional=True, batch_first=True)
+    for model, inputs in ((both_ways, (x, state)), (nn.LSTMCell(12, 6, bias=False), (x[0],))):
+        for weight in model.parameters():
+            weight.data[torch.rand_like(weight) < 0.7] = 0
+        fast = network.SparseOnGpu(model.eval(), inputs, {})
+        assert fast.steps[0].kernel == "LSTM: walks, 32-bit values" and not fast.latest.is_dense
+        for found, expected in zip(pytree.tree_leaves(fast(*inputs)), pytree.tree_leaves(model(*inputs)), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_an_lstm_that_is_off_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.LSTMCell(12, 6).eval(), torch.randn(1, 12)
+    model.weight_ih.data[:, ::2] = 0
+    real = gates.gates
+    monkeypatch.setattr(gates, "gates", lambda sums, cell: tuple(1.1 * found for found in real(sums, cell)))
+    fast = network.SparseOnGpu(model, (x,), {})
+    assert fast.steps[0].kernel == "torch" and "LSTM" in fast.steps[0].note
+    assert torch.equal(fast(x)[0], model(x)[0])
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -166,7 +236,7 @@ def test_many_tokens_and_other_reasons_are_said() -> None:
     assert "40 tokens" in many.steps[0].note
     alone = torch.randn(24)  # a token without a dimension of tokens
     fast = network.SparseOnGpu(model, (alone,), {})
-    assert fast.steps[0].kernel == "places of 8 bits"
+    assert fast.steps[0].kernel == "walks, 32-bit values"
     torch.testing.assert_close(fast(alone), model(alone), rtol=1e-5, atol=1e-6)
     sums = network.SparseOnGpu(model.double(), (torch.randn(1, 24).double(),), {})
     assert "float64" in sums.steps[0].note
@@ -174,14 +244,14 @@ def test_many_tokens_and_other_reasons_are_said() -> None:
 
 @pytest.mark.usefixtures("on_cpu")
 def test_a_kernel_that_is_off_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = linear.with_places
+    real = linear.as_walks
 
-    def wrong(weight: Tensor, *, bits: int):
+    def wrong(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None):
         weight = weight.clone()
         weight[0] *= 1.5
-        return real(weight, bits=bits)
+        return real(weight, n_lanes=n_lanes, n_rows=n_rows, scales=scales)
 
-    monkeypatch.setattr(linear, "with_places", wrong)
+    monkeypatch.setattr(linear, "as_walks", wrong)
     model, x = Net().eval(), torch.randn(1, 1, 24)
     fast = network.SparseOnGpu(model, (x,), {})
     assert fast.latest.is_dense and all("off on the example" in step.note for step in fast.steps if step.name in "qko")

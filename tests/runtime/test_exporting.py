@@ -102,7 +102,7 @@ def test_a_folder_that_from_pretrained_loads(tmp_path: Path) -> None:
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in net.state_dict().items())
     assert [path.name for path in tmp_path.iterdir()] == ["net"]
     before = (tmp_path / "net" / "model.safetensors").stat().st_mtime_ns
-    with pytest.raises(OptionError, match="exists and is no empty folder"):
+    with pytest.raises(OptionError, match="exists and is not an empty folder"):
         export(net, tmp_path / "net", to="hf")
     assert (tmp_path / "net" / "model.safetensors").stat().st_mtime_ns == before
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_written(tmp_path: Path) 
         export(linear, path, to="pt", example=x)
     with pytest.raises(OptionError, match="to='tflite'"):
         export(linear, path, to="tflite")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="no path"):
+    with pytest.raises(OptionError, match="not a path"):
         export(linear, "", to="pt")
     with pytest.raises(DataError, match="example"):
         export(linear, path, to="pt2", example=torch.ones(2, 4))

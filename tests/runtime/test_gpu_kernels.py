@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runtime import ptx_machine
 from torch import Tensor
 
-from sipp.runtime.gpu.layouts import DEPTH, GROUP, LANES, ROWS, Places, with_places
+from sipp.runtime.gpu import assembly
+from sipp.runtime.gpu.layouts import MOST_COLUMNS, Walks, as_walks, depth_of, row_scales
 
 
-def weight_of(places: Places) -> Tensor:
-    """The dense weight that places stand for, entry by entry as the layout says."""
-    depth, made = places.depth, torch.zeros(places.shape, dtype=places.values.dtype)
-    values = places.values.view(-1, ROWS, LANES, depth)
-    steps = places.steps.view(-1, ROWS, LANES, depth).to(torch.int64)
-    if places.bits == 8:
-        firsts = places.firsts.view(-1, ROWS, LANES // GROUP, depth).to(torch.int64)
-        steps = steps + firsts.repeat_interleave(GROUP, 2)
-    for s in range(len(places.slices) - 1):
-        for block in range(int(places.slices[s]), int(places.slices[s + 1])):
-            for r in range(ROWS):
-                row = int(places.order[s * ROWS + r])
+def weight_of(walks: Walks) -> Tensor:
+    """The dense weight that walks stand for, step by step as the layout says."""
+    made = torch.zeros(walks.shape, dtype=torch.float64)
+    depth, threads = depth_of(walks.values.dtype), (walks.n_rows, walks.n_lanes)
+    values, distances = (
+        laid.view(-1, *threads, depth).permute(0, 3, 1, 2).reshape(-1, *threads)
+        for laid in (walks.values.double(), walks.distances.to(torch.int64))
+    )
+    starts = walks.starts.view(-1, *threads).to(torch.int64)
+    for s in range(len(walks.slices) - 1):
+        begin, end = int(walks.slices[s]), int(walks.slices[s + 1])
+        if walks.n_longer:
+            assert begin == s * walks.n_least + sum(min(s, n) for n in walks.n_longer)
+            assert end - begin == walks.n_least + sum(s < n for n in walks.n_longer)
+        place = starts[s].clone()
+        for step in range(begin * depth, end * depth):
+            place += distances[step]
+            for r in range(walks.n_rows):
+                row = int(walks.order[s * walks.n_rows + r])
+                scale = float(walks.scales[s * walks.n_rows + r]) if len(walks.scales) else 1.0
                 if row < 0:
-                    assert not values[block, r].any()
+                    assert not values[step, r].any()
                 else:
-                    made[row].index_add_(0, steps[block, r].flatten(), values[block, r].flatten())
+                    made[row].index_add_(0, place[r], values[step, r] * scale)
     return made
 
 
@@ -40,66 +52,168 @@ def weight_of(places: Places) -> Tensor:
     n_rows=st.integers(1, 10),
     n_columns=st.sampled_from([1, 2, 31, 256, 257, 900]),
     keep=st.sampled_from([0.0, 0.004, 0.1, 0.5, 1.0]),
-    bits=st.sampled_from([8, 16]),
-    depth=st.sampled_from([2, DEPTH]),
+    n_lanes=st.sampled_from([1, 8, 32]),
+    a_slice=st.sampled_from([1, 4]),
+    dtype=st.sampled_from([torch.float16, torch.float32]),
     seed=st.integers(0, 99),
 )
-def test_places_hold_the_weight(n_rows: int, n_columns: int, keep: float, bits: int, depth: int, seed: int) -> None:
+def test_walks_hold_the_weight(n_rows, n_columns, keep, n_lanes, a_slice, dtype, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(n_rows, n_columns, generator=generator)
-    weight = weight * (torch.rand(weight.shape, generator=generator) < keep)
+    weight = (weight * (torch.rand(weight.shape, generator=generator) < keep)).to(dtype)
     if seed % 3 == 0:
         weight[seed % n_rows] = 1.0
-    places = with_places(weight, bits=bits, depth=depth)
-    assert torch.equal(weight_of(places), weight)
-    per_slice = places.slices.diff()
-    assert places.n_even == (int(per_slice[0]) if bool((per_slice == per_slice[0]).all()) else 0)
+    assert torch.equal(weight_of(as_walks(weight, n_lanes=n_lanes, n_rows=a_slice)), weight.double())
 
 
 def test_columns_that_only_16_bits_reach() -> None:
-    weight = torch.zeros(3, 65536)
-    weight[0, [0, 32767, 32768, 65535]] = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    for bits in (8, 16):
-        assert torch.equal(weight_of(with_places(weight, bits=bits, depth=2)), weight)
+    weight = torch.zeros(3, MOST_COLUMNS)
+    weight[0, [0, 255, 511, 32767, 32768, 65535]] = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    weight[1, -1] = 7.0
+    for n_lanes in (1, 4):
+        assert torch.equal(weight_of(as_walks(weight, n_lanes=n_lanes, n_rows=2)), weight.double())
+
+
+def test_rows_of_many_lengths_are_looked_up() -> None:
+    """Slices with more numbers of blocks than can be told in numbers."""
+    weight = torch.ones(12, 120) * (torch.arange(120) < 10 * torch.arange(1, 13)[:, None])
+    walks = as_walks(weight, n_lanes=1, n_rows=1)
+    assert walks.n_longer == () and torch.equal(weight_of(walks), weight.double())
 
 
 def test_bytes_are_counted() -> None:
-    """At 90 % zeros: two bytes a value, one a place, an eighth for the first columns, and the gaps."""
+    """At 90 % zeros: two bytes a value, one a distance, and little for starts, bridges and ends of rows."""
     torch.manual_seed(0)
     weight = (torch.randn(64, 4096) * (torch.rand(64, 4096) < 0.1)).half()
-    places = with_places(weight, bits=8)
     n_kept = int((weight != 0).sum())
-    assert 3.125 * n_kept < places.n_bytes < 1.3 * 3.125 * n_kept
+    assert 3 * n_kept < as_walks(weight, n_lanes=8, n_rows=16).n_bytes < 1.2 * 3 * n_kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_rows_of_levels_are_known_by_their_scales(dtype: torch.dtype) -> None:
+    """As `sipp.save(values="int8")` leaves them; others are not, nor are these once a weight has moved."""
+    torch.manual_seed(0)
+    levels = torch.randint(-127, 128, (5, 300)) * (torch.rand(5, 300) < 0.3)
+    levels[:, 0], levels[2] = 127, 0
+    weight = (levels * torch.tensor([0.5, 1e-3, 1.0, 3.3, 0.07])[:, None]).to(dtype)
+    scales = row_scales(weight)
+    assert scales is not None
+    walks = as_walks(weight, n_lanes=8, n_rows=2, scales=scales)
+    assert walks.values.dtype == torch.int8
+    off_by = (weight_of(walks) - weight.double()).abs()
+    assert bool((off_by <= torch.finfo(dtype).eps * weight.double().abs()).all())
+    weight[4, 0] *= 1.3
+    assert row_scales(weight) is None and row_scales(torch.randn(5, 300).to(dtype)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "n_tokens"),
+    [
+        *((dtype, dtype, 1) for dtype in (torch.float16, torch.bfloat16, torch.float32)),
+        *((torch.int8, dtype, 1) for dtype in (torch.float16, torch.bfloat16, torch.float32)),
+        *((value, dtype, 4) for dtype in (torch.float16, torch.bfloat16) for value in (dtype, torch.int8)),
+    ],
+)
+def test_four_steps_in_ptx(value: torch.dtype, dtype: torch.dtype, n_tokens: int) -> None:
+    """Instruction by instruction: from a start on, over distances up to 255, four weights times their inputs."""
+    torch.manual_seed(0)
+    x = torch.randn(1200, n_tokens).to(dtype)
+    weights = (torch.randn(4) * 50).round().to(value)
+    start, distances, sums = 7, torch.tensor([0, 255, 128, 200]), torch.randn(4)
+    words = [int(word) & ptx_machine.WORD for word in weights.view(torch.int32)]
+    words += [0] * (4 - len(words))
+    size = x.itemsize * n_tokens
+    registers = {"$5": start * size, "$6": sum(int(d) << 8 * i for i, d in enumerate(distances))}
+    registers |= {f"${7 + i}": word for i, word in enumerate(words)}
+    registers |= {f"${11 + i}": ptx_machine.bits_of(float(s)) for i, s in enumerate(sums)}
+    shared = x.view(torch.uint8).numpy().tobytes()
+    found = ptx_machine.run(assembly.four_steps(value, dtype, n_tokens), registers, shared)
+    columns = start + distances.cumsum(0)
+    assert found["$0"] == int(columns[-1]) * size
+    new = torch.tensor([float(ptx_machine.float_of(found[f"${1 + t}"])) for t in range(4)], dtype=torch.float64)
+    products = weights.double()[:, None] * x[columns].double()
+    if n_tokens == 1:  # in two sums
+        torch.testing.assert_close(new[:2].sum(), sums[:2].double().sum() + products.sum(), rtol=1e-6, atol=1e-5)
+        assert torch.equal(new[2:], sums[2:].double())
+    else:
+        torch.testing.assert_close(new, sums.double() + products.sum(0), rtol=1e-6, atol=1e-5)
 
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: GPU kernels cannot be tested")
 
 
 def test_the_kernels_by_the_interpreter() -> None:
-    """In a process of its own: Triton decides whether to interpret when it is imported."""
-    script = Path(__file__).parent / "gpu_interpreted.py"
+    """Those of scoring too, in one process of their own: Triton decides whether to interpret when it is imported."""
+    here = Path(__file__).parent
+    scripts = (str(here / "gpu_interpreted.py"), str(here.parent / "scoring" / "kernels" / "interpreted.py"))
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", str(script), "-o", "addopts=", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *scripts, "-o", "addopts=", "-p", "no:cacheprovider"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "passed" in done.stdout and "skipped" not in done.stdout
 
 
-def test_the_kernel_compiles_for_a_gpu() -> None:
-    """For a Hopper GPU, which takes no GPU: values come 16 bytes a load, and nothing takes the way of shared memory."""
+AHEAD = 2
+
+
+def _compiled(value: torch.dtype, dtype: torch.dtype, n_tokens: int, capability: int):
+    """The kernel for a GPU of this kind, which takes no GPU."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from sipp.runtime.gpu import kernels
 
-    constants = {"ROWS": ROWS, "LANES": LANES, "DEPTH": DEPTH, "GROUP": GROUP, "LOOKED_AT": kernels.LOOKED_AT}
-    constants |= {"HAS_BIAS": False, "A_WORD": 1, "BITS": 8, "IS_EVEN": False, "EARLY": True, "AHEAD": 1}
-    pointers = {"steps": "*u8", "firsts": "*u16", "slices": "*i32", "order": "*i32"}
-    pointers |= dict.fromkeys(("x", "values", "bias", "out"), "*fp16")
-    names = kernels._few_tokens.arg_names
+    names, word = kernels._few_tokens.arg_names, torch.int32 if n_tokens == 1 else torch.int64
+    number, words = {torch.float16: "*fp16", torch.bfloat16: "*bf16"}[dtype], f"*i{word.itemsize * 8}"
+    mask, carry = (kernels._repeated(bits, dtype, word) for bits in kernels.EXPONENT[dtype])
+    constants = {
+        "HAS_BIAS": False, "HAS_SCALES": value == torch.int8, "ROWS": 16, "LANES": 16, "BITS": 8 * value.itemsize,
+        "DEPTH": depth_of(value), "A_WORD": n_tokens, "KNOWN": True, "MASK": mask, "CARRY": carry,
+        "EARLY": capability >= 90, "AHEAD": AHEAD, "A_COLUMN": 2 * n_tokens, "FOUR_AT_ONCE": True, "n_words": 1,
+        "DECLARED": assembly.declared(8192 * n_tokens), "FOUR": assembly.four_steps(value, dtype, n_tokens),
+    }  # fmt: skip
+    pointers = dict.fromkeys(("values", "distances", "slices", "order"), "*i32") | {"starts": "*u16", "scales": "*fp32"}
+    pointers |= {"x": number if n_tokens == 1 else words, "looked": words, "bias": number, "out": number}
     signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n == "n_looked"}
     source = ASTSource(kernels._few_tokens, signature, constexprs=constants, attrs=aligned)
-    text = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
-    assert "ld.global.v4.b32" in text and "griddepcontrol.wait" in text
-    assert text.count("st.shared") < 8  # of the look for what is not finite alone
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
+
+
+@pytest.mark.parametrize("value", [torch.float16, torch.int8])
+def test_the_kernel_compiled_for_hopper(value: torch.dtype) -> None:
+    """Neighbouring threads read neighbouring words, several at once; the input lies in shared memory and nothing else;
+    few instructions a weight."""
+    made = _compiled(value, torch.float16, 1, 90)
+    text = made.asm["ptx"]
+    assert "griddepcontrol.wait" in text and "ld.shared.b16" in text and made.metadata.shared == 0
+    loads = [line for line in text.splitlines() if "ld.global" in line and "@%p" in line]
+    assert sum(".v2.b32" in line for line in loads) >= 2 * AHEAD  # of weights
+    assert "ld.global.v4.b32" in text and "st.shared.v4.b32" in text  # of the input
+    of_warp = re.findall(r"sizePerThread = \[1, 2\], threadsPerWarp = \[(\d+), 1\]", made.asm["ttgir"])
+    assert set(of_warp) == {"32"}
+    assert _instructions_of_loop(made.asm["cubin"]) <= 8.5 * 2 * depth_of(value) * AHEAD
+
+
+def test_the_kernel_compiles_for_ampere() -> None:
+    assert "griddepcontrol" not in _compiled(torch.bfloat16, torch.bfloat16, 4, 80).asm["ptx"]
+
+
+def _instructions_of_loop(cubin: bytes) -> int:
+    """Of the loop that multiplies, as the assembler wrote it."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = subprocess.run([str(tool), "-c", file.name], capture_output=True, text=True, check=True).stdout
+    labels: dict[str, int] = {}
+    lines: list[str] = []
+    loops: list[list[str]] = []
+    for line in listing.splitlines():
+        if label := re.match(r"\s*\.(L_\w+):", line):
+            labels[label[1]] = len(lines)
+        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            lines.append(found[1])
+            if (jump := re.search(r"BRA.*\.(L_\w+)", found[1])) and jump[1] in labels:
+                loops.append(lines[labels[jump[1]] :])
+    return len(max(loops, key=lambda loop: sum("FFMA" in line for line in loop)))

@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 from language_models import KINDS, folder_of_language_model, language_model, sequences
+from safetensors.torch import load_file
 from torch import Tensor
 
 import sipp
+from sipp.allocation.patterns import breaking
 from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
 from sipp.inputs.scoring_task import task_of
+from sipp.records.pattern import pattern_of
 from sipp.runtime.exporting import export
 from sipp.scoring.routing import FEWEST_TOKENS
 from sipp.scoring.wanda import wanda
@@ -110,6 +113,53 @@ def test_an_expert_that_saw_too_few_tokens_is_left_alone_and_named(repair: bool 
             assert torch.equal(pruned.model.get_parameter(name)[3], model.get_parameter(name)[3])
 
 
+def without_weights(model: torch.nn.Module) -> torch.nn.Module:
+    accelerate = pytest.importorskip("accelerate")
+    with accelerate.init_empty_weights():
+        return type(model)(model.config)
+
+
+def on_disk(model: torch.nn.Module, data: Tensor, place: Path, **goal: object) -> torch.nn.Module:
+    """The model as transformers reads it from the folder that it was pruned to, from a folder of its own."""
+    model.save_pretrained(place / "dense")
+    sipp.prune_on_disk(without_weights(model), place / "dense", data, place / "out", progress=False, **goal)
+    found: torch.nn.Module = type(model).from_pretrained(place / "out", dtype=model.dtype).eval()
+    return found
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [*((kind, torch.float32) for kind in KINDS), ("Llama", torch.bfloat16)])
+def test_every_kind_goes_from_files_to_files(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """A mixture has one tensor of all experts, and one of each in its files, under other names."""
+    model, data = language_model(kind).to(dtype), sequences(8)
+    found = on_disk(model, data, tmp_path, pattern="2:4")
+    whole = sipp.prune(model, data, pattern="2:4", method="wanda", statements=False, progress=False)
+    differ = [name for name, t in whole.model.state_dict().items() if not torch.equal(t, found.state_dict()[name])]
+    assert not differ and {p.dtype for p in found.parameters()} == {dtype}
+    names = [{*load_file(path)} for path in (tmp_path / "dense").glob("*.safetensors")]
+    assert {name for path in (tmp_path / "out").glob("*.safetensors") for name in load_file(path)} == set.union(*names)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Mixtral"])
+def test_a_repair_keeps_the_pattern_from_files_to_files(kind: str, tmp_path: Path) -> None:
+    """Of columns, as GPT-2 has its weights, and of experts."""
+    model, data = language_model(kind), sequences(12)
+    cut = sipp.prune(model, None, pattern="2:4", method="wt", progress=False)
+    found = on_disk(model, data, tmp_path, pattern="2:4", repair=True)
+    masks = {name: found.get_parameter(name) != 0 for name in cut.masks}
+    assert sum(int(mask.sum()) for mask in masks.values()) == cut.kept
+    assert not breaking(masks, pattern_of("2:4"))
+
+
+def test_a_spared_expert_stays_as_it_is_from_files_to_files(tmp_path: Path) -> None:
+    model, data = routed(20)
+    with pytest.warns(UserWarning, match=r"fewer than .*model.layers.1.mlp.experts.*\(expert 3\)"):
+        found = on_disk(model, data, tmp_path, keep=0.5, repair=True)
+    for name, dense in model.named_parameters():
+        if "experts" in name:
+            same = [torch.equal(a, b) for a, b in zip(found.get_parameter(name), dense)]
+            assert same == [False, False, False, True], name
+
+
 @pytest.mark.parametrize("kind", ["GPT2", "Llama"])
 def test_a_model_with_a_cache_runs_sparse(kind: str) -> None:
     model, ids = language_model(kind), sequences(2, 8)
@@ -135,7 +185,7 @@ def test_a_folder_is_exported_with_all_that_belongs_to_it(tmp_path: Path) -> Non
     given = export(language_model("Llama"), tmp_path / "given", to="hf", tokenizer=words)
     assert "tokenizer.json" in given.beside
     assert "without a tokenizer" in str(export(language_model("Llama"), tmp_path / "bare", to="hf"))
-    with pytest.raises(OptionError, match="is no size"):
+    with pytest.raises(OptionError, match="is not a size"):
         export(model, tmp_path / "odd", to="hf", shard="large")
     with pytest.raises(OptionError, match="of to='hf'"):
         export(model, tmp_path / "net.pt", to="pt", values="bf16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.runtime.gpu import linear, plan, recording
+from sipp.native import pytree
+from sipp.runtime.gpu import kernels, linear, plan, recording, recurrent
+from sipp.runtime.gpu.layouts import as_walks, row_scales
 
 pytestmark = [
     pytest.mark.cuda,
@@ -28,6 +31,8 @@ def sparse_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(linear, "seconds_of", seconds)
     monkeypatch.setattr(plan, "seconds_of", seconds)
+    monkeypatch.setattr(recurrent, "LEAST_GAIN", math.inf)
+    monkeypatch.setattr(linear, "FEW_WAYS", linear.FEW_WAYS[:1])  # each is compiled for each kind of layer
     monkeypatch.setattr(linear, "MOST_BYTES", 99.0)
     monkeypatch.setattr(plan, "LEAST_WEIGHTS", 16)
     monkeypatch.setattr(recording, "race", lambda calls: [1.0, 1.0, 0.5][: len(calls)])
@@ -82,6 +87,45 @@ def test_two_of_four(dtype: torch.dtype) -> None:
     assert all(step.kernel.startswith("2:4") for step in fast.steps if step.keep is not None)
     expected = model(x).double()
     assert float((fast(x).double() - expected).abs().max()) <= CLOSE[dtype] * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("dtype", list(CLOSE))
+@pytest.mark.parametrize("n_tokens", [1, 5])
+@pytest.mark.parametrize(("n_columns", "n_lanes", "ahead"), [(512, 32, 2), (515, 16, 3), (4096, 8, 4), (30000, 32, 1)])
+@torch.no_grad()
+def test_sums_with_the_input_in_shared_memory_and_without(dtype, n_tokens, n_columns, n_lanes, ahead) -> None:
+    """Whatever is not in shared memory, because it is too large or no whole words, is read from where it is."""
+    torch.manual_seed(n_columns)
+    levels = torch.randint(-127, 128, (70, n_columns)) * (torch.rand(70, n_columns) < 0.2)
+    levels[:, 5], levels[3] = 127, 0
+    weight = (levels * torch.rand(70, 1) / 100).to("cuda", dtype)
+    x = torch.randn(n_tokens, n_columns).to("cuda", dtype)
+    exact, size = x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t()
+    for scales in (None, row_scales(weight)):
+        walks = as_walks(weight, n_lanes=n_lanes, n_rows=8 * 32 // n_lanes, scales=scales)
+        gap = (kernels.few_tokens(x, walks, None, ahead=ahead).double() - exact).abs()
+        own = 2**-20 if scales is None else torch.finfo(dtype).eps
+        assert bool((gap <= torch.finfo(dtype).eps * exact.abs() + own * size).all())
+        bad = x.clone()
+        bad[-1, -1] = float("-inf")
+        found = kernels.few_tokens(bad, walks, None, ahead=ahead)
+        assert bool(found[-1].isnan().all()) and bool(found[:-1].isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", list(CLOSE))
+@pytest.mark.usefixtures("sparse_wins")
+@torch.no_grad()
+def test_lstms(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 200).to("cuda", dtype)
+    for model, given in ((nn.LSTM(200, 96, num_layers=2, bidirectional=True), x), (nn.LSTMCell(200, 96), x[0])):
+        model = model.to("cuda", dtype).eval()
+        for weight in model.parameters():
+            weight.data[torch.rand_like(weight) < 0.8] = 0
+        fast = sipp.sparse(model, given)
+        assert fast.steps[0].kernel.startswith("LSTM: walks")
+        for found, expected in zip(pytree.tree_leaves(fast(given)), pytree.tree_leaves(model(given)), strict=True):
+            assert float((found.double() - expected.double()).abs().max()) <= CLOSE[dtype]
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""An example input in, the call of the model that it means out."""
+"""An example input in, the call of the model that it means out; and how far two outputs of it are apart."""
 
 from __future__ import annotations
 
@@ -116,3 +116,22 @@ def guessed_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
                 run_batch(model, Batch(index=0, where="a guess", args=args, kwargs={}, labels=None, n_points=2))
                 return args, {}
     raise OptionError("no example is given, and none could be guessed", fix="give an input of the network as example=")
+
+
+def off_by(found: list[Any], expected: list[Any]) -> float:
+    """The largest difference of an output, by its largest number; infinite where shapes or plain numbers differ."""
+    if [_kind(one) for one in found] != [_kind(one) for one in expected]:
+        return torch.inf
+    worst = 0.0
+    for one, other in zip(found, expected):
+        if isinstance(other, Tensor) and other.numel() and not torch.equal(one, other):
+            gap = (one.double() - other.double()).abs().max() / other.double().abs().max()
+            worst = max(worst, torch.inf if bool(gap.isnan()) else float(gap))
+    return worst
+
+
+def _kind(value: Any) -> Any:
+    """What must be equal of an output: a tensor's shape, a number or a text itself, the type of anything else."""
+    if isinstance(value, Tensor):
+        return value.shape
+    return value if isinstance(value, int | float | str) else type(value)

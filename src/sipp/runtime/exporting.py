@@ -24,6 +24,7 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.records.checking import check_choice, check_path
 from sipp.records.html import text_html
+from sipp.records.network_hash import raw_bytes
 from sipp.records.pruned_to import Given, network_of
 from sipp.runtime.examples import call_of, own_tensors, try_example
 from sipp.runtime.plain_copy import plain_copy
@@ -31,16 +32,13 @@ from sipp.runtime.programs import onnx_bytes, program_bytes
 from sipp.storage import standalone_reader
 from sipp.storage.files import publish, staged, write_atomic
 from sipp.storage.network_tensors import read_network
+from sipp.storage.sharded_weights import belonging
 from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
 
 Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
 TRACED: tuple[Target, ...] = ("pt2", "onnx")  # these need an example
 Values = Literal["same", "bf16", "fp16"]
 SHARD = "50GB"  # the largest file of weights, unless told otherwise: that of transformers
-BELONGING = (
-    "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "bpe.codes", "*.model",
-    "*.spm", "chat_template*", "preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*",
-)  # fmt: skip
 MARK = {"format": "pt"}  # by which readers of safetensors know whose tensors these are
 
 
@@ -108,7 +106,7 @@ def export(
         raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give pruned.model")
     check_choice("to", to, get_args(Target))
     if not isinstance(path, (str, PathLike)) or not Path(path).name or "\0" in str(path):
-        raise OptionError(f"path={path!r:.80} is no path of a file", fix="give one such as 'net.onnx'")
+        raise OptionError(f"path={path!r:.80} is not a path of a file", fix="give one such as 'net.onnx'")
     check_choice("values", values, get_args(Values))
     if to != "hf" and (values != "same" or shard != SHARD or tokenizer is not None):
         raise OptionError(f"values, shard and tokenizer are of to='hf', not of to={to!r}", fix="leave them out")
@@ -188,14 +186,14 @@ def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any
             fix="give a Hugging Face model, or export to safetensors",
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise OptionError(f"{folder} exists and is no empty folder", fix="give another name, or move it away")
+        raise OptionError(f"{folder} exists and is not an empty folder", fix="give another name, or move it away")
     made = staged(folder)
     try:
         try:
             try:
                 save(made, max_shard_size=shard)
             except (ValueError, TypeError) as error:
-                raise OptionError(f"shard={shard!r:.40} is no size ({error!s:.80})", fix="give '5GB'") from error
+                raise OptionError(f"shard={shard!r:.40} is not a size ({error!s:.80})", fix="give '5GB'") from error
             back = load(made, local_files_only=True)
             _check_same(dict(model.state_dict()), dict(back.state_dict()))
             beside = _belonging(model, made, tokenizer)
@@ -220,9 +218,8 @@ def _belonging(model: nn.Module, made: Path, tokenizer: Any) -> tuple[str, ...]:
     said = getattr(getattr(model, "config", None), "_name_or_path", "")
     folder = Path(said) if isinstance(said, str) and said else None
     if tokenizer is None and folder is not None and folder.is_dir():
-        for path in sorted({path for pattern in BELONGING for path in folder.glob(pattern)}):
-            # no link that leads elsewhere: a folder of others could name any file of this machine
-            if path.is_file() and path.resolve().parent == folder.resolve() and path.name not in before:
+        for path in belonging(folder):
+            if path.name not in before:
                 shutil.copyfile(path, made / path.name)
     return tuple(sorted(path.name for path in made.iterdir() if path.name not in before))
 
@@ -233,9 +230,5 @@ def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
         raise ModelError(f"{sorted({*state} ^ {*back})[:3]} were lost on the way", fix="report this network")
     for name, tensor in state.items():
         found = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
-        if tensor.shape != found.shape or not torch.equal(_bits(tensor), _bits(found)):
+        if tensor.shape != found.shape or not torch.equal(raw_bytes(tensor), raw_bytes(found)):
             raise ModelError("is not the same after it was written and read", where=name, fix="report this network")
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

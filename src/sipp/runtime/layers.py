@@ -35,7 +35,7 @@ def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
     bias = None if bias_ref is None else constants[bias_ref.value].contiguous()
     defaults: list[Any] = [(1, 1), (0, 0), (1, 1), 1]
     options = [*op.args[3:], *defaults[len(op.args[3:]) :]] if op.target is CONV else defaults
-    stride, padding, dilation = (_pair(option) for option in options[:3])
+    stride, padding, dilation = (pair(option) for option in options[:3])
     larger = None if op.larger is None else constants[op.larger].contiguous()
     return Layer(op, tuple(weight.shape), bias, larger, stride, padding, dilation, options[3]), weight
 
@@ -84,6 +84,7 @@ def _format_of(weight: Tensor) -> Any:
     return torch.channels_last if is_last else torch.contiguous_format
 
 
-def _pair(option: Any) -> tuple[int, int]:
+def pair(option: Any) -> tuple[int, int]:
+    """One number for rows and one for columns, of what may be one for both."""
     numbers = list(option) if isinstance(option, (list, tuple)) else [option]
     return (numbers * 2)[0], (numbers * 2)[1]

@@ -14,7 +14,7 @@ PATIENCE = 16  # calls of one more kind while the plan used longest ago is not u
 MOST_WAITING = 256  # kinds whose calls are counted
 BEYOND = (
     f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "
-    "pad inputs to fewer shapes, and give numbers that change as tensors"
+    "pad inputs to fewer shapes, and pass numbers that change as tensors"
 )
 
 

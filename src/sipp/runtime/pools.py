@@ -13,6 +13,7 @@ from sipp.native.machine_code import Arguments, bits_of, generate
 from sipp.native.processor import WIDE
 from sipp.runtime.buffers import Arena, Buffer
 from sipp.runtime.graph import ATEN, Op
+from sipp.runtime.layers import pair
 from sipp.runtime.steps import PreparedKernel, Step, Values
 
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
@@ -68,10 +69,10 @@ def _windows(op: Op, x: Tensor) -> tuple[_Windows, _Windows] | None:
         made = [_adaptive(n, m) for n, m in zip((height, width), size)]
         return made[0], made[1]
     args = [*op.args[1:], *[None] * 6][:6]
-    kernel = _pair(args[0])
-    stride, padding = _pair(args[1] or kernel), _pair(args[2] or 0)
+    kernel = pair(args[0])
+    stride, padding = pair(args[1] or kernel), pair(args[2] or 0)
     if op.target is MAX:
-        dilation, ceil, counts_padding = _pair(args[3] or 1), bool(args[4]), True
+        dilation, ceil, counts_padding = pair(args[3] or 1), bool(args[4]), True
     else:
         if args[5] is not None:
             return None
@@ -157,8 +158,3 @@ def _over_taps(b: Any, args: Arguments, is_max: bool, lanes: int, x: Any, start:
         else:
             b.store(b.fadd(value, have), cell)
     return b.load(cell)
-
-
-def _pair(option: Any) -> tuple[int, int]:
-    numbers = list(option) if isinstance(option, (list, tuple)) else [option]
-    return (numbers * 2)[0], (numbers * 2)[1]

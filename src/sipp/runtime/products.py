@@ -115,7 +115,7 @@ def _packed(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rou
     rows, columns = flat.nonzero()
     channels = columns // (flat.shape[1] // layer.shape[1])
     nth_round = channels * n_rounds // layer.shape[1]
-    at = places[_group(layer, rows), columns]
+    at = places[rows // (layer.shape[0] // layer.groups), columns]  # the row's group
     return pack(nth_round * len(flat) + rows, at, flat[rows, columns], n_rounds * len(flat), unit)
 
 
@@ -130,10 +130,6 @@ def _places(layer: Layer, source: Operand) -> np.ndarray:
         step = layer.stride[1]
         return (channel + row + column % step * source.phase + column // step * source.n).reshape(layer.groups, -1)
     return (channel + row + column * source.n).reshape(layer.groups, -1)
-
-
-def _group(layer: Layer, rows: np.ndarray) -> np.ndarray:
-    return rows // (layer.shape[0] // layer.groups)
 
 
 def _kernel(

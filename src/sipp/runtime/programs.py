@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.extras import needed_for
 from sipp.native import pytree
-from sipp.runtime.examples import copies
+from sipp.runtime.examples import copies, off_by
 from sipp.storage.tensors import in_own_memory
 
 AGREEMENT = 1e-4  # of the largest number of an output
@@ -155,23 +155,13 @@ def _compared(model: nn.Module, call: Call, run: Callable[[Call], list[Any]], wh
     own, others = copies(*call), copies(*call)  # a network may write to its input
     with torch.no_grad():
         expected = [value for value in pytree.tree_leaves(model(*own[0], **own[1])) if isinstance(value, Tensor)]
-        found = [value for value in run(others) if isinstance(value, Tensor)]
-    if [one.shape for one in found] != [one.shape for one in expected]:
-        raise ModelError(f"{what} gives other outputs than the network", fix="report this network")
-    worst = max((_off_by(one, other) for one, other in zip(found, expected)), default=0.0)
+        worst = off_by([value for value in run(others) if isinstance(value, Tensor)], expected)
     if not worst <= AGREEMENT:
         raise ModelError(
             f"{what} differs from the network by {worst:.1e} on the example, more than {AGREEMENT:.0e}",
             fix="see that the network gives finite numbers there, and the same in every call",
         )
     return worst
-
-
-def _off_by(found: Tensor, expected: Tensor) -> float:
-    if not expected.numel() or torch.equal(found, expected):
-        return 0.0
-    gap, scale = (found.double() - expected.double()).abs().max(), expected.double().abs().max()
-    return float(gap / scale)  # NaN and infinity, also of a scale of 0, are refused
 
 
 def _other_way(model: nn.Module) -> str:

@@ -36,7 +36,7 @@ from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.plan import Plan, flat_inputs, make_plan, table_of, whole_plan
 from sipp.runtime.plan_cache import BEYOND, Compiled, PlanCache
 from sipp.runtime.steps import Step
-from sipp.runtime.table import sparse_html, sparse_table
+from sipp.runtime.table import Words, as_html, as_text, sparse_words, steps_table
 
 TRIALS = 2
 NOT_FINITE = object()
@@ -209,11 +209,14 @@ class Sparse:
         return f"<Sparse {type(self._model).__name__}: {ratio}; print() shows what runs where>"
 
     def __str__(self) -> str:
-        return sparse_table(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
+        return as_text(steps_table(self.steps), self._words())
 
     def _repr_html_(self) -> str:
-        shown = sparse_html(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
+        shown = as_html(steps_table(self.steps), self._words())
         return view(f"{type(self._model).__name__}, compiled for this CPU", shown)
+
+    def _words(self) -> Words:
+        return sparse_words(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
 
 
 def _copied(value: Any) -> Any:

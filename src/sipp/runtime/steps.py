@@ -131,7 +131,8 @@ def torch_step(op: Op, note: str = "") -> Step:
     if op.target is ATEN.view_as_complex.default:
         target = _complex
     flat = [arg.value if isinstance(arg, Ref) else None for arg in op.args]
-    is_flat = not op.kwargs and not any(isinstance(arg, (list, tuple, dict)) and _has_ref(arg) for arg in op.args)
+    inside = pytree.tree_leaves([arg for arg in op.args if isinstance(arg, (list, tuple, dict))])
+    is_flat = not op.kwargs and not any(isinstance(leaf, Ref) for leaf in inside)
 
     def fast(values: Values) -> None:
         if is_flat:
@@ -152,7 +153,3 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> 
 def _complex(x: Tensor) -> Tensor:
     """Complex numbers of pairs, which have to lie side by side."""
     return torch.view_as_complex(x.contiguous())
-
-
-def _has_ref(template: Any) -> bool:
-    return any(isinstance(leaf, Ref) for leaf in pytree.tree_leaves(template))

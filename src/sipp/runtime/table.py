@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.table import Table
 
-from sipp.records.display import text_of
+from sipp.records.display import plain_table, text_of
 from sipp.records.html import labels_html, table_html
 from sipp.runtime.graph import reads_memory
 from sipp.runtime.plan import Plan
@@ -14,16 +13,6 @@ from sipp.runtime.steps import Step
 
 MS, MB = 1e3, 1e6
 Words = tuple[tuple[str, str], ...]  # labels and texts
-
-
-def sparse_table(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> str:
-    """One line for every step, and what it comes to."""
-    return as_text(steps_table(plan.steps), _words(plan, compiled, n_bytes, n_dense_bytes, seconds))
-
-
-def sparse_html(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> str:
-    """The same for a notebook."""
-    return as_html(steps_table(plan.steps), _words(plan, compiled, n_bytes, n_dense_bytes, seconds))
 
 
 def as_text(table: Table, said: Words) -> str:
@@ -38,13 +27,8 @@ def as_html(table: Table, said: Words) -> str:
 
 def steps_table(steps: list[Step], *, with_notes: bool = False) -> Table:
     """One line for every step; with notes, those left to torch are named only where it is said why."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("node", overflow="fold")
-    table.add_column("kernel")
-    for column in ("kept", "kB dense", "kB here", "ms dense", "ms here"):
-        table.add_column(column, justify="right")
-    if with_notes:
-        table.add_column("why", overflow="fold")
+    columns = ("node", "kernel", "kept", "kB dense", "kB here", "ms dense", "ms here")
+    table = plain_table(*columns, *(["why"] if with_notes else []), texts=("kernel", "why"), tight=True)
     for step in steps:
         if with_notes and step.kernel == "torch" and not step.note:
             continue
@@ -63,7 +47,7 @@ def left_to_torch(steps: list[Step]) -> str:
     return ", ".join(sorted({step.name.rstrip("_0123456789") for step in steps if step.kernel == "torch"})) or "nothing"
 
 
-def _words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> Words:
+def sparse_words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> Words:
     """What it comes to, as labels and texts."""
     ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} points at a time"
     if compiled.is_dense:

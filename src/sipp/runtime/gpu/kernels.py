@@ -1,11 +1,11 @@
 """A linear layer on few tokens in Triton: weights without zeros are read once, only kept ones cost time.
 
-A program goes through the blocks of a slice: while it multiplies one, the next one or two are on their way.
-Each weight picks its input from the cache nearest to the processor, where the look for numbers that are not finite
-has put it: a zero would have turned these into NaN, so all sums of such a token do. Sums are float32.
+A program owns the rows of a slice. Its first blocks of weights are on their way before anything else; meanwhile the
+input is looked through and put into shared memory, from which each weight picks its own. A block that was used makes
+room for one further on. A zero times what is not finite would have been NaN, so all sums of such a token are.
+Sums are float32.
 
-On Hopper GPUs and newer a kernel starts early, before the one in front of it has ended, and reads its
-first weights meanwhile.
+On Hopper GPUs and newer a kernel starts early, before the one in front of it has ended.
 """
 
 from __future__ import annotations
@@ -16,20 +16,28 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sipp.runtime.gpu.layouts import GROUP, LANES, ROWS, Places
+from sipp.runtime.gpu import assembly
+from sipp.runtime.gpu.layouts import LEVELS, Walks, depth_of
 
-LOOKED_AT = 1024  # inputs at a time, for numbers that are not finite
 WARP = 32  # threads
+LONGER = [f"longer_{i + 1}" for i in range(LEVELS)]
+ALIGNED = 16  # what Triton looks for in numbers and addresses
 STARTS_EARLY = (9, 0)  # compute capability
 TURNED = 64  # columns of one program that lays several tokens side by side
+# bits of the exponent of a number, which are all 1 where it is not finite; the sign comes after them
+EXPONENT = {torch.float16: (0x7C00, 0x0400), torch.bfloat16: (0x7F80, 0x0080), torch.float32: (0x7F800000, 0x00800000)}
+STORE_4, STORE_8, STORE_16 = (tl.constexpr(a) for a in (assembly.STORE_4, assembly.STORE_8, assembly.STORE_16))
+OPERANDS, ANY_BEHIND_BARRIER = tl.constexpr(assembly.OPERANDS), tl.constexpr(assembly.ANY_BEHIND_BARRIER)
 
 
-def few_tokens(x: Tensor, weight: Places, bias: Tensor | None, *, ahead: int) -> Tensor:
-    """x (tokens x columns) times the weight's transpose, plus the bias; 1 or 2 blocks are on their way."""
-    early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= STARTS_EARLY
+def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> Tensor:
+    """x (tokens x columns) times the weight's transpose, plus the bias; up to 4 blocks are on their way."""
+    is_nvidia = x.is_cuda and torch.version.hip is None  # torch calls AMD's GPUs cuda too
+    early = is_nvidia and torch.cuda.get_device_capability(x.device) >= STARTS_EARLY
     launch = {"launch_pdl": True} if early else {}
     n_tokens, (n_rows, n_columns) = len(x), weight.shape
     out = torch.empty(n_tokens, n_rows, dtype=x.dtype, device=x.device)
+    dtype, n_threads = x.dtype, weight.n_rows * weight.n_lanes
     a_word = 1 if n_tokens == 1 else 8 // x.itemsize  # tokens that a thread reads in one load
     n_words = triton.cdiv(n_tokens, a_word)
     if n_tokens > 1:
@@ -38,14 +46,33 @@ def few_tokens(x: Tensor, weight: Places, bias: Tensor | None, *, ahead: int) ->
             x, turned, n_tokens, n_columns, n_words * a_word, triton.next_power_of_2(n_words * a_word), TURNED, early,
             **launch,
         )  # fmt: skip
-        x = turned.view(torch.int64)
+        x, looked = turned.view(torch.int64), turned.view(torch.int64)
+    else:
+        is_whole = all(n * x.itemsize % 4 == 0 for n in (n_columns, x.storage_offset()))
+        looked = x.view(-1).view(torch.int32 if is_whole else torch.int16)
+    n_looked = looked.numel() // n_words
+    chunk = n_threads * 16 if n_tokens == 1 else n_threads * 8  # bytes of the input at a time
+    shared = triton.cdiv(n_looked * looked.itemsize, chunk) * chunk
+    in_shared = is_nvidia and looked.dtype != torch.int16 and a_word != 2 and shared <= assembly.MOST_SHARED
+    # by these Triton knows that a thread can read, and so has, four neighbouring words
+    four_at_once = n_looked % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
+    mask, carry = (_repeated(bits, dtype, looked.dtype) for bits in EXPONENT[dtype])
     _few_tokens[(len(weight.slices) - 1, n_words)](
-        x, weight.values, weight.steps, weight.firsts, weight.slices, weight.order, out if bias is None else bias, out,
-        n_rows, n_columns, n_tokens, n_words, weight.n_even,
-        bias is not None, ROWS, LANES, weight.depth, GROUP, a_word, weight.bits, weight.n_even > 0, LOOKED_AT, early,
-        ahead, num_warps=ROWS * LANES // WARP, **launch,
+        x, looked, weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts, weight.slices,
+        weight.order, weight.scales, out if bias is None else bias, out,
+        n_rows, n_looked, n_tokens, n_words, weight.n_least, *(weight.n_longer or (0,) * LEVELS),
+        bias is not None, weight.values.dtype == torch.int8, weight.n_rows, weight.n_lanes,
+        weight.values.itemsize * 8, depth_of(weight.values.dtype), a_word, bool(weight.n_longer), mask, carry, early,
+        ahead, x.itemsize if n_tokens == 1 else 8, four_at_once, assembly.declared(shared) if in_shared else "",
+        assembly.four_steps(weight.values.dtype, dtype, a_word) if in_shared else "",
+        num_warps=max(1, n_threads // WARP), **launch,
     )  # fmt: skip
     return out
+
+
+def _repeated(bits: int, dtype: torch.dtype, word: torch.dtype) -> int:
+    """The bits of a number in each of those that a word holds."""
+    return sum(bits << 8 * dtype.itemsize * i for i in range(word.itemsize // dtype.itemsize))
 
 
 @triton.jit
@@ -64,8 +91,13 @@ def _turn(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _or(a, b):  # type: ignore[no-untyped-def]
+    return a | b
+
+
+@triton.jit
 def _part(word, PART: tl.constexpr, like):  # type: ignore[no-untyped-def]
-    """Number PART of those packed in 64 bits, as float32."""
+    """Number PART of those packed in a word, as float32."""
     if like.dtype.element_ty == tl.float32:
         part = (word >> (32 * PART)).to(tl.int32).to(tl.float32, bitcast=True)
     else:
@@ -74,115 +106,226 @@ def _part(word, PART: tl.constexpr, like):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block(  # type: ignore[no-untyped-def]
-    values, steps, firsts, ahead, end, at, group_at, A_BLOCK: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr
-):
-    """Block number `ahead`, or zeros where that is past the end."""
-    is_there = ahead < end
-    value = tl.load(values + ahead * A_BLOCK + at, is_there, other=0.0)
-    step = tl.load(steps + ahead * A_BLOCK + at, is_there, other=0)
-    if BITS == 16:
-        first = step
-    else:
-        first = tl.load(firsts + ahead * (A_BLOCK // GROUP) + group_at, is_there, other=0)
-    return value, step, first
+def _load(values, distances, block, n_blocks, at, distance_at, A_BLOCK: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two blocks as words: the values and distances of one, and of the other. Zeros past the end."""
+    there, next_there = block < n_blocks, block + 1 < n_blocks
+    values += block * (A_BLOCK * BITS // 32)
+    distances += block * (A_BLOCK // 4)
+    value = tl.load(values + at, there, other=0)
+    distance = tl.load(distances + distance_at, there, other=0)
+    next_value = tl.load(values + A_BLOCK * BITS // 32 + at, next_there, other=0)
+    next_distance = tl.load(distances + A_BLOCK // 4 + distance_at, next_there, other=0)
+    return value, distance, next_value, next_distance
 
 
 @triton.jit
-def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: PLR0912
-    x, values, steps, firsts, slices, order, bias, out, n_rows, n_columns, n_tokens, n_words, n_blocks,
-    HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
-    A_WORD: tl.constexpr, BITS: tl.constexpr, IS_EVEN: tl.constexpr, LOOKED_AT: tl.constexpr, EARLY: tl.constexpr,
-    AHEAD: tl.constexpr,
+def _multiplied(x, place, weight, token_word, n_words, a, b, c, d, A_WORD: tl.constexpr, like):  # type: ignore[no-untyped-def]
+    """The sums with a weight times its inputs."""
+    if A_WORD == 1:
+        a += weight * tl.load(x + place).to(tl.float32)
+    else:
+        word = tl.load(x + place * n_words + token_word)
+        a += weight * _part(word, 0, like)
+        b += weight * _part(word, 1, like)
+        if A_WORD == 4:
+            c += weight * _part(word, 2, like)
+            d += weight * _part(word, 3, like)
+    return a, b, c, d
+
+
+@triton.jit
+def _four(  # type: ignore[no-untyped-def]
+    x, place, step, v0, v1, v2, v3, token_word, n_words, a, b, c, d, like, BITS: tl.constexpr, A_WORD: tl.constexpr,
+    FOUR: tl.constexpr,
+):  # fmt: skip
+    """Four steps of a walk: the new place, and the sums with four weights times their inputs."""
+    if FOUR != "":
+        place, a, b, c, d = tl.inline_asm_elementwise(
+            FOUR, OPERANDS, [place, step, v0, v1, v2, v3, a, b, c, d],
+            dtype=(tl.int32, tl.float32, tl.float32, tl.float32, tl.float32), is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        if BITS == 8:
+            w0, w1, w2, w3 = (v0 << 24) >> 24, (v0 << 16) >> 24, (v0 << 8) >> 24, v0 >> 24
+        elif BITS == 16:
+            w0, w1, w2, w3 = _part(v0, 0, like), _part(v0, 1, like), _part(v1, 0, like), _part(v1, 1, like)
+        else:
+            w0, w1, w2, w3 = _part(v0, 0, like), _part(v1, 0, like), _part(v2, 0, like), _part(v3, 0, like)
+        place += step & 255
+        a, b, c, d = _multiplied(x, place, w0.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        place += (step >> 8) & 255
+        a, b, c, d = _multiplied(x, place, w1.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        place += (step >> 16) & 255
+        a, b, c, d = _multiplied(x, place, w2.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        place += (step >> 24) & 255
+        a, b, c, d = _multiplied(x, place, w3.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+    return place, a, b, c, d
+
+
+@triton.jit
+def _block(  # type: ignore[no-untyped-def]
+    x, place, value, step, token_word, n_words, a, b, c, d, like, BITS: tl.constexpr, A_WORD: tl.constexpr,
+    FOUR: tl.constexpr,
+):  # fmt: skip
+    """The steps of a block."""
+    if BITS == 32:
+        even, odd = tl.split(tl.reshape(value, (value.shape[0], 2, 2)))
+        v0, v2 = tl.split(even)
+        v1, v3 = tl.split(odd)
+    else:
+        v0, v1 = tl.split(value)
+        v2, v3 = v1, v1
+    if BITS == 8:
+        step, next_step = tl.split(step)
+        place, a, b, c, d = _four(
+            x, place, step, v0, v0, v0, v0, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR
+        )
+        step, v0 = next_step, v1
+    return _four(x, place, step, v0, v1, v2, v3, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR)
+
+
+@triton.jit
+def _two_blocks(  # type: ignore[no-untyped-def]
+    x, place, value, step, next_value, next_step, token_word, n_words, a, b, c, d, like, BITS: tl.constexpr,
+    A_WORD: tl.constexpr, FOUR: tl.constexpr,
+):  # fmt: skip
+    place, a, b, c, d = _block(x, place, value, step, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR)
+    return _block(x, place, next_value, next_step, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_tokens", "n_least", *LONGER])
+def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
+    x, looked, values, distances, starts, slices, order, scales, bias, out,
+    n_rows, n_looked, n_tokens, n_words, n_least, longer_1, longer_2, longer_3, longer_4, longer_5,
+    HAS_BIAS: tl.constexpr, HAS_SCALES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, BITS: tl.constexpr,
+    DEPTH: tl.constexpr, A_WORD: tl.constexpr, KNOWN: tl.constexpr, MASK: tl.constexpr, CARRY: tl.constexpr,
+    EARLY: tl.constexpr, AHEAD: tl.constexpr, A_COLUMN: tl.constexpr, FOUR_AT_ONCE: tl.constexpr,
+    DECLARED: tl.constexpr, FOUR: tl.constexpr,
 ):  # fmt: skip
     """One slice, for the tokens of one word of 64 bits, or for the only token."""
     s = tl.program_id(0)
     token_word = tl.program_id(1)
-    if IS_EVEN:  # no need to wait for where it lies
-        begin = s * n_blocks
-        end = begin + n_blocks
+    if KNOWN:  # no need to wait for where it lies
+        begin = s * n_least + tl.minimum(s, longer_1) + tl.minimum(s, longer_2) + tl.minimum(s, longer_3)
+        begin += tl.minimum(s, longer_4) + tl.minimum(s, longer_5)
+        end = (s + 1) * n_least + tl.minimum(s + 1, longer_1) + tl.minimum(s + 1, longer_2)
+        end += tl.minimum(s + 1, longer_3) + tl.minimum(s + 1, longer_4) + tl.minimum(s + 1, longer_5)
+        n = end - begin
     else:
         begin = tl.load(slices + s)
-        end = tl.load(slices + s + 1)
-    r = tl.arange(0, ROWS)
-    row = tl.load(order + s * ROWS + r)
-    SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    A_BLOCK: tl.constexpr = ROWS * LANES * DEPTH
-    lane = tl.arange(0, LANES)[None, :, None]
-    d = tl.arange(0, DEPTH)[None, None, :]
-    at = (r[:, None, None] * LANES + lane) * DEPTH + d
-    group_at = (r[:, None, None] * (LANES // GROUP) + lane // GROUP) * DEPTH + d
-    ahead = begin.to(tl.int64)  # a number, not pointers: Triton may carry these through shared memory
-    next_value, next_step, next_first = _block(
-        values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
-    )  # fmt: skip
-    if AHEAD == 2:
-        ahead += 1
-        later_value, later_step, later_first = _block(
-            values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
-        )  # fmt: skip
+        n = tl.load(slices + s + 1) - begin
+    THREADS: tl.constexpr = ROWS * LANES
+    A_BLOCK: tl.constexpr = THREADS * DEPTH
+    thread = tl.arange(0, THREADS)  # in one dimension: of two, Triton may put neighbours into different warps
+    WORDS: tl.constexpr = DEPTH * BITS // 32
+    at = thread[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
+    if DEPTH == 8:
+        distance_at = thread[:, None] * 2 + tl.arange(0, 2)[None, :]
+    else:
+        distance_at = thread
+    values += begin.to(tl.int64) * (A_BLOCK * BITS // 32)
+    distances += begin.to(tl.int64) * (A_BLOCK // 4)
+    v0, s0, w0, t0 = _load(values, distances, 0, n, at, distance_at, A_BLOCK, BITS)
+    if AHEAD >= 2:
+        v1, s1, w1, t1 = _load(values, distances, 2, n, at, distance_at, A_BLOCK, BITS)
+    if AHEAD >= 3:
+        v2, s2, w2, t2 = _load(values, distances, 4, n, at, distance_at, A_BLOCK, BITS)
+    if AHEAD >= 4:
+        v3, s3, w3, t3 = _load(values, distances, 6, n, at, distance_at, A_BLOCK, BITS)
+    place = tl.load(starts + s * THREADS + thread).to(tl.int32)
+    row = tl.load(order + s * ROWS + thread // LANES)
+    writes = (row >= 0) & (thread % LANES == 0)
+    scale = tl.full((THREADS,), 1.0, tl.float32)
+    if HAS_SCALES:
+        scale = tl.load(scales + s * ROWS + thread // LANES)
+    more = tl.zeros((THREADS,), tl.float32)
+    if HAS_BIAS:
+        more = tl.load(bias + row, writes, other=0.0).to(tl.float32)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    lost = tl.zeros((LOOKED_AT,), tl.float32)
-    lost_1 = lost
-    lost_2 = lost
-    lost_3 = lost
-    for start in range(0, n_columns, LOOKED_AT):
-        column = start + tl.arange(0, LOOKED_AT)
+
+    CHUNK: tl.constexpr = THREADS * 4 if A_WORD == 1 else THREADS
+    k = tl.arange(0, CHUNK)
+    bad = tl.zeros((CHUNK,), looked.dtype.element_ty)
+    if FOUR != "":
+        base = tl.inline_asm_elementwise(DECLARED, "=r,r", [s], dtype=tl.int32, is_pure=False, pack=1)
+        place = base + place * A_COLUMN
+    for i in range(0, n_looked, CHUNK):
         if A_WORD == 1:
-            lost += tl.load(x + column, column < n_columns, other=0.0).to(tl.float32) * 0.0
+            word = tl.load(looked + i + k, i + k < n_looked, other=0)
         else:
-            word = tl.load(x + column * n_words + token_word, column < n_columns, other=0)
-            lost += _part(word, 0, out) * 0.0
-            lost_1 += _part(word, 1, out) * 0.0
-            if A_WORD == 4:
-                lost_2 += _part(word, 2, out) * 0.0
-                lost_3 += _part(word, 3, out) * 0.0
-    total = tl.zeros((ROWS, LANES), tl.float32)
-    total_1 = total
-    total_2 = total
-    total_3 = total
-    for _ in range(begin, end):
-        value = next_value.to(tl.float32)
-        k = next_step.to(tl.uint32)
-        if BITS == 8:
-            k += next_first.to(tl.uint32)
-        ahead += 1
-        if AHEAD == 2:
-            next_value = later_value
-            next_step = later_step
-            next_first = later_first
-            later_value, later_step, later_first = _block(
-                values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
-            )  # fmt: skip
-        else:
-            next_value, next_step, next_first = _block(
-                values, steps, firsts, ahead, end, at, group_at, A_BLOCK, GROUP, BITS
-            )  # fmt: skip
-        if A_WORD == 1:
-            place = (x.to(tl.pointer_type(tl.uint8)) + k * SIZE).to(x.dtype)  # 32 bits: half the instructions
-            total += tl.sum(value * tl.load(place).to(tl.float32), axis=2)
-        else:
-            word = tl.load(x + k * n_words + token_word)
-            total += tl.sum(value * _part(word, 0, out), axis=2)
-            total_1 += tl.sum(value * _part(word, 1, out), axis=2)
-            if A_WORD == 4:
-                total_2 += tl.sum(value * _part(word, 2, out), axis=2)
-                total_3 += tl.sum(value * _part(word, 3, out), axis=2)
+            word = tl.load(looked + (i + k) * n_words + token_word, i + k < n_looked, other=0)
+        bad |= (word & MASK) + CARRY
+        if FOUR != "":
+            to = base + (i + k) * (4 if A_WORD == 1 else 8)
+            if A_WORD == 1 and FOUR_AT_ONCE:
+                tl.inline_asm_elementwise(
+                    STORE_16, "=r,=r,=r,=r,r,r,r,r,r,r,r,r", [word, to], dtype=tl.int32, is_pure=False, pack=4
+                )
+            elif A_WORD == 1:
+                tl.inline_asm_elementwise(STORE_4, "=r,r,r", [word, to], dtype=tl.int32, is_pure=False, pack=1)
+            else:
+                tl.inline_asm_elementwise(STORE_8, "=r,l,r", [word, to], dtype=tl.int32, is_pure=False, pack=1)
+    SIZE: tl.constexpr = out.dtype.element_ty.primitive_bitwidth
+    if FOUR != "" and A_WORD == 1:
+        own = tl.reduce(tl.reshape(bad, (THREADS, 4)), 1, _or)
+        is_bad = ((own >> 31) | (own >> (SIZE - 1))) & 1
+        is_bad = tl.inline_asm_elementwise(ANY_BEHIND_BARRIER, "=r,r", [is_bad], dtype=tl.int32, is_pure=False, pack=1)
+    elif FOUR != "":
+        tl.debug_barrier()
+
+    a = tl.zeros((THREADS,), tl.float32)
+    b = tl.zeros((THREADS,), tl.float32)
+    c = tl.zeros((THREADS,), tl.float32)
+    d = tl.zeros((THREADS,), tl.float32)
+    for i in range(0, n, 2 * AHEAD):
+        place, a, b, c, d = _two_blocks(
+            x, place, v0, s0, w0, t0, token_word, n_words, a, b, c, d, out, BITS, A_WORD, FOUR
+        )  # fmt: skip
+        v0, s0, w0, t0 = _load(values, distances, i + 2 * AHEAD, n, at, distance_at, A_BLOCK, BITS)
+        if AHEAD >= 2:  # noqa: SIM102 (known when it is compiled)
+            if i + 2 < n:
+                place, a, b, c, d = _two_blocks(
+                    x, place, v1, s1, w1, t1, token_word, n_words, a, b, c, d, out, BITS, A_WORD, FOUR
+                )  # fmt: skip
+                v1, s1, w1, t1 = _load(values, distances, i + 2 * AHEAD + 2, n, at, distance_at, A_BLOCK, BITS)
+        if AHEAD >= 3:  # noqa: SIM102 (known when it is compiled)
+            if i + 4 < n:
+                place, a, b, c, d = _two_blocks(
+                    x, place, v2, s2, w2, t2, token_word, n_words, a, b, c, d, out, BITS, A_WORD, FOUR
+                )  # fmt: skip
+                v2, s2, w2, t2 = _load(values, distances, i + 2 * AHEAD + 4, n, at, distance_at, A_BLOCK, BITS)
+        if AHEAD >= 4:  # noqa: SIM102 (known when it is compiled)
+            if i + 6 < n:
+                place, a, b, c, d = _two_blocks(
+                    x, place, v3, s3, w3, t3, token_word, n_words, a, b, c, d, out, BITS, A_WORD, FOUR
+                )  # fmt: skip
+                v3, s3, w3, t3 = _load(values, distances, i + 2 * AHEAD + 6, n, at, distance_at, A_BLOCK, BITS)
+
     token = token_word * A_WORD
-    _finish(total, lost, bias, out, row, token, n_rows, n_tokens, HAS_BIAS)
-    if A_WORD > 1:
-        _finish(total_1, lost_1, bias, out, row, token + 1, n_rows, n_tokens, HAS_BIAS)
-    if A_WORD == 4:
-        _finish(total_2, lost_2, bias, out, row, token + 2, n_rows, n_tokens, HAS_BIAS)
-        _finish(total_3, lost_3, bias, out, row, token + 3, n_rows, n_tokens, HAS_BIAS)
+    to = out + token * n_rows + row
+    if A_WORD == 1:
+        if FOUR == "":
+            found = tl.reduce(bad, 0, _or)
+            is_bad = (found >> (looked.dtype.element_ty.primitive_bitwidth - 1)) | (found >> (SIZE - 1))
+        _finish(a + b, is_bad, scale, more, to, writes, LANES)
+    else:
+        found = tl.reduce(bad, 0, _or)
+        _finish(a, found >> (SIZE - 1), scale, more, to, writes, LANES)
+        _finish(b, found >> (2 * SIZE - 1), scale, more, to + n_rows, writes & (token + 1 < n_tokens), LANES)
+        if A_WORD == 4:
+            to += 2 * n_rows
+            _finish(c, found >> (3 * SIZE - 1), scale, more, to, writes & (token + 2 < n_tokens), LANES)
+            _finish(d, found >> (4 * SIZE - 1), scale, more, to + n_rows, writes & (token + 3 < n_tokens), LANES)
 
 
 @triton.jit
-def _finish(total, lost, bias, out, row, token, n_rows, n_tokens, HAS_BIAS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Writes the sums of one token; `lost` is NaN where a number of its input was not finite."""
-    result = tl.sum(total, axis=1) + tl.sum(lost, axis=0)
-    if HAS_BIAS:
-        result += tl.load(bias + row, row >= 0, other=0.0).to(tl.float32)
-    tl.store(out + token * n_rows + row, result.to(out.dtype.element_ty), (row >= 0) & (token < n_tokens))
+def _finish(total, is_bad, scale, more, to, writes, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Writes the sums of one token: NaN where the last bit says that a number of its input is not finite."""
+    THREADS: tl.constexpr = total.shape[0]
+    ROWS: tl.constexpr = THREADS // LANES
+    of_rows = tl.sum(tl.reshape(total, (ROWS, LANES)), axis=1)[:, None]
+    of_threads = tl.reshape(tl.broadcast_to(of_rows, (ROWS, LANES)), (THREADS,))
+    result = tl.where((is_bad & 1) != 0, float("nan"), of_threads * scale + more)
+    tl.store(to, result.to(to.dtype.element_ty), writes)

@@ -1,12 +1,11 @@
 """A weight with zeros in, the same weight without them out, laid out as the threads of `kernels.py` read it.
 
-    places of 8 bits    16 neighbouring weights of a row share their first column in 16 bits, and each says how far on
-                        it stands; a group ends early where 8 bits do not reach
-    places of 16 bits   each weight says its column
+Each thread walks along a row from kept weight to kept weight: it knows the column of its first one in 16 bits, and how
+far it is to the next in 8. Where that is further than 255 columns, a 0 stands in between. Neighbouring threads hold
+neighbouring weights of the row, as long as 8 bits reach: what they pick from the input lies close together.
 
-Rows are sorted by length and taken a few at a time, a slice; a slice is some blocks of rows x lanes x depth weights.
-A thread reads the `depth` weights of its lane in one load, while neighbouring lanes hold neighbouring weights of a row:
-what they pick from the input lies close together.
+Rows are sorted by length and taken a few at a time, a slice; a slice is some blocks, in each of which a thread has
+four weights (eight of int8): it reads their values at once, and their distances.
 """
 
 from __future__ import annotations
@@ -16,106 +15,132 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-ROWS, LANES = 4, 32  # of a slice: one warp a row
-DEPTH = 8  # weights that a thread reads in one load
-GROUP = 16  # weights that share a first column
 MOST_COLUMNS = 1 << 16  # that 16 bits can say
+FURTHEST = 255  # that 8 bits can say
+LIKELY = 170  # columns to the next weight on average, so that few are further than 255
+LEVELS = 5  # numbers of blocks, beyond the least, that need not be looked up
+MOST_INT8 = 127
 
 
 @dataclass(frozen=True)
-class Places:
-    """Weights with their places. Gaps, where a row is shorter than its slice or a group ends early, hold a 0."""
+class Walks:
+    """Values and distances. Where a walk is shorter than its slice it stays where it is, on zeros."""
 
     shape: tuple[int, int]
-    bits: int  # of a place: 8 or 16
-    depth: int
-    n_even: int  # blocks of a slice, where all have the same number, else 0
+    n_lanes: int  # threads a row
+    n_rows: int  # of a slice
+    n_least: int  # blocks that every slice has
+    n_longer: tuple[
+        int, ...
+    ]  # slices with more than that, with more than one more, ...; empty where that says too little
     slices: Tensor  # int32: the block with which each slice begins, and the end
     order: Tensor  # int32: the row of the weight that each row of the slices is; -1 for none
+    starts: Tensor  # uint16: the column with which each thread of each slice begins
     values: Tensor
-    steps: Tensor  # uint8: columns from the group's first; uint16: the column
-    firsts: Tensor  # uint16: a group's first column; empty for places of 16 bits
+    distances: Tensor  # uint8: columns from the weight before
+    scales: Tensor  # float32: what the values of each row of the slices are multiplied with; empty for 1
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.slices, self.order, self.values, self.steps, self.firsts
+        return self.slices, self.order, self.starts, self.values, self.distances, self.scales
 
     @property
     def n_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    def on(self, tensors: tuple[Tensor, ...]) -> Places:
+    def on(self, tensors: tuple[Tensor, ...]) -> Walks:
         """The same weight in other memory."""
-        slices, order, values, steps, firsts = tensors
-        return replace(self, slices=slices, order=order, values=values, steps=steps, firsts=firsts)
+        slices, order, starts, values, distances, scales = tensors
+        return replace(
+            self, slices=slices, order=order, starts=starts, values=values, distances=distances, scales=scales
+        )
 
 
-def with_places(weight: Tensor, *, bits: int, depth: int = DEPTH) -> Places:
-    """The weight (rows x columns, of at most 65,536) without its zeros."""
+def depth_of(dtype: torch.dtype) -> int:
+    """Weights of a thread in a block."""
+    return 8 if dtype == torch.int8 else 4
+
+
+def as_walks(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None = None) -> Walks:
+    """The weight (rows x columns, of at most 65,536) without its zeros, as int8 where each row has a scale."""
     device, n_all = weight.device, len(weight)
     kept = weight != 0
     row, column = kept.nonzero(as_tuple=True)
-    group, within, n_groups = _groups(row, column, kept.sum(-1), bits)
+    values = weight[kept] if scales is None else (weight[kept] / scales[row]).round().to(torch.int8)
+    n_slices, depth = -(-n_all // n_rows), depth_of(values.dtype)
 
-    n_slices, a_block = -(-n_all // ROWS), LANES // GROUP * depth  # groups of one row in a block
-    order = n_groups.argsort(descending=True, stable=True)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(n_all, dtype=torch.int64, device=device)  # of each row of the weight
-    n_blocks = torch.zeros(n_slices * ROWS, dtype=torch.int64, device=device)
-    n_blocks[:n_all] = -(-n_groups[order] // a_block)
-    per_slice = n_blocks.view(n_slices, ROWS).amax(-1)
+    lane = _lanes(row, kept.sum(-1), n_lanes, float(kept.double().mean()))
+    by_lane = (row * n_lanes + lane).argsort(stable=True)
+    row, column, lane, values = row[by_lane], column[by_lane], lane[by_lane], values[by_lane]
+    walk = row * n_lanes + lane
+    is_first = torch.ones_like(walk, dtype=torch.bool)
+    is_first[1:] = walk[1:] != walk[:-1]
+    distance = torch.zeros_like(column)
+    distance[1:] = column.diff()
+    distance[is_first] = 0
+    n_between = (distance - 1).clamp(min=0) // FURTHEST  # zeros that bridge what is too far
+    number = (1 + n_between).cumsum(0) - 1
+    begin = torch.zeros(n_all * n_lanes, dtype=torch.int64, device=device)
+    begin[walk[is_first]] = number[is_first]
+    number -= begin[walk]  # of each weight in its walk
+    lengths = torch.zeros(n_all * n_lanes, dtype=torch.int64, device=device)
+    lengths = lengths.scatter_reduce_(0, walk, number + 1, "amax").view(n_all, n_lanes).amax(-1)
+
+    order = lengths.argsort(descending=True, stable=True)
+    n_blocks = torch.zeros(n_slices * n_rows, dtype=torch.int64, device=device)
+    n_blocks[:n_all] = -(-lengths[order] // depth)
+    per_slice = n_blocks.view(n_slices, n_rows)[:, 0]  # the longest comes first
     slices = torch.zeros(n_slices + 1, dtype=torch.int64, device=device)
     slices[1:] = per_slice.cumsum(0)
-    least, most = per_slice.aminmax()
+    place = torch.empty_like(order)
+    place[order] = torch.arange(n_all, dtype=torch.int64, device=device)
+    place = place[row]  # row of the slices that each kept weight goes to
+    thread = place % n_rows * n_lanes + lane
 
-    at = place[row]  # row of the slices that each kept weight goes to
-    line = (slices[at // ROWS] + group // a_block) * ROWS + at % ROWS  # row of which block
-    deep, part = group % a_block // (LANES // GROUP), group % a_block % (LANES // GROUP)
-    to = (line * LANES + part * GROUP + within) * depth + deep
-    n_places = int(slices[-1]) * ROWS * LANES * depth
-    values = torch.zeros(n_places, dtype=weight.dtype, device=device)
-    values[to] = weight[kept]
-    firsts = torch.zeros(0 if bits == 16 else n_places // GROUP, dtype=torch.int16, device=device)
-    if bits == 16:
-        steps = torch.zeros(n_places, dtype=torch.int16, device=device)
-        steps[to] = column.to(torch.int16)
-        steps = steps.view(torch.uint16)
-    else:
-        numbers = torch.arange(len(row), dtype=torch.int64, device=device)
-        is_first = within == 0
-        first = column[torch.cummax(torch.where(is_first, numbers, 0), 0).values]
-        firsts[((line * (LANES // GROUP) + part) * depth + deep)[is_first]] = column[is_first].to(torch.int16)
-        steps = torch.zeros(n_places, dtype=torch.uint8, device=device)
-        steps[to] = (column - first).to(torch.uint8)
-    rows = torch.full((n_slices * ROWS,), -1, dtype=torch.int32, device=device)
+    def positions(number: Tensor, of: Tensor) -> Tensor:
+        """Where weight `number` of the walk lies in an array of blocks, threads, weights."""
+        block = slices[place[of] // n_rows] + number // depth
+        return (block * n_rows * n_lanes + thread[of]) * depth + number % depth
+
+    everyone = torch.arange(len(row), dtype=torch.int64, device=device)
+    n_places = int(slices[-1]) * n_rows * n_lanes * depth
+    laid = torch.zeros(n_places, dtype=values.dtype, device=device)
+    laid[positions(number, everyone)] = values
+    distances = torch.zeros(n_places, dtype=torch.uint8, device=device)
+    distances[positions(number, everyone)] = (distance - FURTHEST * n_between).to(torch.uint8)
+    after = everyone.repeat_interleave(n_between)
+    back = torch.arange(len(after), dtype=torch.int64, device=device) - (n_between.cumsum(0) - n_between)[after]
+    distances[positions(number[after] - 1 - back, after)] = FURTHEST
+    starts = torch.zeros(n_slices * n_rows * n_lanes, dtype=torch.int16, device=device)
+    starts[(place * n_lanes + lane)[is_first]] = column[is_first].to(torch.int16)
+    rows = torch.full((n_slices * n_rows,), -1, dtype=torch.int32, device=device)
     rows[:n_all] = order.to(torch.int32)
-    return Places(
-        (n_all, weight.shape[1]), bits, depth, int(most) if least == most else 0, slices.to(torch.int32), rows, values,
-        steps, firsts.view(torch.uint16),
+    own_scales = torch.ones(0 if scales is None else len(rows), dtype=torch.float32, device=device)
+    if scales is not None:
+        own_scales[:n_all] = scales[order].float()
+    least, most = int(per_slice[-1]), int(per_slice[0])
+    longer = tuple(int((per_slice > least + i).sum()) for i in range(LEVELS)) if most - least <= LEVELS else ()
+    return Walks(
+        (n_all, weight.shape[1]), n_lanes, n_rows, least, longer, slices.to(torch.int32), rows,
+        starts.view(torch.uint16), laid, distances, own_scales,
     )  # fmt: skip
 
 
-def _groups(row: Tensor, column: Tensor, counts: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each kept weight its group in the row and its place in the group; of each row its number of groups.
+def _lanes(row: Tensor, counts: Tensor, n_lanes: int, keep: float) -> Tensor:
+    """The thread of each kept weight: neighbours go to neighbouring threads, as many as 8 bits reach over."""
+    n_neighbours = n_lanes
+    while n_neighbours > 1 and n_neighbours > LIKELY * keep:
+        n_neighbours //= 2
+    number = torch.arange(len(row), dtype=torch.int64, device=row.device) - (counts.cumsum(0) - counts)[row]
+    part = (-(-counts // n_lanes) * n_neighbours)[row]  # of the row, that so many threads share
+    return number // part * n_neighbours + number % part % n_neighbours
 
-    A group ends where it is full, or where the bits no longer reach. All rows go on together, a group at a time.
-    """
-    device = row.device
-    begin = counts.cumsum(0) - counts
-    number = torch.arange(len(row), dtype=torch.int64, device=device) - begin[row]  # of each kept weight in its row
-    if bits == 16:
-        return number // GROUP, number % GROUP, -(-counts // GROUP)
-    most = int(counts.max())
-    columns = torch.full((len(counts), most + 1), 2 * MOST_COLUMNS, dtype=torch.int32, device=device)
-    columns[row, number] = column.to(torch.int32)
-    starts = torch.zeros(len(counts), most + 1, dtype=torch.bool, device=device)
-    at = torch.zeros(len(counts), 1, dtype=torch.int64, device=device)
-    while bool((at < counts[:, None]).any()):
-        starts.scatter_(1, at, True)
-        end = torch.searchsorted(columns, columns.gather(1, at) + (1 << bits))
-        at = torch.minimum(torch.minimum(at + GROUP, end), counts[:, None])
-    starts.scatter_(1, counts[:, None], False)
-    group = starts.cumsum(1) - 1
-    here = torch.arange(most + 1, dtype=torch.int64, device=device)
-    first = torch.cummax(torch.where(starts, here, 0), 1).values
-    return group[row, number], number - first[row, number], starts.sum(1)
+
+def row_scales(weight: Tensor) -> Tensor | None:
+    """The scale of each row, whose weights are int8 times it, to rounding of their dtype; None where one has none."""
+    scales = weight.abs().amax(-1).double() / MOST_INT8
+    scales = torch.where(scales > 0, scales, 1.0)
+    back = (weight.double() / scales[:, None]).round() * scales[:, None]
+    rounding = torch.finfo(weight.dtype).eps
+    is_exact = ((back - weight.double()).abs() <= rounding * weight.double().abs()).all()
+    return scales.float() if bool(is_exact) else None

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from sipp.native import two_of_four
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.layouts import MOST_COLUMNS, with_places
+from sipp.runtime.gpu.layouts import MOST_COLUMNS, as_walks, row_scales
 
 MOST_TOKENS = 16  # that are few
-FEW_WAYS = ((8, 1), (8, 2), (16, 1), (16, 2))  # bits of a place, blocks on their way
+# threads a row, warps of a program, pairs of blocks on their way
+FEW_WAYS = ((32, 8, 3), (32, 16, 3), (16, 16, 2), (16, 16, 4))
+WARP = 32  # threads
 LEAST_GAIN = 0.95  # of the dense time: what takes more is not worth the change
 MOST_BYTES = 0.95  # of the dense ones: with more it cannot be faster
 # how far a sum may be from torch's, of the largest one: rounding of the result, and the order of the sums
@@ -118,19 +120,23 @@ def _for_few(weight: Tensor) -> tuple[list[MakeWay], str]:
         return [], f"more than {MOST_COLUMNS:,} columns"
     if importlib.util.find_spec("triton") is None:
         return [], "needs Triton, which is not installed"
-    return [partial(places_way, bits=bits, ahead=ahead) for bits, ahead in FEW_WAYS], ""
+    is_int8 = (False,) if row_scales(weight) is None else (False, True)
+    return [partial(walks_way, way=way, as_int8=as_int8) for way in FEW_WAYS for as_int8 in is_int8], ""
 
 
-def places_way(weight: Tensor, bias: Tensor | None, bits: int, ahead: int) -> Way:
-    """Values with places of so many bits, so many blocks on their way."""
+def walks_way(weight: Tensor, bias: Tensor | None, way: tuple[int, int, int], as_int8: bool) -> Way:
+    """Threads that walk from kept weight to kept weight; as int8 where rows have scales."""
     from sipp.runtime.gpu.kernels import few_tokens  # Triton is asked for only here
 
-    places = with_places(weight, bits=bits)
+    n_lanes, n_warps, ahead = way
+    scales = row_scales(weight) if as_int8 else None
+    walks = as_walks(weight, n_lanes=n_lanes, n_rows=n_warps * WARP // n_lanes, scales=scales)
 
     def call(x: Tensor, own: tuple[Tensor, ...]) -> Tensor:
-        return few_tokens(x.contiguous(), places.on(own), bias, ahead=ahead)
+        return few_tokens(x.contiguous(), walks.on(own), bias, ahead=ahead)
 
-    return Way(f"places of {bits} bits", call, places.tensors)
+    values = "int8" if scales is not None else f"{weight.itemsize * 8}-bit"
+    return Way(f"walks, {values} values", call, walks.tensors)
 
 
 def _for_many(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:

@@ -12,6 +12,7 @@ from sipp.errors import SippError
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.native import pytree
 from sipp.records.batches import Batch
+from sipp.runtime.examples import copies
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -21,7 +22,7 @@ def outputs(model: nn.Module, call: Call) -> list[Any]:
 
     A network that draws numbers draws the same ones in every such pass.
     """
-    args, kwargs = pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, call)
+    args, kwargs = copies(*call)
     batch = Batch(index=0, where="the example", args=args, kwargs=kwargs, labels=None, n_points=1)
     with torch.random.fork_rng(), scoring_mode(model, "running"):
         torch.manual_seed(0)
@@ -45,22 +46,3 @@ def more_points(model: nn.Module, call: Call) -> list[tuple[Call, list[Any]]]:
         return [(doubled, outputs(model, doubled))]
     except SippError:
         return []
-
-
-def off_by(found: list[Any], expected: list[Any]) -> float:
-    """The largest difference of an output, by its largest number; infinite where shapes or plain numbers differ."""
-    if [_kind(one) for one in found] != [_kind(one) for one in expected]:
-        return torch.inf
-    worst = 0.0
-    for one, other in zip(found, expected):
-        if isinstance(other, Tensor) and other.numel() and not torch.equal(one, other):
-            gap = (one.double() - other.double()).abs().max() / other.double().abs().max()
-            worst = max(worst, torch.inf if bool(gap.isnan()) else float(gap))
-    return worst
-
-
-def _kind(value: Any) -> Any:
-    """What must be equal of an output: a tensor's shape, a number or a text itself, the type of anything else."""
-    if isinstance(value, Tensor):
-        return value.shape
-    return value if isinstance(value, int | float | str) else type(value)

@@ -1,0 +1,66 @@
+"""What `kernels.py` says in PTX, for which Triton has no words: the input in shared memory, four steps of a walk.
+
+A step is five instructions: where to go on (`dp4a` adds up the distances of a word, in bytes), one load, two numbers
+made float32, one multiply-add. Triton's own, which loads from global memory, takes 10 to 15.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+MOST_SHARED = 48 * 1024  # bytes that a kernel may declare
+# outputs: the place and four sums; inputs: the place, a word of distances, four words of values, the sums
+OPERANDS = "=&r,=&f,=&f,=&f,=&f,r,r,r,r,r,r,f,f,f,f"
+STORE_4 = "st.shared.b32 [$2], $1; mov.u32 $0, 0;"
+STORE_8 = "st.shared.b64 [$2], $1; mov.u32 $0, 0;"
+STORE_16 = (
+    "st.shared.v4.b32 [$8], {$4, $5, $6, $7}; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; // $9 $10 $11"
+)
+# the barrier behind which all of the input is there, and whether any thread has seen what is not finite
+ANY_BEHIND_BARRIER = "{ .reg .pred p, q; setp.ne.s32 p, $1, 0; bar.red.or.pred q, 0, p; selp.s32 $0, 1, 0, q; }"
+
+
+def declared(n_bytes: int) -> str:
+    """So much shared memory, and its address."""
+    return f".shared .align 16 .b8 sipp_input[{n_bytes}]; mov.u32 $0, sipp_input; // $1"
+
+
+@cache
+def four_steps(value: torch.dtype, x: torch.dtype, n_tokens: int) -> str:
+    """Four weights of a walk times their inputs, for one token or for four of 16 bits that lie side by side."""
+    a_column = x.itemsize * n_tokens
+    so_far = [sum(a_column << 8 * i for i in range(k + 1)) for k in range(4)]
+    lines = [
+        "{ .reg .u32 p<4>; .reg .b16 h<4>; .reg .b16 g<4>; .reg .b16 zero; .reg .f32 w<4>; .reg .f32 v;",
+        "mov.b16 zero, 0;",
+        *(f"dp4a.u32.u32 p{k}, $6, {so_far[k]:#x}, $5;" for k in range(4)),
+        *_weights(value),
+        *(f"mov.f32 ${1 + t}, ${11 + t};" for t in range(4)),
+    ]
+    for k in range(4):
+        if n_tokens == 4:
+            lines.append(f"ld.shared.v4.b16 {{g0, g1, g2, g3}}, [p{k}];")
+            lines += [f"{_as_float('v', f'g{t}', x)} fma.rn.f32 ${1 + t}, w{k}, v, ${1 + t};" for t in range(4)]
+        else:
+            is_float = x == torch.float32
+            load = f"ld.shared.f32 v, [p{k}];" if is_float else f"ld.shared.b16 g0, [p{k}]; {_as_float('v', 'g0', x)}"
+            lines.append(f"{load} fma.rn.f32 ${1 + k % 2}, w{k}, v, ${1 + k % 2};")
+    return "\n".join([*lines, "mov.u32 $0, p3; }"])
+
+
+def _as_float(to: str, half: str, dtype: torch.dtype) -> str:
+    """A number of 16 bits as float32; those of bf16 are the upper half of it."""
+    return f"cvt.f32.f16 {to}, {half};" if dtype == torch.float16 else f"mov.b32 {to}, {{zero, {half}}};"
+
+
+def _weights(value: torch.dtype) -> list[str]:
+    """w0 to w3, of the words $7 to $10 or as many of them as it takes."""
+    if value == torch.float32:
+        return [f"mov.b32 w{k}, ${7 + k};" for k in range(4)]
+    if value == torch.int8:
+        bytes_of = "mov.b32 {h0, h2}, $7; shr.s16 h1, h0, 8; shr.s16 h3, h2, 8;"
+        return [bytes_of, *(f"cvt.rn.f32.s8 w{k}, h{k};" for k in range(4))]
+    words = "mov.b32 {h0, h1}, $7; mov.b32 {h2, h3}, $8;"
+    return [words, *(_as_float(f"w{k}", f"h{k}", value) for k in range(4))]
