@@ -160,11 +160,11 @@ def test_no_allocation_is_better_by_duality(kind: str) -> None:
         relaxed = relax(layers, budget, **OPTIONS)
         assert float(torch.cat(relaxed.kept).sum()) == pytest.approx(budget, rel=1e-12)
         rows = rows_of(layers)
-        below = oracle.dual_bound(rows, [1.0] * len(rows), relaxed.multiplier, budget, **OPTIONS)
+        below = oracle.dual_bound(rows, relaxed.multiplier, budget, **OPTIONS)
         assert below <= relaxed.objective * (1 + 1e-6)
         assert relaxed.objective <= below * (1 + 1e-6)
         # A multiplier that is off proves less: the check above is sharp.
-        assert oracle.dual_bound(rows, [1.0] * len(rows), 1.05 * relaxed.multiplier, budget, **OPTIONS) < below
+        assert oracle.dual_bound(rows, 1.05 * relaxed.multiplier, budget, **OPTIONS) < below
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_no_allocation_is_better_by_duality(kind: str) -> None:
 def test_duality_in_corners(layers: list[Tensor], budget: int) -> None:
     relaxed, rows = relax(layers, budget, **OPTIONS), rows_of(layers)
     assert float(torch.cat(relaxed.kept).sum()) == pytest.approx(budget, rel=1e-12)
-    below = oracle.dual_bound(rows, [1.0] * len(rows), relaxed.multiplier, budget, **OPTIONS)
+    below = oracle.dual_bound(rows, relaxed.multiplier, budget, **OPTIONS)
     assert relaxed.objective == pytest.approx(below, rel=1e-6)
 
 
@@ -202,29 +202,6 @@ def test_the_relaxed_numbers_cost_what_the_objective_says() -> None:
         between = sum(costs) - relaxed.objective
         assert between >= -1e-6 * relaxed.objective
         assert between <= max(costs) + 1e-6 * relaxed.objective
-
-
-def test_layer_weights_shift_the_budget_and_are_optimal() -> None:
-    layers = some_layers(3, "plain")
-    n_rows = [len(layer) for layer in layers]
-    budget = sum(layer.numel() for layer in layers) // 3
-    weights = [1.0, 50.0, 0.02, 3.0]
-    plain, weighted = relax(layers, budget, **OPTIONS), relax(layers, budget, layer_weights=weights, **OPTIONS)
-    assert weighted.kept[1].sum() > plain.kept[1].sum()
-    assert weighted.kept[2].sum() < plain.kept[2].sum()
-    by_row = [w for w, n in zip(weights, n_rows) for _ in range(n)]
-    below = oracle.dual_bound(rows_of(layers), by_row, weighted.multiplier, budget, **OPTIONS)
-    assert weighted.objective == pytest.approx(below, rel=1e-6)
-    scaled = relax(layers, budget, layer_weights=[10.0] * 4, **OPTIONS)
-    torch.testing.assert_close(torch.cat(scaled.kept), torch.cat(plain.kept), rtol=1e-6, atol=1e-9)
-
-
-def test_layers_without_weight_share_what_the_others_cannot_use() -> None:
-    layers = [torch.linspace(0.1, 1, 10).view(2, 5), torch.linspace(0.1, 1, 12).view(3, 4)]
-    kept = relax(layers, 17, layer_weights=[1.0, 0.0], **OPTIONS).kept
-    assert kept[0].tolist() == [5, 5]
-    assert kept[1].tolist() == [4, 3, 0]
-    assert relax(layers, 4, layer_weights=[1.0, 0.0], **OPTIONS).kept[1].sum() == 0
 
 
 def test_equal_rows_are_filled_one_after_the_other_above_the_convex_part() -> None:
@@ -376,11 +353,6 @@ def test_bad_arguments_are_refused() -> None:
         allocate(layers, -1, generator=generator, **OPTIONS)
     with pytest.raises(DataError, match="layer 1"):
         allocate([layers[0], layers[1] * math.nan], 2, generator=generator, **OPTIONS)
-    with pytest.raises(OptionError, match="one for each"):
-        allocate(layers, 2, generator=generator, layer_weights=[1.0], **OPTIONS)
-    for weight in (-1.0, math.nan, math.inf):
-        with pytest.raises(OptionError, match=r"layer_weights\[1\]"):
-            allocate(layers, 2, generator=generator, layer_weights=[1.0, weight], **OPTIONS)
     with pytest.raises(OptionError, match="delta"):
         allocate(layers, 2, generator=generator, **(OPTIONS | {"delta": 2.0}))
     assert allocate([], 5, generator=generator, **OPTIONS) == []
@@ -406,7 +378,7 @@ def test_between_knots_the_curve_is_the_oracle_s() -> None:
                 assert oracle.expected_kept(row, n_draws) == pytest.approx(kept, rel=1e-7)
                 # no point of the curve, nor the cap, has a lower value
                 multiplier = math.exp(log_multiplier)
-                lowest = oracle.dual_bound([row], [1.0], multiplier, 0, **OPTIONS)
+                lowest = oracle.dual_bound([row], multiplier, 0, **OPTIONS)
                 assert cost + multiplier * kept == pytest.approx(lowest, rel=1e-7)
 
 
@@ -435,13 +407,13 @@ def test_a_posed_problem_gives_every_budget_the_same_bits_in_any_order() -> None
 def test_rows_that_are_worth_little_keep_less_than_their_first_knot() -> None:
     """Curves that start too late would pin them: the optimum must not feel where the table starts."""
     layers = some_layers(15, "plain", n_layers=4, n_rows=4)
-    weights, budget = [1.0, 1e-9, 1.0, 1e-13], sum(layer.numel() for layer in layers) // 4
-    relaxed = relax(layers, budget, layer_weights=weights, **OPTIONS)
-    by_row = [w for w, layer in zip(weights, layers) for _ in layer]
-    below = oracle.dual_bound(rows_of(layers), by_row, relaxed.multiplier, budget, **OPTIONS)
+    layers = [layer * share for layer, share in zip(layers, (1.0, 1e-18, 1.0, 1e-26))]
+    budget = sum(layer.numel() for layer in layers) // 4
+    relaxed = relax(layers, budget, **OPTIONS)
+    below = oracle.dual_bound(rows_of(layers), relaxed.multiplier, budget, **OPTIONS)
     assert relaxed.objective == pytest.approx(below, rel=1e-6)
     assert float(relaxed.kept[3].max()) < 1e-3
-    pinned = optimum(allocation_problem(layers, layer_weights=weights, **OPTIONS).curves, budget)
+    pinned = optimum(allocation_problem(layers, **OPTIONS).curves, budget)
     assert not pinned.is_inside and pinned.objective > below * (1 + 1e-6)
 
 

@@ -121,7 +121,7 @@ def test_who_breaks_a_pattern_is_named() -> None:
     ["", "2", "2:", ":4", "0:4", "5:4", "2:4:8", " 2:4", "2:4\n", "-1:4", "1:9999999", "2.0:4", 2, 0.5, b"2:4", [2]],
 )
 def test_what_is_no_pattern(text: object) -> None:
-    with pytest.raises(OptionError, match="is no pattern n:m"):
+    with pytest.raises(OptionError, match="is not a pattern n:m"):
         pattern_of(text)
 
 
@@ -132,7 +132,7 @@ def test_what_does_not_go_together() -> None:
     for method in ("sipp-rand", "sipp-hybrid"):
         with pytest.raises(OptionError, match="draws weights"):
             sipp.prune(net(), points(), pattern="2:4", method=method)
-    with pytest.raises(OptionError, match="is no pattern"):
+    with pytest.raises(OptionError, match="is not a pattern"):
         sipp.prune(net(), None, pattern=24, method="wt")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="NaN"):
         largest_in_groups(torch.tensor([[1.0, torch.nan]]), Pattern(1, 2))

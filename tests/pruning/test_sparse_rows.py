@@ -252,10 +252,6 @@ def test_many_layers_are_drawn_in_parts_of_bounded_size(draws: Draws, monkeypatc
 
 def test_bad_arguments_are_refused() -> None:
     weight, sensitivity, kept = torch.rand(2, 3), torch.rand(2, 3), torch.tensor([1, 1])
-    with pytest.raises(OptionError, match="method='simple'"):
-        run(weight, sensitivity, kept, "simple")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="draws='some'"):
-        run(weight, sensitivity, kept, "rand", "some")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="same F x K rows"):
         run(weight[:, :2], sensitivity, kept, "rand")
     with pytest.raises(OptionError, match="between 0 and 3"):

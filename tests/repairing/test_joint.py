@@ -1,6 +1,7 @@
 """T21: masks, values and targets are those of the slow definition; budgets hold; what is worse aside is not taken."""
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from sipp.inputs.data import data_of
 from sipp.records.pattern import Pattern
 from sipp.repairing import joint as joint_module
 from sipp.repairing import layer_fit
-from sipp.repairing.joint import Joint, joint
+from sipp.repairing.joint import BUDGETS, Joint, joint
 from sipp.repairing.layer_by_layer import Parts
 from sipp.repairing.parts import divided
 from sipp.repairing.searching import Rows, Rule, search
@@ -297,18 +298,42 @@ def test_an_a_is_tried_as_long_as_the_error_falls(
     assert [one.a for one in made.trials] == tried and made.a == a
 
 
+def test_in_doubt_budgets_are_half_way_to_the_same_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, points = block()
+    masks = sipp.prune(net, None, keep=0.25, method="lamp").masks
+    chosen = []
+    for errors in ([0.3, 0.3, 0.3], [0.3, 0.29, 0.5], [0.3, 0.4, 0.2]):  # the middle one a small lead
+        told = iter([*errors, 1.0, 0.3])
+        monkeypatch.setattr(joint_module, "output_error", lambda *args, told=told: next(told))
+        options = PLAIN | {"a": 1.0, "budgets": ("given", "between", "even")}
+        made = joint(net, masks, parts_of(points), **options)
+        assert [one.budgets for one in made.trials] == ["between", "given", "even"]
+        chosen.append(made.budgets)
+    assert chosen == ["between", "between", "even"]
+
+
+def test_budgets_that_are_nearly_the_same_are_not_tried() -> None:
+    net, points = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 20)), alike(40, 40)
+    masks = sipp.prune(net, points, keep=0.5, method="wanda").masks
+    made = joint(net, masks, parts_of(points), **(PLAIN | {"budgets": ("given", "between", "even")}))
+    assert made.trials == () and made.budgets == "given"
+
+
 @pytest.mark.parametrize("floor", [None, 0.1])
 def test_budgets_of_layers_add_up_whatever_they_are(floor: float | None) -> None:
     net, points = block()
     masks = sipp.prune(net, None, keep=0.25, method="lamp").masks
     kept = {name: int(mask.sum()) for name, mask in masks.items()}
     counts = {}
-    for budgets in ("given", "magnitude", "even"):
+    for budgets in BUDGETS:
         made = joint(net, masks, parts_of(points), **(PLAIN | {"budgets": (budgets,), "floor": floor}))
         counts[budgets] = {name: int(mask.sum()) for name, mask in made.masks.items()}
         assert sum(counts[budgets].values()) == sum(kept.values()) and made.budgets == budgets
         assert all(bool((made.model.get_parameter(n)[~mask] == 0).all()) for n, mask in made.masks.items())
-    assert counts["given"] == kept and len({tuple(one.values()) for one in counts.values()}) == 3
+    assert counts["given"] == kept and len({tuple(one.values()) for one in counts.values()}) == 4
+    wanted = {name: math.sqrt(n * counts["even"][name]) for name, n in kept.items()}
+    scale = sum(kept.values()) / sum(wanted.values())
+    assert all(abs(counts["between"][name] - scale * n) <= 1 for name, n in wanted.items())
     shares = [n / masks[name].numel() for name, n in counts["even"].items()]
     assert max(shares) - min(shares) < 0.05
     wanted = sipp.prune(net, None, keep=0.25, method="wt", floor="off" if floor is None else floor).masks
@@ -361,6 +386,20 @@ def test_of_large_networks_the_first_layers_are_tried(monkeypatch: pytest.Monkey
     masks, made = found(net, points, a=(1.0, 0.0), budgets=("given", "even"), fits_all=True)
     assert made.n_tried_layers == 3 and len(made.layers) == 9 and len(made.trials) == 3
     assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in masks.values())
+
+
+def test_large_networks_of_linear_layers_compare_no_magnitudes_and_no_ridges(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, points = Stream().double(), alike(100, 12).double()
+    masks = sipp.prune(net, None, keep=0.3, method="lamp").masks
+    options = {name: value for name, value in PLAIN.items() if name not in ("a", "ridges", "budgets")}
+    tried = []
+    for small in (10**9, 1000):
+        monkeypatch.setattr(joint_module, "SMALL", small)
+        made = joint(net, masks, parts_of(points), **options)
+        tried.append((made.a, {one.budgets for one in made.trials}, {one.ridge for one in made.layers}))
+    assert tried[0][1] == {"given", "between", "magnitude", "even"}
+    assert tried[1][0] == 0.25 and tried[1][1] == {"given", "between", "even"} and tried[1][2] <= {1e-3, None}
 
 
 def test_the_same_bits_twice_and_the_model_as_it_was() -> None:

@@ -105,11 +105,28 @@ def test_a_network_that_is_near_is_polished_in_small_steps(monkeypatch: pytest.M
     for keep in (0.9, 0.1):
         rates.clear()
         pruned = sipp.prune(dense, None, keep=keep, method="wt")
-        found, refit = (done(sipp.repair(dense, pruned, points(600), steps=steps)) for steps in (60, 0))
+        repairs = (sipp.repair(dense, pruned, points(600), steps=steps, learning_rate=1e-3) for steps in (60, 0))
+        found, refit = map(done, repairs)
         assert refit.output_chosen is not None and found.polish is not None
         wanted = 1e-3 * min(1.0, 2 * refit.output_chosen)
         assert (refit.output_chosen < 0.5) == (keep == 0.9) and math.isclose(found.polish.rate, wanted)
         assert 0.9 * wanted < max(rates) <= wanted  # of every step, the rise at the beginning over
+
+
+def test_points_meet_others_in_every_round_of_a_polish() -> None:
+    given = [torch.arange(4.0 * i, 4 * i + 4)[:, None] for i in range(20)] + [torch.zeros(3, 2)]
+    batches = list(data_of(given, device=torch.device("cpu")).batches())
+    mixed = polishing._mixed(batches, seed=0)
+    rounds = [[next(mixed) for _ in range(21)] for _ in range(3)]
+    drawn = [[sorted(b.args[0][:, 0].tolist()) for b in one if b.args[0].shape[1] == 1] for one in rounds]
+    for one in drawn:  # each point once a round, in batches as large as the given ones
+        assert sorted(point for batch in one for point in batch) == list(range(80)) and {
+            len(batch) for batch in one
+        } == {4}
+        assert sum(max(batch) - min(batch) > 3 for batch in one) > 15
+    assert drawn[0] != drawn[1] != drawn[2]
+    again = polishing._mixed(batches, seed=0)
+    assert all(torch.equal(b.args[0], next(again).args[0]) for one in rounds for b in one)
 
 
 def test_the_given_models_are_left_as_they_were() -> None:

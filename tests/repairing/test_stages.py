@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.inputs.data import data_of
-from sipp.repairing import joint, layer_by_layer
+from sipp.inputs.layers import find_prunable_layers
+from sipp.repairing import gathering, joint, layer_by_layer
 from sipp.repairing.gathering import _Shared
 from sipp.repairing.moments import Moments
 from sipp.repairing.parts import divided
@@ -66,7 +67,7 @@ def test_block_by_block_has_the_bits_of_the_whole(kind: str, way: Any, monkeypat
 
     by_blocks = weights()
     for module in (joint, layer_by_layer):
-        monkeypatch.setattr(module, "find_blocks", lambda model, batch: None)
+        monkeypatch.setattr(module, "find_blocks", lambda model, batch, named=None: None)
     assert all(map(torch.equal, by_blocks, weights()))
 
 
@@ -111,3 +112,36 @@ def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.Monke
     monkeypatch.setattr(joint, "SMALL", 10)
     assert chosen(mlp, points) == (0.25, 0)
     assert chosen(residual_cnn().eval(), data("images"))[1] > 0  # nor are convolutions taken for such
+
+
+class Forked(nn.Module):
+    """Goes one of two ways, by the values of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.above, self.below = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.above(x) if bool(x.sum() > 0) else self.below(x)
+
+
+def test_batches_that_are_alike_are_counted_once_unless_values_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_passes = 0
+    run = gathering.runner
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal n_passes
+        n_passes += 1
+        return run(*args, **options)
+
+    monkeypatch.setattr(gathering, "runner", counted)
+    points = [torch.rand(8, 4), -torch.rand(8, 4), torch.rand(8, 4), torch.rand(5, 4)]
+    batches = list(data_of(points, device=torch.device("cpu")).batches())
+    census = {}
+    for net in (nn.Linear(4, 3), Forked()):
+        n_passes = 0
+        census[type(net)] = gathering.take_census(net, find_prunable_layers(net), batches, {}), n_passes
+    plain, n_plain = census[nn.Linear]
+    assert [uses["weight"] for uses in plain.n_uses] == [1] * 4 and n_plain == 2  # of 8 points, and of 5
+    forked, n_forked = census[Forked]
+    assert [uses["above.weight"] for uses in forked.n_uses] == [1, 0, 1, 1] and n_forked == 4

@@ -47,7 +47,6 @@ class Curves:
     """
 
     cap_R: np.ndarray  # weights of positive sensitivity: there the row is kept whole and costs nothing
-    weight_R: np.ndarray  # of its bound in the sum to minimise
     scale_R: np.ndarray  # S~ of T6
     start_R: np.ndarray
     first_R: np.ndarray
@@ -59,7 +58,7 @@ class Curves:
 
 
 def tabulate(
-    sensitivities: Sequence[Tensor], competes: Sequence[Tensor], weight_R: Tensor, scale_R: Tensor, *, n_halvings: int
+    sensitivities: Sequence[Tensor], competes: Sequence[Tensor], scale_R: Tensor, *, n_halvings: int
 ) -> Curves:
     """The curves of the rows that compete (a bool of each row of each layer); they start 2^n_halvings times earlier."""
     layers = [as_array(layer) for layer in sensitivities]
@@ -72,8 +71,8 @@ def tabulate(
         _extent(layer, index, n_halvings, cap_R[part], start_R[part], room_R[part])
     first_R = np.cumsum(room_R) - room_R
     flat = [np.empty(int(room_R.sum())) for _ in range(4)]
-    curves = Curves(cap_R, _array(weight_R), _array(scale_R), start_R, first_R, np.empty_like(room_R), *flat)
-    per_row = (curves.weight_R, curves.scale_R, cap_R, start_R, first_R, room_R, curves.count_R)
+    curves = Curves(cap_R, _array(scale_R), start_R, first_R, np.empty_like(room_R), *flat)
+    per_row = (curves.scale_R, cap_R, start_R, first_R, room_R, curves.count_R)
 
     def work(i: int, first: int, end: int, scratch: np.ndarray) -> None:
         part = slice(edges[i] + first, edges[i] + end)
@@ -113,7 +112,6 @@ def _extent(
 def _trace(
     layer_FK: np.ndarray,
     index: np.ndarray,
-    weight: np.ndarray,
     scale: np.ndarray,
     cap: np.ndarray,
     start: np.ndarray,
@@ -149,7 +147,7 @@ def _trace(
         for knot in range(needed):
             at = first[i] + knot
             share = scale[i] / 2.0 ** (start[i] + knot / KNOTS_PER_OCTAVE)
-            slope_C[at] = math.log(weight[i]) + log_slope(share, gain_C[at])
+            slope_C[at] = log_slope(share, gain_C[at])
 
 
 @compiled_rows

@@ -2,7 +2,7 @@
 
 The bound eps_rand(N(m)) of a row is convex in m at first but falls to 0 at the cap (all its weights of positive
 sensitivity) with infinite slope, so its lower convex envelope takes its place. For one multiplier each row then takes
-the lowest point of weight * eps_rand + multiplier * kept, on its curve or at its cap. The larger the multiplier, the
+the lowest point of eps_rand + multiplier * kept, on its curve or at its cap. The larger the multiplier, the
 less the rows keep.
 """
 
@@ -150,7 +150,7 @@ def _slopes_at(
 
 def _respond(curves: Curves, log_multiplier: float) -> _Response:
     kept_R, cost_R = np.empty_like(curves.cap_R), np.empty_like(curves.cap_R)
-    per_row = (curves.cap_R, curves.weight_R, curves.scale_R, curves.start_R, curves.first_R, curves.count_R)
+    per_row = (curves.cap_R, curves.scale_R, curves.start_R, curves.first_R, curves.count_R)
     per_knot = (curves.kept_C, curves.gain_C, curves.curvature_C, curves.slope_C)
     sums = _best_points(*per_row, *per_knot, log_multiplier, kept_R, cost_R)
     return _Response(log_multiplier, kept_R, cost_R, *sums)
@@ -159,7 +159,6 @@ def _respond(curves: Curves, log_multiplier: float) -> _Response:
 @compiled_rows
 def _best_points(
     cap_R: np.ndarray,
-    weight_R: np.ndarray,
     scale_R: np.ndarray,
     start_R: np.ndarray,
     first_R: np.ndarray,
@@ -183,16 +182,14 @@ def _best_points(
         best_kept, best_cost, best_rise = cap_R[r], 0.0, 0.0
         first, end = first_R[r], first_R[r] + count_R[r]
         if slope_C[first] <= log_multiplier:
-            cost = weight_R[r] * _bound(scale_R[r] / 2.0 ** start_R[r])
+            cost = _bound(scale_R[r] / 2.0 ** start_R[r])
             if cost + multiplier * kept_C[first] < best_cost + multiplier * best_kept:
                 best_kept, best_cost, best_rise = kept_C[first], cost, 0.0
         for c in range(first, end - 1):
             if slope_C[c] > log_multiplier >= slope_C[c + 1]:
                 log_draws = (start_R[r] * KNOTS_PER_OCTAVE + c - first) * SPACING
-                aim = log_multiplier - math.log(weight_R[r])
                 t = (slope_C[c] - log_multiplier) / (slope_C[c] - slope_C[c + 1])
-                kept, eps, rise = _stationary(kept_C, gain_C, curvature_C, c, log_draws, scale_R[r], aim, t)
-                cost = weight_R[r] * eps
+                kept, cost, rise = _stationary(kept_C, gain_C, curvature_C, c, log_draws, scale_R[r], log_multiplier, t)
                 if cost + multiplier * kept < best_cost + multiplier * best_kept:
                     best_kept, best_cost, best_rise = kept, cost, rise
         kept_R[r], cost_R[r] = best_kept, best_cost

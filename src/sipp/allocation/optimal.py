@@ -39,8 +39,7 @@ class AllocationProblem:
 
     sensitivities: tuple[Tensor, ...]
     caps_R: Tensor  # float64: the weights of positive sensitivity
-    competes_R: Tensor  # bool: rows of positive sensitivity and weight
-    weight_R: Tensor
+    competes_R: Tensor  # bool: rows of positive sensitivity
     scale_R: Tensor  # S~ of T6
     curves: Curves  # of the rows that compete
 
@@ -51,20 +50,17 @@ def allocation_problem(
     n_outputs: int,
     delta: float,
     c_constant: float,
-    layer_weights: Sequence[float] | None = None,
 ) -> AllocationProblem:
     """The problem of T10 without its budget, ready to be solved for any number of them."""
-    _check_allocation(sensitivities, layer_weights)
+    for index, layer in enumerate(sensitivities):
+        check_sensitivity(layer, f"sensitivity of layer {index}")
     check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-    weights = [1.0] * len(sensitivities) if layer_weights is None else list(layer_weights)
-    n_rows = torch.tensor([len(layer) for layer in sensitivities], dtype=torch.int64, device="cpu")
     caps_R = _gather([(layer > 0).sum(1) for layer in sensitivities])
     total_R = _gather([row_totals(layer) for layer in sensitivities])
-    weight_R = torch.tensor(weights, dtype=BOUND_DTYPE, device="cpu").repeat_interleave(n_rows)
-    competes_R = (caps_R > 0) & (weight_R > 0)
+    competes_R = caps_R > 0
     scale_R = sampling_constant(total_R, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-    curves = _curves(sensitivities, competes_R, weight_R, scale_R, n_halvings=_HALVINGS)
-    return AllocationProblem(tuple(sensitivities), caps_R, competes_R, weight_R, scale_R, curves)
+    curves = _curves(sensitivities, competes_R, scale_R, n_halvings=_HALVINGS)
+    return AllocationProblem(tuple(sensitivities), caps_R, competes_R, scale_R, curves)
 
 
 def allocate(
@@ -75,16 +71,13 @@ def allocate(
     delta: float,
     c_constant: float,
     generator: torch.Generator,
-    layer_weights: Sequence[float] | None = None,
 ) -> list[Tensor]:
     """One int64 tensor of F numbers a layer: how many weights each row keeps under OptAlloc for rand and hybrid (T10).
 
     The numbers add up to exactly min(budget, weights of positive sensitivity). Each is the relaxed optimum, rounded up
     or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing.
     """
-    problem = allocation_problem(
-        sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant, layer_weights=layer_weights
-    )
+    problem = allocation_problem(sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     return allocate_within(problem, budget, generator=generator)
 
 
@@ -139,7 +132,7 @@ def _allocated(
 def _only(problem: AllocationProblem, inside_R: Tensor) -> AllocationProblem:
     """The problem of some rows alone: the others can keep nothing."""
     competes_R = problem.competes_R & inside_R
-    curves = _curves(problem.sensitivities, competes_R, problem.weight_R, problem.scale_R, n_halvings=_HALVINGS)
+    curves = _curves(problem.sensitivities, competes_R, problem.scale_R, n_halvings=_HALVINGS)
     return replace(problem, caps_R=torch.where(inside_R, problem.caps_R, 0.0), competes_R=competes_R, curves=curves)
 
 
@@ -172,9 +165,8 @@ def relax(
     n_outputs: int,
     delta: float,
     c_constant: float,
-    layer_weights: Sequence[float] | None = None,
 ) -> Relaxed:
-    """The real numbers m_i that minimise sum_i w_l eps_rand(N_i(m_i)) with sum m_i <= budget, 0 <= m_i <= cap (T10).
+    """The real numbers m_i that minimise sum_i eps_rand(N_i(m_i)) with sum m_i <= budget, 0 <= m_i <= cap (T10).
 
     A row's cap is its number of weights of positive sensitivity; there it is kept whole and its bound is 0. The bound
     is convex in m at first but falls to 0 at the cap with infinite slope, so its convex envelope takes its place: all
@@ -182,9 +174,7 @@ def relax(
     1e-6 (relative) above its least value. Deviates: the paper calls the problem convex; no guarantee depends on it,
     since a bound holds for whatever number of weights a row is given.
     """
-    problem = allocation_problem(
-        sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant, layer_weights=layer_weights
-    )
+    problem = allocation_problem(sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     return relax_within(problem, budget)
 
 
@@ -192,17 +182,13 @@ def relax_within(problem: AllocationProblem, budget: int) -> Relaxed:
     """What `relax` says for this budget, bit for bit: it depends on nothing but the problem and the budget."""
     if budget < 0:
         raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep", option="budget")
-    caps_R, competes_R = problem.caps_R, problem.competes_R
-    kept_R = torch.where(competes_R, caps_R, 0.0)
+    kept_R = problem.caps_R.clone()
     objective, multiplier = 0.0, 0.0
-    left = budget - float(kept_R.sum())
-    if left >= 0:  # rows of weight 0 share what the others cannot use
-        kept_R = kept_R + fill(left, torch.where(competes_R, 0.0, caps_R))
-    elif budget == 0:
+    if budget == 0 and bool(kept_R.any()):
         kept_R, objective, multiplier = torch.zeros_like(kept_R), math.inf, math.inf
-    else:
+    elif budget < float(kept_R.sum()):
         found = _solve(problem, budget)
-        kept_R[competes_R], objective, multiplier = found.kept_R, found.objective, found.multiplier
+        kept_R[problem.competes_R], objective, multiplier = found.kept_R, found.objective, found.multiplier
     parts = kept_R.split([len(layer) for layer in problem.sensitivities])
     kept = [part.to(layer.device) for part, layer in zip(parts, problem.sensitivities)]
     return Relaxed(kept=kept, objective=objective, multiplier=multiplier)
@@ -217,7 +203,7 @@ def _solve(problem: AllocationProblem, budget: int) -> Optimum:
     curves = problem.curves
     while True:
         if n_halvings > _HALVINGS:
-            rows = (problem.sensitivities, problem.competes_R, problem.weight_R, problem.scale_R)
+            rows = (problem.sensitivities, problem.competes_R, problem.scale_R)
             curves = _curves(*rows, n_halvings=n_halvings)
         found = optimum(curves, budget)
         if found.is_inside or n_halvings > _MOST_HALVINGS:
@@ -225,11 +211,9 @@ def _solve(problem: AllocationProblem, budget: int) -> Optimum:
         n_halvings += _MORE_HALVINGS
 
 
-def _curves(
-    sensitivities: Sequence[Tensor], competes_R: Tensor, weight_R: Tensor, scale_R: Tensor, *, n_halvings: int
-) -> Curves:
+def _curves(sensitivities: Sequence[Tensor], competes_R: Tensor, scale_R: Tensor, *, n_halvings: int) -> Curves:
     competes = competes_R.split([len(layer) for layer in sensitivities])
-    return tabulate(sensitivities, competes, weight_R[competes_R], scale_R[competes_R], n_halvings=n_halvings)
+    return tabulate(sensitivities, competes, scale_R[competes_R], n_halvings=n_halvings)
 
 
 def round_to_sum(relaxed_R: Tensor, target: int, generator: torch.Generator) -> Tensor:
@@ -260,17 +244,3 @@ def _gather(layers: Sequence[Tensor]) -> Tensor:
     """One float64 CPU tensor over the rows of all layers."""
     none = torch.zeros(0, dtype=BOUND_DTYPE, device="cpu")
     return torch.cat([none, *(layer.to("cpu", BOUND_DTYPE) for layer in layers)])
-
-
-def _check_allocation(sensitivities: Sequence[Tensor], layer_weights: Sequence[float] | None) -> None:
-    for index, layer in enumerate(sensitivities):
-        check_sensitivity(layer, f"sensitivity of layer {index}")
-    if layer_weights is None:
-        return
-    if len(layer_weights) != len(sensitivities):
-        raise OptionError(
-            f"{len(layer_weights)} layer_weights for {len(sensitivities)} layers", fix="give one for each"
-        )
-    for index, weight in enumerate(layer_weights):
-        if not (weight >= 0.0 and math.isfinite(weight)):
-            raise OptionError(f"layer_weights[{index}]={weight!r} must be finite and not negative")

@@ -123,16 +123,28 @@ def _draws_for(rows_FK: np.ndarray, kept_F: np.ndarray, rates_K: np.ndarray, n_d
 
 def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:
     """F x K bool: the `kept_F` largest values of each row, ties going to the smaller column."""
-    mask_FK = torch.zeros(values_FK.shape, dtype=torch.bool, device=values_FK.device)
+    rows_FK, kept_F1 = as_array(values_FK), as_array(kept_F)[:, None]
+    mask_FK = np.zeros(rows_FK.shape, dtype=bool)
+
+    def work(_: int, first: int, end: int, __: np.ndarray) -> None:
+        for rows in row_chunks(values_FK, end - first):
+            here = slice(first + rows.start, min(first + rows.stop, end))
+            mask_FK[here] = _largest(rows_FK[here], kept_F1[here])
+
+    over_rows(work, [rows_FK.shape], n_scratch=0)
+    return torch.from_numpy(mask_FK).to(values_FK.device)
+
+
+def _largest(values_FK: np.ndarray, kept_F1: np.ndarray) -> np.ndarray:
+    """The mask of a few rows. NumPy's vectorised sort is many times faster than torch's on a CPU."""
     fan_in = values_FK.shape[1]
-    for rows in row_chunks(values_FK):
-        values, kept = values_FK[rows], kept_F[rows, None].to(values_FK.device)
-        last = (fan_in - kept).clamp(0, fan_in - 1)  # position of the m-th largest in ascending order
-        threshold = _ascending(values).gather(1, last)
-        above, tied = values > threshold, values == threshold
-        room = kept - above.sum(1, keepdim=True)
-        mask_FK[rows] = (above & (kept > 0)) | (tied & (tied.cumsum(1) <= room))
-    return mask_FK
+    last_F1 = np.clip(fan_in - kept_F1, 0, fan_in - 1)  # position of the m-th largest in ascending order
+    threshold_F1 = np.take_along_axis(np.sort(values_FK, axis=1), last_F1, axis=1)
+    above_FK, tied_FK = values_FK > threshold_F1, values_FK == threshold_F1
+    room_F1 = kept_F1 - above_FK.sum(1, keepdims=True)
+    if not np.array_equal(room_F1, tied_FK.sum(1, keepdims=True)):  # more of the threshold's value than there is room
+        tied_FK &= tied_FK.cumsum(1) <= room_F1
+    return (above_FK & (kept_F1 > 0)) | tied_FK
 
 
 def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
@@ -191,10 +203,3 @@ def check_constants(*, c_constant: float, n_outputs: int = 1, delta: float = 0.5
         raise OptionError(
             f"delta={delta!r} must lie strictly between 0 and 1: it is a failure probability", option="delta"
         )
-
-
-def _ascending(values: Tensor) -> Tensor:
-    """Each row sorted; NumPy's vectorised sort is many times faster than torch's on a CPU."""
-    if values.device.type == "cpu":
-        return torch.from_numpy(np.sort(values.detach().numpy(), axis=1))
-    return values.sort(dim=1).values

@@ -72,7 +72,7 @@ def _not_next(node: fx.Node) -> str:
     """Names a node that takes more than the output of the node before it; for a tensor, the module that reads it."""
     if node.op == "get_attr":
         owner = str(node.target).rpartition(".")[0] or "the model itself"
-        return f"module {owner} has a forward of its own, which reads {node.target}: it is no known layer"
+        return f"module {owner} has a forward of its own, which reads {node.target}: it is not a known layer"
     where = str(node.target) if node.op == "call_module" else node.name
     return f"{where} does not follow from the layer before it alone"
 

@@ -36,7 +36,7 @@ def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[d
             entries.append(None)
         if not _is_entry(entries[-1]):
             raise DataError(
-                f"ledger {os.fspath(path)!r}, line {number} is no entry", fix="repair it, uses must not be lost"
+                f"ledger {os.fspath(path)!r}, line {number} is not an entry", fix="repair it, uses must not be lost"
             )
     if lines[-1]:
         raise DataError(f"ledger {os.fspath(path)!r} ends in the middle of line {len(lines)}", fix="repair it first")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,20 +36,12 @@ def measure_of(name: Measure) -> Callable[[Tensor, Tensor, Batch], Tensor]:
     """The function of both outputs and their batch that gives one number a point, which a certificate limits."""
     if name == "output":
         return lambda f, g, _: point_ratios(f, g)
-    return _mean_kl if name == "kl" else _share_changed
-
-
-def _mean_kl(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
-    """The mean KL(f || f^) of the next token over the positions of each sequence, in nats (T22)."""
-    return _mean_change(f, g, batch, 0)
-
-
-def _share_changed(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
-    """The share of each sequence's positions at which another next token is chosen (T22)."""
-    return _mean_change(f, g, batch, 1)
+    return partial(_mean_change, which=0 if name == "kl" else 1)
 
 
 def _mean_change(f: Tensor, g: Tensor, batch: Batch, which: int) -> Tensor:
+    """Over the positions of each sequence (T22): the mean KL(f || f^) of the next token in nats, or (1) the share of
+    positions at which another one is chosen."""
     check_token_logits(f, batch)
     return mean_at(token_changes(f.double(), g.double())[which], real_positions(batch, f.shape[:2], f.device))
 

@@ -37,7 +37,9 @@ def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
     given = [] if average is None else [average] if isinstance(average, nn.Module) else list(average)
     for one in given:
         if not isinstance(one, nn.Module) or one is model or _shapes(one) != _shapes(model):
-            raise OptionError(f"average is a {type(one).__name__} that is no copy of the model", fix="make it from it")
+            raise OptionError(
+                f"average is a {type(one).__name__} that is not a copy of the model", fix="make it from it"
+            )
         if masks_of(one):
             raise ModelError("masks of the average are held, and would be released", fix="release(average) first")
         if getattr(one, "use_buffers", False):

@@ -1,4 +1,4 @@
-"""A ranking and a budget in, sparse rows out, and the network that has them (T5-T10)."""
+"""A ranking and a budget in, sparse rows out, the network that has them (T5-T10), and how far its output moved."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ from sipp.allocation import (
 )
 from sipp.allocation.row_bounds import largest_in_rows
 from sipp.errors import OptionError
+from sipp.inputs.batches import points_at
+from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing
 from sipp.pruning.blending import choose, n_candidates
+from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sparse_rows import RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
 from sipp.records.checking import check_whole
 from sipp.records.choice import Choice
@@ -33,6 +37,7 @@ from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import SCORE_DTYPE, budget_of
 from sipp.records.options import PruneOptions
 from sipp.records.pattern import pattern_of
+from sipp.records.pruned import OutputChange
 from sipp.records.ranking import Blend, Ranking
 from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.scoring.methods import MethodInfo, method_of
@@ -110,6 +115,22 @@ def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:
     return tuple(
         name for name, value in ours.items() if name not in chosen and not torch.equal(value, theirs[name].to(value))
     )
+
+
+def output_moved(ranking: Ranking, cut: Cut, task: ScoringTask) -> OutputChange | None:
+    """What the cut does to the output on the points that chose a blend, or on at most 32 others; None without any.
+
+    One forward pass of each network; a blend has measured it on the points kept aside.
+    """
+    if cut.choice is not None:
+        return OutputChange(cut.choice.taken.error, cut.choice.n_points, aside=cut.choice.is_aside)
+    sample = ranking.sample
+    if sample is None and task.data is not None and task.data.can_be_read_again:
+        sample = points_at(next(task.data.batches(N_SAMPLE)), slice(N_SAMPLE))
+    if sample is None:
+        return None
+    error = output_error(ranking.model, cut.model, [sample])
+    return None if error is None else OutputChange(error, sample.n_points, aside=False)
 
 
 def dead_rows(dense_FK: Tensor, rows: SparseRows) -> tuple[int, ...]:

@@ -13,6 +13,8 @@ a deepcopy of a held model holds its own masks and is released on its own:
     load_state_dict, any other write                a pre-forward hook on the owner of the parameter and on the root
     a save between such a write and a forward       a pre-state_dict hook on the owner
 
+What LoRA (peft) adds to a held weight is masked too, and merged into it by `release` (adapters.py).
+
 What is guaranteed, and from when:
 - given the optimizer: exactly zero whenever `optimizer.step()` has returned, whatever state it had before;
 - not given: the same for an optimizer made after `hold`; with an older one, momentum shows until the next forward;
@@ -43,10 +45,12 @@ from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import check_can_be_written
+from sipp.pruning.adapters import check_adapters, mask_adapters, merge_adapters
 from sipp.records.network_hash import HOLD_STATE as STATE
 from sipp.records.network_hash import MASK_SUFFIX
 
 WRAPPER_PARTS = frozenset({"module", "_orig_mod"})
+LORA_PART, PEFT_PREFIX = ".base_layer.", "base_model.model."  # what peft puts into a name
 N_NEAREST = 3  # names suggested for an unknown one
 
 
@@ -89,7 +93,7 @@ class _State:
 def hold(
     model: nn.Module, masks: Mapping[str, Tensor], *, optimizer: Optimizer | Sequence[Optimizer] | None = None
 ) -> Hold:
-    """What is held, from now until `release`: weights outside the masks are zero, and stay zero in training.
+    """Keeps weights outside the masks at zero, now and in training, until `release`.
 
     Held again, a parameter's mask may only shrink, one that is not named keeps the mask it has, and optimizers given
     earlier stay watched; to bring a weight back, `release` first. Nothing is changed if anything is refused.
@@ -110,6 +114,7 @@ def hold(
         raise OptionError(f"masks is a {type(masks).__name__}, not a dict of bool tensors by parameter name")
     checked = _checked_masks(model, masks)
     optimizers = checked_optimizers(model, optimizer)
+    check_adapters(model)
     n_zeroed = 0
     for entry, mask in checked:
         n_zeroed += int(torch.count_nonzero(_whole(entry.param.detach().masked_fill(mask, 0))))
@@ -126,12 +131,15 @@ def hold(
     for one in model.__dict__.get(STATE, _State()).step_hooks:
         _forget(one, checked)
     _tend_below(model)
+    mask_adapters(model)
     now = masks_of(model)
     return Hold(tuple(now), sum(m.numel() for m in now.values()), sum(int(m.sum()) for m in now.values()), n_zeroed)
 
 
 def release(model: nn.Module) -> None:
     """Makes `model` a plain module again, with its zeros in place, no hooks, no buffers, the same keys.
+
+    What LoRA added to held weights is merged into them: unmasked it would bring them back.
 
     Example:
         >>> import sipp, torch
@@ -144,6 +152,7 @@ def release(model: nn.Module) -> None:
         True
     """
     _check_module(model)
+    merge_adapters(model)
     for module in model.modules():
         _drop_hooks(module._forward_pre_hooks, (_before_root_forward, _before_owner_forward))
         _drop_hooks(module._state_dict_pre_hooks, (_before_state_dict,))
@@ -195,10 +204,12 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
     for full, param in model.named_parameters(remove_duplicate=False):
         known.setdefault(full, by_param[param])
         known.setdefault(_canonical(full), by_param[param])
+        if full.startswith(PEFT_PREFIX) or LORA_PART in full:  # by the name that it had before
+            known.setdefault(full.removeprefix(PEFT_PREFIX).replace(LORA_PART, "."), by_param[param])
     fix = "use names from model.named_parameters()"
     for name in names:
         if not isinstance(name, str):
-            raise OptionError(f"{name!r:.60} is no parameter's name", fix=fix)
+            raise OptionError(f"{name!r:.60} is not a parameter's name", fix=fix)
     found = {name: known.get(name) or known.get(_canonical(name)) for name in names}
     unknown = [name for name, entry in found.items() if entry is None]
     if unknown:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from sipp.allocation.row_loops import (
     smallest_of,
     total_of,
 )
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError
 from sipp.pruning.sampling import Lot, batches, draw_fixed, draw_lots_until
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Draws
@@ -101,7 +101,7 @@ def sparsify_layers(
     keep all they can draw are kept whole. All layers go through each step together, which is sooner for small ones.
     """
     for weight_FK, sensitivity_FK, kept_F in zip(weights, sensitivities, kept):
-        _check(weight_FK, sensitivity_FK, kept_F, method, draws)
+        _check(weight_FK, sensitivity_FK, kept_F, method)
     check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     weights = [weight_FK.detach() for weight_FK in weights]
     if method == "det":
@@ -336,15 +336,7 @@ def _wide(weight_FK: Tensor) -> Tensor:
     return weight_FK if weight_FK.dtype in (torch.float32, torch.float64) else weight_FK.to(torch.float32)
 
 
-def _check(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, method: str, draws: str) -> None:
-    if method not in get_args(RowMethod):
-        raise OptionError(
-            f"method={method!r} for rows is unknown",
-            fix=f"choose one of {', '.join(get_args(RowMethod))}",
-            option="method",
-        )
-    if draws not in get_args(Draws):
-        raise OptionError(f"draws={draws!r} is unknown", fix=f"choose one of {', '.join(get_args(Draws))}")
+def _check(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, method: str) -> None:
     if method == "det":  # else `_settle_rows` looks at each of them, on its way
         check_sensitivity(sensitivity_FK)
     if weight_FK.shape != sensitivity_FK.shape:

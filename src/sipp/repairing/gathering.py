@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.attribution import Orders
-from sipp.inputs.capture import Forms, is_new_form, probe, runner
+from sipp.inputs.capture import Forms, form_of, goes_by_form, is_new_form, probe, runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.records.batches import Batch, WeightUse
@@ -104,7 +105,10 @@ def take_census(
     forms: Forms,
     patches_per_feature: int = PATCHES_PER_FEATURE,
 ) -> Census:
-    """One pass of the dense network, in which every batch of a new form is checked (see `runner`)."""
+    """One pass of the dense network, in which every batch of a new form is checked (see `runner`).
+
+    Batches of one form and as many points are run once: unless the model goes by values, they are used alike.
+    """
     order: list[list[str]] = []
     windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
     positions: dict[str, tuple[int, ...]] = {}
@@ -113,14 +117,15 @@ def take_census(
     n_bytes: Counter[str] = Counter()
     n_patches: Counter[str] = Counter()
     fan_in = {weight.name: weight.fan_in for layer in layers for weight in layer.weights.values()}
+    alike: dict[tuple[Any, ...], tuple[Counter[str], Counter[str], Counter[str]]] = {}
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         name = weight.name
-        n_uses[-1][name] += 1
+        uses[name] += 1
         n_here = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
         n_rows = weight.n_rows if use.n_rows is None else use.n_rows
-        n_bytes[name] += max(SCORE_DTYPE.itemsize, use.windows.element_size()) * n_rows * n_here
-        n_patches[name] += n_here
+        bytes_here[name] += max(SCORE_DTYPE.itemsize, use.windows.element_size()) * n_rows * n_here
+        patches_here[name] += n_here
         if name in windows:
             windows[name].append(use.windows)
         elif name not in positions:
@@ -132,12 +137,19 @@ def take_census(
             positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
 
     for batch in batches:
-        n_uses.append(Counter())
         is_padded = batch.real_BT is not None  # sums need no patches told apart by point but to find padding
         known = probe(model, layers, batch, "running", forms) if is_padded or is_new_form(batch, forms) else None
         orders.append(known.orders if known is not None and is_padded else None)
-        runner(model, layers, orders=orders[-1])(batch, on_use)
-        windows.clear()
+        form = (batch.n_points, *form_of(batch))
+        uses, bytes_here, patches_here = alike.get(form, (Counter(), Counter(), Counter()))
+        if not uses:
+            runner(model, layers, orders=orders[-1])(batch, on_use)
+            windows.clear()
+            if not is_padded and goes_by_form(batch, forms):
+                alike[form] = uses, bytes_here, patches_here
+        n_uses.append(uses)
+        n_bytes.update(bytes_here)
+        n_patches.update(patches_here)
     strides = {
         name: _strides(sizes, n_patches[name] // (patches_per_feature * fan_in[name]))
         for name, sizes in positions.items()
@@ -217,8 +229,9 @@ class Gatherer:
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE
             rows_GRK = _rows(self.dense.model, weight, use).to(dtype)
-            for windows in self.chunks(weight, use):
-                found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
+            with exact_matmul(use.windows, self.dense.model.get_parameter(weight.name)):
+                for windows in self.chunks(weight, use):
+                    found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
 
         with self.dense_replay.of(self.dense.run, i, ()):
             return found, self._run(self.dense, names, i, on_use, modules or {})
@@ -311,8 +324,11 @@ class Gatherer:
             dense_GRP = left.pop().to(dtype)
             patches_GKP = patches_in(windows, use, dtype)
             if known is None:
-                here.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1))
-            moments.add_rows(patches_GKP, dense_GRP - rows_GRK @ patches_GKP, dense_GRP)
+                with exact_matmul(use.windows):
+                    here.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1))
+            with exact_matmul(use.windows, self.pruned.model.get_parameter(weight.name)):
+                gap_GRP = dense_GRP - rows_GRK @ patches_GKP
+            moments.add_rows(patches_GKP, gap_GRP, dense_GRP)  # gaps are float32
         if shared is not None:
             known = shared.keep(use.windows, here) if known is None else known
             moments.add_inputs(known.xx_GKK, known.x_GK)

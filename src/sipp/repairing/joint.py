@@ -43,14 +43,17 @@ AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the 
 # alone (SmolLM2 at half of its weights: perplexity 20.9 with 1, 20.5 with this). Nor are magnitudes compared there.
 LARGE_AIMS = (0.25,)
 RIDGES = (1e-3, 1e-4)  # of the mean diagonal, towards the dense weights
+LARGE_RIDGES = RIDGES[:1]  # for those: of SmolLM2's 210 weights it was chosen for 209
 TRIED_OF, FEWEST_TRIED = 4, 256  # a and budgets are tried with one in so many points, and not fewer than this
 PATCHES_PER_FEATURE = 256  # more than a refit looks at: a search fits masks too
+SAME_BUDGET = 0.01  # relative: layers that keep nearly as many are not tried twice
 NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
 SMALL = 4 << 20  # weights up to which all layers are tried; of larger networks the first ones
 FIRST_OF = 8  # with one in so many of the weights
 
-Budgets = Literal["given", "magnitude", "even"]  # of layers: the first masks', by global magnitude, the same share
-BUDGETS: tuple[Budgets, ...] = ("given", "magnitude", "even")
+# Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
+Budgets = Literal["given", "magnitude", "even", "between"]
+BUDGETS: tuple[Budgets, ...] = ("given", "between", "magnitude", "even")
 Masks = Mapping[str, Tensor]
 
 
@@ -147,6 +150,7 @@ def joint(
     pattern: Pattern | None = None,
     residuals: Collection[str] | None = None,
     fits_all: bool = True,
+    blocks: str | None = None,
     chunk_bytes: int,
     advance: Advance = lambda n: None,
 ) -> Joint:
@@ -163,11 +167,12 @@ def joint(
     budgets = budgets if way == "joint" and pattern is None else ("given",)
     if _is_like_a_language_model(masks) and tuple(candidates) == AIMS:
         candidates = LARGE_AIMS
+        ridges = LARGE_RIDGES if tuple(ridges) == RIDGES else ridges
         budgets = tuple(one for one in budgets if one != "magnitude") or budgets
     weights = {weight.name: weight for one in masked_layers(model, masks) for weight in one.weights.values()}
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
-    blocks = find_blocks(model, parts.batches[0])
-    task = _Task(model, weights, layer, () if way in PEERS else residuals, blocks, chunk_bytes)
+    found = find_blocks(model, parts.batches[0], blocks)
+    task = _Task(model, weights, layer, () if way in PEERS else residuals, found, chunk_bytes)
     task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
     start = _starts(task, masks, (chosen,), floor)[chosen]
     judged = _fitted(task, start, parts, {}, advance)
@@ -220,7 +225,7 @@ def _chosen(
     floor: float | None,
 ) -> tuple[_Task, Budgets, tuple[Trial, ...], int]:
     """The task with the a that was chosen, the budgets that were, the trials, and how many layers these fitted."""
-    if len(candidates) == 1 and len(budgets) == 1:
+    if len(candidates) == 1 and (len(budgets) == 1 or len(_starts(task, masks, budgets, floor)) == 1):
         return task, budgets[0], (), 0
     first = _first(task, masks, parts)
     trials = _tried(task, first, _few(parts), candidates, budgets, floor)
@@ -310,7 +315,7 @@ def _tried(
         trials.append(Trial(a, name, output_error(task.dense, made.model, parts.aside)))
         return _or_infinite(trials[-1]) < min(map(_or_infinite, trials[:-1]), default=math.inf)
 
-    first, *others = starts
+    first, *others = sorted(starts, key=lambda name: name != "between")  # where errors are the same, it is taken
     for a in candidates:
         if not add(a, first):
             break
@@ -323,34 +328,58 @@ def _tried(
 def _starts(
     task: _Task, masks: Masks, wanted: Sequence[Budgets], floor: float | None
 ) -> dict[Budgets, dict[str, Tensor]]:
-    """First masks by budgets of layers; those whose layers keep as many as another's are left out.
+    """First masks by budgets of layers; those whose layers keep nearly as many as another's are left out.
 
     All keep as many weights in total. Budgets that are not given are filled by magnitude.
     """
     weights = [weight for name, weight in task.weights.items() if name in masks]
-    dense = [to_rows(w, task.dense.get_parameter(w.name).detach()).cpu().abs().to(SCORE_DTYPE) for w in weights]
     budget = sum(int(mask.sum()) for mask in masks.values())
     found: dict[Budgets, dict[str, Tensor]] = {}
     counts = list[list[int]]()
     for name in wanted:
+        shares = even_layers([(w.n_rows, w.fan_in) for w in weights], budget, least=0 if floor is None else 1)
+        if name == "between":
+            shares = _between([int(masks[w.name].sum()) for w in weights], shares, weights)
+        if name in ("even", "between") and any(_nearly(shares, one) for one in counts):
+            continue
         if name == "given":
             start = dict(masks)
-        elif name == "magnitude":
-            cut = largest(dense, budget) if floor is None else largest_above_floor(dense, dense, budget, share=floor)
-            start = _named(weights, cut, masks)
         else:
-            shares = even_layers([one.shape for one in dense], budget, least=0 if floor is None else 1)
-            pairs = list(zip(dense, shares))
-            if floor is None:
-                cut = [largest([one_FK], kept)[0] for one_FK, kept in pairs]
-            else:
-                cut = [largest_above_floor([one_FK], [one_FK], kept, share=0.0)[0] for one_FK, kept in pairs]
-            start = _named(weights, cut, masks)
+            rows = [to_rows(w, task.dense.get_parameter(w.name).detach()) for w in weights]
+            dense = [one_FK.cpu().abs().to(SCORE_DTYPE) for one_FK in rows]
+            start = _named(weights, _largest_of(dense, budget if name == "magnitude" else shares, floor), masks)
         kept_each = [int(start[weight.name].sum()) for weight in weights]
-        if kept_each not in counts:
+        if not any(_nearly(kept_each, one) for one in counts):
             counts.append(kept_each)
             found[name] = start
     return found
+
+
+def _between(counts: Sequence[int], shares: Sequence[int], weights: Sequence[Weight]) -> list[int]:
+    """The geometric means of both, scaled to the same sum; no layer gets more than it has."""
+    means = [math.sqrt(one * other) for one, other in zip(counts, shares)]
+    sizes = [w.n_rows * w.fan_in for w in weights]
+    found, left = [0] * len(means), sum(counts)
+    order = sorted(range(len(means)), key=lambda i: -means[i] / sizes[i])
+    rest = sum(means)
+    for i in order:
+        found[i] = min(sizes[i], round(left * means[i] / rest)) if rest > 0 else 0
+        left, rest = left - found[i], rest - means[i]
+    return found
+
+
+def _nearly(counts: Sequence[int], others: Sequence[int]) -> bool:
+    return all(abs(one - other) <= SAME_BUDGET * other for one, other in zip(counts, others))
+
+
+def _largest_of(dense: list[Tensor], budget: int | list[int], floor: float | None) -> list[Tensor]:
+    """Masks of the largest weights, of a budget for all layers or of each layer's own."""
+    if isinstance(budget, int):
+        return largest(dense, budget) if floor is None else largest_above_floor(dense, dense, budget, share=floor)
+    pairs = list(zip(dense, budget))
+    if floor is None:
+        return [largest([one_FK], kept)[0] for one_FK, kept in pairs]
+    return [largest_above_floor([one_FK], [one_FK], kept, share=0.0)[0] for one_FK, kept in pairs]
 
 
 def _named(weights: Sequence[Weight], cut: Sequence[Tensor], like: Masks) -> dict[str, Tensor]:
@@ -365,7 +394,7 @@ def joint_block(
     inputs: Sequence[Batch],
     *,
     a: float = LARGE_AIMS[0],
-    ridges: Sequence[float] = RIDGES,
+    ridges: Sequence[float] = LARGE_RIDGES,
     pattern: Pattern | None = None,
     follows: bool = True,
     chunk_bytes: int,

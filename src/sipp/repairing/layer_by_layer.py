@@ -27,7 +27,7 @@ from sipp.repairing.refitting import refit
 from sipp.repairing.stages import pair_of
 from sipp.scoring.sensitivities import chunk_of
 
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 2e-3
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def repair_network(
     learning_rate: float = LEARNING_RATE,
     n_points: int | None = None,
     seed: int = 0,
+    blocks: str | None = None,
     chunk_bytes: ChunkBytes = "auto",
     progress: bool = False,
 ) -> Repaired:
@@ -67,7 +68,7 @@ def repair_network(
     repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     at_first, before = output_error(dense, given, parts.aside), judged_error(dense, given, parts)
     with progress_bar("repairing", len(masks) + steps, shown=progress) as advance:
-        layers = _refit_all(dense, repaired, masks, parts, n_bytes, advance)
+        layers = _refit_all(dense, repaired, masks, parts, blocks, n_bytes, advance)
         at_last, refitted = output_error(dense, repaired, parts.aside), judged_error(dense, repaired, parts)
         polished = None
         if steps > 0:
@@ -92,6 +93,7 @@ def _refit_all(
     repaired: nn.Module,
     masks: Mapping[str, Tensor],
     parts: Parts,
+    blocks: str | None,
     chunk_bytes: int,
     advance: Advance,
 ) -> tuple[LayerRepair, ...]:
@@ -101,7 +103,7 @@ def _refit_all(
         repaired,
         masks,
         parts,
-        blocks=find_blocks(dense, parts.batches[0]),
+        blocks=find_blocks(dense, parts.batches[0], blocks),
         forms=Forms(),
         chunk_bytes=chunk_bytes,
         dtype=BOUND_DTYPE,

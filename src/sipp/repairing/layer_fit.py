@@ -212,7 +212,7 @@ def _searched(
     at = torch.cat([torch.arange(p.start, p.stop, dtype=torch.int64, device=mask_FK.device) for p in places])
     start_FK = mask_FK[at]
     may_FK = (dense_FK[at] != 0) | start_FK
-    lives_F = start_FK.any(1) if task.keeps_rows else torch.zeros_like(start_FK[:, 0])
+    lives_F = start_FK.any(1) if task.keeps_rows else None
     rule = Rule(int(start_FK.sum()), may_FK, lives_F, task.pattern)
     if task.way == "sparsegpt":
         found_FK, values_FK = sparsegpt(rows, rule)

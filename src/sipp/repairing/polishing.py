@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sipp.errors import DataError
-from sipp.inputs.batches import fresh
+from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.distance import error_of, outputs_of, squares
 from sipp.progress import Advance
 from sipp.pruning.masking import hold, release
 from sipp.records.batches import Batch
 from sipp.records.repair import Polish
+from sipp.repairing.parts import together
 
 N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
@@ -25,6 +26,7 @@ PATIENCE = 8  # looks without a gain after which it stops; a rate that is too la
 FIRST_LOOKS = 3  # without any gain, from the start again at a quarter of the rate: it was too large for this network
 LOWER = 0.25
 NEAR = 2.0  # an error below half of the output's length lowers the rate in proportion: what is near needs small steps
+N_MIXED = 8  # batches whose points change places: no more of them are copied at a time
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -42,15 +44,15 @@ def polish(
 ) -> tuple[Polish, float | None]:
     """What the steps did to `repaired`, in place, and its output error on the points kept aside.
 
-    Kept weights, the biases beside them and the norms are trained, in eval mode. The batches come as they were given,
-    in a new order each time round; the rate rises from zero for a tenth of the steps, and falls to zero along a cosine.
-    A network whose output is near to the dense one already has a smaller rate; so has one that the first steps only
-    took away from it: then they begin anew.
+    Kept weights, the biases beside them and the norms are trained, in eval mode. The points come in new batches each
+    time round, as large as those that were given; the rate rises from zero for a tenth of the steps, and falls to zero
+    along a cosine. A network whose output is near to the dense one already has a smaller rate; so has one that the
+    first steps only took away from it: then they begin anew.
     """
     trained = _trained(repaired, masks)
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
-    wanted, judged = outputs_of(dense, fitted), outputs_of(dense, aside)
-    if not wanted(0):
+    judged = outputs_of(dense, aside)
+    if not outputs_of(dense, fitted[:1])(0):
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     optimizer = torch.optim.Adam(trained, lr=learning_rate)
     for parameter, _ in flags:
@@ -59,13 +61,13 @@ def polish(
     best, best_step, since = error_of(repaired, aside, judged), 0, 0
     rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
     kept = [parameter.detach().clone() for parameter in trained]
-    order, taken, is_lowered = _shuffled(len(fitted), seed), 0, False
+    mixed, taken, is_lowered = _mixed(fitted, seed), 0, False
     try:
         while taken < steps and since < PATIENCE:
             for group in optimizer.param_groups:
                 group["lr"] = rate * _share_of_rate((taken + 0.5) / steps)
-            i = next(order)
-            _step(repaired, optimizer, fitted[i], wanted(i))
+            batch = next(mixed)
+            _step(repaired, optimizer, batch, outputs_of(dense, [batch])(0))
             taken += 1
             advance(1)
             if taken * N_CHECKS // steps > (taken - 1) * N_CHECKS // steps:
@@ -123,8 +125,16 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, want
         optimizer.step()
 
 
-def _shuffled(n: int, seed: int) -> Iterator[int]:
-    """The numbers below n in a random order, again and again in a new one."""
+def _mixed(batches: Sequence[Batch], seed: int) -> Iterator[Batch]:
+    """The points in new batches, again and again: those of a few batches that are alike change places."""
     generator = torch.Generator("cpu").manual_seed(seed)
+    most = max(batch.n_points for batch in batches)
+
+    def shuffled(n: int) -> Tensor:
+        return torch.randperm(n, generator=generator, dtype=torch.int64, device="cpu")
+
     while True:
-        yield from torch.randperm(n, generator=generator, dtype=torch.int64, device="cpu").tolist()
+        for some in shuffled(len(batches)).split(N_MIXED):
+            for pool in together([batches[i] for i in some.tolist()], N_MIXED * most):
+                for at in shuffled(pool.n_points).chunk(-(-pool.n_points // most)):
+                    yield points_at(pool, at)

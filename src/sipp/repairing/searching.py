@@ -52,7 +52,7 @@ class Rule:
 
     n_kept: int
     may_FK: Tensor  # the weights that may be kept
-    lives_F: Tensor  # rows that keep one weight at least
+    lives_F: Tensor | None  # rows that keep one weight at least; None: any may die
     pattern: Pattern | None = None  # instead of n_kept
 
     def largest(self, size_FK: Tensor) -> Tensor:
@@ -60,9 +60,10 @@ class Rule:
         size_FK = torch.where(self.may_FK, size_FK, -torch.inf)
         if self.pattern is not None:
             return _largest_in_groups(size_FK, self.pattern)
-        best_F1 = size_FK.argmax(1, keepdim=True)
-        lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
-        size_FK = size_FK.scatter(1, best_F1, lifted_F1)
+        if self.lives_F is not None:
+            best_F1 = size_FK.argmax(1, keepdim=True)
+            lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
+            size_FK = size_FK.scatter(1, best_F1, lifted_F1)
         mask_FK = torch.zeros(size_FK.shape, dtype=torch.bool, device=size_FK.device)
         mask_FK.view(-1)[size_FK.reshape(-1).topk(self.n_kept, sorted=False).indices] = True
         return mask_FK

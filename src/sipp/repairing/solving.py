@@ -28,7 +28,7 @@ STEPS_A_LOOK = 10
 TYPICAL_STEPS = 100
 # Products in the time of one of a step: a factor of a single row is a small piece of work, on a GPU above all, where
 # each step costs as much as so many products even when there is little to do
-SLOWER = {"cpu": 2.0, "cuda": 20.0}
+SLOWER = {"cpu": 4.5, "cuda": 20.0}
 LAUNCHES = {"cpu": 0.0, "cuda": 3e9}
 
 

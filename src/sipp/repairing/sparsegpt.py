@@ -28,7 +28,8 @@ def sparsegpt(blocks: Sequence[Rows], rule: Rule) -> tuple[Tensor, Tensor]:
     shapes = [one.dense_GRK.shape for one in blocks]
     sizes = [n_groups * n_rows for n_groups, n_rows, _ in shapes]
     parts = [part.view(shape) for part, shape in zip(rule.may_FK.split(sizes), shapes)]
-    lives = [part.view(shape[:2]) for part, shape in zip(rule.lives_F.split(sizes), shapes)]
+    lives_F = torch.zeros_like(rule.may_FK[:, 0]) if rule.lives_F is None else rule.lives_F
+    lives = [part.view(shape[:2]) for part, shape in zip(lives_F.split(sizes), shapes)]
     factors = [_factor(one) for one in blocks]
     limits = [_limits(*layer) for layer in zip(blocks, factors, parts, lives)]
     step = BLOCK if rule.pattern is None else max(rule.pattern.m, BLOCK // rule.pattern.m * rule.pattern.m)

@@ -32,6 +32,7 @@ def search_network(
     learning_rate: float = LEARNING_RATE,
     n_points: int | None = None,
     seed: int = 0,
+    blocks: str | None = None,
     chunk_bytes: ChunkBytes = "auto",
     progress: bool = False,
 ) -> Repaired:
@@ -55,6 +56,7 @@ def search_network(
             floor=floor,
             pattern=pattern,
             fits_all=fits_all,
+            blocks=blocks,
             chunk_bytes=n_bytes,
             advance=advance,
         )

@@ -343,11 +343,6 @@ def _softmax(call: Call) -> float:
     return SOFTMAX_NORM
 
 
-def _log_softmax(call: Call) -> float:
-    # I - 1 p' is a projection, as long as 1 p' is: ||1|| ||p|| <= sqrt(n).
-    return math.sqrt(_reduced(call))
-
-
 def _leaky_relu(call: Call) -> float:
     return max(1.0, abs(float(call.options.get("negative_slope", 0.01))))
 
@@ -384,7 +379,7 @@ _GAINS: dict[str, Callable[[Call], float]] = {
     "mean": _mean,
     "sum": _sum,
     "softmax": _softmax,
-    "log_softmax": _log_softmax,
+    "log_softmax": _sum,  # I - 1 p' is a projection, as long as 1 p' is: ||1|| ||p|| <= sqrt(n)
     "leaky_relu": _leaky_relu,
     "elu": _elu,
     "celu": _celu,

@@ -282,7 +282,7 @@ def test_a_line_of_an_older_version_counts_for_its_exact_points(tmp_path: Path) 
 @pytest.mark.parametrize("sketch", ["abc", [3], ["xyz"], None])
 def test_a_damaged_sketch_is_refused(sketch: Any, tmp_path: Path) -> None:
     (tmp_path / "uses").write_text(json.dumps({"data_hash": "0" * 64, "sketch": sketch}) + "\n")
-    with pytest.raises(DataError, match="line 1 is no entry"):
+    with pytest.raises(DataError, match="line 1 is not an entry"):
         walk(points(300, 2), ledger=tmp_path / "uses")
 
 

@@ -48,7 +48,7 @@ def test_both_sides_of_the_limit_are_met() -> None:
     much, little = (sipp.prune(net(), points(), keep=keep, method="wt") for keep in (0.05, 0.9))
     assert "warning:         the output moved by" in str(much) and "warning" not in str(little)
     assert "what it costs:   not known yet" in str(much) and "what it costs:   the output moved by" in str(little)
-    assert "Nothing is promised for new ones" in " ".join(str(little).split())
+    assert "Nothing is guaranteed for new inputs" in " ".join(str(little).split())
     for word in ("repair=True", "another method", "larger keep"):
         assert word in " ".join(str(much).split())
 

@@ -1,0 +1,120 @@
+"""What LoRA adds to weights that are held: masked with them while it trains, and merged into them at the end.
+
+By itself LoRA adds a dense product B A to a weight W, and merging it fills every zero. Here the layer computes with
+mask * (W + B A) wherever its weight is held, and `merge` of peft adds mask * B A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from sipp.errors import ModelError
+from sipp.inputs.layers.registry import lora_layers
+from sipp.records.network_hash import MASK_SUFFIX
+
+WEIGHT, BIAS = "weight", "bias"
+PATCHED = ("get_delta_weight", "forward")
+
+
+def check_adapters(model: nn.Module) -> None:
+    """Raises a ModelError where an adapter is more than a product that is added."""
+    for name, layer in lora_layers(model):
+        if getattr(layer, "lora_variant", None):
+            kind = type(next(iter(layer.lora_variant.values()))).__name__
+            raise ModelError(f"the adapter is not a plain LoRA ({kind})", where=name, fix="use LoRA without variants")
+
+
+def mask_adapters(model: nn.Module) -> None:
+    """Masks what adapters add to weights that are held, as they are held at the time."""
+    for _, layer in lora_layers(model):
+        if _mask(layer) is not None and WEIGHT in layer.base_layer._parameters:
+            layer.get_delta_weight, layer.forward = partial(_masked_delta, layer), partial(_masked_forward, layer)
+
+
+def merge_adapters(model: nn.Module) -> None:
+    """Merges what adapters add to held weights into these, masked, and leaves the layers as they were otherwise."""
+    for _, layer in lora_layers(model):
+        if isinstance(vars(layer).get(PATCHED[0]), partial):
+            if not layer.merged:
+                layer.merge()
+            for name in PATCHED:
+                delattr(layer, name)
+
+
+@contextmanager
+def adapters_merged(model: nn.Module) -> Iterator[None]:
+    """A context in which weights are with what adapters add to them: what is to be scored, and cut.
+
+    What is written to a weight there stays; where nothing was, it has its bits again afterwards.
+    """
+    changed: list[tuple[Any, Tensor, Any]] = []
+    try:
+        for _, layer in lora_layers(model):
+            if not layer.merged and not layer.disable_adapters:
+                weight = layer.base_layer.weight
+                changed.append((layer, weight.detach().clone(), vars(layer).get("forward")))
+                weight.data.copy_(_with_adapters(layer, weight.detach()))
+                layer.forward = partial(_base_alone, layer)
+        yield
+    finally:
+        for layer, before, own in changed:
+            written = layer.base_layer.weight.detach() - _with_adapters(layer, before)
+            layer.base_layer.weight.data.copy_(before + written)
+            del layer.forward
+            if own is not None:
+                layer.forward = own
+
+
+def _mask(layer: Any) -> Tensor | None:
+    return getattr(layer.base_layer, WEIGHT + MASK_SUFFIX, None)
+
+
+def _adapters(layer: Any) -> list[str]:
+    return [name for name in layer.active_adapters if name in layer.lora_A]
+
+
+@torch.no_grad()
+def _with_adapters(layer: Any, weight: Tensor) -> Tensor:
+    found = weight.clone()
+    for adapter in _adapters(layer):
+        found += layer.get_delta_weight(adapter).to(found.dtype)
+    return found
+
+
+def _masked_delta(layer: Any, adapter: str) -> Tensor:
+    """What an adapter adds to a weight, where the weight is kept."""
+    delta: Tensor = type(layer).get_delta_weight(layer, adapter)
+    mask = _mask(layer)
+    return delta if mask is None else torch.where(mask.bool(), delta, 0)
+
+
+def _base_alone(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return layer.base_layer(x, *args, **kwargs)
+
+
+def _masked_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The layer's output, with the products of its adapters masked."""
+    if layer.merged or layer.disable_adapters:
+        return type(layer).forward(layer, x, *args, **kwargs)
+    if kwargs.get("adapter_names") is not None:
+        raise ModelError("adapters of single points cannot be masked", fix="run points of one adapter at a time")
+    base = layer.base_layer
+    result = base(x, *args, **kwargs)
+    added = result
+    for adapter in _adapters(layer):
+        delta, last = layer.get_delta_weight(adapter), layer.lora_B[adapter]
+        parts = {WEIGHT: delta}
+        if getattr(base, BIAS, None) is not None:
+            parts[BIAS] = torch.zeros_like(base.bias, dtype=delta.dtype)
+        given = layer.lora_dropout[adapter](x.to(delta.dtype))
+        added = added + functional_call(base, parts, (given, *args), kwargs)
+        if last.bias is not None:
+            added = added + last.bias * layer.scaling[adapter]
+    return added.to(result.dtype)
