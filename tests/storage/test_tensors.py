@@ -38,7 +38,7 @@ def test_tied_tensors_and_what_is_none() -> None:
     shared = torch.rand(4)
     found = tensors_from_bytes(tensors_to_bytes({"x": shared, "y": shared}), "here")
     assert torch.equal(found["x"], shared) and torch.equal(found["y"], shared)
-    with pytest.raises(ModelError, match="extra are no tensors"):
+    with pytest.raises(ModelError, match="extra are not tensors"):
         tensors_to_bytes({"extra": 3})
 
 

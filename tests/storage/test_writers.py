@@ -96,7 +96,7 @@ def test_permissions_stay_and_new_files_follow_the_umask(tmp_path: Path) -> None
 def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name, reason in (("pipe", "no plain file"), ("folder", "Is a directory")):
+    for name, reason in (("pipe", "not a plain file"), ("folder", "Is a directory")):
         with pytest.raises(DataError, match=reason):
             sipp.save(nn.Linear(4, 2), tmp_path / name)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and sorted(os.listdir(tmp_path)) == ["folder", "pipe"]

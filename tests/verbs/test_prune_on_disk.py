@@ -111,19 +111,19 @@ def test_one_block_is_in_memory_at_a_time(source: Path, tmp_path: Path, monkeypa
         loaded.append(sum(not p.is_meta for p in network.model.layers.parameters()))
         return found
 
-    def weights(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def weights(*args: Any, **kwargs: Any) -> Any:
         loaded.append(sum(p.numel() for p in network_of[0].layers.parameters() if not p.is_meta))
-        return prune_with(model, *args, **kwargs)
+        return rank(*args, **kwargs)
 
     network_of: list[Any] = []
-    prune_with, init = on_disk.prune_with, on_disk._Network.__init__
+    rank, init = on_disk.rank, on_disk._Network.__init__
 
     def noted(self: Any, model: nn.Module, *args: Any) -> None:
         network_of.append(model)
         init(self, model, *args)
 
     monkeypatch.setattr(on_disk, "_prune_block", counted)
-    monkeypatch.setattr(on_disk, "prune_with", weights)
+    monkeypatch.setattr(on_disk, "rank", weights)
     monkeypatch.setattr(on_disk._Network, "__init__", noted)
     sipp.prune_on_disk(empty(), source, points(), tmp_path / "out", keep=0.5)
     one = sum(p.numel() for p in Block().parameters())

@@ -151,7 +151,7 @@ def _plain_file(path: Path) -> os.stat_result | None:
         return None
     if not stat.S_ISREG(found.st_mode):
         what = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.ELOOP if stat.S_ISLNK(found.st_mode) else None
-        raise OSError(what or errno.EINVAL, os.strerror(what) if what else "it is no plain file")
+        raise OSError(what or errno.EINVAL, os.strerror(what) if what else "it is not a plain file")
     return found
 
 

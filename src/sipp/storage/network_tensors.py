@@ -6,7 +6,7 @@ tensor -> positions (coding.py), values (rounding.py, coding.py) -> entry + byte
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +37,7 @@ from sipp.storage.coding import (
     raw_bits,
 )
 from sipp.storage.network_file import SCALE_BYTES, Entry, Index, Positions, StoredValues, read_index, unpack
+from sipp.storage.network_parts import part_files, pieces_in_parts
 from sipp.storage.rounding import FORMATS, Rounding, restore_values, round_values
 
 Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
@@ -67,22 +68,27 @@ def named_tensors(model: nn.Module, first: Collection[str] = ()) -> Groups:
 
 def encode_network(
     model: nn.Module, groups: Groups, mask_of: Mapping[str, Tensor], precision: Precision
-) -> tuple[tuple[Entry, ...], bytes]:
-    """The entries of all tensors, and their bytes one after the other; masks go by a tensor's first name."""
+) -> tuple[tuple[Entry, ...], list[bytes]]:
+    """The entries of all tensors, and the bytes of each; masks go by a tensor's first name."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     entries, pieces = [], []
     for names, tensor in groups:
         rounding = _rounding_of(tensor, precision, is_parameter=not parameters.isdisjoint(names))
         entry, parts = _encode(names, tensor, mask_of.get(names[0]), rounding, coded=precision != "fp32")
         entries.append(entry)
-        pieces += parts
-    return tuple(entries), b"".join(pieces)
+        pieces.append(b"".join(parts))
+    return tuple(entries), pieces
 
 
-def decode_network(index: Index, data: memoryview, where: object) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The state_dict, tied names leading to one tensor, and the masks; the index was checked before (`read_index`)."""
+def decode_network(
+    index: Index, pieces: Iterable[memoryview], where: object
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The state_dict, tied names leading to one tensor, and the masks; the index was checked before (`read_index`).
+
+    `pieces` are the bytes of the tensors, one after the other.
+    """
     state, masks = {}, {}
-    for entry, piece in zip(index.tensors, pieces_of(data, [entry.n_bytes for entry in index.tensors])):
+    for entry, piece in zip(index.tensors, pieces):
         tensor, mask = _decode(entry, piece, f"{where}, tensor {entry.name!r:.100}")
         state.update(dict.fromkeys(entry.names, tensor))
         if mask is not None:
@@ -94,12 +100,10 @@ def as_stored(model: nn.Module, values: Precision) -> nn.Module:
     """A copy of the network with the values that a file of `save` would give back: what is to be certified."""
     stored = copy.deepcopy(model)
     groups = named_tensors(stored)
-    entries, data = encode_network(stored, groups, {}, values)
-    lengths = [entry.n_bytes for entry in entries]
-    for (_, tensor), entry, piece in zip(groups, entries, pieces_of(memoryview(data), lengths)):
+    for (_, tensor), entry, piece in zip(groups, *encode_network(stored, groups, {}, values)):
         if entry.values.rounding != "exact":
             with torch.no_grad():
-                tensor.copy_(_decode(entry, piece, entry.name)[0])
+                tensor.copy_(_decode(entry, memoryview(piece), entry.name)[0])
     return stored
 
 
@@ -247,12 +251,13 @@ def read_network(path: Path) -> tuple[dict[str, Tensor], Contents]:
     """The state_dict in a file of `save`, and what else is inside, after every check."""
     code, data, digest = unpack(path)
     index = read_index(code, len(data), path)
-    state, masks = decode_network(index, data, path)
+    pieces = pieces_in_parts(path, index) if index.parts else pieces_of(data, [one.n_bytes for one in index.tensors])
+    state, masks = decode_network(index, pieces, path)
     try:
         certificate = None if index.certificate is None else from_json(index.certificate)
     except DataError as error:
         raise DataError(f"{error}", where=path) from error
-    n_bytes = path.stat().st_size
+    n_bytes = path.stat().st_size + sum(one.stat().st_size for one in part_files(path, index))
     found = contents_of(
         index, path=path, sha256=digest, n_bytes=n_bytes, masks=masks, certificate=certificate, state=state
     )

@@ -111,7 +111,7 @@ def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
     if not path.exists() or (path.is_dir() and all(staged_for(inner) is not None for inner in path.iterdir())):
         return  # nothing is there, or what a killed writer left
     if not path.is_dir() and not path.is_file():
-        raise OptionError(f"{path} is no plain file, and cannot be replaced", fix="give another name")
+        raise OptionError(f"{path} is not a plain file, and cannot be replaced", fix="give another name")
     try:
         ours = kind.is_ours(path)
     except OSError as error:
@@ -119,7 +119,7 @@ def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
     there = "is a folder with content" if path.is_dir() else "exists"
     if not ours:
         raise OptionError(
-            f"{path} {there} and is no {kind.name}, and nothing else is replaced",
+            f"{path} {there} and is not a {kind.name}, and nothing else is replaced",
             fix="give another name, or move it away",
         )
     if not force:
@@ -162,7 +162,7 @@ def check_file(path: Path, kind: Kind, *, force: bool, inputs: Inputs = (), make
     if path.is_dir():
         raise OptionError(f"{path} is a folder", fix="give the name of a file")
     if not makes_folder and not path.parent.is_dir():
-        raise OptionError(f"{path.parent} is no folder", fix="make it first, or give another place")
+        raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")
     refuse_inputs(path, inputs)
     _check_new(path, kind, force=force)
 
@@ -180,9 +180,9 @@ def check_ledger(path: Path, *, out: Path | None, inputs: Inputs = ()) -> None:
         ledger_lines(path)
         return
     if os.path.lexists(path):
-        raise OptionError(f"{path} is no plain file, so no use could be read back from it", fix="give another name")
+        raise OptionError(f"{path} is not a plain file, so no use could be read back from it", fix="give another name")
     if not os.path.isdir(path.parent):
-        raise OptionError(f"{path.parent} is no folder", fix="make it first, or give another place")
+        raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")
     check_place(path)
 
 

@@ -144,7 +144,9 @@ def _record(path: Path, data: bytes | None) -> PrunedRecord:
     """The record in the file or in its bytes, if it has its checksum and its numbers fit each other."""
     values = read_sealed(path, data)
     if values.get("kind") != PRUNED_KIND or values.get("format") != PRUNED_FORMAT:
-        raise DataError(f"is no record of `sipp prune` in format {PRUNED_FORMAT}; {CHANGED}, or is older", where=path)
+        raise DataError(
+            f"is not a record of `sipp prune` in format {PRUNED_FORMAT}; {CHANGED}, or is older", where=path
+        )
     record = checked(PrunedRecord, values, path)
     _check_sums(record, path)
     return record

@@ -14,6 +14,10 @@ from sipp.storage.tensors import tensors_to_bytes
 
 Tensor = Any  # of torch, which whoever only reads records does not wait for
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+BELONGING = (
+    "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "bpe.codes", "*.model",
+    "*.spm", "chat_template*", "preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,28 +43,41 @@ class ShardedWeights:
 
 def sharded_weights(folder: Path) -> ShardedWeights:
     """The weights that lie in a folder; DataError where there are none, or an index names what is not there."""
-    from safetensors import SafetensorError, safe_open
-
-    if not (folder / INDEX).is_file():
-        path = folder / ONE_FILE
-        try:
-            with safe_open(path, framework="pt") as opened:
-                return ShardedWeights(folder, dict.fromkeys(opened.keys(), ONE_FILE))
-        except (OSError, SafetensorError) as error:
-            raise DataError(
-                f"no weights could be read ({error})", where=path, fix=f"give a folder with {ONE_FILE} or {INDEX}"
-            ) from error
+    if (folder / ONE_FILE).is_file() or not (folder / INDEX).is_file():
+        return ShardedWeights(folder, dict.fromkeys(names_in(folder / ONE_FILE), ONE_FILE))
     path = folder / INDEX
     try:
         found = json.loads(read_file(path))["weight_map"]
         if not all(isinstance(name, str) and Path(file).name == file for name, file in found.items()):
             raise TypeError("files must lie beside it")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"is no index of weights ({type(error).__name__}: {error})", where=path) from error
+        raise DataError(f"is not an index of weights ({type(error).__name__}: {error})", where=path) from error
     missing = sorted(file for file in set(found.values()) if not (folder / file).is_file())
     if missing:
         raise DataError(f"names {missing[0]}, which is not there", where=path)
     return ShardedWeights(folder, found)
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of the tensors in a safetensors file; DataError where it is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as opened:
+            return list(opened.keys())
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"no weights could be read ({error})", where=path, fix=f"give a folder with {ONE_FILE} or {INDEX}"
+        ) from error
+
+
+def belonging(folder: Path, *more: str) -> list[Path]:
+    """The files of a folder that belong to its model beside the weights: tokenizer, chat template, licence.
+
+    No link that leads elsewhere is among them: a folder of others could name any file of this machine.
+    """
+    found = {path for pattern in (*BELONGING, *more) for path in folder.glob(pattern)}
+    return sorted(path for path in found if path.is_file() and path.resolve().parent == folder.resolve())
 
 
 def write_shard(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> None:

@@ -6,6 +6,7 @@
 The layout, little-endian throughout:
 
     file       a safetensors file of two byte tensors, `index` and `data`; its metadata hold their SHA-256
+    parts      where the index lists some, `data` is empty, and these files beside it hold it, one after the other
     index      JSON, compressed by zlib; `tensors` lists the tensors in the order of their bytes in `data`
     tensor     positions, then the planes of its values, then (int8) the planes of its scales, then a mask of its own
     positions  which numbers are stored: "all"; "bitmask", one bit each, lowest first; "kept gaps" or "zero gaps",
@@ -23,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import sys
 import zlib
 from typing import Any
@@ -34,6 +36,23 @@ WIDTHS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # the floats
 
 def read(path: str) -> dict[str, Any]:
     """The tensors of a file, by name; a ValueError where it is damaged, or no such file."""
+    code, content, _ = _unpacked(path, "sipp-file/1", "sipp-file/2")
+    index = json.loads(zlib.decompress(code))
+    for part in index.get("parts", ()):
+        _, data, digest = _unpacked(os.path.join(os.path.dirname(os.path.realpath(path)), part["name"]), "sipp-part/1")
+        if digest != part["sha256"]:
+            raise ValueError(f"{part['name']} is another part than the one that {path} was saved with")
+        content += data
+    found: dict[str, Any] = {}
+    at = 0
+    for entry in index["tensors"]:
+        array, at = _tensor(entry, content, at)
+        found.update(dict.fromkeys(entry["names"], array))
+    return found
+
+
+def _unpacked(path: str, *kinds: str) -> tuple[bytes, bytes, str]:
+    """The index, the data and their SHA-256."""
     with open(path, "rb") as file:
         content = file.read()
     start = 8 + int.from_bytes(content[:8], "little")
@@ -42,15 +61,10 @@ def read(path: str) -> dict[str, Any]:
         kind, digest = header["__metadata__"]["format"], header["__metadata__"]["sha256"]
         end = start + header["index"]["data_offsets"][1]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no file of sipp.save") from error
-    if kind != "sipp-file/1" or hashlib.sha256(content[start:]).hexdigest() != digest:
+        raise ValueError(f"{path} is not a file of sipp.save") from error
+    if kind not in kinds or hashlib.sha256(content[start:]).hexdigest() != digest:
         raise ValueError(f"{path} is damaged, or of a version that is not read here ({kind})")
-    found: dict[str, Any] = {}
-    at = end
-    for entry in json.loads(zlib.decompress(content[start:end]))["tensors"]:
-        array, at = _tensor(entry, content, at)
-        found.update(dict.fromkeys(entry["names"], array))
-    return found
+    return content[start:end], content[end:], digest
 
 
 def _tensor(entry: Any, content: bytes, at: int) -> tuple[Any, int]:

@@ -79,7 +79,7 @@ def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None 
     wrong = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
     if wrong:
         raise ModelError(
-            f"state_dict entries {', '.join(wrong[:5])} are no tensors, and safetensors holds nothing else"
+            f"state_dict entries {', '.join(wrong[:5])} are not tensors, and safetensors holds nothing else"
         )
     # Copies: safetensors refuses memory that two names share.
     plain = {

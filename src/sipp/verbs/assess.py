@@ -42,7 +42,7 @@ def assess(
     constants: Constants = Constants(),
     progress: bool = True,
 ) -> Pruned:
-    """What is promised about a network that was pruned, or repaired, by any means: the statements of `prune` (T17).
+    """What can be said about a network that was pruned or repaired by any means: the statements of `prune` (T17).
 
     `pruned` is the network `dense` with other weights (a ModelError says where it is another network), or masks
     {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. The points
@@ -83,7 +83,7 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     for name, mask in masks.items():
         if name not in parameters:
             raise ModelError(
-                f"masks: {name!r} is no parameter of the network; it has {', '.join(list(parameters)[:4])}, ..."
+                f"masks: {name!r} is not a parameter of the network; it has {', '.join(list(parameters)[:4])}, ..."
             )
         if not isinstance(mask, Tensor) or mask.shape != parameters[name].shape:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__

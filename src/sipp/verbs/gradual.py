@@ -24,6 +24,7 @@ from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.restore import check_can_be_written
 from sipp.inputs.scoring_task import task_of
 from sipp.progress import progress_line
+from sipp.pruning.adapters import adapters_merged
 from sipp.pruning.averages import (
     Average,
     Watched,
@@ -126,7 +127,8 @@ def gradual(
 
     `train_step` trains the model in place; give the `optimizer` that it uses, so that nothing it remembers brings a
     pruned weight back, and the `average` of the model (EMA, SWA) that it updates, which is cut with it. Each cut scores
-    the model as it is then on `data`, read once a cut. At the end the model has `keep` of its prunable weights and is a
+    the model as it is then on `data`, read once a cut; where LoRA is trained (peft), with what it adds, which is masked
+    with the weights and merged into them at the end. At the end the model has `keep` of its prunable weights and is a
     plain module again; the masks are in the record.
 
     Example:
@@ -156,8 +158,9 @@ def gradual(
             _train(train_step, step, watched)
             if step + 1 not in times:
                 continue
-            task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-            masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
+            with adapters_merged(model):
+                task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+                masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
             watched = watched if path else unnamed(model, average)  # a copy that is made later holds by itself
             hold(model, masks, optimizer=optimizer)
             hold_all(averages, masks)

@@ -18,8 +18,8 @@ from sipp.records.network_hash import buffers_hash
 from sipp.storage.network_tensors import bits_differ, cannot_share, named_tensors, read_network
 
 OTHER_BUFFERS = (
-    "what was saved, and its certificate if it has one, is a network with other values in buffers that no state_dict "
-    "holds (persistent=False) than `into` has; set them, or certify this network"
+    "the saved network, which a stored certificate is about, had other values than `into` in buffers that no "
+    "state_dict holds (persistent=False); set them, or certify this network"
 )
 
 

@@ -14,8 +14,7 @@ from sipp.errors import OptionError
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, n_tries, put_back, spared_by_name
-from sipp.pruning.moved import output_moved
+from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, n_tries, output_moved, put_back, spared_by_name
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
 from sipp.records.numerics import device_of
 from sipp.records.options import (
@@ -65,6 +64,7 @@ def prune(
     looks_at_assumption: bool = False,
     statements: bool = True,
     repair: Repairing = False,
+    blocks: str | None = None,
     scoring: Scoring = Scoring(),
     constants: Constants = Constants(),
     progress: bool = True,
@@ -77,7 +77,8 @@ def prune(
     points that serve nothing else. `bound="sound"` needs such: without, the last quarter of `data` is kept aside, not
     scored. `looks_at_assumption` adds what data and holdout say of T4; `statements=False` saves the sensitivities of
     baselines (T17). With a `floor` no row dies, and a layer keeps that share of an even cut.
-    `repair=True` finds mask and weights together, from the method's mask on (T21); `"refit"` keeps that mask.
+    `repair=True` finds mask and weights together, from the method's mask on (T21); `"refit"` keeps that mask. It walks
+    a network block by block where it finds blocks, or by the list of modules that `blocks` names ("model.layers").
 
     Example:
         >>> import sipp, torch
@@ -88,8 +89,8 @@ def prune(
     options = PruneOptions(
         keep=keep, budget=budget, pattern=pattern, method=method, delta=delta, confidence=confidence, seed=seed,
         draws=draws, reduce=reduce, floor=floor, include=include, exclude=exclude, bound=bound,
-        looks_at_assumption=looks_at_assumption, statements=statements, repair=repair, scoring=scoring,
-        constants=constants,
+        looks_at_assumption=looks_at_assumption, statements=statements, repair=repair, blocks=blocks,
+        scoring=scoring, constants=constants,
     )  # fmt: skip
     return prune_with(model, data, options, holdout=holdout, progress=progress)
 
@@ -118,7 +119,13 @@ def prune_with(
         moved = output_moved(ranking, found, task)
     if options.repair and task.data is not None:  # never on the new points: what chooses values cannot judge them
         found, repaired = repaired_cut(
-            ranking, found, task.data, options.repair, chunk_bytes=options.scoring.chunk_bytes, progress=progress
+            ranking,
+            found,
+            task.data,
+            options.repair,
+            blocks=options.blocks,
+            chunk_bytes=options.scoring.chunk_bytes,
+            progress=progress,
         )
     said = statements_of(ranking, found, task, mode=options.bound, new_points=new_points)
     assumption = None
@@ -136,6 +143,7 @@ def repaired_cut(
     data: AnyData,
     way: Repairing,
     *,
+    blocks: str | None = None,
     chunk_bytes: ChunkBytes = "auto",
     like: Repair | None = None,
     progress: bool = False,
@@ -146,7 +154,7 @@ def repaired_cut(
     repair where one is given in `like`.
     """
     dense, seed = ranking.model, found.seed
-    run: dict[str, Any] = {"seed": seed, "chunk_bytes": chunk_bytes, "progress": progress}
+    run: dict[str, Any] = {"seed": seed, "blocks": blocks, "chunk_bytes": chunk_bytes, "progress": progress}
     if way == "refit":
         fixed = repair_network(dense, found.model, found.masks, data, **run)
     else:
@@ -166,6 +174,10 @@ def _checked_holdout(task: ScoringTask, options: PruneOptions, holdout: AnyData 
     if not options.statements and held is not None:
         raise OptionError(
             "a holdout serves statements, and statements=False asks for none", fix="leave out one or the other"
+        )
+    if options.blocks is not None and not options.repair:
+        raise OptionError(
+            "blocks= is the list that a repair walks, and none is asked for", fix="give repair, or leave it"
         )
     if options.repair and (data is None or not data.can_be_read_again):
         raise OptionError("repair reads the data again, after it was scored", fix="give a list, a loader or a tensor")

@@ -9,22 +9,26 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.blocks import Blocks, Call, enter, find_blocks, same_arguments
+from sipp.inputs.blocks import Blocks, Call, block_names, enter, find_blocks, same_arguments
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import draw_keys_of
+from sipp.inputs.scoring_task import task_of
 from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
+from sipp.pruning.cutting import budget_for, cut, put_back, spared_by_name
+from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_path
 from sipp.records.numerics import exact_matmul
@@ -35,14 +39,19 @@ from sipp.repairing.joint import joint_block
 from sipp.repairing.parts import Parts, divided
 from sipp.scoring.sensitivities import chunk_of
 from sipp.storage.files import file_hash, make_folder, read_json, sha256_of, write_json
-from sipp.storage.sharded_weights import ShardedWeights, sharded_weights, write_index, write_shard
+from sipp.storage.renamed_weights import renamed_weights
+from sipp.storage.sharded_weights import (
+    ShardedWeights,
+    belonging,
+    sharded_weights,
+    write_index,
+    write_shard,
+)
 from sipp.storage.state_files import load_state, save_state
-from sipp.verbs.prune import prune_with
 
 FIRST = 3  # blocks that show how a state goes in and out
 JOURNAL, WORK, REST = "progress.json", "work", "rest.safetensors"
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")  # of weights: these are not copied
-NOT_COPIED = (".index.json",)
+CONFIGS = ("config.json", "generation_config.json")  # copied beside what belongs to a model
 
 
 @torch.inference_mode(False)
@@ -56,6 +65,7 @@ def prune_on_disk(
     pattern: str | None = None,
     method: Method = "wanda",
     repair: bool = False,
+    blocks: str | None = None,
     seed: int = 0,
     scoring: Scoring = Scoring(),
     device: str | torch.device = "cpu",
@@ -65,8 +75,9 @@ def prune_on_disk(
 
     `model` holds no weights (they are on the meta device: `with accelerate.init_empty_weights(): ...`); `weights` is
     the folder with its model.safetensors, or several with their index. Each block keeps the share `keep`, or the
-    pattern; what lies before and behind the blocks stays dense. `repair=True` finds mask and weights together and makes
-    up for what earlier blocks lost (T21). Call it again with the same arguments to go on where it was stopped.
+    pattern; what lies before and behind the blocks stays dense. They are the list of modules with most weights, or the
+    list that `blocks` names ("model.layers"). `repair=True` finds mask and weights together and makes up for what
+    earlier blocks lost (T21). Call it again with the same arguments to go on where it was stopped.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -90,30 +101,33 @@ def prune_on_disk(
     source = sharded_weights(check_path("weights", weights, "model"))
     target, device = check_path("out", out, "pruned"), _device(device)
     options = PruneOptions(
-        keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False, repair=False
+        keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False, blocks=blocks
     )
     if (keep is None) == (pattern is None):
         raise OptionError("one of keep and pattern says how much is kept", fix="give keep=0.5 or pattern='2:4'")
+    if "labels" in checked_method(options).needs:
+        raise OptionError(f"method={method!r} needs labels, and states between blocks have none", option="method")
     batches = tuple(data_of(data, device=device, seed=seed).batches())
     parts = divided(batches) if repair else Parts(batches, (False,) * len(batches), (), frozenset())
-    network = _Network(copy.deepcopy(model).eval(), source, device)
+    network = _Network(copy.deepcopy(model).eval(), source, device, blocks)
     network.load_rest()
-    blocks = network.find_blocks(parts.batches[0])
-    work = _Work(target, _task_hash(options, repair, source, blocks, parts.batches))
+    chain = network.find_blocks(parts.batches[0])
+    work = _Work(target, _task_hash(options, repair, source, chain, parts.batches))
     finished = work.begin()
-    call = _common_call(network, blocks, parts.batches, work if finished == 0 else None)
-    n_resumed = finished
-    with progress_bar("blocks", len(blocks.names), shown=progress) as advance:
-        advance(finished)
-        for i in range(finished, len(blocks.names)):
-            done = _prune_block(network, blocks, call, i, parts, work, options, repair)
-            progress_line(f"{blocks.names[i]}: {_told(done)}", shown=progress)
+    calls = _common_call(network, chain, parts.batches, work if finished == 0 else None)
+    n_blocks, began = len(chain.names), monotonic()
+    with progress_bar("blocks", n_blocks - finished, shown=progress) as advance:
+        for i in range(finished, n_blocks):
+            done = _prune_block(network, chain, calls, i, parts, work, options, repair)
+            line = f"{chain.names[i]} ({i + 1} of {n_blocks}): {_told(done)}"
+            progress_line(line, shown=progress, seconds=monotonic() - began)
             advance(1)
-    network.write_rest(target, blocks)
-    found = tuple(BlockWeight(**one) for one in work.weights())
+    journal = work.journal()
+    network.write_rest(target, chain, journal["file_of"])
+    found = tuple(BlockWeight(**one) for one in journal["weights"])
     n_points = sum(batch.n_points for batch in parts.batches)
     work.end(source.folder)
-    return PrunedOnDisk(target, len(blocks.names), n_resumed, n_points, found)
+    return PrunedOnDisk(target, n_blocks, finished, n_points, found)
 
 
 def _device(given: Any) -> torch.device:
@@ -136,15 +150,16 @@ def _told(done: Sequence[BlockWeight]) -> str:
 class _Network:
     """A network without weights, and the files that they are read from, a module at a time."""
 
-    def __init__(self, model: nn.Module, source: ShardedWeights, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, source: ShardedWeights, device: torch.device, named: str | None) -> None:
         self.model, self.source, self.device = model, source, device
-        self.list_name, self.list = _longest_list(model)
-        self.names = tuple(f"{self.list_name}.{i}" for i in range(len(self.list)))
+        self.weights = renamed_weights(model, source)
+        self.is_named, self.list_name = named is not None, named or _longest_list(model)
+        self.names = block_names(model, self.list_name)
 
     def load_rest(self) -> None:
         """Reads what belongs to no block."""
         inside = tuple(f"{name}." for name in self.names)
-        self._load([name for name in self._tensors() if not name.startswith(inside)])
+        self._load([name for name in self.weights.made_of if not name.startswith(inside)])
         tie = getattr(self.model, "tie_weights", None)
         if callable(tie):
             tie()
@@ -158,7 +173,7 @@ class _Network:
 
     def load_block(self, i: int) -> nn.Module:
         """Block i with its weights."""
-        self._load([name for name in self._tensors() if name.startswith(f"{self.names[i]}.")])
+        self._load([name for name in self.weights.made_of if name.startswith(f"{self.names[i]}.")])
         block = self.model.get_submodule(self.names[i])
         empty = [name for name, tensor in (*block.named_parameters(), *block.named_buffers()) if tensor.is_meta]
         if empty:
@@ -171,14 +186,14 @@ class _Network:
     def find_blocks(self, batch: Batch) -> Blocks:
         """How the blocks hand their state on, seen on the first few of them."""
         owner_name, _, local = self.list_name.rpartition(".")
-        owner, whole = self.model.get_submodule(owner_name), self.list
+        owner, whole = self.model.get_submodule(owner_name), self.model.get_submodule(self.list_name)
         n_first = min(FIRST, len(self.names))
-        first = list(whole)[:n_first]
+        first = list(whole.children())[:n_first]
         for i in range(n_first):
             self.load_block(i)
         try:
             setattr(owner, local, type(whole)(*first) if isinstance(whole, nn.Sequential) else type(whole)(first))
-            found = find_blocks(self.model, batch)
+            found = find_blocks(self.model, batch, self.names[:n_first] if self.is_named else None)
         finally:
             setattr(owner, local, whole)
             for i in range(n_first):
@@ -190,21 +205,20 @@ class _Network:
             )
         return replace(found, names=self.names)
 
-    def write_rest(self, folder: Path, blocks: Blocks) -> None:
-        """Writes what belongs to no block, as it was read, and the index of all files."""
+    def write_rest(self, folder: Path, blocks: Blocks, file_of: Mapping[str, str]) -> None:
+        """Writes what lies in no block's file, as it was read, and the index of all; `file_of` are those of blocks."""
         inside = tuple(f"{name}." for name in blocks.names)
-        rest = [name for name in self.source.file_of if not name.startswith(inside)]
+        made = {file for name, of in self.weights.made_of.items() if name.startswith(inside) for file, _ in of}
+        rest = [name for name in self.source.file_of if name not in made]
         write_shard(folder, REST, self.source.read(rest))
-        file_of = dict.fromkeys(rest, REST)
-        for i, name in enumerate(blocks.names):
-            file_of |= dict.fromkeys((one for one in self.source.file_of if one.startswith(f"{name}.")), _file(i))
-        write_index(folder, file_of, sum(path.stat().st_size for path in folder.glob("*.safetensors")))
-
-    def _tensors(self) -> set[str]:
-        return {*self.source.file_of} & {*self.model.state_dict()}
+        write_index(
+            folder,
+            {**file_of, **dict.fromkeys(rest, REST)},
+            sum(path.stat().st_size for path in folder.glob("*.safetensors")),
+        )
 
     def _load(self, names: Sequence[str]) -> None:
-        for name, tensor in self.source.read(names).items():
+        for name, tensor in self.weights.read(names).items():
             owner, _, local = name.rpartition(".")
             module = self.model.get_submodule(owner)
             held: Any = module._parameters.get(local)
@@ -217,29 +231,34 @@ class _Network:
                 module._parameters[local] = nn.Parameter(tensor.to(self.device), requires_grad=held.requires_grad)
 
 
-def _longest_list(model: nn.Module) -> tuple[str, nn.ModuleList | nn.Sequential]:
-    """The list of modules of one class that holds most weights."""
+def _longest_list(model: nn.Module) -> str:
+    """The name of the list of modules of one class that holds most weights."""
     found = [
-        (sum(p.numel() for p in module.parameters()), name, module)
+        (sum(p.numel() for p in module.parameters()), name)
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and len({*map(type, module)}) == 1
     ]
     if not found:
         raise ModelError("the network has no list of blocks of one class", fix="prune it whole, with sipp.prune")
-    _, name, module = max(found, key=lambda one: one[0])
-    return name, module
+    return max(found, key=lambda one: one[0])[1]
 
 
 class _Block(nn.Module):
-    """A block as a network of its state alone."""
+    """A block as a network of its state alone, its weights under the names that the whole network has for them."""
 
-    def __init__(self, block: nn.Module, blocks: Blocks, call: Call) -> None:
+    def __init__(self, name: str, block: nn.Module, blocks: Blocks, call: Call) -> None:
         super().__init__()
-        self.block, self._blocks, self._call = block, blocks, call
+        self._name, self._blocks, self._call = name, blocks, call
+        place: nn.Module = self
+        *outer, last = name.split(".")
+        for part in outer:
+            place.add_module(part, nn.Module())
+            place = place.get_submodule(part)
+        place.add_module(last, block)
 
     def forward(self, state: Tensor) -> Tensor:
         batch = self._blocks.joined(_NOTHING, self._call, state)
-        return self._blocks.state_of(self.block(*batch.args, **batch.kwargs))
+        return self._blocks.state_of(self.get_submodule(self._name)(*batch.args, **batch.kwargs))
 
 
 _NOTHING = Batch(index=0, where="", args=(), kwargs={}, labels=None, n_points=0)
@@ -289,42 +308,46 @@ def _prune_block(
     repair: bool,
 ) -> list[BlockWeight]:
     """Prunes block i, writes its file and the states behind it, and notes that it is finished."""
-    dense = _Block(network.load_block(i), blocks, calls[i])
+    dense = _Block(blocks.names[i], network.load_block(i), blocks, calls[i])
     states = work.states(i, "dense", parts.batches, network.device)
-    cut = prune_with(dense, states.tensors(), options, progress=False)
-    made, masks = cut.model, dict(cut.masks)
+    made, masks, spared = _cut(dense, states, options)
     errors: dict[str, tuple[float | None, float | None]] = {}
     if repair:
-        chunk_bytes = chunk_of(options.scoring.chunk_bytes, network.device)
         made, masks, layers = joint_block(
             dense,
-            masks,
+            {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()},
             replace(parts, batches=states),
             work.states(i, "pruned", parts.batches, network.device),
             pattern=None if options.pattern is None else pattern_of(options.pattern),
             follows=i > 0,
-            chunk_bytes=chunk_bytes,
+            chunk_bytes=chunk_of(options.scoring.chunk_bytes, network.device),
         )
+        masks = put_back(made, dense, masks, spared)
         errors = {one.name: (one.error_before, one.error) for one in layers}
-    tensors = {f"{blocks.names[i]}.{name.removeprefix('block.')}": value for name, value in made.state_dict().items()}
-    write_shard(work.folder, _file(i), {name: tensors[name] for name in tensors if name in network.source.file_of})
+    tensors = network.weights.as_in_files(made.state_dict())
+    write_shard(work.folder, _file(i), tensors)
     sides = (("dense", dense), ("pruned", made)) if repair else (("dense", dense),)
     for side, block in sides if i + 1 < len(blocks.names) else ():
         for j, batch in enumerate(work.states(i, side, parts.batches, network.device)):
             with scoring_mode(block, "running"), exact_matmul():
                 work.write(i + 1, side, j, run_batch(block, batch))
     done = [
-        BlockWeight(
-            f"{blocks.names[i]}.{name.removeprefix('block.')}",
-            mask.numel(),
-            int(mask.sum()),
-            *errors.get(name, (None, None)),
-        )
+        BlockWeight(name, mask.numel(), int(mask.sum()), *errors.get(name, (None, None)))
         for name, mask in masks.items()
     ]
-    work.finish(i, done)
+    work.finish(i, done, tensors)
     network.free_block(i)
     return done
+
+
+def _cut(
+    dense: nn.Module, states: _States, options: PruneOptions
+) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
+    """The block cut by the method, its masks, and what is spared: experts that saw too few tokens stay as they are."""
+    task = task_of(dense, states.tensors(), scoring=options.scoring, seed=options.seed)
+    ranking = rank(task, options, statements=checked_method(options).is_scored)
+    found = cut(ranking, budget_for(options, task.weights), seed=options.seed)
+    return found.model, found.masks, spared_by_name(ranking, found.masks)
 
 
 def _file(i: int) -> str:
@@ -389,21 +412,24 @@ class _Work:
             )
         return int(found["finished"])
 
-    def finish(self, i: int, done: Sequence[BlockWeight]) -> None:
-        """Notes that block i is finished; the states before it are needed no more."""
-        weights = [*self.weights(), *map(asdict, done)]
-        write_json(self.folder / JOURNAL, {"task": self.task, "finished": i + 1, "weights": weights})
+    def finish(self, i: int, done: Sequence[BlockWeight], names: Iterable[str]) -> None:
+        """Notes that block i is finished, with these tensors in its file; the states before it are needed no more."""
+        before = self.journal()
+        weights = [*before["weights"], *map(asdict, done)]
+        file_of = before["file_of"] | dict.fromkeys(names, _file(i))
+        values = {"task": self.task, "finished": i + 1, "weights": weights, "file_of": file_of}
+        write_json(self.folder / JOURNAL, values)
         shutil.rmtree(self.place / str(i), ignore_errors=True)
 
-    def weights(self) -> list[dict[str, Any]]:
-        journal = self.folder / JOURNAL
-        return list(read_json(journal)["weights"]) if journal.is_file() else []
+    def journal(self) -> dict[str, Any]:
+        """What was noted so far."""
+        path = self.folder / JOURNAL
+        return read_json(path) if path.is_file() else {"weights": [], "file_of": {}}
 
     def end(self, source: Path) -> None:
         """Copies what belongs to the network beside its weights, and removes the states."""
-        for path in source.iterdir():
-            is_weights = path.suffix in SUFFIXES or path.name.endswith(NOT_COPIED)
-            if path.is_file() and not is_weights and not (self.folder / path.name).exists():
+        for path in belonging(source, *CONFIGS):
+            if not (self.folder / path.name).exists():
                 shutil.copyfile(path, self.folder / path.name)
         shutil.rmtree(self.place, ignore_errors=True)
 

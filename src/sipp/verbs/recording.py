@@ -57,9 +57,9 @@ def warn_of_dead(pruned: Pruned, *, stacklevel: int) -> None:
         if layer.kept and layer.dead_rows
     ]
     if gone:
-        what = "the whole layer died" if len(gone) == 1 else f"{len(gone)} whole layers died"
-        text = f"{what}, no weight was kept: {listed(gone)}; floor=0.1 prevents it"
+        what = "this layer lost all its weights" if len(gone) == 1 else f"{len(gone)} layers lost all their weights"
+        text = f"{what}: {listed(gone)}; floor=0.1 prevents that"
         warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)
     if rows:
-        text = f"rows died, no weight of theirs was kept: {listed(rows)}; floor=0.0 keeps one"
+        text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 keeps at least one per row"
         warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)

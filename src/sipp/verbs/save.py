@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from typing import get_args
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.records.certificate import AnyCertificate, check_certificate, to_json
-from sipp.records.checking import check_choice, check_path
+from sipp.records.checking import check_choice, check_path, check_size
 from sipp.records.contents import Contents, Statements
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
@@ -20,8 +21,8 @@ from sipp.records.options import Precision
 from sipp.records.pruned import Pruned, as_it_is
 from sipp.records.pruned_to import Given, certificate_of, without_walk
 from sipp.records.serialising import pruning_values
-from sipp.storage.files import write_atomic
-from sipp.storage.network_file import Index, pack, write_index
+from sipp.storage.network_file import MARK, MARK_OF_PARTS, Index, pack, write_index
+from sipp.storage.network_parts import planned_parts, write_network
 from sipp.storage.network_tensors import (
     Groups,
     cannot_share,
@@ -40,13 +41,15 @@ def save(
     values: Precision = "fp32",
     masks: Mapping[str, Tensor] | None = None,
     certificate: AnyCertificate | None = None,
+    shard: str | int | None = None,
 ) -> Contents:
     """Writes a network to one small file, and gives what is in it: bytes, encodings, how far values moved. `print` it.
 
     `values`: "fp32" and "lossless" keep every bit ("lossless" codes the bytes of all numbers, which takes longer);
     "fp16", "bf16" and "int8" (one scale a row) round the parameters of two axes or more, nothing else. A plain module
     may come with `masks`; without, its zeros are what is not kept. A `certificate` must be about this network, or
-    about what the file will give back; that of `prune_to` is stored with its network.
+    about what the file will give back; that of `prune_to` is stored with its network. `shard` ("5GB", or bytes) is the
+    size of the largest file: the numbers lie in parts beside it then, which belong to it.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -67,7 +70,8 @@ def save(
     check_certificate(certificate)
     groups = named_tensors(model, first=masks)
     mask_of = _masks_by_first_name(groups, masks)
-    entries, data = encode_network(model, groups, mask_of, values)
+    entries, pieces = encode_network(model, groups, mask_of, values)
+    parts = [] if shard is None else planned_parts(target, pieces, check_size("shard", shard))
     index = Index(
         model=class_name(model),
         sipp=__version__,
@@ -76,15 +80,16 @@ def save(
         statements=_statements(pruned) if isinstance(pruned, Pruned) else None,
         certificate=None if certificate is None else to_json(certificate),
         buffers_hash=buffers_hash(model),
+        parts=tuple(part for part, _ in parts),
         tensors=entries,
     )
-    stored, _ = decode_network(index, memoryview(data), "the network")
+    stored, _ = decode_network(index, map(memoryview, pieces), "the network")
     if index.is_moved and (apart := cannot_share(groups, stored)):
         raise ModelError(
             f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} rounds them apart",
             fix="save with values='fp32' or 'lossless', or untie them",
         )
-    content, digest = pack(write_index(index), data)
+    content, digest = pack(write_index(index), *(() if parts else pieces), mark=MARK_OF_PARTS if parts else MARK)
     cpu_masks = {name: mask.detach().to("cpu", copy=True) for name, mask in mask_of.items()}
     found = contents_of(
         index, path=target, sha256=digest, n_bytes=len(content), masks=cpu_masks, certificate=certificate, state=stored
@@ -92,8 +97,7 @@ def save(
     is_about_stored = found.certificate_about == "stored values"
     if certificate is not None and not is_about_stored and certificate.pruned_hash != model_hash(model):
         raise OptionError("certificate is about another network than the one to save; certify this one")
-    write_atomic(target, content)
-    return found
+    return replace(found, n_bytes=write_network(target, content, parts))
 
 
 def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> tuple[nn.Module, Mapping[str, Tensor]]:

@@ -16,13 +16,13 @@ from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
 from sipp.records.pruned_to import Given, PrunedTo, network_of, points_seen
 from sipp.records.shrunk import Shrunk, ShrunkLayer
-from sipp.runtime.examples import call_of, guessed_call, own_tensors
+from sipp.runtime.examples import call_of, guessed_call, off_by, own_tensors
 from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.shrinking.applying import apply, tensors_of
 from sipp.runtime.shrinking.channels import Channels, channels_of
-from sipp.runtime.shrinking.checking import Call, in_float64, more_points, off_by, outputs
+from sipp.runtime.shrinking.checking import Call, in_float64, more_points, outputs
 from sipp.runtime.shrinking.removing import Smaller, smaller
 from sipp.runtime.shrinking.rules import rule_of, without_numbers, without_views
 

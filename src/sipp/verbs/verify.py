@@ -151,7 +151,7 @@ def _believed(cert: AnyCertificate) -> list[str]:
 def _compare_uses(cert: AnyCertificate, ledger: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     """Why this ledger does not show the certificate's claim and the uses before it; what it leaves open."""
     if not os.path.isfile(ledger):
-        raise DataError(f"ledger {os.fspath(ledger)!r} is no file", fix="give the one that was kept, or none")
+        raise DataError(f"ledger {os.fspath(ledger)!r} is not a file", fix="give the one that was kept, or none")
     lines = ledger_lines(ledger)
     kind = "output" if isinstance(cert, Certificate) else "accuracy"
     points = {name: getattr(cert, name) for name in ("data_hash", "dense_hash", "n")}

@@ -180,10 +180,10 @@ class Canary:
 def test_other_files_are_refused_and_no_code_runs(tmp_path: Path) -> None:
     path, canary = tmp_path / "net", tmp_path / "canary"
     path.write_bytes(pickle.dumps(Canary(canary)))
-    with pytest.raises(DataError, match=r"no file of sipp\.save"):
+    with pytest.raises(DataError, match=r"not a file of sipp\.save"):
         sipp.load(path)
     torch.save({"a": torch.ones(3)}, path)
-    with pytest.raises(DataError, match=r"no file of sipp\.save"):
+    with pytest.raises(DataError, match=r"not a file of sipp\.save"):
         sipp.load(path)
     assert not canary.exists()
     from safetensors.torch import save_file
@@ -192,9 +192,14 @@ def test_other_files_are_refused_and_no_code_runs(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"safetensors\.torch\.load_file"):
         sipp.load(path)
     for other in (tmp_path, tmp_path / "nothing", Path("/dev/zero")):
-        with pytest.raises(DataError, match="is no file"):
+        with pytest.raises(DataError, match="is not a file"):
             sipp.load(other)
     _, content = file_of(tmp_path)
-    path.write_bytes(content.replace(b"sipp-file/1", b"sipp-file/2"))
-    with pytest.raises(DataError, match="sipp-file/2, this version reads sipp-file/1"):
-        sipp.load(path)
+    for mark, words in (
+        (b"sipp-file/3", "sipp-file/3, this version reads sipp-file/2"),
+        (b"sipp-file/2", "its header does not fit"),
+        (b"sipp-part/1", "is one part of a network"),
+    ):
+        path.write_bytes(content.replace(b"sipp-file/1", mark))
+        with pytest.raises(DataError, match=words):
+            sipp.load(path)

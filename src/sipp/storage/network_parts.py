@@ -1,0 +1,108 @@
+"""A network in several files: parts with the data, and the file of its name, which holds the index and names them.
+
+A part is called by the SHA-256 of its data, so that no save changes a file that an earlier one made. The index is
+written last, in one step: until then the old network is there whole, and from then on the new one. Then the parts that
+only the old one had are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sipp.errors import DataError
+from sipp.storage.coding import pieces_of
+from sipp.storage.files import DAY_S, sha256_of, write_atomic
+from sipp.storage.network_file import MARK_OF_PARTS, PART_MARK, Index, Part, pack, read_index, unpack
+
+SUFFIX = ".safetensors"
+HEAD = 128  # bytes in which the mark stands
+N_DIGITS = 16  # of a SHA-256 in a name
+
+
+def planned_parts(path: Path, pieces: Sequence[bytes], shard_bytes: int) -> list[tuple[Part, Sequence[bytes]]]:
+    """The tensors' bytes in parts of at most so many, a larger tensor alone, and what each part is called."""
+    groups: list[list[bytes]] = [[]]
+    for piece in pieces:
+        if groups[-1] and sum(map(len, groups[-1])) + len(piece) > shard_bytes:
+            groups.append([])
+        groups[-1].append(piece)
+    found: list[tuple[Part, Sequence[bytes]]] = []
+    for i, group in enumerate(groups, start=1):
+        digest = sha256_of(*group)
+        name = f"{_stem(path)}-{i:05d}-of-{len(groups):05d}-{digest[:N_DIGITS]}{SUFFIX}"
+        found.append((Part(name=name, sha256=digest, n_bytes=sum(map(len, group))), group))
+    return found
+
+
+def write_network(path: Path, content: bytes, parts: Sequence[tuple[Part, Sequence[bytes]]]) -> int:
+    """Writes the parts, then the file of the network's name; gives the bytes of all of them."""
+    before, n_bytes = {part.name for part in _parts_of(path)}, len(content)
+    for part, group in parts:
+        packed, _ = pack(b"", *group, mark=PART_MARK)
+        write_atomic(_home(path) / part.name, packed)
+        n_bytes += len(packed)
+    write_atomic(path, content)
+    if before or parts:
+        _remove_old(path, before)
+    return n_bytes
+
+
+def _remove_old(path: Path, before: set[str]) -> None:
+    """Removes the parts that the network no longer has, and what killed writers left: parts a day old of no network."""
+    named = {part.name for part in _parts_of(path)}
+    ours = re.compile(re.escape(_stem(path)) + rf"-[0-9]{{5}}-of-[0-9]{{5}}-[0-9a-f]{{{N_DIGITS}}}" + re.escape(SUFFIX))
+    with contextlib.suppress(OSError):  # others clean up too
+        for one in _home(path).iterdir():
+            is_left = ours.fullmatch(one.name) and one.name not in named and one.is_file() and not one.is_symlink()
+            if is_left and (one.name in before or time.time() - one.stat().st_mtime > DAY_S):
+                one.unlink()
+
+
+def part_files(path: Path, index: Index) -> list[Path]:
+    """The files of the parts; none for a network that is one file."""
+    return [_home(path) / part.name for part in index.parts]
+
+
+def pieces_in_parts(path: Path, index: Index) -> Iterator[memoryview]:
+    """The bytes of each tensor, one part in memory at a time; DataError where one is not as it was written."""
+    left = list(index.tensors)
+    for part, file in zip(index.parts, part_files(path, index)):
+        if file.is_symlink() or not file.is_file():
+            raise DataError(f"its part {part.name} is not there", where=path, fix="copy all files of the network")
+        _, data, digest = unpack(file, PART_MARK)
+        if digest != part.sha256 or len(data) != part.n_bytes:
+            raise DataError(f"{part.name} is not the part that it was saved with", where=path, fix="copy it again")
+        lengths: list[int] = []
+        while left and sum(lengths) + left[0].n_bytes <= part.n_bytes:
+            lengths.append(left.pop(0).n_bytes)
+        if sum(lengths) != part.n_bytes:
+            raise DataError(f"{part.name} ends inside of a tensor; it was not written by sipp.save", where=path)
+        yield from pieces_of(data, lengths)
+
+
+def _parts_of(path: Path) -> tuple[Part, ...]:
+    """The parts that the file there names; none where it is something else."""
+    if not path.is_file():  # a pipe may never end
+        return ()
+    try:
+        with open(path, "rb") as file:
+            if MARK_OF_PARTS.encode() not in file.read(HEAD):  # before a large file is read for nothing
+                return ()
+        code, data, _ = unpack(path, MARK_OF_PARTS)
+        return read_index(code, len(data), path).parts
+    except (OSError, DataError):
+        return ()
+
+
+def _stem(path: Path) -> str:
+    return Path(os.path.realpath(path)).name.removesuffix(SUFFIX)
+
+
+def _home(path: Path) -> Path:
+    """Where the file really lies: a link stays, and what it leads to is written."""
+    return Path(os.path.realpath(path)).parent

@@ -1,0 +1,720 @@
+"""`sipp.certify`: counts, verdicts and words that follow from them, JSON and back, what is refused."""
+
+import copy
+import dataclasses
+import json
+import math
+import resource
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import binomial as oracle
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sipp.certificates.evidence import measure_outputs
+from sipp.certificates.ledger import record_use
+from sipp.certificates.measures import point_ratios
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.records.certificate import from_json, to_json
+from sipp.records.network_hash import model_hash
+from sipp.verbs.certify import certify, certify_accuracy
+from sipp.verbs.verify import verify
+
+
+def relative_errors(dense, pruned, holdout):
+    """The ratios that a certificate is made of."""
+    return measure_outputs(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), None, None).measured
+
+
+def points(n, seed=0, width=6):
+    return torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
+
+
+def networks(seed=0):
+    """A small dense network with BatchNorm and dropout, and a pruned copy."""
+    torch.manual_seed(seed)
+    dense = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
+    with torch.no_grad():
+        dense[1].running_mean.normal_()
+    pruned = copy.deepcopy(dense)
+    with torch.no_grad():
+        pruned[0].weight[pruned[0].weight.abs() < 0.05] = 0.0
+    return dense, pruned
+
+
+class Stretch(nn.Module):
+    """x -> x * factor, but x * bad where the first entry is above a threshold: a known violation pattern."""
+
+    def __init__(self, factor=1.0, bad=None, above=math.inf):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(float(factor)))
+        self.bad, self.above = bad, above
+
+    def forward(self, x):
+        out = x * self.factor
+        return out if self.bad is None else torch.where(x[:, :1] > self.above, x * self.bad, out)
+
+
+# ---- the numbers
+
+
+def test_epsilon_and_violations_equal_a_loop_over_points():
+    dense, pruned = networks()
+    holdout = points(200)
+    cert = certify(dense, pruned, holdout, delta=0.05, confidence=0.95)
+    dense.eval(), pruned.eval()
+    with torch.no_grad():
+        pairs = list(zip(dense(holdout).double().tolist(), pruned(holdout).double().tolist()))
+    ratios = [oracle.ratio(f, g) for f, g in pairs]
+    assert cert.epsilon == pytest.approx(oracle.epsilon(ratios, 0.05, 0.05), rel=1e-5)
+    assert cert.violations == oracle.k_star(200, 0.05, 0.05) == cert.k_allowed == 4
+    assert (cert.n, cert.verdict, cert.fixed, cert.dtype) == (200, "certified", "delta", "float32")
+    asked = certify(dense, pruned, holdout, epsilon=0.05)
+    assert asked.violations == sum(r > 0.05 for r in ratios)
+    assert asked.delta_hat == pytest.approx(oracle.upper(asked.violations, 200, 0.05), abs=1e-9)
+    assert torch.allclose(relative_errors(dense, pruned, holdout), torch.tensor(ratios).double(), rtol=1e-4)
+
+
+def test_fixing_the_reported_epsilon_gives_the_same_verdict_and_just_below_it_not():
+    dense, pruned = networks()
+    cert = certify(dense, pruned, points(200))
+    again = certify(dense, pruned, points(200), epsilon=cert.epsilon)
+    assert (again.violations, again.verdict) == (cert.violations, "certified")
+    below = certify(dense, pruned, points(200), epsilon=math.nextafter(cert.epsilon, 0))
+    assert below.verdict == "not certified"
+
+
+def test_the_same_network_is_certified_at_zero():
+    dense, _ = networks()
+    assert certify(dense, dense, points(59)).epsilon == 0.0
+    assert certify(dense, dense, points(59), epsilon=0.0).verdict == "certified"
+
+
+@pytest.mark.parametrize("epsilon", [None, 2.5])
+def test_a_certificate_of_no_use_says_so(epsilon):
+    """A network that gives zeros is within 100 %: a limit from there on is no news, however sure it is."""
+    useless = certify(Stretch(), Stretch(-1.0), points(100), epsilon=epsilon)
+    assert useless.verdict == "certified" and useless.epsilon >= 1 and useless.is_useless
+    assert useless.sentence.startswith("True, but of no use: with 95 % confidence")
+    assert str(useless).splitlines()[0] == "certified, but of no use"
+    assert from_json(to_json(useless)) == useless
+    useful = certify(Stretch(), Stretch(0.5), points(100))
+    assert useful.sentence.startswith("With 95 % confidence") and str(useful).startswith("certified\n")
+    zero = certify(Stretch(), Stretch(0.0), points(100))
+    assert zero.epsilon == 1 and zero.is_useless
+
+
+def test_too_few_points_are_refused_with_the_number_needed():
+    dense, pruned = networks()
+    cert = certify(dense, pruned, points(200), delta=0.01)
+    assert cert.verdict == "refused: needs n >= 299"
+    assert cert.epsilon == math.inf and "299" in cert.sentence
+    assert certify(dense, pruned, points(1)).verdict == "refused: needs n >= 59"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_outputs_that_are_not_finite_are_violations(bad):
+    holdout = torch.arange(100.0)[:, None] + 1
+    cert = certify(Stretch(), Stretch(1.0, bad, above=90.0), holdout, epsilon=0.5)
+    assert cert.violations == 10
+    both = Stretch(1.0, bad, above=90.0)  # equal, but not finite in both: nothing can be said of these points
+    assert certify(both, both, holdout, epsilon=0.5).violations == 10
+    cert = certify(both, both, holdout)
+    assert (cert.epsilon, cert.verdict, cert.violations) == (math.inf, "not certified", 10)
+
+
+def test_a_zero_output_is_fine_only_if_both_are_zero():
+    holdout = torch.zeros(100, 3)
+    assert certify(Stretch(), Stretch(2.0), holdout, epsilon=0.0).violations == 0
+
+    class Shift(nn.Module):
+        def forward(self, x):
+            return x + 1e-30
+
+    assert certify(Stretch(), Shift(), holdout, epsilon=1e30).violations == 100
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(
+    data=st.lists(
+        st.tuples(*[st.one_of(st.floats(-1e3, 1e3), st.sampled_from([0.0, math.nan, math.inf, 1e-200, 1e200]))] * 4),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_point_ratios_equal_the_definition(data):
+    values = torch.tensor(data, dtype=torch.float64).reshape(-1, 2, 2)
+    f, g = values[:, 0], values[:, 1]
+    found = point_ratios(f, g)
+    expected = [oracle.ratio(a, b) for a, b in zip(f.tolist(), g.tolist())]
+    assert found.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_ratios_do_not_depend_on_scale():
+    f, g = points(50, 1).double(), points(50, 2).double()
+    for scale in (1e-300, 1e-160, 1e160, 1e300):
+        assert torch.allclose(point_ratios(f * scale, g * scale), point_ratios(f, g), rtol=1e-6)
+
+
+def test_a_norm_that_overflows_claims_nothing():
+    f = torch.full((1, 10), 1.7e308, dtype=torch.float64)
+    assert point_ratios(f, f * (1 - 1e-3)).item() == math.inf
+
+
+def test_the_ratio_is_rounded_up():
+    f, g = points(5000, 3).double(), points(5000, 4).double()
+    size = (f.abs().amax(1)) * torch.linalg.vector_norm(f / f.abs().amax(1, keepdim=True), dim=1)
+    error = (g - f).abs().amax(1) * torch.linalg.vector_norm((g - f) / (g - f).abs().amax(1, keepdim=True), dim=1)
+    assert bool((error <= point_ratios(f, g) * size).all())
+    assert not bool((error <= (error / size) * size).all())  # plain division breaks its own inequality
+
+
+def test_outputs_are_subtracted_in_float64():
+    class Half(nn.Module):
+        def __init__(self, value):
+            super().__init__()
+            self.value = value
+
+        def forward(self, x):
+            return torch.full((len(x), 1), self.value, dtype=torch.float16)
+
+    ratio = relative_errors(Half(-60000.0), Half(60000.0), points(3))  # the difference overflows in float16
+    assert ratio.tolist() == pytest.approx([2.0] * 3, rel=1e-3)
+    assert certify(Half(1.0), Half(1.0), points(60)).dtype == "float16"
+
+
+def test_the_norm_runs_over_all_dimensions_but_the_first():
+    class Image(nn.Module):
+        def __init__(self, add):
+            super().__init__()
+            self.add = add
+
+        def forward(self, x):
+            out = torch.zeros(len(x), 2, 2, 2)
+            out[:, 0, 0, 0] = 3.0
+            out[:, 1, 1, 1] = 4.0 + self.add
+            return out
+
+    assert relative_errors(Image(0.0), Image(1.0), points(2)).tolist() == pytest.approx([0.2, 0.2])
+
+
+# ---- state of the models
+
+
+def test_models_run_in_eval_mode_and_get_their_flags_back():
+    dense, pruned = networks()
+    dense.train(), pruned.eval()
+    dense[1].eval()  # a mixture that train() alone would not restore
+    flags = [m.training for net in (dense, pruned) for m in net.modules()]
+    before = copy.deepcopy(dense.state_dict())
+    cert = certify(dense, pruned, points(100))
+    assert [m.training for net in (dense, pruned) for m in net.modules()] == flags
+    assert all(torch.equal(before[k], v) for k, v in dense.state_dict().items())
+    assert certify(dense, pruned, points(100)) == cert  # no dropout noise
+
+
+def test_flags_come_back_after_an_exception_and_without_gradients():
+    class Broken(nn.Linear):
+        def forward(self, x):
+            assert not torch.is_grad_enabled() and not self.training
+            raise RuntimeError("in forward")
+
+    dense, _ = networks()
+    broken = Broken(6, 4)
+    with pytest.raises(DataError, match=r"holdout batch 0 .*in forward"):
+        certify(dense, broken, points(100))
+    assert dense.training and dense[1].training and broken.training
+    assert torch.is_grad_enabled()
+
+
+def test_a_layer_in_place_on_the_input_changes_neither_the_data_nor_the_other_network():
+    dense = nn.Sequential(nn.Hardtanh(-0.1, 0.1, inplace=True))
+    pruned = nn.Sequential(nn.Identity())
+    holdout = points(100)
+    kept = holdout.clone()
+    assert certify(dense, pruned, holdout, epsilon=0.0).violations == 100
+    assert torch.equal(holdout, kept)
+
+
+def test_batch_statistics_in_eval_are_refused():
+    net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False))
+    with pytest.raises(ModelError, match=r"pruned: 1 normalises by the batch"):
+        certify(nn.Linear(6, 4), net, points(100))
+
+
+# ---- forms of data and outputs
+
+
+class Two(nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x, y):
+        return {"sum": self.scale * (x + y), "first": x}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: x,
+        lambda x: [x],
+        lambda x: list(x.split(7)),
+        lambda x: iter(x.split(33)),
+        lambda x: [(x, torch.zeros(len(x)))],
+        lambda x: [[x]],
+        lambda x: [(x, None)],
+        lambda x: [{"input": x}],
+        lambda x: [({"input": x}, None)],
+        lambda x: [((x,), torch.zeros(len(x)))],
+        lambda x: DataLoader(TensorDataset(x, torch.zeros(len(x))), batch_size=9),
+        lambda x: TensorDataset(x, torch.zeros(len(x))),
+        lambda x: TensorDataset(x),
+        lambda x: [x[:50], x[:0], x[50:]],
+        lambda x: x.flip(0),
+    ],
+)
+def test_all_forms_of_data_give_the_same_certificate(wrap):
+    dense, pruned = nn.Linear(6, 3, bias=False), nn.Linear(6, 3, bias=False)
+    with torch.no_grad():
+        dense.weight.copy_(points(3, 7))
+        pruned.weight.copy_(dense.weight * (points(3, 8) > 0))
+    expected = certify(dense, pruned, points(100))
+    found = certify(dense, pruned, wrap(points(100)))
+    assert found.epsilon == pytest.approx(expected.epsilon, rel=1e-5)
+    assert dataclasses.replace(found, epsilon=expected.epsilon) == expected  # same hashes, same counts
+
+
+def test_several_inputs_and_selected_outputs():
+    x, y = points(100, 1), points(100, 2)
+    forms = ([((x, y), None)], [{"x": x, "y": y}], [({"y": y, "x": x}, None)])
+    certs = [certify(Two(), Two(1.25), data, output="sum") for data in forms]
+    assert all(cert.epsilon == pytest.approx(0.25, rel=1e-6) for cert in certs)
+    assert len({cert.data_hash for cert in certs}) == 1
+    assert certify(Two(), Two(1.25), forms[0], output="first").epsilon == 0.0
+    chosen = certify(Two(), Two(1.25), forms[0], output=lambda out: out["sum"][:, :2])
+    assert chosen.epsilon == pytest.approx(0.25, rel=1e-6) and chosen.output.startswith("callable ")
+    lstm = nn.LSTM(6, 5, batch_first=True)
+    sequences = points(100).reshape(100, 1, 6)
+    assert certify(lstm, lstm, sequences, output=0).output == 0
+
+
+def test_outputs_that_cannot_be_compared_name_the_way_out():
+    dense, _ = networks()
+    x, y = points(60, 1), points(60, 2)
+    with pytest.raises(ModelError, match=r"returns a dict with 'sum', 'first' .*; select one tensor with output="):
+        certify(Two(), Two(), [((x, y), None)])
+    with pytest.raises(OptionError, match="'other' does not exist"):
+        certify(Two(), Two(), [((x, y), None)], output="other")
+    with pytest.raises(OptionError, match="does not exist in the model's Tensor"):
+        certify(dense, dense, x, output=0)
+    with pytest.raises(OptionError, match="must be an index, a key or a function"):
+        certify(dense, dense, x, output=True)
+    with pytest.raises(ModelError, match=r"dense gives \(60, 4\), pruned \(60, 5\)"):
+        certify(dense, nn.Linear(6, 5), x)
+    with pytest.raises(ModelError, match="rows of real numbers"):
+        certify(dense, dense, x, output=lambda out: out.argmax(1))
+    with pytest.raises(ModelError, match="rows of real numbers"):
+        certify(dense, dense, x, output=lambda out: out.mean())
+    with pytest.raises(ModelError, match=r"not an nn\.Module"):
+        certify(dense, lambda x: x, x)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((torch.zeros(5, 6), torch.zeros(5)), "wrap it in a list"),
+        ({"x": torch.zeros(5, 6)}, "wrap it in a list"),
+        ([], "holds no points"),
+        (torch.zeros(0, 6), "holds no points"),
+        (torch.tensor(1.0), "not a tensor of points or an iterable"),
+        (7, "not a tensor of points or an iterable"),
+        ("data", "not a tensor of points or an iterable"),
+        ([torch.zeros(5, 6), "x"], "holdout batch 1, input 0 holds a str"),
+        ([torch.tensor(1.0)], "holdout batch 0, input 0 holds a single number"),
+        ([(torch.zeros(5, 6),) * 3], "has 3 parts"),
+        ([{"a": torch.zeros(5, 6), "b": torch.zeros(4, 6)}], r"hold \[4, 5\] points"),
+    ],
+)
+def test_data_that_cannot_be_used_is_refused(data, words):
+    dense, pruned = networks()
+    with pytest.raises(DataError, match=words):
+        certify(dense, pruned, data)
+
+
+def test_a_batch_that_cannot_be_read_is_named_and_never_skipped():
+    def loader():
+        yield points(70)
+        raise OSError("corrupt image")
+
+    dense, pruned = networks()
+    with pytest.raises(DataError, match=r"holdout batch 1 could not be read.*corrupt image"):
+        certify(dense, pruned, loader())
+
+
+@pytest.mark.parametrize("option", [{"delta": 0.0}, {"confidence": 1.0}, {"epsilon": -1.0}, {"epsilon": math.nan}])
+def test_options_outside_their_range_are_refused(option):
+    with pytest.raises(OptionError, match=next(iter(option))):
+        certify(*networks(), points(100), **option)
+
+
+# ---- holdout hygiene
+
+
+def test_overlap_with_the_calibration_points_is_refused():
+    dense, pruned = networks()
+    calibration, holdout = points(50, 1), points(100, 2)
+    assert certify(dense, pruned, holdout, calibration=calibration).calibration_checked
+    assert not certify(dense, pruned, holdout).calibration_checked
+    holdout[17], holdout[60] = calibration[3], calibration[40]
+    for form in (calibration, [(calibration, None)], [{"input": calibration}]):
+        with pytest.raises(
+            DataError, match="2 of 100 holdout points are also calibration points, the first at index 17"
+        ):
+            certify(dense, pruned, list(holdout.split(9)), calibration=form)
+    with pytest.raises(DataError, match="calibration holds no points"):
+        certify(dense, pruned, holdout, calibration=iter(()))
+    with pytest.raises(DataError, match="are also calibration points"):
+        certify_accuracy(dense, pruned, holdout, calibration=calibration)
+
+
+def test_duplicates_are_counted_and_said():
+    dense, pruned = networks()
+    holdout = points(100)
+    cert = certify(dense, pruned, torch.cat([holdout, holdout[:7], holdout[:2]]))
+    assert (cert.n, cert.n_duplicates) == (100, 9) and "9 of the points are copies" in cert.sentence
+    assert certify(dense, pruned, holdout).n_duplicates == 0
+
+
+def test_the_data_hash_knows_values_dtype_and_shape_but_not_order():
+    net = nn.Flatten()
+    base = certify(net, net, torch.arange(600.0).reshape(100, 6)).data_hash
+    shuffled = torch.arange(600.0).reshape(100, 6)[torch.randperm(100, generator=torch.Generator().manual_seed(0))]
+    assert certify(net, net, [shuffled[:40], shuffled[40:]]).data_hash == base
+    changed = torch.arange(600.0).reshape(100, 6)
+    changed[99, 5] += 1
+    others = [changed, changed.double(), torch.arange(600.0).reshape(100, 2, 3), torch.arange(600.0).double()[:, None]]
+    assert base not in [certify(net, net, other).data_hash for other in others]
+    casts = {"output": lambda out: out.float()}
+    whole = torch.arange(600, dtype=torch.int32).reshape(100, 6)
+    same_bytes = (whole, whole.view(torch.float32))
+    assert len({certify(net, net, x, **casts).data_hash for x in same_bytes}) == 2
+    for dtype in (torch.bfloat16, torch.float16):
+        assert certify(net, net, points(60).to(dtype)).n_duplicates == 0
+
+
+def test_a_second_use_of_the_points_is_marked(tmp_path):
+    dense, pruned = networks()
+    ledger = tmp_path / "uses.jsonl"
+    first = certify(dense, pruned, points(100), ledger=ledger)
+    assert (first.prior_uses, first.marked, first.ledger_kept) == (0, False, True)
+    second = certify(dense, pruned, list(points(100).flip(0).split(8)), ledger=str(ledger))
+    assert (second.prior_uses, second.marked) == (1, True)
+    assert "no longer a first look" in second.sentence and "first look" not in first.sentence
+    assert certify(dense, pruned, points(100, seed=5), ledger=ledger).prior_uses == 0
+    accuracy = certify_accuracy(dense, pruned, points(100), ledger=ledger)
+    assert accuracy.prior_uses == 2 and "no longer a first look" in accuracy.sentence
+    assert len(ledger.read_text().splitlines()) == 4
+    assert certify(dense, pruned, points(100)).ledger_kept is False
+
+
+def test_a_run_that_fails_is_no_use(tmp_path):
+    dense, _ = networks()
+    with pytest.raises(ModelError):
+        certify(dense, nn.Linear(6, 5), points(100), ledger=tmp_path / "uses")
+    assert (tmp_path / "uses").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]\n", "{}\n", '{"data_hash": 3}\n', "not json\n", '{"data_hash": "' + "0" * 64 + '"}']
+)
+def test_a_damaged_ledger_is_refused_before_the_holdout_is_looked_at(tmp_path, content):
+    ledger = tmp_path / "uses.jsonl"
+    ledger.write_text(content)
+
+    def loader():
+        pytest.fail("the holdout was looked at")
+        yield
+
+    with pytest.raises(DataError, match=r"uses\.jsonl"):
+        certify(*networks(), loader(), ledger=ledger)
+    assert ledger.read_text() == content
+
+
+def test_of_many_uses_at_once_exactly_one_is_the_first(tmp_path):
+    evidence = {"data_hash": "a" * 64, "dense_hash": "b" * 64, "pruned_hash": "c" * 64, "n": 5}
+    with ThreadPoolExecutor(8) as pool:
+        uses = list(pool.map(lambda _: record_use(tmp_path / "uses", evidence, "output")["prior_uses"], range(100)))
+    assert sorted(uses) == list(range(100))
+
+
+def test_a_full_disk_makes_no_claim_and_leaves_the_ledger_whole(tmp_path):
+    ledger = tmp_path / "uses.jsonl"
+    certify(*networks(), points(100), ledger=ledger)
+    before = ledger.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in (0, 20):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
+        try:
+            with pytest.raises(DataError, match=r"uses\.jsonl.*no claim is made"):
+                certify(*networks(), points(100), ledger=ledger)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert ledger.read_bytes() == before
+
+
+def test_a_ledger_that_cannot_be_written_makes_no_claim(tmp_path):
+    with pytest.raises(DataError, match="cannot be opened"):
+        certify(*networks(), points(100), ledger=tmp_path / "absent" / "uses.jsonl")
+
+
+# ---- model hashes
+
+
+def test_the_model_hash_sees_names_values_shapes_and_dtypes_and_no_wrapper():
+    net = nn.Sequential(OrderedDict(a=nn.Linear(2, 3), b=nn.BatchNorm1d(3)))
+    base = model_hash(net)
+    assert model_hash(copy.deepcopy(net)) == base
+    assert model_hash(nn.DataParallel(net)) == base
+    reordered = nn.Module()
+    reordered.b, reordered.a = net.b, net.a
+    assert model_hash(reordered) == base
+    others = [copy.deepcopy(net) for _ in range(4)]
+    with torch.no_grad():
+        others[0].a.weight[0, 0] = math.nextafter(float(others[0].a.weight[0, 0]), 2) + 1e-6
+        others[1].b.running_var[1] += 1
+    others[2].a.weight.data = others[2].a.weight.data.reshape(2, 3)
+    others[3].double()
+    renamed = nn.Sequential(OrderedDict(c=net.a, b=net.b))
+    assert base not in [model_hash(other) for other in (*others, renamed)]
+    assert model_hash(net.bfloat16()) != base
+
+
+def test_state_without_a_stable_hash_is_refused():
+    class Odd(nn.Linear):
+        def get_extra_state(self):
+            return {"object": object()}
+
+    with pytest.raises(ModelError, match=r"'_extra_state' is a dict"):
+        model_hash(Odd(1, 1))
+
+
+# ---- accuracy
+
+
+def test_accuracy_counts_equal_a_loop_over_points():
+    dense, pruned = networks()
+    x = points(300)
+    y = torch.randint(0, 4, (300,), generator=torch.Generator().manual_seed(1))
+    cert = certify_accuracy(dense, pruned, list(zip(x.split(70), y.split(70))))
+    dense.eval(), pruned.eval()
+    f, g = dense(x).argmax(1).tolist(), pruned(x).argmax(1).tolist()
+    b = sum(a == t and p != t for a, p, t in zip(f, g, y.tolist()))
+    c = sum(a != t and p == t for a, p, t in zip(f, g, y.tolist()))
+    differ = sum(a != p for a, p in zip(f, g))
+    assert min(b, c) > 0
+    assert (cert.mode, cert.n_lost, cert.n_gained, cert.n_differ, cert.n) == ("labels", b, c, differ, 300)
+    expected = oracle.upper(b, 300, 0.025) - oracle.lower(c, 300, 0.025)
+    assert cert.drop_upper == pytest.approx(expected, abs=1e-9)
+    assert "300 labelled points" in cert.sentence
+    free = certify_accuracy(dense, pruned, x)
+    assert (free.mode, free.n_differ, free.n_lost) == ("label-free", differ, 0)
+    assert free.drop_upper == pytest.approx(oracle.upper(differ, 300, 0.05), abs=1e-9)
+    ignored = certify_accuracy(dense, pruned, [(x, y)], labels="ignore")
+    assert ignored == free
+
+
+class Table(nn.Module):
+    """Rows of a table by the index in the input."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.register_buffer("rows", torch.tensor(rows))
+
+    def forward(self, x):
+        return self.rows[x[:, 0].long()]
+
+
+def test_outputs_that_are_not_finite_can_only_raise_the_drop():
+    right, wrong, nan, inf = [0.0, 1.0], [1.0, 0.0], [math.nan, 1.0], [0.0, math.inf]
+    x, y = torch.arange(7.0)[:, None], torch.ones(7, dtype=torch.long)
+    dense = Table([right, nan, nan, nan, wrong, right, wrong])
+    pruned = Table([nan, nan, right, wrong, right, inf, inf])
+    cert = certify_accuracy(dense, pruned, [(x, y)])
+    assert (cert.n_lost, cert.n_gained, cert.n_differ) == (4, 1, 7)
+
+
+def test_labels_that_cannot_be_used_are_refused():
+    dense, pruned = networks()
+    x, y = points(10), torch.zeros(10, dtype=torch.long)
+    for bad in (y + 0.5, y[:5], y[:, None].expand(10, 4)):
+        with pytest.raises(DataError, match="labels are"):
+            certify_accuracy(dense, pruned, [(x, bad)])
+    for value in (-1, 4):
+        with pytest.raises(DataError, match=r"outside 0 \.\. 3"):
+            certify_accuracy(dense, pruned, [(x, y + value)])
+    with pytest.raises(DataError, match="10 of 20 holdout points have labels"):
+        certify_accuracy(dense, pruned, [(x, y), points(10, 3)])
+    with pytest.raises(DataError, match="0 of 10 holdout points have labels"):
+        certify_accuracy(dense, pruned, x, labels="use")
+    with pytest.raises(OptionError, match="labels"):
+        certify_accuracy(dense, pruned, x, labels="maybe")
+    with pytest.raises(ModelError, match="needs n x classes"):
+        certify_accuracy(nn.Linear(6, 1), nn.Linear(6, 1), x)
+
+
+# ---- JSON and verification
+
+
+def some_certificates():
+    dense, pruned = networks()
+    y = torch.zeros(100, dtype=torch.long)
+    nan = Stretch(1.0, math.nan, -9.0)
+    return [
+        certify(dense, pruned, points(100)),
+        certify(dense, pruned, points(100), epsilon=0.02),
+        certify(dense, pruned, points(100), epsilon=0.0),
+        certify(dense, pruned, points(20)),
+        certify(nan, nan, points(100)),
+        certify(Two(), Two(2.0), [{"x": points(60), "y": points(60)}], output="sum"),
+        certify_accuracy(dense, pruned, [(points(100), y)]),
+        certify_accuracy(dense, pruned, points(100)),
+    ]
+
+
+def test_json_goes_out_and_comes_back():
+    for cert in some_certificates():
+        text = to_json(cert)
+        json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        assert from_json(text) == cert
+        assert json.loads(text)["sentence"] == cert.sentence
+        integers = {k: int(v) if isinstance(v, float) and v == int(v) else v for k, v in json.loads(text).items()}
+        assert from_json(json.dumps(integers)) == cert  # as programs with one number type write it
+
+
+FORGERIES = {
+    "schema": ["sipp-certificate/2", None, []],
+    "kind": ["other", None, ["output"], "accuracy"],
+    "fixed": ["beta", None, 1],
+    "epsilon": [-0.1, "nan", "-inf", None, True, "inf", "0.1"],
+    "delta": [0.0, 1.0, "0.05", None, 2**60],
+    "confidence": [0.0, 1.5, None],
+    "violations": [-1, 3.5, True, 10**30, 101, 5],
+    "n": [0, -5, 2, 1e3, None],
+    "n_duplicates": [100, -1, 0.5],
+    "data_hash": ["abc", "G" * 64, 5, None],
+    "dense_hash": [""],
+    "pruned_hash": ["0" * 63],
+    "dtype": [None, 3],
+    "output": [1.5, ["a"], True, {"a": 1}],
+    "calibration_checked": [0, "true", None],
+    "ledger_kept": [1, None],
+    "prior_uses": [1, -1, None],
+    "verdict": ["not certified", None, 1],
+    "k_allowed": [5, None, 1.0],
+    "delta_hat": [0.01, None, "0.05"],
+    "marked": [True, 0],
+}
+
+
+def test_a_forged_certificate_is_refused():
+    good = json.loads(to_json(some_certificates()[0]))
+    assert set(FORGERIES) | {"sentence"} == set(good)
+    for name, values in FORGERIES.items():
+        for value in values:
+            assert good[name] != value or type(good[name]) is not type(value)
+            with pytest.raises(DataError):
+                from_json(json.dumps({**good, name: value}))
+        with pytest.raises(DataError):
+            from_json(json.dumps({k: v for k, v in good.items() if k != name}))
+    with pytest.raises(DataError, match=r"unknown keys \['extra'\]"):
+        from_json(json.dumps({**good, "extra": 1}))
+    with pytest.raises(DataError, match="without a ledger"):
+        from_json(json.dumps({**good, "prior_uses": 1, "marked": True}))
+    unlimited = to_json(some_certificates()[3])
+    assert from_json(unlimited).epsilon == math.inf
+    with pytest.raises(DataError, match="Infinity is not a JSON number"):
+        from_json(unlimited.replace('"inf"', "Infinity"))
+    accuracy = json.loads(to_json(some_certificates()[-2]))
+    for name, value in [("n_lost", 90), ("n_differ", 0), ("mode", "label-free"), ("drop_upper", 0.0), ("n_gained", -1)]:
+        with pytest.raises(DataError):
+            from_json(json.dumps({**accuracy, name: value}))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '"a"', "null", "[" * 100_000, '{"schema": NaN}', '{"a": 1, "a": 1}', "[[1, 2]]"]
+)
+def test_text_that_is_no_certificate_is_refused(text):
+    with pytest.raises(DataError):
+        from_json(text)
+
+
+def test_a_key_given_twice_is_refused():
+    text = to_json(some_certificates()[0])
+    with pytest.raises(DataError, match="twice"):
+        from_json(text.replace("{", '{"violations": 0, ', 1))
+
+
+def ok_and_reasons(*given):
+    found = verify(*given)
+    return found.ok, found.reasons
+
+
+def test_verify_agrees_with_the_same_and_names_what_differs():
+    dense, pruned = networks()
+    x, y = points(100), torch.randint(0, 4, (100,), generator=torch.Generator().manual_seed(2))
+    data = [(x, y)]
+    for cert in (
+        certify(dense, pruned, data),
+        certify(dense, pruned, data, epsilon=0.02),
+        certify(dense, pruned, points(20)),
+        certify_accuracy(dense, pruned, data),
+        certify_accuracy(dense, pruned, x),
+    ):
+        same = x if cert.n == 100 else x[:20]
+        holdout = [(same, y[: len(same)])]
+        stored = from_json(to_json(cert))
+        assert verify(stored, dense, pruned, points(20) if cert.n == 20 else holdout).ok
+        for networks_now, name in (((pruned, pruned), "dense_hash"), ((dense, dense), "pruned_hash")):
+            ok, reasons = ok_and_reasons(stored, *networks_now, holdout)
+            assert not ok and any(name in reason for reason in reasons)
+        ok, reasons = ok_and_reasons(stored, dense, pruned, [(points(100, 9), y)])
+        assert not ok and any("data_hash" in reason for reason in reasons)
+
+
+def test_verify_catches_numbers_that_do_not_follow_from_the_data():
+    dense, pruned = networks()
+    cert = certify(dense, pruned, points(100))
+    ok, reasons = ok_and_reasons(dataclasses.replace(cert, epsilon=cert.epsilon * 0.99), dense, pruned, points(100))
+    assert not ok and any(reason.startswith("epsilon") for reason in reasons)
+    nudged = dataclasses.replace(cert, epsilon=cert.epsilon * (1 + 1e-7))  # rounding between machines
+    assert verify(nudged, dense, pruned, points(100)).ok
+    asked = certify(dense, pruned, points(100), epsilon=0.02)
+    ok, reasons = ok_and_reasons(dataclasses.replace(asked, violations=0), dense, pruned, points(100))
+    assert not ok and any(reason.startswith("violations") for reason in reasons)
+    y = torch.zeros(100, dtype=torch.long)
+    accuracy = certify_accuracy(dense, pruned, [(points(100), y)])
+    for name in ("n_lost", "n_gained", "n_differ"):
+        forged = dataclasses.replace(accuracy, **{name: 99})
+        ok, reasons = ok_and_reasons(forged, dense, pruned, [(points(100), y)])
+        assert not ok and any(reason.startswith(name) for reason in reasons)
+
+
+def test_verify_uses_the_recorded_output_and_asks_for_a_function():
+    data = [{"x": points(60), "y": points(60, 1)}]
+    keyed = certify(Two(), Two(1.5), data, output="sum")
+    assert verify(keyed, Two(), Two(1.5), data).ok
+    assert not verify(keyed, Two(), Two(1.5), data, output="first").ok
+
+    def half(out):
+        return out["sum"][:, :3]
+
+    chosen = certify(Two(), Two(1.5), data, output=half)
+    with pytest.raises(OptionError, match="pass that function as output="):
+        verify(chosen, Two(), Two(1.5), data)
+    assert verify(chosen, Two(), Two(1.5), data, output=half).ok

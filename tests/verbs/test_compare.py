@@ -1,0 +1,196 @@
+"""A comparison equals pruning by hand, on points that chose nothing, and its words say no more than its rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.records.comparison import is_level
+from sipp.verbs.compare import LABELLED, USUAL
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 4))
+
+
+def points(n: int = 200, seed: int = 1) -> Tensor:
+    return torch.randn(n, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(x: Tensor) -> Tensor:
+    """The class that the network would say, but for every fifth point."""
+    with torch.no_grad():
+        found = net()(x).argmax(1)
+    found[::5] = (found[::5] + 1) % 4
+    return found
+
+
+def by_hand(dense: nn.Module, pruned: nn.Module, x: Tensor) -> tuple[float, float, Tensor]:
+    """Error, share of unchanged answers, and the answers."""
+    with torch.no_grad():
+        f, g = dense(x).double(), pruned(x).double()
+    return float((g - f).norm() / f.norm()), float((f.argmax(1) == g.argmax(1)).double().mean()), g.argmax(1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("with_holdout", [False, True])
+def test_every_row_is_a_pruning_by_hand(with_holdout: bool) -> None:
+    x, y = points(), labels(points())
+    fresh = points(80, seed=2)
+    holdout = [(fresh, labels(fresh))] if with_holdout else None
+    found = sipp.compare(net(), [(x, y)], keeps=[0.3, 0.6][: 2 - with_holdout], repair=True, holdout=holdout)
+    chosen, judging = ((x, y), (fresh, labels(fresh))) if with_holdout else ((x[:150], y[:150]), (x[150:], y[150:]))
+    assert {row.method for row in found.rows} == {*USUAL, *LABELLED}
+    assert (found.n_calibration, found.n_points) == (len(chosen[0]), len(judging[0]))
+    assert found.keeps == ((0.3,) if with_holdout else (0.6, 0.3)) and len(found.rows) == 2 * 7 * len(found.keeps)
+    for row in found.rows:
+        if row.is_repaired and row.keep == 0.6:  # as at 0.3
+            continue
+        pruned = sipp.prune(net(), [chosen], keep=row.keep, method=row.method, repair=row.is_repaired)
+        error, same, answers = by_hand(net(), pruned.model, judging[0])
+        assert row.error == pytest.approx(error, rel=1e-5), row.name
+        assert row.same == pytest.approx(same) and row.kept == pruned.kept
+        assert row.accuracy == pytest.approx(float((answers == judging[1]).double().mean()))
+        assert row.dead_rows == sum(len(layer.dead_rows) for layer in pruned.layers)
+    with torch.no_grad():
+        right = (net()(judging[0]).argmax(1) == judging[1]).double().mean()
+    assert found.dense_accuracy == pytest.approx(float(right))
+
+
+def test_the_points_that_judge_choose_nothing() -> None:
+    """Other points in the last quarter leave every choice as it was; points in the holdout and the data are refused."""
+    x, other = points(), points()
+    other[150:] = points(50, seed=7) * 3
+    first, second = (sipp.compare(net(), data, keeps=[0.4], repair=True) for data in (x, other))
+    for one, two in zip(first.rows, second.rows):
+        assert (one.method, one.kept, one.dead_rows) == (two.method, two.kept, two.dead_rows)
+    assert [row.error for row in first.rows] != [row.error for row in second.rows]
+    judged = sipp.compare(net(), x[:150], keeps=[0.4], repair=True, holdout=other[150:])
+    assert [row.error for row in judged.rows] == [row.error for row in second.rows]
+    with pytest.raises(DataError, match="calibration"):
+        sipp.compare(net(), x, keeps=[0.4], holdout=x[:50])
+
+
+def test_the_table_marks_the_best_and_the_sentence_names_it() -> None:
+    found = sipp.compare(net(), points(), keeps=(0.9, 0.8, 0.7, 0.02), methods=("wt", "random"))
+    text = str(found)
+    assert text.count("wt ") >= 2 and text.count("0.9: error") == 1 and text.count("0.02: error") == 1
+    for keep in found.keeps:
+        column = [row.error for row in found.rows if row.keep == keep]
+        assert found.best(keep).error == min(column)
+        assert f"{found.best(keep).error:.3g}*" in text
+    usable = [keep for keep in found.keeps if found.best(keep).error <= 0.5]
+    assert usable and len(usable) < 4
+    assert found.sentence.startswith(
+        f"Use {found.best(usable[-1]).name} at keep {usable[-1]:g}: on 50 held-back points"
+    )
+    assert found.sentence.endswith("certify it on others.") and "accuracy" not in found.sentence
+
+
+def test_where_nothing_is_of_use_the_sentence_says_so() -> None:
+    found = sipp.compare(net(), points(), keeps=(0.02,), methods=("wt",))
+    assert found.sentence.startswith("Use none of them") and "repair" in found.sentence
+    fixed = replace(found, rows=tuple(replace(row, is_repaired=True) for row in found.rows))
+    assert ", repair or" not in fixed.sentence
+
+
+def test_the_words_round_against_the_winner() -> None:
+    found = sipp.compare(net(), [(points(), labels(points()))], keeps=(0.9,), methods=("wt",))
+    row = replace(found.rows[0], error=0.12341, same=0.97999, accuracy=0.91999)
+    text = replace(found, rows=(row,), dense_accuracy=0.92001).sentence
+    assert "12.4 %" in text and "97.9 %" in text and "91.9 % (dense: 92.1 %)" in text
+
+
+def test_methods_that_points_cannot_tell_apart_are_named() -> None:
+    x = points()
+    twice = sipp.compare(net(), x, keeps=(0.9,), methods=("wt", "random"))
+    twin = replace(twice.rows[0], method="lamp")
+    assert "cannot tell it from lamp." in replace(twice, rows=(twice.rows[0], twin)).sentence
+    assert "do not tell" not in twice.sentence
+    assert is_level((1.0,), (9.0,)) and is_level((1.0, 1.0, 1.0), (0.0, 3.0, 1.5))
+    assert not is_level((1.0, 1.0, 1.0), (2.0, 2.1, 1.9)) and not is_level((1.0, 1.0), (float("inf"), 1.0))
+
+
+class Pair(nn.Module):
+    """Two outputs, one of which must be chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.net(x), "map": self.net(x)[:, :, None] * x[:, None]}
+
+
+def test_the_output_is_chosen_as_for_a_certificate() -> None:
+    with pytest.raises(ModelError, match="output="):
+        sipp.compare(Pair(), points(), keeps=(0.5,), methods=("wt",))
+    scores = sipp.compare(Pair(), points(), keeps=(0.5,), methods=("wt",), output="logits").rows[0]
+    other = sipp.compare(Pair(), points(), keeps=(0.5,), methods=("wt",), output="map").rows[0]
+    assert scores.same is not None and other.same is None and scores.error != other.error
+
+
+class Explodes(nn.Module):
+    """Its output is finite for the weights as they are, and for no others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+        self.size = float(self.net[2].weight.detach().abs().sum())  # type: ignore[operator, index, union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        lost = self.size - self.net[2].weight.abs().sum() > 1e-3  # type: ignore[index, union-attr, operator]
+        return torch.where(lost, torch.inf, 1.0) * self.net(x)
+
+
+class Named(nn.Module):
+    """A network that names its output, as those of Hugging Face do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": x.sum(), "logits": self.net(x)}
+
+
+def test_methods_that_need_labels_take_the_loss_of_the_output_that_is_compared() -> None:
+    data = [(points(), labels(points()))]
+    named = sipp.compare(Named(), data, keeps=(0.5,), methods=("snip",), output="logits").rows[0]
+    plain = sipp.compare(net(), data, keeps=(0.5,), methods=("snip",)).rows[0]
+    assert named.moved == plain.moved and named.accuracy is not None
+
+
+def test_an_output_that_is_not_finite_is_infinitely_off() -> None:
+    row = sipp.compare(Explodes(), points(), keeps=(0.5,), methods=("random",)).rows[0]
+    assert row.error == float("inf") and row.same == 0
+
+
+def test_labels_that_are_no_classes_give_no_accuracy() -> None:
+    found = sipp.compare(net(), [(points(), torch.rand(200))], keeps=(0.5,))
+    assert {row.method for row in found.rows} == set(USUAL) and found.dense_accuracy is None
+    assert all(row.accuracy is None for row in found.rows)
+
+
+@pytest.mark.parametrize(
+    "options", [{"keeps": ()}, {"keeps": (0.5, 2.0)}, {"keeps": "0.5"}, {"methods": []}, {"methods": ["no"]}]
+)
+def test_wrong_options_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(OptionError):
+        sipp.compare(net(), points(), **options)  # type: ignore[arg-type]
+
+
+def test_too_few_points_to_keep_some_aside() -> None:
+    with pytest.raises(DataError, match="too few points"):
+        sipp.compare(net(), points(3), keeps=(0.5,), methods=("wt",))
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = net().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    sipp.compare(model, points(), keeps=(0.5,), repair=True)
+    assert model.training and all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -1,0 +1,119 @@
+"""Pruning in a user's own loop: the schedule, exact counts, masks that only shrink, a clean optimizer, a plain end."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.errors import ModelError, OptionError
+from sipp.pruning.masking import masks_of
+from sipp.records.options import Method
+from sipp.scoring.methods import NAMES
+from sipp.verbs.gradual import BEGIN, END, budget_at, cut_times
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer, Tensor, Any]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    points = torch.rand(24, 1, 6, 6)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(points), torch.arange(24) % 3).backward()
+        optimizer.step()
+
+    return net, optimizer, points, step
+
+
+def test_the_schedule_by_hand() -> None:
+    times = cut_times(100, 5)
+    assert times == {20: 0.2, 30: 0.4, 40: 0.6, 50: 0.8, 60: 1.0}  # from 10 to 60 in five parts
+    assert [budget_at(t, 1000, 100) for t in (0.0, 0.5, 1.0)] == [1000, 100 + 112, 100]  # 900 / 8 = 112.5, to even
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3, 7, 90, 1001])
+@pytest.mark.parametrize("cuts", [1, 10])
+def test_the_schedule_always_ends_and_fits(n_steps: int, cuts: int) -> None:
+    times = cut_times(n_steps, cuts)
+    assert list(times) == sorted(times) and list(times.values())[-1] == 1.0
+    assert min(times) >= max(1, int(BEGIN * n_steps)) and max(times) <= max(1, round(END * n_steps))
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_every_method_reaches_the_budget_and_ends_plain(method: Method) -> None:
+    net, optimizer, points, step = made()
+    data = [(points, torch.arange(24) % 3)]
+    done = sipp.gradual(net, step, data, keep=0.25, steps=20, method=method, cuts=4, optimizer=optimizer)
+    assert done.model is net and masks_of(net) == {} and not optimizer._optimizer_step_post_hooks  # type: ignore[attr-defined]
+    assert done.n_weights == 36 + 192 and done.kept == sum(int(mask.sum()) for mask in done.masks.values()) == 57
+    assert [at for at, _ in done.path] == [4, 7, 10, 12] and done.path[-1][1] == done.keep == 0.25
+    for name, mask in done.masks.items():
+        assert not bool(net.get_parameter(name)[~mask].any())
+
+
+def test_masks_only_shrink_along_the_curve_and_the_optimizer_forgets() -> None:
+    net, optimizer, points, step = made()
+    seen: list[dict[str, Tensor]] = []
+
+    def watched(number: int) -> None:
+        seen.append(masks_of(net))
+        for name, mask in seen[-1].items():
+            parameter = net.get_parameter(name)
+            assert not bool(optimizer.state[parameter]["momentum_buffer"][~mask].any()) and bool(parameter.any())
+        step(number)
+
+    done = sipp.gradual(net, watched, points, keep=0.1, steps=40, optimizer=optimizer)
+    counts = [sum(int(mask.sum()) for mask in masks.values()) if masks else 228 for masks in seen]
+    assert len(seen) == 40 and counts[0] == 228 and counts[-1] == done.kept == 23
+    for before, after in pairwise(masks for masks in seen if masks):
+        assert all(not bool((after[name] & ~before[name]).any()) for name in before)
+    after_step = {at: counts[at] for at, _ in done.path}
+    assert after_step == {at: budget_at(t, 228, 23) for at, t in cut_times(40, 10).items()}
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    found = []
+    for _ in range(2):
+        net, optimizer, points, step = made()
+        sipp.gradual(net, step, points, keep=0.2, steps=12, method="sipp-hybrid", cuts=2, optimizer=optimizer)
+        found.append(net.state_dict())
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+
+
+def test_weights_outside_the_choice_stay_dense_and_an_error_of_the_loop_leaves_a_plain_model() -> None:
+    net, optimizer, points, step = made()
+    done = sipp.gradual(net, step, points, keep=0.5, steps=10, exclude="0", optimizer=optimizer)
+    assert list(done.masks) == ["4.weight"] and bool((net.get_parameter("0.weight") != 0).all())
+
+    def failing(number: int) -> None:
+        step(number)
+        if number == 8:
+            raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        sipp.gradual(net, failing, points, keep=0.5, steps=10, optimizer=optimizer)
+    assert masks_of(net) == {}
+
+
+def test_what_is_refused() -> None:
+    net, _, points, step = made()
+    with pytest.raises(OptionError, match="read once a cut"):
+        sipp.gradual(net, step, iter([points]), keep=0.5, steps=10)
+    with pytest.raises(OptionError, match=r"train_step\(0\)"):
+        sipp.gradual(net, lambda: None, points, keep=0.5, steps=10)  # type: ignore[arg-type, misc]
+    sipp.hold(net, {"4.weight": torch.ones(3, 64, dtype=torch.bool)})
+    with pytest.raises(ModelError, match="are held"):
+        sipp.gradual(net, step, points, keep=0.5, steps=10)
+
+
+@pytest.mark.parametrize("wrong", ["sgd", [None], torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)])
+def test_a_wrong_optimizer_is_refused_before_any_training(wrong: Any) -> None:
+    net, _, points, _ = made()
+    made_steps: list[int] = []
+    with pytest.raises(OptionError):
+        sipp.gradual(net, made_steps.append, points, keep=0.5, steps=4, optimizer=wrong)
+    assert made_steps == []

@@ -1,0 +1,480 @@
+"""The whole way: exact budgets, the given model untouched, the same seed the same bits, a table to read."""
+
+import copy
+import itertools
+import warnings
+
+import pytest
+import torch
+from one_layer import eps_det
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+from torch.utils.data import TensorDataset
+
+import sipp
+from sipp.bounds.statements import statements_of
+from sipp.errors import DataError, OptionError
+from sipp.inputs.scoring_task import task_of
+from sipp.pruning.cutting import cut
+from sipp.pruning.ranking import rank
+from sipp.records.options import Method, PruneOptions
+
+SIPP_METHODS = ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple"]
+METHODS = [*SIPP_METHODS, "wt", "snip", "random"]
+
+
+def small_net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 3, groups=3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(6 * 16, 5),
+    )
+
+
+def batches(n: int = 24, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(n, 2, 6, 6, generator=generator)
+    labels = torch.randint(0, 5, (n,), generator=generator)
+    return [(images[:10], labels[:10]), (images[10:], labels[10:])]
+
+
+def quiet_prune(model: nn.Module, data: object, **options: object) -> sipp.Pruned:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return sipp.prune(model, data, **options)  # type: ignore[arg-type]
+
+
+def n_nonzero(model: nn.Module, names: list[str]) -> int:
+    return sum(int(model.get_parameter(name).count_nonzero()) for name in names)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("keep", [0.9, 0.4, 0.1, 0.02])
+def test_exactly_the_budget_is_kept(method: Method, keep: float) -> None:
+    model = small_net()
+    for seed in (0, 1):
+        pruned = quiet_prune(model, batches(), keep=keep, method=method, seed=seed)
+        assert pruned.budget == round(keep * pruned.n_weights)
+        positive = sum(int((score > 0).sum()) for score in sipp.sensitivity(model, batches()).values())
+        wanted = min(pruned.budget, positive) if method in ("sipp-rand", "sipp-hybrid") else pruned.budget
+        assert pruned.kept == wanted == sum(int(mask.sum()) for mask in pruned.masks.values())
+        assert n_nonzero(pruned.model, list(pruned.masks)) == wanted
+        assert sum(layer.kept for layer in pruned.layers) == wanted
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_masks_agree_with_the_weights(method: Method) -> None:
+    model = small_net()
+    pruned = quiet_prune(model, batches(), keep=0.3, method=method)
+    for name, mask in pruned.masks.items():
+        before, after = model.get_parameter(name), pruned.model.get_parameter(name)
+        assert mask.dtype == torch.bool and mask.shape == before.shape
+        assert torch.equal(after != 0, mask)
+        if method not in ("sipp-rand", "sipp-hybrid"):
+            assert torch.equal(after, before * mask)
+
+
+@pytest.mark.parametrize("method", ["sipp-det", "sipp-simple"])
+def test_det_keeps_the_globally_largest_sensitivities(method: Method) -> None:
+    model = small_net()
+    scores = sipp.sensitivity(model, batches())
+    pruned = sipp.prune(model, batches(), budget=200, method=method)
+    order = torch.cat([score.flatten() for score in scores.values()]).argsort(descending=True, stable=True)[:200]
+    expected = torch.zeros(pruned.n_weights, dtype=torch.bool)
+    expected[order] = True
+    assert torch.equal(torch.cat([pruned.masks[name].flatten() for name in scores]), expected)
+
+
+def test_det_masks_are_nested() -> None:
+    ranking = rank(task_of(small_net(), batches()), PruneOptions(method="sipp-det"))
+    previous = None
+    for budget in (ranking.n_weights, 300, 200, 60, 7):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            masks = cut(ranking, budget).masks
+        assert previous is None or all(bool((previous[name] | ~mask).all()) for name, mask in masks.items())
+        previous = masks
+
+
+def test_the_given_model_is_left_alone_and_the_copy_is_plain() -> None:
+    model = small_net().train()
+    before = copy.deepcopy(model.state_dict())
+    pruned = sipp.prune(model, batches(), keep=0.5)
+    assert model.training and pruned.model.training
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert type(pruned.model) is type(model)
+    assert list(pruned.model.state_dict()) == list(before)
+    assert all(not m._forward_pre_hooks and not m._forward_hooks for m in pruned.model.modules())
+    assert torch.equal(pruned.model[0].bias, model[0].bias)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_keep_one_changes_nothing(method: Method) -> None:
+    model = small_net()
+    pruned = sipp.prune(model, batches(), keep=1.0, method=method)
+    assert pruned.kept == pruned.n_weights and all(bool(mask.all()) for mask in pruned.masks.values())
+    for key, value in model.state_dict().items():
+        assert torch.equal(pruned.model.state_dict()[key], value)
+    if method in SIPP_METHODS:
+        assert all(layer.eps == 0 for layer in pruned.layers) and pruned.bound.epsilon == 0
+
+
+@pytest.mark.parametrize("draws", ["until", "fixed"])
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(draws: str) -> None:
+    model = small_net()
+    first, again, other = (
+        quiet_prune(model, batches(), keep=0.3, method="sipp-rand", draws=draws, seed=seed) for seed in (5, 5, 6)
+    )
+    states = [torch.cat([p.model.get_parameter(name).flatten() for name in p.masks]) for p in (first, again, other)]
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+
+
+def test_fixed_draws_keep_a_random_number_near_the_budget() -> None:
+    model = nn.Linear(60, 40)
+    data = torch.rand(50, 60)
+    kept = [quiet_prune(model, data, budget=600, method="sipp-rand", draws="fixed", seed=s).kept for s in range(20)]
+    assert len(set(kept)) > 1
+    assert abs(sum(kept) / len(kept) - 600) < 30
+
+
+def test_dead_inputs_leave_fewer_to_draw_from_and_the_record_says_so() -> None:
+    model = nn.Linear(10, 4)
+    data = torch.rand(20, 10)
+    data[:, 5:] = 0  # half of the weights never matter
+    pruned = sipp.prune(model, data, keep=0.8, method="sipp-rand")
+    assert (pruned.budget, pruned.kept) == (32, 20)
+    assert "only 20 weights" in str(pruned)
+    assert sipp.prune(model, data, keep=0.8, method="sipp-det").kept == 32
+
+
+def test_hybrid_takes_per_row_the_smaller_bound() -> None:
+    from sipp.allocation import draws_for
+    from sipp.allocation.row_bounds import eps_rand
+
+    torch.manual_seed(1)
+    model = nn.Linear(300, 12, bias=False)
+    with torch.no_grad():
+        model.weight.uniform_(0.9, 1.1)
+        model.weight[6:, :40] *= 1e5  # rows led by a few weights, beside rows without a leader
+    ranking = rank(
+        task_of(model, torch.rand(40, 300) + 0.5),
+        PruneOptions(method="sipp-hybrid", delta=0.5, constants=sipp.Constants(c_constant=1.0)),
+    )
+    pruned = cut(ranking, 1500)
+    layer = statements_of(ranking, pruned).layers[0]
+    kept = pruned.masks["weight"].sum(1)
+    det = eps_det(ranking.ranks[0], kept, c_constant=1.0)
+    n_draws = draws_for(ranking.ranks[0], kept)
+    sampled = eps_rand(ranking.ranks[0].double().sum(1), n_draws, n_outputs=12, delta=0.5, c_constant=1.0)
+    took_rand = torch.tensor(
+        [not torch.equal(pruned.model.weight[i], model.weight[i] * pruned.masks["weight"][i]) for i in range(12)]
+    )
+    assert torch.equal(took_rand, ~(sampled > det) & (det > 0))  # a row kept whole has both bounds at 0
+    assert layer.strategies["rand"] == int(took_rand.sum()) > 0
+    assert layer.strategies["det"] > 0
+
+
+def test_include_and_exclude_choose_what_is_pruned() -> None:
+    model = small_net()
+    pruned = sipp.prune(model, batches(), keep=0.5, include=nn.Conv2d, method="sipp-det")
+    assert list(pruned.masks) == ["0.weight", "3.weight"]
+    pruned = sipp.prune(model, batches(), keep=0.5, exclude="6", method="sipp-det")
+    assert list(pruned.masks) == ["0.weight", "3.weight"]
+    assert torch.equal(pruned.model[6].weight, model[6].weight)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def test_tied_weights_stay_tied() -> None:
+    pruned = sipp.prune(Tied(), torch.randn(10, 6), keep=0.5)
+    assert list(pruned.masks) == ["first.weight"]
+    assert pruned.model.first.weight is pruned.model.second.weight
+
+
+def test_recurrent_and_attention_networks_are_pruned() -> None:
+    torch.manual_seed(0)
+    lstm = nn.LSTM(5, 7, num_layers=2, bidirectional=True, batch_first=True)
+    pruned = quiet_prune(lstm, torch.randn(6, 4, 5), keep=0.3)
+    assert pruned.kept == round(0.3 * pruned.n_weights)
+    out, _ = pruned.model(torch.randn(2, 4, 5))
+    assert out.shape == (2, 4, 14)
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    pruned = quiet_prune(encoder, torch.randn(6, 4, 8), keep=0.3)
+    assert {"self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight"} <= set(pruned.masks)
+    assert pruned.model(torch.randn(2, 4, 8)).shape == (2, 4, 8)
+
+
+class Conv1D(nn.Module):
+    """The layer that transformers' GPT-2 uses: a Linear whose weight is stored transposed."""
+
+    def __init__(self, n_out: int, n_in: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_in, n_out))
+        self.bias = nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+Conv1D.__module__ = "transformers.pytorch_utils"
+
+
+def test_a_transposed_weight_is_scored_like_its_linear_twin() -> None:
+    torch.manual_seed(0)
+    transposed, plain = Conv1D(5, 9), nn.Linear(9, 5)
+    with torch.no_grad():
+        plain.weight.copy_(transposed.weight.t())
+    data = torch.randn(20, 3, 9)
+    assert torch.equal(sipp.sensitivity(transposed, data)["weight"], sipp.sensitivity(plain, data)["weight"].t())
+    a = quiet_prune(transposed, data, keep=0.4, method="sipp-rand")
+    b = quiet_prune(plain, data, keep=0.4, method="sipp-rand")
+    assert torch.equal(a.model.weight, b.model.weight.t())
+    assert torch.equal(a.masks["weight"], b.masks["weight"].t())
+
+
+def test_a_new_layer_type_takes_ten_lines() -> None:
+    from sipp.inputs.layers import Adapter, WeightUse, by_point, register
+    from sipp.inputs.layers.registry import _REGISTRY
+
+    class Doubled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x @ self.kernel.t()
+
+    def uses(module, args, kwargs, n_points):  # type: ignore[no-untyped-def]
+        yield WeightUse("kernel", *by_point(args[0], n_points))
+
+    def output(module, args, kwargs):  # type: ignore[no-untyped-def]
+        return 2 * args[0] @ module.kernel.t()
+
+    register(Doubled, Adapter(weights=lambda module: ("kernel",), uses=uses, output=output))
+    try:
+        model, data = Doubled(), torch.randn(8, 4)
+        twin = nn.Linear(4, 3, bias=False)
+        with torch.no_grad():
+            twin.weight.copy_(model.kernel)
+        assert torch.equal(sipp.sensitivity(model, data)["kernel"], sipp.sensitivity(twin, data)["weight"])
+    finally:
+        del _REGISTRY[Doubled]
+
+
+def test_torch_prune_accepts_the_masks() -> None:
+    model = small_net()
+    pruned = sipp.prune(model, batches(), keep=0.5, method="sipp-det")
+    for name, mask in pruned.masks.items():
+        module = model.get_submodule(name.rpartition(".")[0])
+        torch_prune.custom_from_mask(module, "weight", mask)
+        assert torch.equal(module.weight, pruned.model.get_parameter(name))
+
+
+def test_wrapped_models_have_canonical_names() -> None:
+    model = small_net()
+    plain = sipp.prune(model, batches(), keep=0.5)
+    for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager")):
+        pruned = sipp.prune(wrapped, batches(), keep=0.5)  # type: ignore[arg-type]
+        assert list(pruned.masks) == list(plain.masks)
+        assert all(torch.equal(pruned.masks[name], mask) for name, mask in plain.masks.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_dtype_of_the_model_is_kept(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).to(dtype)
+    pruned = quiet_prune(model, torch.randn(9, 8).to(dtype), keep=0.5)
+    assert all(parameter.dtype == dtype for parameter in pruned.model.parameters())
+    assert pruned.kept == round(0.5 * 66)
+
+
+def test_theory_points_are_drawn_or_taken_in_order() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    needed = sipp.sample_size(model, torch.rand(1, 4), delta=1e-4)
+    data = torch.rand(500, 4)
+    loader = [data[i : i + 7] for i in range(0, 500, 7)]
+    sources = [data, TensorDataset(data), loader, iter(loader), (b for b in loader)]
+    for source in sources:
+        options = {"keep": 0.5, "delta": 1e-4, "method": "sipp-det", "constants": sipp.Constants(c_constant=1e4)}
+        pruned = sipp.prune(model, source, scoring=sipp.Scoring(n_points="theory"), **options)
+        assert pruned.guarantee.n == needed == pruned.guarantee.n_needed
+        assert pruned.guarantee.met
+    short = sipp.prune(
+        model, data[:20], keep=0.5, delta=1e-4, scoring=sipp.Scoring(n_points="theory"), method="sipp-det"
+    )
+    assert not short.guarantee.met and f"n=20, needs {needed}" in short.guarantee.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"keep": 0.0}, "keep"),
+        ({"keep": 1.5}, "keep"),
+        ({"keep": -0.1}, "keep"),
+        ({"keep": float("nan")}, "keep"),
+        ({"keep": 1e-9}, "keep"),
+        ({}, "exactly one"),
+        ({"keep": 0.5, "budget": 3}, "exactly one"),
+        ({"budget": 0}, "budget"),
+        ({"budget": 10**9}, "budget"),
+        ({"budget": 2.5}, "budget"),
+        ({"keep": 0.5, "method": "sip-det"}, "sipp-det"),
+        ({"keep": 0.5, "draws": "always"}, "until"),
+        ({"keep": 0.5, "delta": 0.0}, "delta"),
+        ({"keep": 0.5, "reduce": "median"}, "reduce"),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict, word: str) -> None:
+    with pytest.raises(OptionError, match=word):
+        sipp.prune(small_net(), batches(), **options)
+
+
+@pytest.mark.parametrize(
+    ("record", "values"),
+    [
+        (sipp.Constants, {"c_constant": 0.0}),
+        (sipp.Constants, {"k_constant": -1.0}),
+        (sipp.Scoring, {"n_points": 0}),
+        (sipp.Scoring, {"norm_stats": "none"}),
+        (sipp.Scoring, {"kernel": "cuda"}),
+        (sipp.Scoring, {"chunk_bytes": "all"}),
+        (sipp.Scoring, {"loss": "cross_entropy"}),
+    ],
+)
+def test_records_of_options_are_checked_when_they_are_made(record: type, values: dict) -> None:
+    with pytest.raises(OptionError, match=next(iter(values))):
+        record(**values)
+
+
+def test_methods_that_need_data_or_labels_say_so() -> None:
+    with pytest.raises(OptionError, match="needs data"):
+        sipp.prune(small_net(), None, keep=0.5)
+    with pytest.raises(DataError, match="labels"):
+        sipp.prune(small_net(), [inputs for inputs, _ in batches()], keep=0.5, method="snip")
+    assert sipp.prune(small_net(), None, keep=0.5, method="wt").kept > 0
+
+
+def test_dead_rows_and_layers_are_warned_of_and_shown() -> None:
+    model = nn.Sequential(nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 2))
+    with pytest.warns(UserWarning, match="lost all") as caught:
+        pruned = sipp.prune(model, torch.randn(30, 20), budget=3, method="wt")
+    n_dead = sum(len(layer.dead_rows) for layer in pruned.layers)
+    assert n_dead == sum(int((~mask.any(1)).sum()) for mask in pruned.masks.values()) > 0
+    assert f"{n_dead} rows lost all their weights" in str(pruned)
+    assert any("layer lost all" in str(w.message) for w in caught) == any(layer.kept == 0 for layer in pruned.layers)
+
+
+def test_a_cause_is_warned_of_once_however_many_layers_it_meets() -> None:
+    model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(6)))
+    with torch.no_grad():
+        for i in range(3):
+            model[i].weight.mul_(1e-3)
+    with pytest.warns(UserWarning, match="lost all") as caught:
+        pruned = sipp.prune(model, None, keep=0.02, method="wt")
+    whole, rows = sorted((str(warning.message) for warning in caught), key=lambda text: "rows" in text)
+    assert "3 layers lost all their weights" in whole and all(f"{i}.weight" in whole for i in range(3))
+    for layer in pruned.layers[3:]:
+        assert f"{layer.name} ({len(layer.dead_rows)} of 10)" in rows
+
+
+def test_a_row_that_was_dead_before_is_not_counted() -> None:
+    model = nn.Linear(6, 4)
+    with torch.no_grad():
+        model.weight[1] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pruned = sipp.prune(model, torch.rand(9, 6) + 0.1, keep=0.7, method="sipp-det")
+    assert pruned.layers[0].dead_rows == ()
+
+
+def test_the_table_shows_what_a_person_asks() -> None:
+    pruned = sipp.prune(small_net(), batches(), keep=0.5, method="sipp-hybrid")
+    text = pruned.details
+    for layer in pruned.layers:
+        assert layer.name in text and layer.name in str(pruned)
+    for word in (
+        "kept",
+        "keep",
+        "det",
+        "rand",
+        "fan-in",
+        "eps",
+        "Delta",
+        "layer bound",
+        "contradicted",
+        "what it costs",
+        "network",
+    ):
+        assert word in text, word
+    for shown in (text, str(pruned)):
+        assert max(map(len, shown.splitlines())) <= 120 and "…" not in shown
+
+
+def test_ties_keep_exact_counts_in_a_stable_order() -> None:
+    model = nn.Linear(8, 6, bias=False)
+    nn.init.constant_(model.weight, 0.5)
+    for method, budget in itertools.product(("sipp-det", "wt"), (1, 7, 8, 9, 47)):
+        pruned = quiet_prune(model, torch.ones(3, 8), budget=budget, method=method)
+        assert pruned.masks["weight"].flatten().tolist() == [i < budget for i in range(48)]
+
+
+def test_the_assumption_is_in_the_record_and_in_print_when_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    calibration, holdout = torch.rand(20, 3), torch.rand(10, 3)
+    pruned = sipp.prune(model, calibration, keep=0.9, looks_at_assumption=True, holdout=holdout, method="sipp-det")
+    alone = sipp.check_assumption(model, calibration, holdout)
+    assert pruned.assumption == alone
+    for text in (str(pruned), pruned.details):
+        assert f"assumption: {alone.verdict} {alone.es_verdict}" in " ".join(text.split())
+    assert sipp.prune(model, calibration, keep=0.9).assumption is None
+    with pytest.raises(OptionError, match="holdout"):
+        sipp.prune(model, None, keep=0.9, method="wt", holdout=holdout)
+    with pytest.raises(OptionError, match="twice"):
+        sipp.prune(model, iter([calibration]), keep=0.9, looks_at_assumption=True)
+
+
+def test_a_weight_tied_to_an_embedding_is_left_alone_with_a_word() -> None:
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(11, 6)
+            self.body = nn.Linear(6, 6)
+            self.head = nn.Linear(6, 11, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(torch.relu(self.body(self.embedding(tokens))))
+
+    with pytest.warns(UserWarning, match="head.weight is tied to an embedding"):
+        pruned = sipp.prune(Language(), torch.randint(0, 11, (8, 5)), keep=0.5, method="sipp-det")
+    assert list(pruned.masks) == ["body.weight"]
+
+
+@pytest.mark.parametrize("method", ["wt", "snip", "sipp-det"])
+def test_without_statements_the_same_weights_are_kept_and_less_is_said(method: str) -> None:
+    full = sipp.prune(small_net(), batches(), keep=0.5, method=method)
+    bare = sipp.prune(small_net(), batches(), keep=0.5, method=method, statements=False)
+    assert all(torch.equal(full.masks[name], bare.masks[name]) for name in full.masks)
+    assert full.moved == bare.moved is not None
+    if method == "sipp-det":  # which scores anyway
+        assert str(full) == str(bare)
+    else:
+        assert full.measured is not None and bare.measured is None and bare.guarantee is None
+        assert "sipp.assess" in bare.bound.reason and "statements" in str(bare)
+    for wrong in ({"bound": "sound"}, {"looks_at_assumption": True}, {"holdout": batches()}):
+        with pytest.raises(OptionError, match="statements=False"):
+            sipp.prune(small_net(), batches(), keep=0.5, method=method, statements=False, **wrong)

@@ -1,0 +1,154 @@
+"""`repair=True` finds mask and weights together (T21), `"refit"` keeps the method's mask: in every verb alike."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.allocation.patterns import breaking
+from sipp.errors import OptionError
+from sipp.records.pattern import pattern_of
+from sipp.repairing import stages
+from sipp.verbs import prune as prune_verb
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5)).eval()
+
+
+def points(n: int = 300, seed: int = 1) -> Tensor:
+    """Inputs whose coordinates depend on each other: only then can other weights make up for one that goes."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(12, 12, generator=torch.Generator().manual_seed(7))
+    return torch.randn(n, 12, generator=generator) @ mixing
+
+
+def moved_by(model: nn.Module, other: nn.Module) -> float:
+    x = points(500, 9)
+    with torch.no_grad():
+        return float((other(x) - model(x)).norm() / model(x).norm())
+
+
+@pytest.mark.parametrize("method", ["sipp-blend", "wt", "wanda", "sipp-hybrid"])
+def test_mask_and_weights_are_found_together(method: str) -> None:
+    model = net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    cut, refit, joint = (
+        sipp.prune(model, points(), keep=0.3, method=method, repair=repair, floor=0.1, progress=False)
+        for repair in (False, "refit", True)
+    )
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert joint.kept == cut.kept == joint.budget == sum(int(mask.sum()) for mask in joint.masks.values())
+    assert all(torch.equal(refit.masks[name], mask) for name, mask in cut.masks.items())
+    assert any(not torch.equal(joint.masks[name], mask) for name, mask in cut.masks.items())
+    for pruned in (refit, joint):
+        assert not any(layer.dead_rows for layer in pruned.layers)
+        assert all(bool((pruned.model.get_parameter(n)[~mask] == 0).all()) for n, mask in pruned.masks.items())
+    assert refit.repair is not None and joint.repair is not None
+    assert (refit.repair.way, joint.repair.way) == ("refit", "joint")
+    assert sum(layer.n_moved for layer in joint.repair.layers) > 0
+    assert "found together" in str(joint) and "found together" not in str(refit)
+    assert moved_by(model, joint.model) < 0.9 * moved_by(model, refit.model) < 0.9 * moved_by(model, cut.model)
+
+
+def test_statements_speak_of_the_network_that_was_found() -> None:
+    model = net()
+    joint = sipp.prune(model, points(), keep=0.5, method="sipp-det", repair=True, progress=False)
+    again = sipp.assess(model, joint.model, points(), progress=False)
+    assert [layer.eps for layer in joint.layers] == [layer.eps for layer in again.layers]
+    assert [layer.kept for layer in joint.layers] == [int(mask.sum()) for mask in joint.masks.values()]
+    with pytest.raises(sipp.errors.DataError, match="calibration"):  # its points chose it
+        sipp.certify(model, joint, points(), progress=False)
+
+
+def test_a_pattern_is_obeyed() -> None:
+    joint = sipp.prune(net(), points(), pattern="2:4", method="wanda", repair=True, progress=False)
+    weights = {name: joint.model.get_parameter(name) for name in joint.masks}
+    assert not breaking(joint.masks, pattern_of("2:4")) and not breaking(weights, pattern_of("2:4"))
+    assert joint.pattern == "2:4" and joint.repair is not None and joint.repair.way == "joint"
+
+
+def test_same_seed_same_bits() -> None:
+    first, second = (sipp.prune(net(), points(), keep=0.3, repair=True, progress=False) for _ in range(2))
+    assert all(map(torch.equal, first.model.state_dict().values(), second.model.state_dict().values()))
+
+
+def test_a_walk_certifies_searched_networks_and_chooses_once() -> None:
+    model, holdout = net(), points(400, 5)
+    plain, searched = (
+        sipp.prune_to(model, points(), holdout, epsilon=0.3, method="wt", repair=repair, progress=False)
+        for repair in (False, True)
+    )
+    assert searched.pruned is not None and searched.pruned.repair is not None
+    assert searched.keep < plain.keep and searched.pruned.repair.way == "joint"
+    assert searched.certificate is not None and searched.certificate.verdict == "certified"
+
+
+def test_compare_shows_what_prune_gives() -> None:
+    found = sipp.compare(net(), points(), keeps=(0.3,), methods=("wt",), repair=True, progress=False)
+    refit = sipp.compare(net(), points(), keeps=(0.3,), methods=("wt",), repair="refit", progress=False)
+    assert found.rows[0].error == refit.rows[0].error and found.rows[1].error < refit.rows[1].error
+
+
+def test_repair_moves_a_mask_only_when_told() -> None:
+    model = net()
+    pruned = sipp.prune(model, points(), keep=0.3, method="wt", progress=False)
+    stays, moves = (
+        sipp.repair(model, pruned, points(), moves_mask=moves, steps=20, progress=False) for moves in (False, True)
+    )
+    assert all(torch.equal(stays.masks[name], mask) for name, mask in pruned.masks.items())
+    assert any(not torch.equal(moves.masks[name], mask) for name, mask in pruned.masks.items())
+    assert moves.kept == pruned.kept == sum(layer.kept for layer in moves.layers)
+    assert moves.repair is not None and moves.repair.polish is not None and moves.repair.way == "joint"
+    assert moves.repair.n_points == 270  # of 300: those that stop the polish are not fitted
+    assert moved_by(model, moves.model) < moved_by(model, stays.model)
+
+
+@pytest.mark.parametrize("repair", ["both", 1, None, 0.5])
+def test_other_ways_are_refused(repair: object) -> None:
+    with pytest.raises(OptionError, match="repair"):
+        sipp.prune(net(), points(), keep=0.3, repair=repair, progress=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("repair", [True, "refit"])
+def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    met = []
+    name = "search_network" if repair is True else "repair_network"
+    own = getattr(prune_verb, name)
+    monkeypatch.setattr(
+        prune_verb, name, lambda *given, **more: (met.append(more["chunk_bytes"]), own(*given, **more))[1]
+    )
+    options = {"repair": repair, "scoring": sipp.Scoring(chunk_bytes=12_345), "progress": False}
+    sipp.prune(net(), points(), keep=0.5, method="wt", **options)
+    sipp.compare(net(), points(), keeps=(0.5,), methods=("wt",), **options)
+    sipp.prune_to(net(), points(), points(100, 5), epsilon=0.9, method="wt", levels=(0.9,), **options)
+    assert len(met) >= 3 and set(met) == {12_345}
+
+
+@pytest.mark.parametrize("way", [True, "refit"])
+def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inner list has too little in its modules to be found by itself."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))).eval()
+    walked: list[str] = []
+    enter = stages.enter
+
+    def noted(model: nn.Module, blocks: Any, batch: Any) -> Any:
+        walked.extend(blocks.names)
+        return enter(model, blocks, batch)
+
+    monkeypatch.setattr(stages, "enter", noted)
+    said: dict[str, Any] = {"keep": 0.4, "method": "wanda", "repair": way, "progress": False}
+    whole, named = (sipp.prune(model, points(60), blocks=blocks, **said) for blocks in (None, "1"))
+    assert set(walked) == {"1.0", "1.1", "1.2"}
+    assert all(torch.equal(mask, whole.masks[name]) for name, mask in named.masks.items())
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(named.model.parameters(), whole.model.parameters()))
+    with pytest.raises(OptionError, match="'2' is not a module of the network"):
+        sipp.prune(model, points(60), blocks="2", **said)
+    with pytest.raises(OptionError, match="a repair walks, and none is asked for"):
+        sipp.prune(model, points(60), keep=0.4, blocks="1")
+    with pytest.raises(OptionError, match="not a name of a list"):
+        sipp.prune(model, points(60), keep=0.4, blocks=("1",), repair=way)  # type: ignore[arg-type]

@@ -1,0 +1,79 @@
+"""`repair=True`: prune and prune_to give the repaired network, and what they say speaks of that."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sipp
+from sipp.errors import OptionError
+
+
+def trained() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 6))
+
+
+def points(n: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 5, generator=generator) @ torch.randn(5, 16, generator=torch.Generator().manual_seed(9))
+
+
+def error(dense: nn.Module, pruned: nn.Module, x: Tensor) -> float:
+    with torch.no_grad():
+        return float((pruned(x) - dense(x)).norm() / dense(x).norm())
+
+
+def test_a_repaired_network_is_nearer_with_the_same_mask_and_statements_of_its_own() -> None:
+    model, data, new = trained(), points(400, 1), points(300, 2)
+    before = copy.deepcopy(model.state_dict())
+    raw = sipp.prune(model, data, keep=0.4, method="wt")
+    fixed = sipp.prune(model, data, keep=0.4, method="wt", repair="refit")
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert error(model, fixed.model, new) < 0.5 * error(model, raw.model, new)
+    for name, mask in raw.masks.items():
+        assert torch.equal(fixed.masks[name], mask) and bool((fixed.model.get_parameter(name)[~mask] == 0).all())
+    assert fixed.repair is not None and raw.repair is None and fixed.kept == raw.kept and fixed.method == "wt"
+    judged = sipp.assess(model, fixed.model, data)  # T17 says the same, whoever asks
+    assert [layer.eps for layer in fixed.layers] == pytest.approx([layer.eps for layer in judged.layers])
+    assert fixed.guarantee is not None and fixed.measured is not None
+    assert [layer.eps for layer in fixed.layers] != [layer.eps for layer in raw.layers]
+    assert "repair" in str(fixed)
+
+
+def test_a_tolerance_reaches_further_with_repair_and_certifies_what_it_gives() -> None:
+    model, data, holdout = trained(), points(400, 1), points(500, 3)
+    options = {"epsilon": 0.2, "delta": 0.05, "method": "wt", "levels": (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)}
+    raw = sipp.prune_to(model, data, holdout, **options)
+    fixed = sipp.prune_to(model, data, holdout, repair=True, **options)
+    assert fixed.keep < raw.keep and fixed.certificate is not None and fixed.certificate.epsilon == 0.2
+    assert fixed.pruned is not None and fixed.pruned.repair is not None and fixed.pruned.model is fixed.model
+    with torch.no_grad():
+        ratios = (fixed.model(holdout) - model(holdout)).norm(dim=1) / model(holdout).norm(dim=1)
+    assert int((ratios > 0.2).sum()) == fixed.certificate.violations
+    again = sipp.certify(model, fixed.model, holdout, delta=0.05, epsilon=0.2)
+    assert again.pruned_hash == fixed.certificate.pruned_hash and again.verdict == "certified"
+
+
+def test_what_repair_cannot_read_again_is_refused_before_the_work() -> None:
+    for data in (None, iter([points(50, 1)])):
+        with pytest.raises(OptionError, match="repair"):
+            sipp.prune(trained(), data, keep=0.5, method="wt", repair=True)
+    with pytest.raises(OptionError, match="repair"):
+        sipp.prune_to(trained(), iter([points(50, 1)]), points(100, 2), epsilon=0.5, method="wt", repair=True)
+    with pytest.raises(OptionError, match="repair"):
+        sipp.prune(trained(), points(50, 1), keep=0.5, repair="yes")
+
+
+def test_repair_and_a_sound_statement_speak_of_the_same_network() -> None:
+    fixed = sipp.prune(
+        trained(), points(200, 1), keep=0.9, method="wt", repair=True, bound="sound", holdout=points(90, 5)
+    )
+    assert fixed.bound.mode == "sound" and fixed.bound.epsilon is not None
+    with torch.no_grad():
+        ratios = (fixed.model(points(90, 5)) - trained()(points(90, 5))).norm(dim=1) / trained()(points(90, 5)).norm(
+            dim=1
+        )
+    assert float(ratios.max()) <= fixed.bound.epsilon < math.inf

@@ -1,0 +1,51 @@
+"""The walk of `prune` in CONTRIBUTING.md is the way that a call takes: its files, their order, how many there are."""
+
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+import sipp
+
+HOME = Path(sipp.__file__).parent
+TEXT = (HOME.parents[1] / "CONTRIBUTING.md").read_text()
+DRAWN = TEXT.partition("**The walk of `prune`**")[2].partition("**To add a score**")[0]
+
+
+def entered(**options: Any) -> list[str]:
+    """The files of the package in which a function is called by one call of `prune`, in this order."""
+    torch.manual_seed(0)
+    net, points = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 10)), torch.rand(64, 20)
+    sipp.prune(net, points, keep=0.5, progress=False, **options)  # what is loaded and compiled once is no part of it
+    found: dict[str, None] = {}
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and frame.f_code.co_name != "<module>" and file.is_relative_to(HOME):
+            found.setdefault(file.relative_to(HOME).as_posix())
+
+    sys.setprofile(note)
+    try:
+        sipp.prune(net, points, keep=0.5, progress=False, **options)
+    finally:
+        sys.setprofile(None)
+    return list(found)
+
+
+def test_the_files_of_the_walk_are_entered_in_its_order() -> None:
+    drawn = re.findall(r"^ +(\w+/\w+\.py)  ", DRAWN, flags=re.MULTILINE)
+    met = entered(method="sipp-det")
+    assert len(drawn) >= 8 and [file for file in met if file in drawn] == drawn
+    named = [file for file in re.findall(r"(?:\w+/)+\w+\.py", DRAWN) if not file.startswith("tests/")]
+    assert all((HOME / file).is_file() for file in named) and len(named) > len(drawn)
+
+
+def test_no_more_files_are_entered_than_it_says() -> None:
+    said = re.search(r"enters (\d+) files with `sipp-det`, (\d+) with the default method, (\d+) with repair", DRAWN)
+    assert said is not None
+    calls: list[dict[str, Any]] = [{"method": "sipp-det"}, {}, {"method": "wt", "repair": True}]
+    assert all(len(entered(**options)) <= int(number) for options, number in zip(calls, said.groups()))
