@@ -1,6 +1,10 @@
 """Less of what takes the time of commands and runs, and decides nothing of how they end."""
 
+from typing import Any
+
 import pytest
+
+from sipp.repairing import joint
 
 
 def narrow(patch: pytest.MonkeyPatch) -> None:
@@ -13,8 +17,19 @@ def narrow_resnets(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("sipp.experiments.nets.cifar_resnet.WIDTHS", (4, 8, 16))
 
 
+def search_once(patch: pytest.MonkeyPatch) -> None:
+    """A joint search tries one aim and one kind of budgets, as it does where it is told which."""
+    choose = joint._chosen
+
+    def chosen(task: Any, masks: Any, parts: Any, candidates: Any, budgets: Any, floor: Any) -> Any:
+        return choose(task, masks, parts, candidates[:1], budgets[:1], floor)
+
+    patch.setattr(joint, "_chosen", chosen)
+
+
 def shorten(command: str, patch: pytest.MonkeyPatch) -> None:
     """A recipe that is run trains the narrow network; figures are small and in one format (report/test_figures.py)."""
+    search_once(patch)
     if command == "run":  # the commands that name the network itself meet it as users do
         narrow(patch)
     if command == "report":

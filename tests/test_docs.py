@@ -1,8 +1,10 @@
 """Every block of README and docs runs, every docstring example is true, every public name and option is documented.
 
-Marks in the pages: a block that begins with `# needs: PACKAGE` runs where the package is; one that begins with
-`# file: NAME` is also written to that file. A `text` block is what an example prints (see `test_examples.py`). In a
-`sh` block, `# exit N` is the status a command must have, and a command with `# not run: REASON` is only parsed.
+Marks in the pages: a block that begins with `# needs: PACKAGE, ...` runs where the packages are; one that begins with
+`# continued` goes on where the block above it ended; one that begins with `# file: NAME` is also written to that file.
+A `text` block is what an example prints (see `test_examples.py`). In a `sh` block, `# exit N` is the status a command
+must have, and a command with `# not run: REASON` is only parsed. In place of a reader's own files (my.py, my.pt,
+points.npz, new.npz) commands find those of `examples/paths/stand_ins.py`.
 """
 
 import builtins
@@ -14,7 +16,10 @@ import inspect
 import io
 import pkgutil
 import re
+import runpy
 import shlex
+import sys
+import textwrap
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -30,7 +35,8 @@ from sipp.cli.main import app, command_of
 from sipp.scoring.methods import METHODS, NAMES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOR_READERS = [ROOT / "README.md", *(page for page in PAGES if page.parent.name in ("tutorials", "how-to"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 
 
@@ -43,7 +49,7 @@ class Block:
 
     def mark(self, word: str) -> str | None:
         """What the first line says after this word."""
-        found = re.match(rf"# {word}: (\S+)", self.text)
+        found = re.match(rf"# {word}: (.+)", self.text)
         return found.group(1) if found else None
 
     @property
@@ -55,30 +61,50 @@ def blocks_of(page: str, text: str) -> list[Block]:
     return [Block(page, i, kind, body) for i, (kind, body) in enumerate(FENCE.findall(text))]
 
 
-BLOCKS = [block for page in PAGES for block in blocks_of(page.name, page.read_text())]
-ALONE = [block for block in BLOCKS if block.kind == "python" and block.mark("file") is None]
+def sessions_of(blocks: list[Block]) -> list[list[Block]]:
+    """The blocks that are run together, one session each: a block, and those that go on from it."""
+    found: list[list[Block]] = []
+    for block in blocks:
+        if block.kind == "python" and block.mark("file") is None:
+            if block.text.startswith("# continued\n"):
+                found[-1].append(block)
+            else:
+                found.append([block])
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(str(page.relative_to(ROOT)), page.read_text())]
+SESSIONS = sessions_of(BLOCKS)
 # the GPU kernels need Triton to be imported, callbacks the library they are for
 NOT_HERE = ("gpu", "integrations.lightning", "integrations.hugging_face")
 MODULES = [m.name for m in pkgutil.walk_packages(sipp.__path__, "sipp.") if not any(x in m.name for x in NOT_HERE)]
 
 
-def execute(block: Block) -> dict[str, object]:
-    """The names a block defines, after running it as a script of its own."""
+def execute(*session: Block) -> None:
+    """Runs blocks one after another, as a script of their own."""
     space: dict[str, object] = {"__name__": "__main__"}
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        builtins.exec(compile(block.text, f"{block.page} block {block.index}", "exec"), space)
-    return space
+        for block in session:
+            builtins.exec(compile(block.text, f"{block.page} block {block.index}", "exec"), space)
 
 
-@pytest.mark.parametrize("block", ALONE, ids=[block.label for block in ALONE])
-def test_code_blocks_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("session", SESSIONS, ids=[session[0].label for session in SESSIONS])
+def test_code_blocks_run(session: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    needs = block.mark("needs")
-    if needs is not None and importlib.util.find_spec(needs) is None:
-        pytest.skip(f"{needs} is not installed")
-    execute(block)
+    needs = [name for block in session for name in (block.mark("needs") or "").split(", ") if name]
+    if missing := [name for name in needs if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    execute(*session)
+
+
+def test_a_continued_block_has_the_names_of_the_one_above() -> None:
+    page = "```python\na = 1\n```\n```sh\nsipp\n```\n```python\n# continued\nb = a\n```\n```python\nb\n```\n"
+    first, second = sessions_of(blocks_of("a.md", page))
+    execute(*first)
+    with pytest.raises(NameError):
+        execute(*second)
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -101,10 +127,24 @@ def check_command(line: str) -> None:
     assert status == wanted, f"{line}\n{out.getvalue()}"
 
 
+@pytest.fixture(scope="module")
+def yours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with my.py, my.pt, points.npz and new.npz, which the pages say are the reader's."""
+    folder = tmp_path_factory.mktemp("yours")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        torch.manual_seed(0)
+        runpy.run_path(str(ROOT / "examples/paths/stand_ins.py"))["a_trained_network"]()
+    return folder
+
+
 @pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if block.kind == "sh"}))
-def test_commands_run_in_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run_in_order(page: str, yours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in yours.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my", raising=False)
     narrow(monkeypatch)
     for block in (block for block in BLOCKS if block.page == page):
         if (name := block.mark("file")) is not None:
@@ -129,6 +169,14 @@ def test_no_block_is_left_out() -> None:
     assert all(block.text.startswith("$ python examples/") for block in BLOCKS if block.kind == "text")
     assert all(not re.search(r"^(import|sipp) ", block.text, re.M) for block in BLOCKS if block.kind == "")
     assert sum(block.page == "README.md" and block.kind == "python" for block in BLOCKS) >= 1
+
+
+@pytest.mark.parametrize("page", FOR_READERS, ids=lambda page: page.name)
+def test_pages_for_readers_are_short_and_plain(page: Path) -> None:
+    """At most about three screens, without the numbers of statements: those belong to docs/theory.md."""
+    text = page.read_text()
+    assert len(text.splitlines()) <= 150
+    assert not re.findall(r"\bT\d+\b", text)
 
 
 def test_links_lead_somewhere() -> None:
@@ -172,6 +220,22 @@ def gaps(name: str, page: str) -> list[str]:
     return found + [f"{one} is not described" for one in options if not re.search(rf"`[^`\n]*\b{one}\b[^`\n]*`", text)]
 
 
+def signature_of(name: str) -> str:
+    """How a public function is called, as its section shows it: names and defaults; types are in the docstring."""
+    found = inspect.signature(getattr(sipp, name))
+    plain = found.replace(
+        parameters=[one.replace(annotation=inspect.Parameter.empty) for one in found.parameters.values()],
+        return_annotation=inspect.Signature.empty,
+    )
+    text = re.sub(r"=(Scoring|Constants)\([^)]*\)", r"=\1()", f"{name}{plain}")
+    return "\n".join(textwrap.wrap(text, 110, subsequent_indent=" " * (len(name) + 1), break_on_hyphens=False))
+
+
+@pytest.mark.parametrize("name", [name for name in sipp.__all__ if name != "Pruned"])
+def test_signatures_are_those_of_the_code(name: str) -> None:
+    assert f"## sipp.{name}\n\n```\n{signature_of(name)}\n```\n" in (ROOT / "docs" / "api.md").read_text()
+
+
 @pytest.mark.parametrize("name", sipp.__all__)
 def test_public_names_are_documented(name: str) -> None:
     assert gaps(name, (ROOT / "docs" / "api.md").read_text()) == []
@@ -188,9 +252,9 @@ def test_the_package_is_typed() -> None:
     assert (Path(sipp.__file__).parent / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
-def test_the_tables_of_methods_are_the_list_of_methods(page: str) -> None:
-    rows = re.findall(r"^\| `([a-z-]+)`(?: \(default\))? \| ([^|]*) \| ([^|]*) \|", (ROOT / page).read_text(), re.M)
+def test_the_table_of_methods_is_the_list_of_methods() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)`(?: \(default\))? \| ([^|]*) \| ([^|]*) \|", page, re.M)
     known = [row for row in rows if row[0] in NAMES]
     expected = [(row.name, row.about, ", ".join(sorted(row.needs)) or "nothing") for row in METHODS]
     assert known == expected

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sipp.cli.errors import fail_well
+from sipp.cli.main import app
 from sipp.errors import OptionError
 from sipp.extras import EXTRAS, needed_for
 
@@ -162,11 +164,13 @@ def test_prune_certify_and_score_need_no_extra(tmp_path: Path) -> None:
     assert (tmp_path / "certificate.json").is_file() and (tmp_path / "scores.safetensors").is_file()
 
 
-def test_the_command_line_says_it_in_three_lines(tmp_path: Path) -> None:
-    line = "from sipp.cli.errors import fail_well\nfrom sipp.cli.main import app\nsys.exit(fail_well(app, ['demo']))"
-    done = python(hidden("jinja2") + line, tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
+def test_the_command_line_says_it_in_three_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert fail_well(app, ["demo"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
         "error: the demo needs jinja2", "where: sipp demo", "do:    run pip install 'sipp[report]'"
     ]  # fmt: skip
     assert not list(tmp_path.iterdir())

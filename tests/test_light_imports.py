@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from report.synthetic import big_run
 
+from sipp.experiments.pipelines import pipeline_names
+
 HEAVY = ("torch", "torch._dynamo", "numba", "ray", "accelerate", "matplotlib")
 TOLD = f"; import sys; print([name for name in {HEAVY} if name in sys.modules])"
 
@@ -28,13 +30,10 @@ LIGHT = (
     "sipp.storage.pruned_folder",
     "sipp.records.certificate",
     "sipp.records.identity",
-    "sipp.experiments.pipelines.at_init",
-    "sipp.experiments.pipelines.gradual",
-    "sipp.experiments.pipelines.iterative",
+    *(f"sipp.experiments.pipelines.{name.replace('-', '_')}" for name in pipeline_names()),
     "sipp.experiments.arms",
     "sipp.experiments.recipes",
     "sipp.experiments.studies",
-    "sipp.experiments.runs.reading",
     "sipp.experiments.runs.reading",
     "sipp.report",
 )

@@ -1,4 +1,4 @@
-"""The paths of a first hour, in examples/paths, run to their end, and use only what README and guide say.
+"""The paths of a first hour, in examples/paths, run to their end, and use only what README, tutorials and how-to say.
 
 Lines of the shell run in this process; `.ci/wheel` runs one of the scripts by bash.
 """
@@ -23,7 +23,13 @@ from sipp.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 PATHS = ROOT / "examples" / "paths"
-SAID = (ROOT / "README.md").read_text() + (ROOT / "docs" / "guide.md").read_text()
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs/scripts.md",
+    *(ROOT / "docs").glob("tutorials/*"),
+    *(ROOT / "docs").glob("how-to/*"),
+]
+SAID = "".join(page.read_text() for page in PAGES)
 NOTEBOOK = "notebook.ipynb"  # run by tests/integration/test_notebook.py
 # what a path is given, which package it needs, what it must leave behind and say
 ENDS = {
@@ -118,7 +124,7 @@ def test_the_path_reaches_its_end(name: str, given: Path, tmp_path: Path, monkey
 
 
 def used_in_python(text: str) -> set[str]:
-    """The names of sipp, the imports from inside it and the options of such calls, as they would stand in the guide."""
+    """The names of sipp, the imports from inside it and the options of such calls, as they would stand in the pages."""
     tree = ast.parse(text)
     found: set[str] = set()
     inside: set[str] = set()
@@ -178,7 +184,7 @@ def test_what_is_not_said_is_noticed(name: str, text: str) -> None:
     assert unsaid(name, text)
 
 
-def test_the_guide_counts_the_calls_of_each_path() -> None:
+def test_the_docs_count_the_calls_of_each_path() -> None:
     said = dict(re.findall(r"^\| `([\w.]+)` \|[^|]*\| (\d+) \| \d+ s \| \d+ s \|$", SAID, re.M))
     assert len(said) >= 5
     for name, n_calls in said.items():

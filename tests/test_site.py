@@ -82,7 +82,7 @@ def test_all_pages_of_the_repository_are_there(site: Path) -> None:
     texts = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "results").rglob("*.md"),
     ]
     for path in texts:

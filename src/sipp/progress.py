@@ -95,11 +95,13 @@ def estimate_line(text: str, seconds: float, *, shown: bool) -> None:
         write_line(f"{text}: about {in_words(seconds)}")
 
 
-def progress_line(text: str, *, shown: bool) -> None:
-    """Says on a line of its own how far the work is, under the same rule."""
+def progress_line(text: str, *, shown: bool, seconds: float = 0.0) -> None:
+    """Says on a line of its own how far the work is; in a log only of work that has taken `seconds` long, not few."""
     console = console_of_person() if shown else None
     if console is not None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+    elif shown and seconds >= QUIET_S:
+        write_line(text)
 
 
 def nothing(n: int) -> None:

@@ -119,7 +119,7 @@ def test_a_record_beside_the_network_is_on_its_page_until_the_network_changes(fo
     more = ["--weights", folder / "dense.safetensors", "--data", folder / "plain.npy", "--method", "wt", "--force"]
     assert run("prune", "--model", "cli_zoo:mlp", *more, "--keep", 0.4, "--out", folder / "net").returncode == 0
     done = run("report", folder / "net", "--out", page, "--force")
-    assert "marked: net: eval.json is an evaluation of other networks, and not shown." in done.stdout
+    assert "marked: net: eval.json is an evaluation of other networks and not shown." in done.stdout
     assert "Accuracy is" not in page.read_text()
 
 
@@ -172,7 +172,7 @@ def test_a_folder_of_hugging_face_is_pruned_and_measured_without_python(hf: Path
 @pytest.mark.parametrize("wrong", ["hf:", "hf:nowhere", "hf:/dev/null"])
 def test_a_folder_that_is_none_is_refused(wrong: str, hf: Path) -> None:
     done = run("prune", "--model", wrong, "--data", hf / "sentences.txt", "--keep", 0.5, "--dry-run")
-    assert done.returncode == 2 and "no folder of a Hugging Face model" in three_lines(done.stderr)[0]
+    assert done.returncode == 2 and "not a folder of a Hugging Face model" in three_lines(done.stderr)[0]
 
 
 @pytest.mark.parametrize("text", [b"", b"\n\n", b"\xff\xfe\x00"])

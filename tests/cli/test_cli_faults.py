@@ -195,8 +195,8 @@ def test_the_command_of_the_fault_tests_works_without_a_fault(tmp_path: Path) ->
     [
         (["--epsilon", 0.1], "exclude each other"),
         (["--budget", 5], "exclude each other"),
-        (["--output", "x"], "certificate"),
-        (["--holdout-points", 9], "--holdout-points serves"),
+        (["--output", "x"], "--output applies only together with --holdout or --epsilon"),
+        (["--holdout-points", 9], "--holdout-points applies only together"),
     ],
 )
 def test_options_that_cannot_be_meant_together(change: Words, words: str, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_more_points_than_there_are_is_said(tmp_path: Path) -> None:
 
 def test_dead_rows_are_warned_of_by_name_and_the_rest_is_done(tmp_path: Path) -> None:
     done = run(*command(tmp_path, ["--keep", 0.05, "--method", "wt"]))  # fault 16
-    assert done.returncode == 0 and "rows died" in done.stderr and "0.weight" in done.stderr
+    assert done.returncode == 0 and "rows lost all" in done.stderr and "0.weight" in done.stderr
     assert json.loads((tmp_path / "out" / "report.json").read_text())["dead_rows"] > 0
 
 

@@ -17,11 +17,11 @@ import torch
 import typer
 from cli_zoo import mlp
 from commandline import Asked, asked, files_in, run, three_lines
+from language_models import folder_of_language_model, some_text
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
 import sipp
-from sipp.cli import bench_kernels
 from sipp.experiments.data import fetch_cifar10
 from sipp.records.certificate import to_json
 from sipp.verbs.certify import certify
@@ -50,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(mlp().state_dict(), base / "w.safetensors")
     sipp.save(sipp.prune(mlp(), None, keep=0.5, method="wt"), base / "net.sipp.safetensors")
     holdout = torch.from_numpy(np.load(base / "holdout.npy"))
+    (folder_of_language_model(base / "llama") / "text.txt").write_text(some_text(80))
     (base / "cert.json").write_text(to_json(certify(mlp().eval(), mlp().eval(), holdout)))
     records = big_run(base / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1) / "records.jsonl"
     records.write_text(records.read_text().splitlines()[0] + "\n")
@@ -82,6 +83,14 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "demo": {"--out": out / "demo"},
         "score": {**model, **data, "--out": out / "scores.safetensors"},
         "prune": {**model, **data, "--keep": 0.5, "--method": "wt", "--out": out / "out"},
+        "prune-on-disk": {
+            "--model": f"hf:{folder / 'llama'}",
+            "--data": folder / "llama" / "text.txt",
+            "--points": 4,
+            "--length": 8,
+            "--keep": 0.5,
+            "--out": out / "sparse",
+        },
         "compare": {**model, **data, "--keeps": 0.5, "--methods": "wt"},
         "certify": {**model, "--dense": weights, "--pruned": weights, "--holdout": folder / "holdout.npy"},
         "eval": {**model, **data, "--dense": weights, "--pruned": weights, "--out": out / "eval.json"},
@@ -94,7 +103,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "runs": {"--out": folder},
         "report": {"RUNS": folder / "run", "--out": out / "page.html"},
         "data": {"NAME": "list", "FOLDER": folder},
-        "bench": {**model, **data, "--repeats": 1},
+        "bench": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--batch": 1, "--repeats": 1},
     }
 
 
@@ -135,9 +144,7 @@ def with_its_companions(one: Asked, options: dict[str, object], folder: Path) ->
         options["--method"] = "sipp-det"
     if one.command == "compare" and one.label in ("--holdout-points", "--ledger"):
         options["--holdout"] = folder / "holdout.npy"
-    if one.command == "bench" and one.label in ("FILE", "--batch", "--threads", "--out", "--force"):
-        options["FILE"] = folder / "net.sipp.safetensors"
-    if one.command == "prune" and one.label == "--pattern":
+    if one.command in ("prune", "prune-on-disk") and one.label == "--pattern":
         del options["--keep"]
     if one.label == "--verify":
         options["--calibration"] = folder / "data.npy"
@@ -158,7 +165,6 @@ def no_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_on_ray", begun)
     monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
     monkeypatch.setattr("sipp.report.figures.DPI", 20)
-    monkeypatch.setattr(bench_kernels, "SHAPES", ())
     monkeypatch.setattr(
         "sipp.experiments.data.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
     )

@@ -13,7 +13,7 @@ from commandline import Done, asked, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli import bench_kernels, demo, model_option, prune_network, stored_networks
+from sipp.cli import demo, model_option, prune_network, stored_networks
 from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
 from sipp.scoring import methods
@@ -23,11 +23,12 @@ ALL = ("--dense", "--pruned", "--holdout", "--calibration")
 # Every option and argument that names a place on the disk; a new one must be put here, and is then tested below.
 READS = {
     "prune": ("--weights", "--data", "--holdout", "--code", "--recipe"),
+    "prune-on-disk": ("--data",),
     "score": ("--weights", "--data"),
     "compare": ("--weights", "--data", "--holdout", "--code"),
     "certify": (*ALL, "--verify"),
     "eval": ("--dense", "--pruned", "--data"),
-    "bench": ("FILE", "--weights", "--data"),
+    "bench": ("FILE", "--data"),
     "inspect": ("FILE",),
     "export": ("FILE", "--data"),
     "shrink": ("FILE", "--data"),
@@ -39,6 +40,7 @@ READS = {
 }
 WRITES = {
     "prune": ("--out", "--ledger"),
+    "prune-on-disk": ("--out",),
     "score": ("--out",),
     "compare": ("--ledger",),
     "certify": ("--out", "--ledger"),
@@ -79,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
     monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))  # what the code registers ends with the test
-    for module in (prune_network, model_option, bench_kernels, stored_networks):  # certify and eval load by the second
+    for module in (prune_network, model_option, stored_networks):  # certify and eval load by the second
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 
@@ -224,7 +226,7 @@ def test_weights_put_by_others_into_our_folder_stay(folder: Path) -> None:
     save_file({"theirs": _points(9)}, folder / "net" / "model.safetensors")
     before = files_in(folder)
     typed = words_of("prune", command("prune", folder) | {"--out": folder / "net"})
-    refused(run(*typed, "--force"), "--out", "is no whole folder of `sipp prune`")
+    refused(run(*typed, "--force"), "--out", "is not a whole folder of `sipp prune`")
     assert files_in(folder) == before
 
 
@@ -286,7 +288,7 @@ def test_figures_replace_figures_only(tmp_path: Path, monkeypatch: pytest.Monkey
     (mine,) = figures.iterdir()
     mine.write_bytes(b"\x89PNG my own")
     before = files_in(tmp_path)
-    refused(run(*words, "--out", tmp_path / "3.html", "--force"), "--figures", "is no figure of sipp")
+    refused(run(*words, "--out", tmp_path / "3.html", "--force"), "--figures", "is not a figure of sipp")
     assert files_in(tmp_path) == before
 
 
@@ -301,7 +303,7 @@ def test_a_run_in_a_folder_that_is_no_run(tmp_path: Path, monkeypatch: pytest.Mo
         (place / name).write_text("mine")
     before = files_in(tmp_path)
     done = run("run", "digits-iterative", "--out", tmp_path, "--device", "cpu")
-    assert done.returncode == 2 and "so it is no run" in three_lines(done.stderr)[0]
+    assert done.returncode == 2 and "so it is not a run" in three_lines(done.stderr)[0]
     assert files_in(tmp_path) == before
 
 

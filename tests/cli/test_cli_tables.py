@@ -94,4 +94,4 @@ def test_a_forged_certificate_is_marked(networks: Path) -> None:
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "violations": 0, "k_allowed": 0}))
     found = read_pruned_result(networks / "k0.9")
-    assert found.certificates == {} and any("no certificate that can be read" in mark for mark in found.marks)
+    assert found.certificates == {} and any("cannot be read as a certificate" in mark for mark in found.marks)

@@ -44,7 +44,7 @@ def test_what_is_typed_comes_first(tmp_path: Path) -> None:
         ("keep: 2", "keep"),
         ("keep: 0.4\nrepair: maybe", "repair"),
         ("pattern: 2:4", "quotes"),
-        ("epsilon: true", "no number"),
+        ("epsilon: true", "not a number"),
         ("- keep", "a recipe is a mapping"),
         ("keep: [", "not valid YAML"),
         ("model: 'os:abort'", "unknown key 'model'"),

@@ -85,28 +85,27 @@ def best_by_row(cost: Sequence[Sequence[float]], budget: int) -> float:
 
 def dual_bound(
     rows: Sequence[Row],
-    weights: Sequence[float],
     multiplier: float,
     budget: int,
     n_outputs: int,
     delta: float,
     c_constant: float,
 ) -> float:
-    """sum_i min_N (w_i eps_rand(N) + multiplier U_i(N)) - multiplier * budget: no allocation costs less (weak duality).
+    """sum_i min_N (eps_rand(N) + multiplier U_i(N)) - multiplier * budget: no allocation costs less (weak duality).
 
     The minimum over N is taken over a fine grid, then around each of its local minima, and at the cap (N infinite).
     """
     total = -multiplier * budget
-    for row, weight in zip(rows, weights):
+    for row in rows:
         row = row[row > 0].astype(np.float64)
         if len(row) == 0:
             continue
         rates = -np.log1p(-np.minimum(row / row.sum(), 1 - 2.0**-53))
 
-        def value(log_n: float, row: Row = row, rates: Row = rates, weight: float = weight) -> float:
+        def value(log_n: float, row: Row = row, rates: Row = rates) -> float:
             n_draws = math.exp(log_n)
             bound = eps_rand(float(row.sum()), n_draws, n_outputs, delta, c_constant)
-            return weight * bound + multiplier * float(-np.expm1(-n_draws * rates).sum())
+            return bound + multiplier * float(-np.expm1(-n_draws * rates).sum())
 
         grid = np.linspace(math.log(1e-9), math.log(3 / rates.min()), 300)
         values = [value(x) for x in grid]

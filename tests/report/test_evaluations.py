@@ -31,7 +31,7 @@ def shown(*folders: Path) -> str:
 def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
     page = shown(network(tmp_path / "net", evaluation(0.9, 0.875)))
     assert "Accuracy is 87.5 % after pruning, 90 % before (-2.50 points)" in page
-    assert "Measured on 300 points of a.npz: no claim about other points;" in page
+    assert "Measured on 300 points of a.npz. For a claim about other inputs, use sipp certify." in page
     tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", page))
     assert tiles["accuracy"] == "90 % \u2192 87.5 %" and tiles["output moves by"] == "20 %"
     assert "accuracy is 87.5 % (before: 90 %)" in page and "Outputs move by 20 %, on average" in page
@@ -53,12 +53,12 @@ def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "mark"),
     [
-        ({"pruned_hash": "1" * 64}, "is an evaluation of other networks, and not shown."),
-        ({"dense_hash": "1" * 64}, "is an evaluation of other networks, and not shown."),
-        ({"pruned_accuracy": 1.5}, "is no evaluation that can be read."),
-        ({"pruned_accuracy": None}, "is no evaluation that can be read."),
-        ({"n_points": 0}, "is no evaluation that can be read."),
-        ({"format": 2}, "is no evaluation that can be read."),
+        ({"pruned_hash": "1" * 64}, "is an evaluation of other networks and not shown."),
+        ({"dense_hash": "1" * 64}, "is an evaluation of other networks and not shown."),
+        ({"pruned_accuracy": 1.5}, "cannot be read as an evaluation."),
+        ({"pruned_accuracy": None}, "cannot be read as an evaluation."),
+        ({"n_points": 0}, "cannot be read as an evaluation."),
+        ({"format": 2}, "cannot be read as an evaluation."),
     ],
 )
 def test_what_speaks_of_others_or_is_wrong_is_not_shown(tmp_path: Path, changes: dict[str, Any], mark: str) -> None:
@@ -69,7 +69,7 @@ def test_what_speaks_of_others_or_is_wrong_is_not_shown(tmp_path: Path, changes:
 def test_a_number_that_was_changed_is_not_shown(tmp_path: Path) -> None:
     text = evaluation(0.9, 0.875).replace("0.875", "0.895")
     found = read_pruned_result(network(tmp_path / "net", text))
-    assert found.evaluations == {} and found.marks[-1] == "eval0.json is no evaluation that can be read."
+    assert found.evaluations == {} and found.marks[-1] == "eval0.json cannot be read as an evaluation."
 
 
 @pytest.fixture

@@ -76,11 +76,12 @@ def test_markers_and_dashes_tell_methods_apart_without_colour() -> None:
 def test_a_method_without_a_row_gets_a_look_of_its_own_and_always_the_same() -> None:
     assert set(STYLES) <= set(NAMES)  # no look of a method that is gone
     own = tuple(f"mine{i}" for i in range(40))
-    names = (*own[:5], *NAMES, *own[5:], "mine3 repaired", "sipp-det mean")
-    looks = {name: style_of(name, names) for name in (*NAMES, *own)}
+    names = (*own[:5], *STYLES, *own[5:], "mine3 repaired", "sipp-det mean")
+    looks = {name: style_of(name, names) for name in (*STYLES, *own)}
     assert len({(one.marker, one.dash) for one in looks.values()}) == len(looks)
-    assert len({looks[name].light for name in (*NAMES, *own[: len(FREE_COLOURS)])}) == len(NAMES) + len(FREE_COLOURS)
-    assert looks == {name: style_of(name, names) for name in (*NAMES, *own)}
+    n_colours = len(STYLES) + len(FREE_COLOURS)
+    assert len({looks[name].light for name in (*STYLES, *own[: len(FREE_COLOURS)])}) == n_colours
+    assert looks == {name: style_of(name, names) for name in (*STYLES, *own)}
     repaired = style_of("mine3 repaired", names)
     assert (repaired.light, repaired.marker, repaired.hollow) == (looks["mine3"].light, looks["mine3"].marker, True)
     assert style_of("alone", ()) == style_of("alone", ("wt", "alone")) == looks["mine0"]

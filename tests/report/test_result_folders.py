@@ -127,7 +127,7 @@ def test_other_folders(tmp_path: Path) -> None:
         read_results([tmp_path])
     with pytest.raises(DataError, match="cannot be read as a folder"):
         read_results([tmp_path / "nothing"])
-    with pytest.raises(DataError, match="no record of"):
+    with pytest.raises(DataError, match="not a record of"):
         read_pruned_result(pruned_folder(tmp_path / "net", kind="other"))
 
 

@@ -68,6 +68,39 @@ def test_all_but_a_share_of_sequences_keep_most_of_their_choices() -> None:
     assert false / N_TRIALS <= at_most(BETA) < false_by_tokens / N_TRIALS
 
 
+class Doubting(nn.Module):
+    """Says its token with a certainty that a sequence's first token takes a part of: one KL at all of its positions."""
+
+    def __init__(self, doubt: Tensor) -> None:
+        super().__init__()
+        self.doubt: Tensor
+        self.register_buffer("doubt", doubt)
+        self.weight = nn.Parameter(torch.full((1,), 6.0))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        certain = self.weight * (1 - self.doubt[ids[:, :1, None]])
+        return certain * nn.functional.one_hot(ids, N_TOKENS).float()
+
+
+def test_all_but_a_share_of_sequences_stay_within_a_mean_kl() -> None:
+    """P(KL above that of 6/8) = 1/8 > delta, so every epsilon below the largest KL is a false claim."""
+    delta, doubts = 0.12, (torch.arange(N_TOKENS) % LENGTH).double() / LENGTH
+    dense, pruned = Doubting(torch.zeros(N_TOKENS)), Doubting(doubts.float())
+    firsts = torch.arange(N_TOKENS)[:, None].repeat(1, LENGTH)
+    with torch.no_grad():
+        log_f, log_g = (net(firsts).double().log_softmax(2) for net in (dense, pruned))
+    kl = (log_f.exp() * (log_f - log_g)).sum(2).mean(1)  # of a sequence, by its first token
+    assert len(kl[kl > kl.max() - 1e-6]) == N_TOKENS // LENGTH
+    false = false_by_tokens = 0
+    for trial in range(N_TRIALS):
+        ids = texts(trial)
+        cert = sipp.certify(dense, pruned, ids, measure="kl", delta=delta, confidence=1 - BETA, progress=False)
+        by_tokens = certified_epsilon(kl[ids[:, 0]].repeat_interleave(LENGTH), delta, BETA, n=N * LENGTH)
+        false += cert.epsilon < float(kl.max()) - 1e-6
+        false_by_tokens += float(by_tokens) < float(kl.max()) - 1e-6
+    assert false / N_TRIALS <= at_most(BETA) < false_by_tokens / N_TRIALS
+
+
 def test_a_sequence_counts_with_the_share_of_its_positions() -> None:
     """Shares are summed and rounded up; sums of shares cost a factor e of the risk (Bentkus)."""
     dense, ids = Talker(torch.zeros(N_TOKENS, dtype=torch.int64)), texts(0)

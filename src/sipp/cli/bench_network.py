@@ -9,8 +9,7 @@ import copy
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import sipp
-from sipp.cli.bench_kernels import alternate
 from sipp.cli.data_option import images_lines
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
+from sipp.experiments.training.setup import threads
 from sipp.records.certificate import Certificate
 from sipp.records.contents import Contents
 from sipp.records.display import percent, percent_up, sure
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
-from sipp.runtime.examples import call_of
+from sipp.runtime.examples import call_of, off_by
 from sipp.runtime.sparse_network import Sparse
 
 AGREEMENT = 1e-4  # of the largest output
@@ -49,7 +48,7 @@ def bench_file(
 ) -> BenchRecord:
     """Bytes and times of a stored network, for single points and for `n_points` at once."""
     stored = stored_network(path, model)
-    with _threads(n_threads), naming_option(f"FILE {path}", "see sipp bench --help"):
+    with threads(n_threads), naming_option(f"FILE {path}", "see sipp bench --help"):
         runs, fast = [], None
         for n in sorted({1, n_points}):
             example, points = example_for(stored, data, n, normalise, size)
@@ -64,10 +63,10 @@ def _run(model: nn.Module, fast: Callable[..., Any], example: Any, repeats: int)
     args, kwargs = call_of(example)
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
     with torch.inference_mode():
-        off_by = _off_by(fast(*args, **kwargs), model(*args, **kwargs))
-        if not off_by <= AGREEMENT:
+        gap = off_by(*(pytree.tree_leaves(run(*args, **kwargs)) for run in (fast, model)))
+        if not gap <= AGREEMENT:
             raise CommandError(
-                f"the sparse network's outputs differ by {off_by:.1e} of their size: not timed",
+                f"the sparse network's outputs differ by {gap:.1e} of their size: not timed",
                 where="sipp bench",
                 fix="report this network",
                 code=UNEXPECTED,
@@ -83,22 +82,25 @@ def _run(model: nn.Module, fast: Callable[..., Any], example: Any, repeats: int)
         )
     sparse_s, *dense_s = (seconds / n_calls for seconds in times)
     n_points = next(len(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
-    return BenchRun(n_points=n_points, dense_ms=MS * min(dense_s), sparse_ms=MS * sparse_s, off_by=off_by)
+    return BenchRun(n_points=n_points, dense_ms=MS * min(dense_s), sparse_ms=MS * sparse_s, off_by=gap)
+
+
+def alternate(*functions: Callable[[], object], repeats: int) -> list[float]:
+    """The best time of each in seconds; they take turns, so that a noisy moment meets all."""
+    best = [math.inf] * len(functions)
+    for function in functions:
+        function()
+    for _ in range(repeats):
+        for i, function in enumerate(functions):
+            begun = time.perf_counter()
+            function()
+            best[i] = min(best[i], time.perf_counter() - begun)
+    return best
 
 
 def _channels_last(value: Any) -> Any:
     is_image = isinstance(value, Tensor) and value.ndim == 4
     return value.contiguous(memory_format=torch.channels_last) if is_image else value
-
-
-def _off_by(found: Any, expected: Any) -> float:
-    """The largest difference of an output, relative to the largest number of that output."""
-    gaps = [
-        (one.double() - other.double()).abs().max() / other.double().abs().max().clamp(min=1e-300)
-        for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected))
-        if isinstance(other, Tensor) and other.numel()
-    ]
-    return max((float(gap) for gap in gaps), default=0.0)
 
 
 def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: list[str]) -> BenchRecord:
@@ -164,14 +166,3 @@ def _processor() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-@contextmanager
-def _threads(n_threads: int | None) -> Iterator[None]:
-    """A context in which torch uses so many threads; None: as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n_threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

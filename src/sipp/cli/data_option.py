@@ -100,8 +100,8 @@ def open_source(
     A network from elsewhere may have been trained on all of the training part, so only test points are new to it.
     """
     chosen = normalisation_of(normalise)
-    if size is not None and (name_of(spec) in ("random", "digits", "cifar10") or not Path(spec).is_dir()):
-        raise CommandError(f"{spec} is no folder of images", where=f"--size {size}", fix="leave it out")
+    if size is not None and (spec.partition(":")[0] in ("random", "digits", "cifar10") or not Path(spec).is_dir()):
+        raise CommandError(f"{spec} is not a folder of images", where=f"--size {size}", fix="leave it out")
     with naming_option(f"{option} {spec}", f"give {KINDS}"):
         name, _, root = spec.partition(":")
         if Path(spec).exists() and is_text(Path(spec)) and is_language_model(model):
@@ -128,11 +128,6 @@ def open_source(
     if chosen is not None:
         raise CommandError(f"{spec} holds no images", where=f"--normalise {normalise}", fix="leave it out")
     return source
-
-
-def name_of(spec: str) -> str:
-    """What stands before the colon."""
-    return spec.partition(":")[0]
 
 
 def _side_of(model: str) -> int | None:
@@ -235,7 +230,9 @@ def n_calibration(reader: Reader, source: Source, text: str | None, theory: Call
         return theory((batch.kwargs or batch.args, None))
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise CommandError(
-            f"{text!r} is no number of points", where=f"--points {text}", fix="give a number from 1 on, all or theory"
+            f"{text!r} is not a number of points",
+            where=f"--points {text}",
+            fix="give a number from 1 on, all or theory",
         )
     if int(text) > source.n_points:
         warnings.warn(f"--points {text}: there are only {source.n_points:,}, all of them are used", stacklevel=2)
@@ -431,7 +428,7 @@ def _random(spec: str, role: Role, seed: int) -> Source:
     """Normal noise of a shape, for shapes and timings: it is no data, and no claim about data comes of it."""
     match = _RANDOM.fullmatch(spec)
     if match is None:
-        raise OptionError(f"{spec!r} is no shape", fix="give random:POINTSxSHAPE, such as random:16x3x224x224")
+        raise OptionError(f"{spec!r} is not a shape", fix="give random:POINTSxSHAPE, such as random:16x3x224x224")
     if role == "holdout":
         raise OptionError(
             "a certificate on noise says nothing about your inputs", fix="give real points as the holdout"

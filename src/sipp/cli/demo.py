@@ -84,7 +84,7 @@ def run_demo(
 def _made(folder: Path, force: bool) -> Iterator[None]:
     """A context in which the folder exists; what was made of it goes again if the work stops before it holds a file."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise OptionError(f"{folder} is no folder", fix="give a folder")
+        raise OptionError(f"{folder} is not a folder", fix="give a folder")
     for name, kind in ((PAGE, PAGE_KIND), (FIGURE, FIGURE_KIND)):
         check_file(folder / name, kind, force=force, makes_folder=True)
     new = [one for one in (folder, *folder.parents) if not one.exists()]  # innermost first

@@ -71,17 +71,17 @@ class Evaluation:
         else:
             lines.append(
                 f"epsilon:         {self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "
-                "largest (how far the output moved, over its length)"
+                "largest (how far the output moved, divided by its length)"
             )
-        lines.append("                 measured on these points: no claim about others; sipp certify makes one")
+        lines.append("                 measured on these points only; sipp certify bounds the error on others")
         return "\n".join(lines)
 
 
-def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output, *, progress: bool = True) -> Evaluation:
+def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> Evaluation:
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
     why: set[str] = set()
     found_nk = measure_outputs(
-        dense, pruned, data, lambda f, g, batch: _measure(f, g, batch, why), output, None, progress=progress,
+        dense, pruned, data, lambda f, g, batch: _measure(f, g, batch, why), output, None, progress=True,
         title="measuring",
     ).measured  # fmt: skip
     moved_n, classes_n, same_n, label_n, outside_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
@@ -230,6 +230,6 @@ def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> tuple
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {words}, tokenizer {tokenizer}",
         str(found),
-        "                 measured on this text: no claim about others; sipp certify makes one",
+        "                 measured on this text only; sipp certify bounds the error on others",
     ]
     return lines + _written(request, record), record

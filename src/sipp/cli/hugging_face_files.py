@@ -113,7 +113,8 @@ def _weights(folder: Path, place: Path) -> list[str]:
     if os.path.lexists(folder / WEIGHTS) or not os.path.lexists(folder / INDEX):
         return [WEIGHTS]
     of_tensor = _json(folder, INDEX).get("weight_map")
-    files = set(of_tensor.values()) if isinstance(of_tensor, dict) and _all_words(of_tensor.values()) else set()
+    named = list(of_tensor.values()) if isinstance(of_tensor, dict) else []
+    files = set(named) if all(isinstance(name, str) for name in named) else set()
     wrong = sorted(name for name in files if not name.endswith(".safetensors"))
     if wrong or not files:
         raise ModelError(
@@ -121,10 +122,6 @@ def _weights(folder: Path, place: Path) -> list[str]:
         )
     (place / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": of_tensor}))
     return sorted(files)
-
-
-def _all_words(values: Any) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
@@ -137,7 +134,7 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
             raise ValueError("no names and values")
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
-            f"{folder} could not be loaded ({name} is no whole JSON: {error!s:.200})", fix=WHOLE
+            f"{folder} could not be loaded ({name} is not whole JSON: {error!s:.200})", fix=WHOLE
         ) from error
     return found
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -15,10 +17,10 @@ from torch import Tensor, nn
 from sipp.cli.hugging_face_files import CONFIG, VOCABULARIES, WHOLE, stage_gguf, stage_network, stage_tokenizer
 from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp.extras import needed_for
+from sipp.records.display import listed
 
 PREFIX, GGUF = "hf:", ".gguf"
 MOST_TEXT = 1 << 28  # bytes of a file of sentences: they are held in memory
-MOST_NAMES = 4
 MOST_TOKENS = 512  # of a sentence
 OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}  # and nothing is asked
 LABEL_SEPARATOR = "\t"
@@ -29,7 +31,7 @@ def folder_of(spec: str) -> Path:
     folder = Path(spec.removeprefix(PREFIX))
     if not (folder / CONFIG).is_file() and gguf_in(folder) is None:
         raise OptionError(
-            f"{folder} is no folder of a Hugging Face model (no config.json, no single .gguf file)",
+            f"{folder} is not a folder of a Hugging Face model (no config.json, no single .gguf file)",
             fix="give hf:DIR, a folder that save_pretrained wrote; nothing is downloaded",
         )
     return folder
@@ -66,10 +68,50 @@ def hf_model(spec: str) -> nn.Module:
     network.config._name_or_path = str(folder)
     missing, unknown = (sorted(told[key]) for key in ("missing_keys", "unexpected_keys"))
     if missing:  # which transformers fills with random numbers
-        raise ModelError(f"{folder} has no weights for {_some(missing)} of {type(network).__name__}", fix=WHOLE)
+        raise ModelError(f"{folder} has no weights for {listed(missing)} of {type(network).__name__}", fix=WHOLE)
     if unknown:
-        warnings.warn(f"{folder}: {type(network).__name__} has no place for {_some(unknown)}, left out", stacklevel=2)
+        warnings.warn(f"{folder}: {type(network).__name__} has no place for {listed(unknown)}, left out", stacklevel=2)
     return cast("nn.Module", network)
+
+
+def hf_model_without_weights(spec: str) -> nn.Module:
+    """The network of the folder on the meta device: its class and sizes, and which files of weights may be read."""
+    transformers = _transformers("--model hf:DIR", spec)
+    folder = folder_of(spec)
+    if gguf_in(folder) is not None:
+        raise ModelError(
+            f"{folder} holds a GGUF file, and only .safetensors are read block by block",
+            fix="convert it: load it with transformers, and save_pretrained",
+        )
+    try:
+        with TemporaryDirectory() as made:
+            stage_network(folder, Path(made))  # which refuses what is not plain weights of this folder
+            config, kind = _kind(transformers, made)
+            with _without_weights():
+                is_any = kind is transformers.AutoModel
+                found = kind.from_config(config, trust_remote_code=False) if is_any else kind(config)
+    except SippError:
+        raise
+    except Exception as error:  # a folder may be broken in any way
+        raise ModelError(f"{folder} could not be loaded ({type(error).__name__}: {error!s:.200})", fix=WHOLE) from error
+    return cast("nn.Module", found.eval())
+
+
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    """A context in which parameters of new modules go to the meta device; buffers keep their values."""
+    plain = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        plain(module, name, param)
+        if param is not None and not param.is_meta:
+            module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
 
 
 def _transformers(purpose: str, spec: str) -> Any:
@@ -89,16 +131,22 @@ def _transformers(purpose: str, spec: str) -> Any:
 
 def _loaded(transformers: Any, place: str) -> tuple[Any, dict[str, Any]]:
     """The network of a staged folder, and which weights were missing or too many."""
+    config, kind = _kind(transformers, place)
+    found: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+        place, config=config, use_safetensors=True, output_loading_info=True, **OWN_CODE_ONLY
+    )
+    return found
+
+
+def _kind(transformers: Any, place: str) -> tuple[Any, Any]:
+    """The configuration of a staged folder, and the class that it names."""
     config = transformers.AutoConfig.from_pretrained(place, **OWN_CODE_ONLY)
     names = getattr(config, "architectures", None) or [""]
     kind: Any = getattr(transformers, names[0], None)
     is_fit = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not is_fit or not isinstance(config, kind.config_class or ()):
         kind = transformers.AutoModel
-    found: tuple[Any, dict[str, Any]] = kind.from_pretrained(
-        place, config=config, use_safetensors=True, output_loading_info=True, **OWN_CODE_ONLY
-    )
-    return found
+    return config, kind
 
 
 def _from_gguf(transformers: Any, place: str, file: str) -> Any:
@@ -126,10 +174,6 @@ def own_tokenizer(spec: str) -> Any:
     """The tokenizer that lies in a GGUF file; None for other networks: a folder holds it in files of its own."""
     is_gguf = spec.startswith(PREFIX) and gguf_in(Path(spec.removeprefix(PREFIX))) is not None
     return tokenizer_of(spec) if is_gguf else None
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else "")
 
 
 def sentences(path: Path, model: str) -> dict[str, Tensor]:

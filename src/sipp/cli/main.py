@@ -19,30 +19,33 @@ import sipp
 from sipp.cli.errors import EXIT_CODES, fail_well
 from sipp.cli.options import OUTPUT_PANEL
 
-# Command NAME is the function NAME of `commands/NAME_command.py`, imported when it is called; its help begins so.
+# Command NAME is the function NAME of `commands/NAME_command.py` (a dash is _ there), imported when it is called; its
+# help begins so.
 COMMANDS = {
-    "demo": "Train a small network on embedded digits, prune it by every method, print and draw what that costs.",
-    "score": "Score every prunable weight: the largest share it ever contributes to an output of its row (T3).",
+    "demo": "Train a small network on built-in digits, prune it by several methods, and show what that costs.",
+    "score": "Score every weight by its sensitivity: the largest share it ever contributes to an output.",
     "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
-    "compare": "Prune a network by every method at a few keeps, print what each does to its output, and which to use.",
-    "certify": "Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier.",
-    "eval": "Measure accuracy, loss and epsilon of a pruned network beside the dense one.",
-    "inspect": "Show what is in the file of a pruned network: bytes of every tensor, method, statements, certificate.",
-    "export": "Write a pruned network for other programs, read back and compared.",
-    "shrink": "Remove dead rows and channels from a pruned network for good: smaller plain layers, the same outputs.",
-    "run": "Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.",
-    "study": "Make a figure of the paper: all runs of a named study, then one page; without a name, list the studies.",
-    "recipes": "List the recipes, or show one with the meaning of every key.",
-    "runs": "List the runs in a folder, and how far each is.",
-    "report": "Show runs, finished or not, on one page that needs no network, and as figures for print.",
-    "data": "List the data sets and whether they are here; download CIFAR-10, checked.",
-    "bench": "Time a stored network against the dense one; or kernels and scoring, after checking that they are right.",
+    "prune-on-disk": "Prune a Hugging Face folder larger than memory, block by block; run it again to resume.",
+    "compare": "Compare methods on your network: how far each moves the output, and which one to use.",
+    "certify": "Certify on held-out data what pruning costs, or check an earlier certificate.",
+    "eval": "Measure a pruned network beside the dense one: accuracy, loss, and how far outputs move.",
+    "inspect": "Show what is in a file of sipp.save: tensors and their sizes, method, statements, certificate.",
+    "export": "Export a pruned network for other programs; the result is read back and compared.",
+    "shrink": "Remove dead channels for good: a smaller dense network with the same outputs.",
+    "run": "Run a recipe, or resume one that was stopped; Ctrl-C stops it after the current step.",
+    "study": "Reproduce a figure of the paper: all runs of a study, then one page; without a name, list the studies.",
+    "recipes": "List the recipes, or explain every key of one.",
+    "runs": "List the runs in a folder and how far each has got.",
+    "report": "Make a page of runs or pruned networks that works offline, and figures for print.",
+    "data": "List the data sets and which of them are here, or download CIFAR-10.",
+    "bench": "Time a pruned network against the dense one, step by step and as a whole.",
 }
 
 
 def function_of(name: str) -> Callable[..., None]:
     """The function of a command, with its options."""
-    function: Callable[..., None] = getattr(import_module(f"sipp.cli.commands.{name}_command"), name)
+    own = name.replace("-", "_")
+    function: Callable[..., None] = getattr(import_module(f"sipp.cli.commands.{own}_command"), own)
     return function
 
 
@@ -87,7 +90,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere in a command.")
+        bool, typer.Option("--debug", help="Show the traceback of an error; works anywhere in a command.")
     ] = False,
 ) -> None:
     """Provable, data-informed pruning of neural networks."""

@@ -117,7 +117,7 @@ def _text(path: Path) -> str:
     """The text of a certificate's file."""
     try:
         if not path.is_file() or path.stat().st_size > MOST_TEXT:
-            raise OSError(f"it is no plain file of at most {MOST_TEXT:,} bytes")
+            raise OSError(f"it is not a plain file of at most {MOST_TEXT:,} bytes")
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(

@@ -12,12 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sipp.cli.errors import CommandError, Terminated, naming_option
+from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, hf_model
 from sipp.errors import ModelError, OptionError
 from sipp.experiments.nets import NETS, build, n_classes_in
-from sipp.experiments.own_code import named
+from sipp.experiments.own_code import named, tried
+from sipp.experiments.training.setup import Device, device_named
+from sipp.records.display import listed
 from sipp.storage.outputs import WEIGHTS_NAME
+from sipp.storage.sharded_weights import INDEX, sharded_weights
 from sipp.verbs.load import load
 
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints keep it
@@ -25,7 +28,6 @@ PREFIXES = ("model.", "module.", "_orig_mod.")  # of a run's networks, Distribut
 MASKS = "mask."  # beside a run's networks
 COUNTER = ".num_batches_tracked"  # of BatchNorm: older checkpoints lack it, and evaluation does not need it
 SMALL_FILE = {"index", "data"}  # what a file of `sipp.save` holds
-MOST_NAMES = 4
 
 
 def load_model(
@@ -34,7 +36,7 @@ def load_model(
     *,
     option: str = "--weights",
     seed: int = 0,
-    device: str = "cpu",
+    device: Device = "cpu",
     n_classes: int | None = None,
 ) -> nn.Module:
     """The network `spec` names, a built-in one, `hf:DIR` or `package.module:callable`, in eval mode, with its weights.
@@ -63,10 +65,11 @@ def load_model(
             where=f"--model {spec}",
             fix="give a callable that builds the network on the CPU, with its values",
         )
-    return model.to(find_device(device)).eval()
+    with naming_option(f"--device {device}", "use --device cpu, or leave it out"):
+        return model.to(device_named(device)).eval()
 
 
-def both_networks(spec: str, dense: Path | None, pruned: Path, device: str) -> tuple[nn.Module, nn.Module]:
+def both_networks(spec: str, dense: Path | None, pruned: Path, device: Device) -> tuple[nn.Module, nn.Module]:
     """The dense and the pruned network; a folder of Hugging Face holds the dense weights itself."""
     if dense is None and not spec.startswith(PREFIX):
         raise CommandError(
@@ -88,8 +91,9 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def weights_file(path: Path) -> Path:
-    """The file of weights that `path` means: itself, or the network in a folder of `sipp prune --out`."""
+    """The file of weights that `path` means: itself, or the network in a folder; of several there, their index."""
     found = path / WEIGHTS_NAME if path.is_dir() else path
+    found = path / INDEX if path.is_dir() and not found.exists() and (path / INDEX).exists() else found
     if not found.is_file():
         raise OptionError(f"{found} is not a file of weights", fix="give .safetensors or .pt")
     return found
@@ -97,32 +101,15 @@ def weights_file(path: Path) -> Path:
 
 def weights_read(option: str, path: Path | None) -> list[tuple[str, Path]]:
     """What an option with weights reads, for `refuse_inputs`."""
-    return [] if path is None else [(option, path / WEIGHTS_NAME if path.is_dir() else path)]
-
-
-def find_device(name: str) -> torch.device:
-    """The device; "auto" is a GPU where there is one."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise CommandError(
-            "torch finds no CUDA device on this machine", where="--device cuda", fix="use --device cpu, or leave it out"
-        )
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    if path is None:
+        return []
+    return [(option, path / WEIGHTS_NAME if path.is_dir() and not (path / INDEX).exists() else path)]
 
 
 def _build_own(spec: str) -> nn.Module:
-    """The network that a callable of the user's own code gives. Their folder comes first, as for `python -m`."""
-    try:
-        made = named(spec)
-        model = made if isinstance(made, nn.Module) else made()
-    except Terminated:
-        raise
-    except (Exception, SystemExit) as error:  # their code may raise anything, or run as a script that ends here
-        raise OptionError(
-            f"{spec!r} could not be built ({type(error).__name__}: {error})",
-            fix="give package.module:callable, which is called without arguments",
-        ) from error
+    """The network that a callable of the user's own code gives, or that stands there already made."""
+    made = tried(spec, "network", lambda: named(spec))
+    model = made if isinstance(made, nn.Module) else tried(spec, "network", made)
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="give a callable that returns a network"
@@ -133,6 +120,9 @@ def _build_own(spec: str) -> nn.Module:
 def _read(path: Path) -> Any:
     """What a file of weights holds, by safetensors or by torch.load with weights_only, and never anything else."""
     try:
+        if path.name == INDEX:
+            found = sharded_weights(path.parent)
+            return found.read(found.file_of)
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
         if path.suffix == ".safetensors" and content.keys() == SMALL_FILE:
             content = load(path)
@@ -158,7 +148,7 @@ def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) ->
 def _reason(error: Exception) -> str:
     """Why a file could not be read, without torch's advice on how to run what the file brings along."""
     if isinstance(error, pickle.UnpicklingError):
-        return "it is no whole file of tensors, or holds more than tensors"
+        return "it is not a whole file of tensors, or holds more than tensors"
     return f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ")
 
 
@@ -195,8 +185,7 @@ def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
         if name in own and isinstance(own[name], Tensor) and value.shape != own[name].shape
     ]
     differences = [
-        f"{words}: {', '.join(names[:MOST_NAMES])}"
-        + (f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else "")
+        f"{words}: {listed(names)}"
         for words, names in (("not in the file", missing), ("not in the network", unknown), ("other shape", wrong))
         if names
     ]

@@ -54,7 +54,7 @@ def normalisation_of(text: str | None) -> Normalisation | None:
     try:
         mean, std = (tuple(float(part) for part in half.split(",")) for half in text.split("/"))
     except ValueError:
-        raise CommandError(f"{text!r:.60} is no normalisation", where=f"--normalise {text:.60}", fix=FIX) from None
+        raise CommandError(f"{text!r:.60} is not a normalisation", where=f"--normalise {text:.60}", fix=FIX) from None
     is_whole = all(map(math.isfinite, (*mean, *std))) and all(value > 0 for value in std)
     if len(mean) != len(std) or not is_whole:
         raise CommandError(

@@ -131,7 +131,7 @@ Model = Annotated[
     str, option("A built-in network (resnet20, ...), package.module:callable of your own code, or hf:DIR.", MODEL_PANEL)
 ]
 Refit = Annotated[
-    bool, option("Repair under the method's own mask: kept weights are refitted, none moves.", REPAIR_PANEL, "--refit")
+    bool, option("Repair without changing the mask: only the kept weights get new values.", REPAIR_PANEL, "--refit")
 ]
 Weights = Annotated[
     Path | None,
@@ -158,7 +158,9 @@ Size = Annotated[
 ]
 Length = Annotated[
     int | None,
-    option("Tokens of a sequence, for a causal language model; default: 2048, or what it takes.", MODEL_PANEL, least=2),
+    option(
+        "Tokens per sequence, for a causal language model; default: 2048, or the model's limit.", MODEL_PANEL, least=2
+    ),
 ]
 Include = Annotated[list[str] | None, prune_option("include")]
 Exclude = Annotated[list[str] | None, prune_option("exclude")]
@@ -180,16 +182,16 @@ HoldoutPoints = Annotated[
 Confidence = Annotated[float, prune_option("confidence")]
 OutputPart = Annotated[
     str | None,
-    option("Which part of a network's output is compared: a number or a name (logits).", GUARANTEE_PANEL),
+    option("Which part of the output to compare: an index or a name (logits).", GUARANTEE_PANEL),
 ]
 Ledger = Annotated[
     Path | None,
     option("File that records every use of a holdout; a check of a certificate only reads it.", GUARANTEE_PANEL),
 ]
-ReduceOver = Annotated[Reduce, option("Over patches: max (with bounds) or mean (without, T3).", PRUNE_PANEL)]
+ReduceOver = Annotated[Reduce, option("Over positions: max (with bounds) or mean (without).", PRUNE_PANEL)]
 Seed = Annotated[int, prune_option("seed")]
 BatchSize = Annotated[
-    int | None, option("Points per forward pass; by default more, the smaller they are.", MACHINE_PANEL, least=1)
+    int | None, option("Points per forward pass; default: chosen by their size.", MACHINE_PANEL, least=1)
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], option("Where to compute.", MACHINE_PANEL)]
 Settings = Annotated[
@@ -200,11 +202,13 @@ CodeFiles = Annotated[
     list[Path] | None,
     option("A .py file of yours that calls sipp.register_method; may be repeated.", MODEL_PANEL, "--code"),
 ]
-RunsOut = Annotated[Path, option("Folder that holds one folder per run; what is no run stays as it is.", OUTPUT_PANEL)]
+RunsOut = Annotated[
+    Path, option("Folder that holds one folder per run; other files in it are left alone.", OUTPUT_PANEL)
+]
 DataRoot = Annotated[Path, option("Folder with cifar-10-batches-bin/, mnist/ or imagenet/.", MODEL_PANEL)]
 Workers = Annotated[int, option("Processes that decode image files.", MACHINE_PANEL, least=0)]
 AcceptChanges = Annotated[
-    bool, option("Resume although data, code or device changed.", OUTPUT_PANEL, "--accept-changes")
+    bool, option("Resume even though data, code or device changed.", OUTPUT_PANEL, "--accept-changes")
 ]
 Force = Annotated[
     bool,

@@ -10,10 +10,10 @@ from io import StringIO
 from typing import Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sipp.records.display import plain_table
 from sipp.records.json_values import json_value
 
 UNBOUNDED = 10_000  # columns where stdout is a file or a pipe: no name is folded there
@@ -32,18 +32,6 @@ def only_json(wanted: bool) -> Iterator[None]:
 def print_json(values: Any) -> None:
     """Prints the document. Call it outside of `only_json`."""
     typer.echo(json.dumps(json_value(values), indent=2, allow_nan=False))
-
-
-def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = False) -> Table:
-    """A table whose first column (and those of `texts`) is text and whose others are numbers, which are never cut.
-
-    With `folds` a long name in the first column goes on in the next line.
-    """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        is_text, wraps = i == 0 or column in texts, i == 0 and folds
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
-    return table
 
 
 def show_list(what: str, meaning: str, kind: str, found: dict[str, str], as_json: bool) -> None:

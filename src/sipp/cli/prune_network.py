@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from torch import nn
@@ -28,12 +28,12 @@ from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file, weights_read
 from sipp.cli.options import load_code, output_of, typed_name
 from sipp.cli.output import show, too_wide
-from sipp.cli.pruned_table import layer_table, path_record, statements
+from sipp.cli.pruned_table import layer_table, statements
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
-from sipp.records.checking import check_share
+from sipp.records.checking import check_share, check_size
 from sipp.records.contents import Contents
 from sipp.records.display import bytes_in_words
 from sipp.records.network_hash import model_hash
@@ -49,8 +49,8 @@ from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder,
 from sipp.storage.pruned_folder import write_pruned
 from sipp.verbs.prune import prune_with
 
-IN_WALK = "what the certificate below says."
-LOOKED = "; the holdout was looked at: a claim on the same points is no longer a first look"
+IN_WALK = "see the certificate below."
+LOOKED = "; but the holdout was looked at, so a claim on the same points is no longer a first look"
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 
 
@@ -66,7 +66,7 @@ def check(request: PruneRequest) -> None:
     given = [name for name, value in goals.items() if value is not None]
     if len(given) != 1:
         raise CommandError(
-            "how far to prune must be said once" if not given else f"{' and '.join(given)} exclude each other",
+            "how far to prune is not said" if not given else f"{' and '.join(given)} exclude each other",
             where="sipp prune",
             fix=f"give exactly one of {', '.join(goals)}",
         )
@@ -103,13 +103,21 @@ def check(request: PruneRequest) -> None:
             _not_in_prune_to(request.options), f"cannot be chosen with {given[0]}", "leave it out, or use --keep"
         )
     elif request.holdout is None:
-        _refuse_ignored(for_certificates, "serves a certificate only", "give --holdout or --epsilon, or leave it out")
+        _refuse_ignored(
+            for_certificates, "applies only together with --holdout or --epsilon", "add one of them, or leave it out"
+        )
     if request.values != "fp32" and not request.is_one_file:
         _refuse_ignored(
             {f"--values {request.values}": True},
-            "is of one file, and a folder holds plain weights",
+            "is for one small file; a folder holds plain weights",
             f"give --out NAME{FILE_SUFFIX}, or leave it out",
         )
+    if request.shard is not None:
+        if not request.is_one_file:
+            words = f"is of a small file, name{FILE_SUFFIX}", f"give --out NAME{FILE_SUFFIX}, or leave it out"
+            _refuse_ignored({"--shard": True}, *words)
+        with naming_option(f"--shard {request.shard}", "give 5GB, or a number of bytes"):
+            _shard(request)
     if request.rounds and request.has_tolerance:
         raise CommandError(
             f"the walk to {given[0]} certifies the values before rounding, not those in the file",
@@ -118,9 +126,9 @@ def check(request: PruneRequest) -> None:
         )
     if request.epsilon is not None and not 0 <= request.epsilon < math.inf:
         raise CommandError(
-            f"{request.epsilon} is no error",
+            f"{request.epsilon} is not an error",
             where=f"--epsilon {request.epsilon}",
-            fix="give a number from 0 on, such as 0.1",
+            fix="give 0 or more, such as 0.1",
         )
     for name in ("holdout_delta", "max_accuracy_drop"):
         value, typed = getattr(request, name), name.replace("_", "-")
@@ -129,6 +137,12 @@ def check(request: PruneRequest) -> None:
     if request.ledger is not None:
         with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
             check_ledger(request.ledger, out=request.out, inputs=reads)
+
+
+def _shard(request: PruneRequest) -> int | None:
+    """Bytes of the largest file; None: there is one."""
+    said = request.shard
+    return None if said is None else check_size("shard", int(said) if said.isascii() and said.isdigit() else said)
 
 
 def _not_in_prune_to(options: PruneOptions) -> dict[str, bool]:
@@ -333,7 +347,7 @@ def record_of(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
         "floor": request.options.floor,
         "repair": bool(request.options.repair),
         "verdict": None if outcome.walk is None else outcome.walk.verdict,
-        "path": [] if outcome.walk is None else path_record(outcome.walk.path),
+        "path": [] if outcome.walk is None else [asdict(level) for level in outcome.walk.path],
         "certificate": certificate_values(outcome.certificate),
         "dry_run": request.dry_run,
         "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
@@ -370,7 +384,13 @@ def write(request: PruneRequest, outcome: Outcome, record: dict[str, Any]) -> Wr
     if request.is_one_file:
         with naming_option(f"--out {request.out}", "give another place"):
             check_file(request.out, NETWORK, force=request.force)
-            saved = sipp.save(outcome.pruned, request.out, values=request.values, certificate=outcome.certificate)
+            saved = sipp.save(
+                outcome.pruned,
+                request.out,
+                values=request.values,
+                certificate=outcome.certificate,
+                shard=_shard(request),
+            )
         return Written({str(request.out): saved.n_bytes}, saved)
     with naming_option(f"--out {request.out}", "give another folder"):
         files = write_pruned(request.out, outcome.pruned.model.state_dict(), record, force=request.force)
@@ -393,8 +413,8 @@ def more_points_words(request: PruneRequest, outcome: Outcome) -> str:
     if needed is None or needed <= n:
         return ""
     return (
-        f"more points:     keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} points {bad}: if that share "
-        f"stays, about {_rounded_up(needed):,} holdout points certify it"
+        f"more points:     keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} points {bad}: at that "
+        f"rate, about {_rounded_up(needed):,} holdout points would certify it"
     )
 
 
@@ -435,9 +455,13 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
         ratio = written.contents.dense_bytes / written.contents.n_bytes
         show(f"                 {ratio:.2f} x smaller than dense; see sipp inspect, sipp bench")
         if written.contents.moved:
-            show(f"values:          {written.contents.moved}; the statements above are about the values before that")
+            show(
+                f"values:          {written.contents.moved}; the statements above are about the values before rounding"
+            )
     elif written.files:
-        show("                 zeros are stored in place: the file is as large as before pruning")
+        show(
+            "                 zeros are stored too, so this is not smaller; --out NAME.safetensors writes a small file"
+        )
     if request.dry_run:
         show("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))
     show(f"time:            {outcome.seconds['load']:.1f} s loading, {outcome.seconds['prune']:.1f} s pruning")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.errors import CommandError, naming_option
 from sipp.errors import OptionError
+from sipp.records.checking import nearest
 from sipp.records.options import PruneOptions, Shown
 
 GOALS = ("keep", "budget", "pattern", "epsilon", "max_accuracy_drop")  # of which one is given
@@ -32,8 +32,7 @@ def with_recipe(request: PruneRequest, path: Path, typed: set[str]) -> PruneRequ
         values = _read(path)
         for key in values:
             if key not in known_keys():
-                near = difflib.get_close_matches(key, known_keys(), n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                hint = nearest(key, known_keys())
                 raise OptionError(f"unknown key {key!r:.60}{hint}", fix=f"known: {', '.join(known_keys())}")
         if typed.intersection(GOALS):  # another goal than the recipe's
             values = {key: value for key, value in values.items() if key not in GOALS}
@@ -52,7 +51,7 @@ def with_recipe(request: PruneRequest, path: Path, typed: set[str]) -> PruneRequ
 
 def _number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise OptionError(f"{key}: {value!r:.60} is no number")
+        raise OptionError(f"{key}: {value!r:.60} is not a number")
     return float(value)
 
 
@@ -62,7 +61,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise CommandError("a recipe ends in .yaml or .json", where=f"--recipe {path}", fix="give such a file")
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:
-            raise OSError(f"it is no plain file of at most {MAX_BYTES:,} bytes")
+            raise OSError(f"it is not a plain file of at most {MAX_BYTES:,} bytes")
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
             values = json.loads(text)

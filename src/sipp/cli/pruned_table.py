@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.table import Table
 
-from sipp.cli.output import plain_table
-from sipp.records.display import labelled, number
+from sipp.records.display import labelled, number, plain_table
 from sipp.records.pruned import Pruned, PrunedLayer
-from sipp.records.pruned_to import Level
 from sipp.records.pruned_words import (
     BOUND_COLUMNS,
     SHOWN_AS,
@@ -71,8 +67,3 @@ def statements(pruned: Pruned, certified: str = "") -> list[str]:
         labelled("next", next_step(pruned, in_shell=True, is_certified=bool(certified))),
         labelled("in full", f"--json prints every bound and statement; a folder as --out holds them in {RECORD_NAME}"),
     ]
-
-
-def path_record(path: tuple[Level, ...]) -> list[dict[str, Any]]:
-    """Every level that was tested, in order (T15)."""
-    return [{"keep": l.keep, "budget": l.budget, "count": l.count, "limit": l.limit, "passed": l.passed} for l in path]

@@ -49,7 +49,7 @@ def read_contents(path: Path) -> Contents:
     """What is in a file of `sipp.save`."""
     if path.is_dir():
         raise CommandError(
-            f"{path} is a folder, and this is about one file",
+            f"{path} is a folder; a file is needed",
             where=f"FILE {path}",
             fix="give a file of sipp.save; `sipp report` and `sipp bench` take folders",
         )
@@ -148,7 +148,7 @@ def _certificate(record: PrunedRecord) -> AnyCertificate | None:
 
 def _unknown(path: Path, what: str) -> CommandError:
     return CommandError(
-        f"it holds a {what}, which is no built-in network of the usual size",
+        f"it holds a {what}, which is not a built-in network of the usual size",
         where=f"FILE {path}",
         fix="say how it is built: --model package.module:callable",
     )

@@ -38,7 +38,7 @@ def named(spec: str) -> Any:
 
 def own_network(spec: str) -> nn.Module:
     """A network that the user's callable makes, in train mode; torch's global generator decides its weights."""
-    model = _called(spec, "a network")
+    model = _called(spec, "network")
     if not isinstance(model, nn.Module):
         raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="return a new network")
     return model.train()
@@ -60,19 +60,19 @@ def own_images(spec: str) -> ImageSet:
 
 def source_digest(spec: str) -> str:
     """A digest of the file in which the named code stands: a run that is resumed with other code is refused."""
-    path = _tried(spec, "source", lambda: inspect.getsourcefile(named(spec)) or "")
-    return f"{spec} source {sha256_of(_tried(spec, 'source', Path(path).read_bytes))[:DIGEST_LENGTH]}"
+    path = tried(spec, "source", lambda: inspect.getsourcefile(named(spec)) or "")
+    return f"{spec} source {sha256_of(tried(spec, 'source', Path(path).read_bytes))[:DIGEST_LENGTH]}"
 
 
 def _called(spec: str, what: str) -> Any:
     """What the callable of this name gives; a network in its place is one object, which runs would share."""
-    made = _tried(spec, what, lambda: named(spec))
+    made = tried(spec, what, lambda: named(spec))
     if isinstance(made, nn.Module) or not callable(made):
         raise OptionError(f"{spec!r} is a {type(made).__name__}, no function or class", fix=CALLABLE)
-    return _tried(spec, what, made)
+    return tried(spec, what, made)
 
 
-def _tried(spec: str, what: str, work: Callable[[], Any]) -> Any:
+def tried(spec: str, what: str, work: Callable[[], Any]) -> Any:
     """What `work` gives; OptionError where the user's code raises, or runs as a script that ends."""
     try:
         return work()

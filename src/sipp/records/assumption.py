@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rich import box
 from rich.table import Table
 
-from sipp.records.display import text_of
+from sipp.records.display import plain_table, text_of
 from sipp.records.html import table_html, text_html, view
 from sipp.records.scores import DrawUnit
 
@@ -100,10 +99,7 @@ class Assumption:
 
     def _table(self) -> Table:
         """One line a layer, and one for all."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("weight", overflow="fold")
-        for column in ("fan-in", "weights", "holding", "share", "pairs", "ES failures", "failing"):
-            table.add_column(column, justify="right")
+        table = plain_table("weight", "fan-in", "weights", "holding", "share", "pairs", "ES failures", "failing")
         for layer in (*self.layers, self.total):
             counts = (layer.fan_in, layer.n_weights, layer.n_holding)
             pairs = ("" if n is None else f"{n:,}" for n in (layer.n_pairs, layer.es_failures))

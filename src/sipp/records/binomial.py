@@ -28,7 +28,7 @@ EXACT_POINTS = 2**40
 def check_counts(k: int, n: int) -> None:
     """Refuses counts other than 0 <= k <= n with n >= 1."""
     if n < 1 or not 0 <= k <= n:
-        raise OptionError(f"k = {k} of n = {n} is no count; it needs n >= 1 and 0 <= k <= n")
+        raise OptionError(f"k = {k} of n = {n} is not a count; it needs n >= 1 and 0 <= k <= n")
 
 
 def k_allowed(n: int, delta: float, beta: float) -> int | None:

@@ -276,7 +276,7 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
 # What a person reads beside the fields of a certificate
 FIELD_WORDS = {
     "fixed": "what was asked for; the other was measured",
-    "epsilon": "error of the output, by its length",
+    "epsilon": "error of the output, relative to its length",
     "delta": "share of inputs that may be further off",
     "confidence": "how sure the claim is",
     "violations": "points further off than epsilon",

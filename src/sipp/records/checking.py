@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
+import re
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -12,6 +14,12 @@ from typing import Any
 from sipp.errors import OptionError
 
 MOST_SEED = 2**63 - 1  # what every generator takes
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGT]?B|[KMGT]IB)", re.IGNORECASE | re.ASCII)
+_UNITS = (
+    {"B": 1}
+    | {f"{k}B": 1000**n for n, k in enumerate("KMGT", 1)}
+    | {f"{k}IB": 1024**n for n, k in enumerate("KMGT", 1)}
+)
 
 
 def check_number(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> float:
@@ -71,6 +79,12 @@ def check_choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     return value
 
 
+def nearest(name: object, known: Iterable[str]) -> str:
+    """' (did you mean x?)' for a name that is not known; empty where nothing known is near."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=1) if isinstance(name, str) else []
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 def check_record(name: str, value: Any, kind: type) -> None:
     """Refuses what is not a record of this kind."""
     if not isinstance(value, kind):
@@ -82,13 +96,22 @@ def check_record(name: str, value: Any, kind: type) -> None:
 def check_path(name: str, value: Any, example: str) -> Path:
     """The path, if it can be one."""
     if not isinstance(value, (str, PathLike)) or not str(value) or "\0" in str(value):
-        raise OptionError(f"{name}={value!r:.80} is no path", fix=f"give one such as {example!r}")
+        raise OptionError(f"{name}={value!r:.80} is not a path", fix=f"give one such as {example!r}")
     return Path(value)
+
+
+def check_size(name: str, value: Any) -> int:
+    """A number of bytes: itself, or what "5GB" and its like mean."""
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    n_bytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found is not None else value
+    if not _is(n_bytes, int) or n_bytes < 1:
+        raise OptionError(f"{name}={value!r:.40} is not a size", fix="give '5GB', or a number of bytes", option=name)
+    return int(n_bytes)
 
 
 def refuse_constant(name: str) -> None:
     """Refuses NaN and the infinities, which Python's JSON reader would take: give it as its `parse_constant`."""
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -43,9 +43,10 @@ class Choice:
         others = ("magnitude", "max sensitivity")
         known = {one.name: one.error for one in self.tried if one.name in others and one is not self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
-        where = "kept aside, which chose it" if self.is_aside else "that were scored too"
-        points = "1 point" if self.n_points == 1 else f"{self.n_points} points"
-        text = f"{self.taken.name}, output error {self.taken.error:.3g} on {points} {where}"
+        held = "held-back " if self.is_aside else ""
+        points = f"1 {held}point" if self.n_points == 1 else f"{self.n_points} {held}points"
+        where = "that chose it" if self.is_aside else "that were also scored"
+        text = f"{self.taken.name}: output error {self.taken.error:.3g} on {points} {where}"
         return text + (f" ({beside})" if beside else "")
 
     def _repr_html_(self) -> str:

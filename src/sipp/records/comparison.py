@@ -8,10 +8,9 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
-from sipp.records.display import MUCH, WIDTH, percent_up, text_of
+from sipp.records.display import MUCH, WIDTH, percent_up, plain_table, text_of
 from sipp.records.html import table_html, text_html, view
 from sipp.records.plots import curves
 
@@ -68,7 +67,7 @@ class Comparison:
     def sentence(self) -> str:
         """Which method to use at the smallest keep that leaves most of the output, as far as these points tell."""
         usable = [row for row in map(self.best, self.keeps) if row.error <= MUCH]
-        points = f"{self.n_points:,} points {'kept aside' if self.is_aside else 'of the holdout'}"
+        points = f"{self.n_points:,} {'held-back points' if self.is_aside else 'points of the holdout'}"
         if not usable:
             best = self.best(self.keeps[0])
             return (
@@ -79,7 +78,7 @@ class Comparison:
         chosen = usable[-1]
         text = f"Use {chosen.name} at keep {chosen.keep:g}: on {points} {self._found(chosen)}."
         if level := self.level_with(chosen):
-            text += f" These points do not tell it from {', '.join(row.name for row in level)}."
+            text += f" These points cannot tell it from {', '.join(row.name for row in level)}."
         if smaller := [keep for keep in self.keeps if keep < chosen.keep]:
             text += f" At keep {smaller[0]:g} the best moved it by {percent_up(self.best(smaller[0]).error)}."
         return text + " It was chosen on these points: certify it on others."
@@ -96,9 +95,9 @@ class Comparison:
     @property
     def _head(self) -> str:
         """Which points chose and which judged, in one line."""
-        judged = "kept aside" if self.is_aside else "of the holdout"
-        head = f"{self.n_weights:,} prunable weights; {self.n_calibration:,} points choose, "
-        head += f"{self.n_points:,} {judged} judge"
+        judged = "held-back points" if self.is_aside else "points of the holdout"
+        head = f"{self.n_weights:,} prunable weights; pruned with {self.n_calibration:,} points, "
+        head += f"judged on {self.n_points:,} {judged}"
         if self.dense_accuracy is not None:
             head += f"; the dense network is right on {self.dense_accuracy:.1%}"
         return head
@@ -106,7 +105,8 @@ class Comparison:
     @property
     def _words(self) -> str:
         """What the columns mean."""
-        words = f"error: how far the output moved, by its length; same: points whose largest output stays; {BEST}: best"
+        words = "error: how far the output moved, relative to its length; same: points with the same largest output"
+        words += f"; {BEST}: best"
         return words + ("; right: points of the right class" if self.dense_accuracy is not None else "")
 
     def __str__(self) -> str:
@@ -129,19 +129,16 @@ class Comparison:
             rows = sorted((row for row in self.rows if row.name == name), key=lambda row: row.keep)
             lines[name] = ([100 * row.keep for row in rows], [row.error for row in rows])
         like = {row.name: row.method for row in self.rows if row.is_repaired}
-        ax = curves(ax, lines, "weights kept (%)", "error of the output, by its length", like=like)
+        ax = curves(ax, lines, "weights kept (%)", "error of the output, relative to its length", like=like)
         ax.invert_xaxis()
         return ax
 
     def _table(self, keeps: tuple[float, ...]) -> Table:
         """Methods x keeps."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        table.add_column("keep", overflow="fold")
         columns = (("error", "error"), ("same", "same"), ("accuracy", "right"))
         shown = [(name, word) for name, word in columns if any(getattr(row, name) is not None for row in self.rows)]
-        for keep in keeps:
-            for name, word in shown:
-                table.add_column(f"{keep:g}: {word}" if name == "error" else word, justify="right")
+        heads = (f"{keep:g}: {word}" if name == "error" else word for keep in keeps for name, word in shown)
+        table = plain_table("keep", *heads, tight=True)
         for label in dict.fromkeys(row.name for row in self.rows):
             found = {row.keep: row for row in self.rows if row.name == label}
             table.add_row(label, *(self._cell(found[keep], name) for keep in keeps for name, _ in shown))

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from sipp.records.certificate import AnyCertificate
-from sipp.records.display import WIDTH, labelled, number, percent_up, text_of
+from sipp.records.display import WIDTH, labelled, number, percent_up, plain_table, text_of
 from sipp.records.html import labels_html, table_html, view
 from sipp.records.options import Precision
 from sipp.records.pattern import pattern_of
@@ -168,10 +167,7 @@ COLUMNS = {  # and their words, where they do not speak for themselves
 
 def _contents_table(contents: Contents, columns: list[str]) -> Table:
     """The table of tensors; those that are stored whole and exact share a line."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("tensor", overflow="fold")
-    for column in columns:
-        table.add_column(column.replace("bytes ", "bytes\n"), justify="right")
+    table = plain_table("tensor", *(column.replace("bytes ", "bytes\n") for column in columns), tight=True)
 
     def add(name: str, group: Sequence[StoredTensor], positions: str, values: str) -> None:
         cells = _cells(group) | {"positions": positions, "values": values}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from io import StringIO
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -79,10 +80,23 @@ def labelled(label: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=f"{label + ':':<{LABEL}}", subsequent_indent=" " * LABEL)
 
 
-def listed(names: Sequence[str], separator: str = ", ") -> str:
+def listed(names: Sequence[str], separator: str = ", ", what: str = "more") -> str:
     """The first few names, and how many more there are."""
-    more = f" and {len(names) - N_LISTED} more" if len(names) > N_LISTED else ""
+    more = f" and {len(names) - N_LISTED} {what}" if len(names) > N_LISTED else ""
     return separator.join(f"{name:.200}" for name in names[:N_LISTED]) + more
+
+
+def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = True, tight: bool = False) -> Table:
+    """A table whose first column (and those of `texts`) is text and whose others are numbers, which are never cut.
+
+    With `folds` a long name in the first column goes on in the next line; `tight` leaves less room between columns.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=tight)
+    for i, column in enumerate(columns):
+        is_text = i == 0 or column in texts
+        wraps = folds and is_text
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
+    return table
 
 
 def text_of(table: Table) -> str:

@@ -80,10 +80,14 @@ def places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 @contextmanager
-def exact_matmul() -> Iterator[None]:
-    """A context in which float32 products are float32: no TF32, no bfloat16, whatever the caller prefers elsewhere."""
+def exact_matmul(*operands: Tensor) -> Iterator[None]:
+    """A context in which float32 products are float32: no TF32, no bfloat16, whatever the caller prefers elsewhere.
+
+    Where all `operands` of a product were in half precision on a GPU, TF32 loses nothing: its bits hold theirs.
+    """
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    is_half = bool(operands) and all(one.is_cuda and one.dtype in (torch.float16, torch.bfloat16) for one in operands)
+    torch.set_float32_matmul_precision("high" if is_half else "highest")
     try:
         yield
     finally:

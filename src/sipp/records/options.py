@@ -86,7 +86,7 @@ def _is_word(value: Any, word: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How the calibration points are run through a network and what each of its weights is given for them.
+    """Rarely used options of scoring: how calibration points are run, and how scores are computed.
 
     Example:
         >>> import sipp
@@ -185,7 +185,7 @@ class PruneOptions:
     floor: Annotated[
         Floor,
         Shown(
-            "What each row and layer keeps at least: a share of an even cut such as 0.1, off, or the method's own.",
+            "The least that each row and layer keeps: a share of an even cut such as 0.1, off, or the method's own.",
             "What to prune",
             prune_to=True,
             parse=floor_of,
@@ -194,30 +194,33 @@ class PruneOptions:
     reduce: Annotated[
         Reduce | None,
         Shown(
-            "How scores on many patches become one; mean has no bounds (T3). Default: the method's own.",
+            "How scores at many positions become one; mean has no bounds. Default: the method's own.",
             "What to prune",
             prune_to=True,
         ),
     ] = None
     draws: Annotated[
-        Draws, Shown("Methods that draw weights: to the number kept, or so many draws (T8).", "What to prune")
+        Draws,
+        Shown("Methods that sample: until the budget is reached, or a fixed number of draws (T8).", "What to prune"),
     ] = "until"
     confidence: Annotated[
         float, Shown("Confidence of certificates and of statements about shares of inputs.", "Guarantee", prune_to=True)
     ] = CONFIDENCE
-    delta: Annotated[float, Shown("Theory: probability that the inequality of T4 fails.", "Guarantee")] = DELTA
+    delta: Annotated[float, Shown("Theory: allowed failure probability (T4).", "Guarantee")] = DELTA
     bound: Annotated[Mode, Shown("Theory: the paper's bound (T12), or operator norms (T13).", "Guarantee")] = "paper"
     looks_at_assumption: bool = False
     statements: Annotated[
-        bool, Shown("Do not score the weights that another method chose (T17): faster.", "Guarantee")
+        bool, Shown("Skip the theory's statements for methods of others (wt, wanda, ...): faster.", "Guarantee")
     ] = True
     repair: Annotated[
         Repairing,
-        Shown("Find mask and weights together on the data, without labels (T21).", "Repair", prune_to=True),
+        Shown("Find mask and weights together, without labels or training.", "Repair", prune_to=True),
     ] = False
-    seed: Annotated[
-        int, Shown("Seed of everything that is drawn.", "Machine", prune_to=True, least=0, most=MOST_SEED)
-    ] = 0
+    blocks: Annotated[
+        str | None,
+        Shown("The list of modules to prune one by one, such as model.layers; default: found by itself.", "Repair"),
+    ] = None
+    seed: Annotated[int, Shown("Seed for everything random.", "Machine", prune_to=True, least=0, most=MOST_SEED)] = 0
     scoring: Scoring = Scoring()
     constants: Constants = Constants()
 
@@ -239,6 +242,10 @@ class PruneOptions:
         for name in ("looks_at_assumption", "statements"):
             check_flag(name, getattr(self, name))
         check_repair(self.repair)
+        if self.blocks is not None and (not isinstance(self.blocks, str) or not self.blocks):
+            raise OptionError(
+                f"blocks={self.blocks!r:.60} is not a name of a list of modules", fix="give one such as 'model.layers'"
+            )
         if not self.statements and (self.bound != "paper" or self.looks_at_assumption):
             raise OptionError(
                 "holdout, bound='sound' and looks_at_assumption serve statements, and statements=False asks for none",

@@ -33,7 +33,7 @@ def pattern_of(text: Any) -> Pattern:
     n, m = (int(found.group(1)), int(found.group(2))) if found is not None else (0, 0)
     if not 1 <= n <= m <= MOST_GROUP:
         raise OptionError(
-            f"pattern={text!r:.60} is no pattern n:m with 1 <= n <= m",
+            f"pattern={text!r:.60} is not a pattern n:m with 1 <= n <= m",
             fix="give for example pattern='2:4': two of every four weights are kept",
             option="pattern",
         )

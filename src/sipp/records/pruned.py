@@ -17,7 +17,7 @@ from sipp.records.plots import layer_bars
 from sipp.records.repair import Repair
 
 CHANGED = (
-    "its weights or buffers changed after pruning, by training or by hand: what was said spoke of those before; "
+    "its weights or buffers changed after pruning, by training or by hand, so earlier statements no longer apply; "
     "sipp.assess(dense, pruned.model, data) and sipp.certify say what holds for them"
 )
 REGROWN = (
@@ -76,7 +76,7 @@ class OutputChange:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A pruned copy of a model, its masks, and what is promised about it. `print` it.
+    """A pruned copy of a model, its masks, and what can be said about it. `print` it.
 
     Example:
         >>> import sipp, torch

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
-
-from sipp.records.display import number, text_of
+from sipp.records.display import number, plain_table, text_of
 
 
 @dataclass(frozen=True)
@@ -50,10 +47,7 @@ class PrunedOnDisk:
         return f"kept {share}{done}; {self.n_points} points; written to {self.folder}"
 
     def __str__(self) -> str:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        table.add_column("weight", overflow="fold")
-        for column in ("weights", "kept", "error before", "error"):
-            table.add_column(column, justify="right")
+        table = plain_table("weight", "weights", "kept", "error before", "error", tight=True)
         for one in self.weights:
             errors = number(one.error_before), number(one.error)
             table.add_row(one.name, f"{one.n_weights:,}", f"{one.n_kept / one.n_weights:.1%}", *errors)

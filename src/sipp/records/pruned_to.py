@@ -6,13 +6,12 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from torch import nn
 
 from sipp.errors import OptionError
 from sipp.records.certificate import AnyCertificate
-from sipp.records.display import PATH_WORDS, WIDTH, percent_up, text_of
+from sipp.records.display import PATH_WORDS, WIDTH, percent_up, plain_table, text_of
 from sipp.records.html import folded, table_html, text_html, view
 from sipp.records.network_hash import model_hash
 from sipp.records.plots import curves
@@ -49,9 +48,7 @@ class PrunedTo:
 
     def _table(self) -> Table:
         """One line a level that was tested."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in ("keep", "weights", "bad points", "proved limit", "test"):
-            table.add_column(column, justify="right")
+        table = plain_table("keep", "weights", "bad points", "proved limit", "test")
         for level in self.path:
             limit, word = percent_up(level.limit), "passed" if level.passed else "failed"
             table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", f"{level.count:,}", limit, word)

@@ -12,6 +12,7 @@ from sipp.records.display import (
     MUCH,
     WIDTH,
     labelled,
+    listed,
     number,
     percent_up,
     short_names,
@@ -23,9 +24,8 @@ from sipp.records.pruned import OutputChange, Pruned, PrunedLayer
 
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 END_LAYERS = 4  # of the first and of the last in a table of many
-N_NAMED = 6  # layers in a warning
 SHOWN_AS = {"whole": "lossless"}  # all that ever mattered on the calibration points is kept
-_ROW_WORDS = "rows: one for each output of a layer; fan-in: how many weights a row had"
+_ROW_WORDS = "rows: outputs of a layer; fan-in: weights of a row before pruning"
 _STRATEGY_WORDS = {
     "det": "det: rows that keep their most sensitive weights",
     "rand": "rand: rows whose weights are drawn",
@@ -42,7 +42,7 @@ def pruned_table(pruned: Pruned) -> str:
     """What a person wants to know first, in about a screen: how much is left, what it costs, what to do; the layers."""
     bounds = has_telling_layers(pruned)
     n_hidden = max(0, len(pruned.layers) - 2 * END_LAYERS)
-    hidden = f", {n_hidden} layers that are left out here" if n_hidden else ""
+    hidden = f", and the {n_hidden} layers left out here" if n_hidden else ""
     return "\n".join(
         [
             headline(pruned),
@@ -50,7 +50,7 @@ def pruned_table(pruned: Pruned) -> str:
             labelled("next", next_step(pruned)),
             text_of(_layers_table(pruned, strategies=[], bounds=bounds, ends=END_LAYERS if n_hidden else None)),
             *column_words([], bounds),
-            f"print(pruned.details) shows all there is: every statement in full{hidden}",
+            f"print(pruned.details) shows everything: every statement in full{hidden}",
         ]
     )
 
@@ -146,15 +146,14 @@ def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> l
     dead = [layer for layer in pruned.layers if layer.dead_rows]
     if dead:
         n_rows, names = sum(len(layer.dead_rows) for layer in dead), [layer.name for layer in dead]
-        more = f" and {len(dead) - N_NAMED} more layers" if len(dead) > N_NAMED else ""
-        lines.append(("warning", f"{n_rows:,} rows died, in {', '.join(names[:N_NAMED])}{more}"))
+        lines.append(("warning", f"{n_rows:,} rows lost all their weights, in {listed(names, what='more layers')}"))
     if pruned.kept != pruned.budget:
-        why = f"only {pruned.kept:,} weights have a positive sensitivity to draw by"
+        why = f"only {pruned.kept:,} weights have a positive sensitivity"
         if pruned.draws == "fixed":
             why = "with draws='fixed' the number kept is random, and at most that on average"
         lines.append(("weights", f"asked for {pruned.budget:,}: {why}"))
     if pruned.choice is not None:
-        lines.append(("chosen", f"{pruned.method} took {pruned.choice}"))
+        lines.append(("chosen", f"{pruned.method} picked {pruned.choice}"))
     if pruned.repair is not None:
         lines.append(("repair", pruned.repair.sentence))
     lines += _statements(pruned, in_full=in_full)
@@ -180,7 +179,7 @@ def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:
         is_telling = _is_small(pruned.measured.epsilon) or measured_layers
         found.insert(0, (is_telling, "measured", str(pruned.measured)))
     shown = [(label, text) for is_telling, label, text in found if in_full or is_telling]
-    return shown or [("theory", f"its bound says nothing here ({_why_nothing(pruned)})")]
+    return shown or [("theory", f"no useful bound for this network: {_why_nothing(pruned)}; a certificate gives one")]
 
 
 def has_telling_layers(pruned: Pruned) -> bool:
@@ -207,8 +206,10 @@ def _why_nothing(pruned: Pruned) -> str:
     known += [] if pruned.measured is None else [pruned.measured.epsilon]
     found = [epsilon for epsilon in known if epsilon is not None]
     if found:
-        return f"{number(min(found))} times the output's size, and only below 1 it is a limit"
+        return f"it allows an error of {number(min(found))} times the output"
     if pruned.guarantee is not None and not pruned.guarantee.met:
+        if pruned.guarantee.contradicted:
+            return "the data contradicts the theory's assumption"
         return pruned.guarantee.reason
     measured = "" if pruned.measured is None else pruned.measured.reason or pruned.measured.network_reason
     return measured or pruned.bound.reason
@@ -222,25 +223,23 @@ def moved_warning(pruned: Pruned) -> str:
     if not math.isfinite(moved.error):
         return f"an output is not finite, or the dense one is 0, on {_points_of(moved)}: see what the dense model gives"
     return (
-        f"the output moved by {percent_up(moved.error)} of its size (norm) on {_points_of(moved)}: as it is, this "
-        "network is of little use"
+        f"the output moved by {percent_up(moved.error)} of its size (norm) on {_points_of(moved)}: as it is, "
+        "this network is of little use"
     )
 
 
 def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
     """What to do now: with a network that is of little use, or with a good one."""
     if not pruned.stated:
-        return "sipp.certify(model, pruned.model, points) says what the network costs as it is; or prune again"
+        return "the weights changed: certify them, sipp.certify(model, pruned.model, new_inputs), or prune again"
     if not moved_warning(pruned):
         if is_certified:
             return "sipp eval measures accuracy, sipp report makes a page"
         if in_shell:
-            return (
-                "sipp eval measures accuracy, sipp certify says what it costs on new inputs, sipp report draws a page"
-            )
+            return "sipp eval measures accuracy, sipp certify bounds the error on new inputs, sipp report makes a page"
         return (
-            "sipp.certify(model, pruned, points) says what it costs on inputs that are new to it; "
-            "sipp.save_folder(pruned, folder) writes it, sipp.sparse(pruned.model, example) runs it"
+            "sipp.certify(model, pruned, new_inputs) bounds the error on new inputs; "
+            "sipp.save_folder(pruned, folder) stores it; sipp.sparse(pruned, example) runs it faster"
         )
     if pruned.repair is not None:
         repair = "more points to repair on" if in_shell else "sipp.repair with steps= and more points"
@@ -252,7 +251,7 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
 
 def _points_of(moved: OutputChange) -> str:
     points = "1 calibration point" if moved.n_points == 1 else f"{moved.n_points:,} calibration points"
-    return points + (" kept aside" if moved.aside else "")
+    return points + (" that were held back" if moved.aside else "")
 
 
 def cost_of(pruned: Pruned) -> str:
@@ -269,7 +268,7 @@ def cost_of(pruned: Pruned) -> str:
         if pruned.moved is None or moved_warning(pruned):
             return "not known yet for new inputs."
         moved = f"{percent_up(pruned.moved.error)} of its size (norm) on {_points_of(pruned.moved)}"
-        return f"the output moved by {moved}. Nothing is promised for new ones yet."
+        return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
     epsilon, share, confidence = min(found)
     return (
         f"the output moves by at most {percent_up(epsilon)} of its size (norm), for all but {percent_up(share)} of new "

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rich import box
 from rich.table import Table
 
-from sipp.records.display import number, text_of
+from sipp.records.display import number, plain_table, text_of
 from sipp.records.html import table_html, view
 from sipp.records.plots import layer_bars
 
@@ -65,12 +64,8 @@ class Repair:
 
     def _table(self) -> Table:
         """One line a layer."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        table.add_column("weight", overflow="fold")
-        for column in ("error before", "after", "ridge", "moved"):
-            table.add_column(column, justify="right")
-        table.add_column("intercept")
-        table.add_column("left alone", overflow="fold")
+        columns = ("weight", "error before", "after", "ridge", "moved", "intercept", "left alone")
+        table = plain_table(*columns, texts=("intercept", "left alone"), tight=True)
         for layer in self.layers:
             errors = number(layer.error_before), number(layer.error_after)
             moved = f"{layer.n_moved:,}"
@@ -93,7 +88,9 @@ class Repair:
             "after": [one.error_after or 0.0 for one in known],
             "before": [one.error_before or 0.0 for one in known],
         }
-        return layer_bars(ax, [one.name for one in known], errors, "error of the layer's output, by its length")
+        return layer_bars(
+            ax, [one.name for one in known], errors, "error of the layer's output, relative to its length"
+        )
 
     @property
     def sentence(self) -> str:
@@ -103,17 +100,18 @@ class Repair:
         if self.way == "joint":
             n_moved = sum(layer.n_moved for layer in self.layers)
             text = (
-                f"mask and weights found together on {self.n_points} points, {n_moved:,} weights not in the first mask"
+                f"mask and weights found together on {self.n_points:,} points ({n_moved:,} weights differ from the "
+                "first mask)"
             )
         if self.polish is not None:
             text += f", then polished for {self.polish.taken} steps"
         if self.output_before is not None:
             text += (
-                f"; the output's error on {self.n_judged} points kept aside was {number(self.output_before)} and is "
-                f"{number(self.output_after)}"
+                f"; output error on {self.n_judged:,} held-back points: {number(self.output_before)} before repair, "
+                f"{number(self.output_after)} after"
             )
             if self.n_judged_fit is not None and self.n_judged_fit < self.n_points:
-                text += f", with the {self.n_judged_fit} others fitted alone"
+                text += f", fitted on the other {self.n_judged_fit:,}"
         elif self.n_judged == 0:
-            text += "; too few different points to keep some aside that only judge: its error on others is not known"
+            text += "; too few different points to hold some back, so the error on new ones is unknown"
         return f"{text}; undone: {self.undone}" if self.undone else text

@@ -15,7 +15,7 @@ from sipp.records.certificate import AnyCertificate, certificate_values, check_c
 from sipp.records.choice import Choice
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
-from sipp.records.pruned import Pruned, PrunedLayer, as_it_is, not_zero
+from sipp.records.pruned import Pruned, as_it_is, not_zero
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND
 
 Values = dict[str, Any]
@@ -36,7 +36,7 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
     It is the network as it is now; what it was pruned from is known by the certificate alone.
     """
     if not isinstance(pruned, Pruned):
-        raise OptionError(f"a {type(pruned).__name__} is no pruned network", fix="give what sipp.prune gave")
+        raise OptionError(f"a {type(pruned).__name__} is not a pruned network", fix="give what sipp.prune gave")
     check_certificate(certificate)
     if name := not_zero(pruned.model, pruned.masks):
         raise ModelError(
@@ -74,7 +74,7 @@ def pruning_values(pruned: Pruned) -> Values:
         "draws": pruned.draws,
         "pattern": pruned.pattern,
         "repair": repair is not None,
-        "layers": [_layer_values(layer) for layer in pruned.layers],
+        "layers": [{**_named(layer, LAYER_KEYS), "dead_rows": len(layer.dead_rows)} for layer in pruned.layers],
         "bound": _bound_values(pruned.bound),
         "guarantee": None if guarantee is None else str(guarantee),
         "conditions": guarantee and {**_named(guarantee, GUARANTEE_KEYS), "layers": asdict(guarantee.layers)},
@@ -86,10 +86,6 @@ def pruning_values(pruned: Pruned) -> Values:
         "dead_rows": sum(len(layer.dead_rows) for layer in pruned.layers),
     }
     return {key: json_value(value) for key, value in found.items()}
-
-
-def _layer_values(layer: PrunedLayer) -> Values:
-    return {**_named(layer, LAYER_KEYS), "dead_rows": len(layer.dead_rows)}
 
 
 def _choice_values(choice: Choice) -> Values:

@@ -6,12 +6,11 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from torch import nn
 
 from sipp.records.certificate import AnyCertificate
-from sipp.records.display import WIDTH, labelled, listed, short_names, text_of
+from sipp.records.display import WIDTH, labelled, listed, plain_table, short_names, text_of
 from sipp.records.html import labels_html, table_html, view
 from sipp.records.network_hash import tensors_hash
 from sipp.records.plots import layer_bars
@@ -64,10 +63,7 @@ class Shrunk:
 
     def _table(self) -> Table:
         """One line a weight."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("weight")
-        for column in ("before", "after", "multiply-adds before", "multiply-adds after"):
-            table.add_column(column, justify="right")
+        table = plain_table("weight", "before", "after", "multiply-adds before", "multiply-adds after")
         names = short_names([layer.name for layer in self.layers])
         for name, layer in zip(names, self.layers):
             shapes = (" x ".join(map(str, shape)) for shape in (layer.before, layer.after))

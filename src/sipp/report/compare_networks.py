@@ -18,9 +18,9 @@ from sipp.report.series import Curve, Point
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
-    "Output moved: how far the output is from the dense network's, over its length, on a few calibration points, some "
-    "of which may have chosen weights. Certified: on held-out points; each certificate holds by itself, the best of "
-    "several does not."
+    "Output moved: distance from the dense network's output, divided by its length, on a few calibration points, some "
+    "of which may have been used for pruning. Certified: on held-out points; each certificate holds by itself, but the "
+    "best of several does not."
 )
 
 Value = Callable[[PrunedModel], float | None]
@@ -144,7 +144,7 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
             plots.append(lines(f"networks{index}-{one.key}", f"{one.title}{of}", view, of="network"))
         rows.append(plots)
     has_accuracy = common_points(models) is not None
-    note = f"Accuracy: measured by sipp eval, no claim about other points. {NOTE}" if has_accuracy else NOTE
+    note = f"Accuracy: measured by sipp eval; it is no claim about other inputs. {NOTE}" if has_accuracy else NOTE
     shown = [row for row in rows if row]
     return Article(
         ident="networks",

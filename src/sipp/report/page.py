@@ -61,7 +61,7 @@ def _named(pruned: Networks) -> dict[str, One]:
         return {type(pruned.model).__name__: pruned}
     if not isinstance(pruned, (list, tuple, Mapping)) or not pruned:
         raise OptionError(
-            f"a {type(pruned).__name__} is no pruned network, or holds none", fix="give what sipp.prune gave"
+            f"a {type(pruned).__name__} is not a pruned network, or holds none", fix="give what sipp.prune gave"
         )
     found = pruned if isinstance(pruned, Mapping) else dict(enumerate(pruned, start=1))
     for name, one in found.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sipp.records.display import listed
 from sipp.records.schemas import (
     BenchRecord,
     BenchStep,
@@ -23,7 +24,6 @@ from sipp.report.summary import best_evaluation, lead, next_steps, output_moved,
 
 # Of its record, elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice"}
-MOST_NAMED = 4  # layers that a repair left alone
 
 
 def pruned_article(pruned: PrunedModel, ident: str) -> Article:
@@ -60,7 +60,7 @@ def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
     rows = outputs_rows(pruned)
     if not rows:
         return None
-    text = "Distance to the dense network's output, over its length."
+    text = "Distance from the dense network's output, divided by its length."
     card = {"title": "How far outputs move", "text": text, "rows": rows}
     found = output_moved(pruned)
     heading = "How far outputs move" if found is None else f"Outputs move by {number(found[0], 'share')}, {found[1]}"
@@ -79,7 +79,7 @@ def _layers_section(pruned: PrunedModel, ident: str) -> Section:
     dead = [layer.dead_rows for layer in layers if layer.dead_rows]
     least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
     heading = f"{least.name} keeps least: {least.kept:,} of {least.n_weights:,} weights"
-    lost = f"{counted(sum(dead), 'row')} in {counted(len(dead), 'layer')} lost all weights, and give only a bias."
+    lost = f"{counted(sum(dead), 'row')} in {counted(len(dead), 'layer')} lost all weights and output only a bias."
     return Section("Layers", Finding(heading, lost if dead else "Every row of every layer keeps a weight."), [[plot]])
 
 
@@ -99,8 +99,8 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
     if record.certificate is None and pruned.certificates:
         cards = cards[1:]
     finding = Finding(
-        "What is promised, and how surely",
-        "All statements speak of the pruned network as it was saved, against the one it was pruned from.",
+        "What is guaranteed, and how surely",
+        "All statements compare the pruned network as it was saved with the one it was pruned from.",
     )
     return Section("Statements", finding, [[facts(f"{ident}-statements", "What is promised", cards)]])
 
@@ -117,7 +117,7 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
         dense, pruned = first.accuracies
         change = number(pruned - dense, "points")
         heading = f"Accuracy is {number(pruned, 'share')} after pruning, {number(dense, 'share')} before ({change})"
-    finding = Finding(heading, f"Measured on {first.data.what}: no claim about other points; sipp certify makes one.")
+    finding = Finding(heading, f"Measured on {first.data.what}. For a claim about other inputs, use sipp certify.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
     cards = [_evaluation_card(name, one) for name, one in ordered]
     return Section("Accuracy", finding, [[facts(f"{ident}-evaluations", "Accuracy, loss and epsilon", cards)]])
@@ -148,11 +148,11 @@ def _method_section(choice: ChoiceRecord, ident: str) -> Section:
     """What was taken and how far it moves the output, and how that was found out; no plot where only one was tried."""
     taken, n_tried = choice.taken, len(choice.tried)
     error = "" if taken.error is None else f": just pruned, the output moved by {number(taken.error, 'share')}"
-    where = "that were kept aside from scoring" if choice.is_aside else "that were scored too"
-    others = "No other was tried: the output of an untrained network tells nothing of what training makes of it (T20)."
+    where = "held back from scoring" if choice.is_aside else "that were also scored"
+    others = "No other was tried: the output of an untrained network says nothing about the trained one."
     rows = []
     if n_tried > 1:
-        others = f"{n_tried} rankings of weights were tried; a small lead counts as chance (T20)."
+        others = f"{n_tried} scores were tried; a small lead counts as chance."
         names = [f"{one.name} (taken)" if one.is_taken else one.name for one in choice.tried]
         view = bar_view("error of the output", "share", {THIS: [one.error for one in choice.tried]})
         rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
@@ -168,27 +168,26 @@ def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
     """How far the output was off before the kept weights were refitted, and how far it is now; of each layer too."""
     before, after, is_joint = repaired.output_before, repaired.output_after, repaired.way == "joint"
     if repaired.undone:
-        heading = "The repair was undone: the kept weights are those of the pruning"
+        heading = "The repair was undone: the kept weights are as pruning left them"
     elif before is None or after is None or not repaired.n_judged:
         heading = "Mask and weights were found together" if is_joint else "The kept weights were refitted"
     else:
         what = "Finding mask and weights together" if is_joint else "Refitting the kept weights"
         heading = f"{what} took the output's error from {number(before, 'share')} to {number(after, 'share')}"
-    judged = "How far the output is off on points that chose nothing was not measured."
+    judged = "The error on unused points was not measured."
     if repaired.n_judged:
-        judged = f"The error is a share of the output's length, on {repaired.n_judged:,} points that chose nothing"
+        judged = f"Errors are shares of the output's length, on {repaired.n_judged:,} unused points"
         n_fitted = repaired.n_judged_fit
         is_other = n_fitted is not None and n_fitted < repaired.n_points  # in the end these points were fitted too
-        judged += f", of the same search on {n_fitted:,} others alone." if is_other else "."
+        judged += f", for the same search on the other {n_fitted:,}." if is_other else "."
     detail = (
-        f"{judged} {repaired.n_points:,} points were fitted, without labels; {repaired.n_aside:,} chose and gave the "
-        "errors of layers. A certificate speaks of the repaired network."
+        f"{judged} {repaired.n_points:,} points were fitted, without labels; {repaired.n_aside:,} were used to "
+        "choose, and for the errors of layers. Certificates are about the repaired network."
     )
     detail += f" Undone: {repaired.undone}." if repaired.undone else ""
     layers = repaired.layers
     alone = [f"{layer.name} ({layer.left_alone})" for layer in layers if layer.left_alone]
-    more = f" and {len(alone) - MOST_NAMED} more" if len(alone) > MOST_NAMED else ""
-    note = f"{repaired.words}." + (f" Left alone: {', '.join(alone[:MOST_NAMED])}{more}." if alone else "")
+    note = f"{repaired.words}." + (f" Left alone: {listed(alone)}." if alone else "")
     rows = []
     if any(layer.error_before is not None for layer in layers):
         errors = {
@@ -256,5 +255,5 @@ def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]
     limit = None if pruned.record.certificate is None else pruned.record.certificate.limit
     useless = bool(bench.certified) and limit is not None and is_useless(limit)
     title = "Useless certificate" if useless else "Certified"
-    text = bench.certified or "Nothing of the stored values."
+    text = bench.certified or "No certificate about the stored values."
     return [*cards, {"title": title, "text": text, "rows": [], "useless": useless}]

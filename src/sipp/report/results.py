@@ -181,7 +181,7 @@ def read_pruned_result(folder: Path) -> PrunedModel:
     bench = checked(BenchRecord, read_sealed(path), path) if path.exists() else None
     if bench is not None and bench.pruned_hash != record.pruned_hash:
         bench = None
-        marks += (f"{BENCH_NAME} speaks of another network, and is not shown: run sipp bench again.",)
+        marks += (f"{BENCH_NAME} is about another network and not shown: run sipp bench again.",)
     beside, more = _beside(folder, record)
     certificates = {name: one for name, one in beside.items() if isinstance(one, CertificateRecord)}
     evaluations = {name: one for name, one in beside.items() if isinstance(one, EvalRecord)}
@@ -206,14 +206,14 @@ def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tupl
             else:
                 found[path.name] = checked(CertificateRecord, values, path)
         except (OSError, ValueError, RecursionError, DataError):
-            marks.append(f"{path.name} is no {what} that can be read.")
+            marks.append(f"{path.name} cannot be read as {'a' if what == 'certificate' else 'an'} {what}.")
             continue
         is_other_dense = record.dense_hash is not None and values.get("dense_hash") != record.dense_hash
         if values["pruned_hash"] != record.pruned_hash or is_other_dense:
             del found[path.name]
             marks.append(
-                f"{path.name} is {'a' if what == 'certificate' else 'an'} {what} of other networks, and not shown."
+                f"{path.name} is {'a' if what == 'certificate' else 'an'} {what} of other networks and not shown."
             )
         elif what == "certificate":
-            marks.append(f"{path.name} is shown as it is; sipp certify --verify checks it on its points.")
+            marks.append(f"{path.name} is shown unchecked; sipp certify --verify checks it.")
     return found, tuple(marks)

@@ -14,7 +14,7 @@ from sipp.report.plots import run_plots
 from sipp.report.results import Run
 from sipp.report.series import Curve
 
-FOLDED_THEORY = "The theory's epsilon, which no network meets: a number, not a promise"
+FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so it is no guarantee"
 # Percentage points lost against the dense network, as shares: up to each, a tone from best to worst
 TONES = ((TOLERANCE, "t0"), (0.01, "t1"), (0.03, "t2"), (0.1, "t3"))
 WORST = "t4"
@@ -228,7 +228,7 @@ def spread_words(run: Run) -> str:
     n_seeds = len(series.seeds_of(run))
     if n_seeds == 1:
         return f"{text}. One seed: there is no band, and small differences may be chance."
-    return f"{text}. Lines are means over {n_seeds} seeds, bands reach from the least to the largest."
+    return f"{text}. Lines are means over {n_seeds} seeds, bands reach from the smallest to the largest value."
 
 
 # --- what was found -------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def certificate_finding(run: Run) -> Finding:
         f"At {number(first[best].keep, 'share')} keep, outputs are certified within {percent_up(first[best].high)}"
     )
     if is_useless(first[best].high):
-        heading = f"No certificate says anything: all allow an error of {percent_up(first[best].high)} or more"
+        heading = f"No certificate is useful: all allow an error of {percent_up(first[best].high)} or more"
     elif first[best].high < first[worst].high:
         heading += f" ({best}) to {percent_up(first[worst].high)} ({worst})"
         heading += ", which is useless" if is_useless(first[worst].high) else ""
@@ -260,9 +260,9 @@ def certificate_finding(run: Run) -> Finding:
         heading += " for every method"
     of = "the network it was pruned from" if run.pipeline is None else run.pipeline.compared_with
     detail = (
-        f"Epsilon is the relative change of the outputs against {of}; it speaks of the moment before retraining, "
-        f"never of what training made of it. {n_tried} networks were certified on the same points: each claim holds at "
-        "its own confidence, the best of several does not. Heading: the largest over seeds."
+        f"Epsilon is the relative change of the outputs against {of}, before retraining; it says nothing about the "
+        f"retrained network. {n_tried} networks were certified on the same points: each claim holds at its own "
+        "confidence, but the best of several does not. The heading shows the largest value over seeds."
     )
     return Finding(heading, detail)
 
@@ -275,7 +275,10 @@ def layers_finding(run: Run) -> Finding:
     if not dead:
         return Finding("Layers", "No pruned network is finished yet.")
     if not with_dead:
-        return Finding(f"No row died in any of {n_layers} layers", "Every row kept at least one weight at every level.")
+        return Finding(
+            f"No row lost all its weights, in any of {n_layers} layers",
+            "Every row kept at least one weight at every level.",
+        )
     most, least = max(dead, key=lambda m: dead[m].mean), min(dead, key=lambda m: dead[m].mean)
     heading = f"At its sparsest level {most} leaves {number(dead[most].mean, 'count')} dead rows"
     heading += f", {least} {number(dead[least].mean, 'count')}" if most != least else ""
@@ -291,10 +294,10 @@ def time_finding(run: Run) -> Finding:
     sums = series.times(run)
     whole, training = series.seconds_of(run), math.fsum(parts["train"] for parts in sums.values())
     if not whole or not training:
-        return Finding(f"All networks took {seconds(whole)}", "This run did not record the parts of a stage.")
+        return Finding(f"All networks took {seconds(whole)}", "This run did not record where the time went.")
     spent = math.fsum(parts[part] for parts in sums.values() for part in ("score", "prune", "certify"))
     heading = f"Scoring, pruning and certifying took {100 * spent / whole:.2g} % of {seconds(whole)}"
-    detail = "Sums over all levels and seeds, by the clock of the machine that ran them; the rest is training."
+    detail = "Totals over all levels and seeds; the rest is training."
     compiling = series.compiling_of(run)
     if compiling is not None:
         detail += f" Compilation, once after an install, is not counted: {seconds(compiling)}."

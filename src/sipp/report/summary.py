@@ -86,7 +86,7 @@ def _guarantee(pruned: PrunedModel) -> Tile:
         return Tile("guarantee", "none", f"Certificate: {said}")
     if pruned.record.bound is not None and pruned.record.bound.holds:
         return Tile("guarantee", "in theory", "The theory's bound is met, for all but a share of inputs")
-    return Tile("guarantee", "none", "sipp certify makes one, from points that are new to both networks")
+    return Tile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
 
 
 def promise(certificate: CertificateRecord) -> str:
@@ -131,8 +131,8 @@ def next_steps(pruned: PrunedModel) -> list[Step]:
     if pruned.bench is None and in_shell:
         steps.append(Step("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json"))
     if len(steps) < 2:
-        steps.append(Step("Use it, fast on a CPU:", "fast = sipp.sparse(model, example)"))
-        steps.append(Step("Store it small:", 'sipp.save(pruned, "net.safetensors")'))
+        steps.append(Step("Run it faster on a CPU:", "fast = sipp.sparse(model, example)"))
+        steps.append(Step("Store it in a small file:", 'sipp.save(pruned, "net.safetensors")'))
     return steps[:3]
 
 
@@ -152,7 +152,7 @@ def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
         rows.append(
             [
                 "on calibration points",
-                f"{number(pruned.moved, 'share')}: of all of them together, so that long outputs count more{at_top}",
+                f"{number(pruned.moved, 'share')}: over all of them together, so large outputs count more{at_top}",
             ]
         )
     rows += [["guaranteed", words] for one in pruned.all_certificates if (words := promise(one))]

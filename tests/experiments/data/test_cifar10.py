@@ -93,11 +93,11 @@ def test_wrong_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data_batch_2.bin: record 4 has label 10"):
         load(tmp_path / "b")
     for label, message in (
-        (-1, "no batch"),
+        (-1, "not a batch"),
         (10, "record 2 has label 10"),
-        (266, "no batch"),
-        ("3", "no batch"),
-        (1.5, "no batch"),
+        (266, "not a batch"),
+        ("3", "not a batch"),
+        (1.5, "not a batch"),
     ):
         inner = write_py(tmp_path / f"p{label}")
         labels: list = [1] * N
@@ -119,7 +119,7 @@ def test_wrong_py_content(tmp_path: Path) -> None:
         ([1, 2], "TypeError"),
     ):
         path.write_bytes(pickle.dumps(batch, 2))
-        with pytest.raises(DataError, match=f"no batch of {N} images and labels .*{message}.*nothing in it was run"):
+        with pytest.raises(DataError, match=f"not a batch of {N} images and labels .*{message}.*nothing in it was run"):
             load(tmp_path)
 
 

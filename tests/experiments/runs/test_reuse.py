@@ -51,6 +51,8 @@ def test_lists_do_not_decide_and_all_else_does() -> None:
         assert {name for name in old if old[name] == new[name]} == {"seed0.dense"}, setting
     lower = keys(small("digits-iterative", "prune.keeps=[0.5, 0.1]"))
     assert {name for name in old if old[name] == lower[name]} == {"seed0.dense", "seed0.wt.01"}
+    ladder = keys(small("digits-iterative", "prune.alpha=0.5", "prune.levels=3"))  # one share for all levels
+    assert len(set(ladder.values())) == len(ladder) == 4
     one, other = (
         keys(small("digits-iterative", "prune.methods=[sipp-det, wt]", f"prune.reduce={r}")) for r in ("max", "mean")
     )

@@ -1,4 +1,4 @@
-"""The command `sipp bench`: a stored network against the dense one; or the kernels of this machine."""
+"""The command `sipp bench`: a stored network against the dense one."""
 
 from __future__ import annotations
 
@@ -8,41 +8,23 @@ from typing import Annotated
 
 import typer
 
-import sipp
-from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import (
-    MACHINE_PANEL,
-    MODEL_PANEL,
-    OUTPUT_PANEL,
-    Device,
-    Force,
-    Json,
-    Normalise,
-    Size,
-    Weights,
-    option,
-)
-from sipp.cli.output import only_json, plain_table, print_json, show
-from sipp.records.display import bytes_in_words
+from sipp.cli.errors import naming_option
+from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Force, Json, Normalise, Size, option
+from sipp.cli.output import only_json, print_json, show
+from sipp.records.display import bytes_in_words, plain_table
 from sipp.records.schemas import BenchRecord
 from sipp.storage.outputs import BENCH_NAME
 
 REPEATS, MOST_REPEATS = 5, 1000
-SCORED, N_POINTS, MOST_POINTS, MOST_THREADS = "resnet20", 64, 4096, 1024
+N_POINTS, MOST_POINTS, MOST_THREADS = 64, 4096, 1024
 
 
 def bench(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A file of sipp.save, or a folder of `sipp prune`; without: kernels and scoring are timed."
-        ),
-    ] = None,
+    file: Annotated[Path, typer.Argument(help="A file of sipp.save, or a folder of `sipp prune`.")],
     model: Annotated[
         str | None,
-        option("Built-in network or package.module:callable; of FILE, built-in ones are recognised.", MODEL_PANEL),
+        option("Built-in network or package.module:callable; built-in ones are recognised.", MODEL_PANEL),
     ] = None,
-    weights: Weights = None,
     data: Annotated[str | None, option("Points; default: noise of a built-in network's shape.", MODEL_PANEL)] = None,
     normalise: Normalise = None,
     size: Size = None,
@@ -51,28 +33,17 @@ def bench(
     ] = None,
     force: Force = False,
     as_json: Json = False,
-    device: Device = "auto",
     batch: Annotated[
-        int | None,
-        option(f"Points of a call with FILE; default: {N_POINTS}.", MACHINE_PANEL, least=1, most=MOST_POINTS),
-    ] = None,
+        int, option("Points per call; one alone is timed too.", MACHINE_PANEL, least=1, most=MOST_POINTS)
+    ] = N_POINTS,
     threads: Annotated[
-        int | None, option("Threads with FILE; default: as torch has them.", MACHINE_PANEL, least=1, most=MOST_THREADS)
+        int | None, option("Threads; default: torch's.", MACHINE_PANEL, least=1, most=MOST_THREADS)
     ] = None,
     repeats: Annotated[
         int, option("Times each is measured; the best counts.", MACHINE_PANEL, least=1, most=MOST_REPEATS)
     ] = REPEATS,
 ) -> None:
-    """Time a stored network against the dense one; or kernels and scoring, after checking that they are right."""
-    if file is None:
-        for option, value in (("--batch", batch), ("--threads", threads), ("--out", out)):
-            if value is not None:
-                raise CommandError("it is for a stored network", where=option, fix="give FILE, or leave it out")
-        _kernels(model or SCORED, weights, data, normalise, size, repeats, device, as_json)
-        return
-    if weights is not None or device == "cuda":
-        option = "--weights" if weights is not None else "--device cuda"
-        raise CommandError("FILE holds the weights, and is run on the CPU", where=option, fix="leave it out")
+    """Time a pruned network against the dense one, step by step and as a whole."""
     from sipp.cli.data_option import points_read
     from sipp.records.json_values import json_value
     from sipp.storage.files import seal
@@ -90,7 +61,7 @@ def bench(
             data=data,
             normalise=normalise,
             size=size,
-            n_points=batch or N_POINTS,
+            n_points=batch,
             n_threads=threads,
             repeats=repeats,
         )
@@ -129,7 +100,7 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
         times = (f"{run.dense_ms:.3f}", f"{run.sparse_ms:.3f}")
         calls.add_row(str(run.n_points), *times, *rates, f"{run.ratio:.2f}", f"{run.off_by:.0e}")
     show("calls:", calls)
-    show("  ratio: how many times faster than dense; off by: how far outputs are from dense ones, by their size")
+    show("  ratio: how many times faster than dense; off by: relative difference from the dense outputs")
     found = record.bytes
     show(
         f"bytes:           {bytes_in_words(found.file)} stored, {bytes_in_words(round(found.bound))} by values and "
@@ -139,29 +110,3 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
     if out is not None:
         show(f"written:         {out}")
     show(record.line)
-
-
-def _kernels(
-    model: str,
-    weights: Path | None,
-    data: str | None,
-    normalise: str | None,
-    size: int | None,
-    repeats: int,
-    device: str,
-    as_json: bool,
-) -> None:
-    """Times the kernels, and the scoring of a network against its forward pass."""
-    from sipp.cli.bench_kernels import measure
-
-    with only_json(as_json):
-        machine, lines, images = measure(model, weights, data, normalise, size, device, repeats)
-        if not as_json:
-            table = plain_table("what", "size", "torch ms", "sipp ms", "ratio", "off by")
-            for line in lines:
-                times = (f"{line[key]:.2f}" for key in ("torch_ms", "sipp_ms"))
-                table.add_row(line["what"], line["size"], *times, f"{line['ratio']:.2f}", f"{line['off_by']:.0e}")
-            show(f"{machine}; best of {repeats}, measured in turns", *images, table)
-            show("kernel: max-times product over matmul of the same shape; network: scoring over one forward pass")
-    if as_json:
-        print_json({"kind": "bench", "sipp": sipp.__version__, "machine": machine, "lines": lines})

@@ -25,7 +25,7 @@ class CertifyRequest:
     dense: shared.Dense = None
     holdout: Annotated[str, option(f"Points new to both networks: {REAL_KINDS}.", MODEL_PANEL)]
     calibration: Annotated[
-        str | None, option("Points that chose the pruning: the holdout may hold none of them.", MODEL_PANEL)
+        str | None, option("Points that were used for pruning; the holdout must not contain any.", MODEL_PANEL)
     ] = None
     normalise: shared.Normalise = None
     size: shared.Size = None
@@ -33,13 +33,11 @@ class CertifyRequest:
     epsilon: Annotated[
         float | None, option("Relative error to certify; without it, the smallest.", GUARANTEE_PANEL)
     ] = None
-    accuracy: Annotated[bool, option("Certify the drop in accuracy instead (T16).", GUARANTEE_PANEL, "--accuracy")] = (
-        False
-    )
+    accuracy: Annotated[bool, option("Certify the drop in accuracy instead.", GUARANTEE_PANEL, "--accuracy")] = False
     measure: Annotated[
         Measure,
         option(
-            "What epsilon limits: the output, or of a language model's sequences kl (nats a token) or next-token.",
+            "What epsilon limits: the output; for a language model also kl (nats a token) or next-token.",
             GUARANTEE_PANEL,
         ),
     ] = "output"
@@ -59,7 +57,7 @@ class CertifyRequest:
 
 @with_record_options
 def certify(request: CertifyRequest, as_json: Json = False) -> None:
-    """Certify what pruning costs on held-out points (T14, T16), or check a certificate made earlier.
+    """Certify on held-out data what pruning costs, or check an earlier certificate.
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """

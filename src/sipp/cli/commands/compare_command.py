@@ -19,7 +19,7 @@ def compare(
     data: shared.NeededData,
     weights: shared.Weights = None,
     holdout: Annotated[
-        str | None, option("Points that judge; default: the last quarter of the data.", MODEL_PANEL)
+        str | None, option("Points to judge on; default: the last quarter of the data.", MODEL_PANEL)
     ] = None,
     normalise: shared.Normalise = None,
     size: shared.Size = None,
@@ -39,7 +39,7 @@ def compare(
     ledger: shared.Ledger = None,
     output: shared.OutputPart = None,
     repair: Annotated[
-        bool, option("Add every network with mask and weights found together (T21).", REPAIR_PANEL, "--repair")
+        bool, option("Also try each with mask and weights found together.", REPAIR_PANEL, "--repair")
     ] = False,
     refit: shared.Refit = False,
     as_json: Json = False,
@@ -47,7 +47,7 @@ def compare(
     batch_size: shared.BatchSize = None,
     seed: shared.Seed = 0,
 ) -> None:
-    """Prune a network by every method at a few keeps, print what each does to its output, and which to use.
+    """Compare methods on your network: how far each moves the output, and which one to use.
 
     For example: sipp compare --model digits-cnn --data digits --keeps 0.5,0.2
     """
@@ -101,7 +101,7 @@ def _numbers(keeps: str) -> list[float]:
             share = 0.0
         if not 0 < share <= 1:
             raise CommandError(
-                f"{text!r} is no share in (0, 1]", where=f"--keeps {keeps:.60}", fix="give numbers: 0.5,0.3,0.1"
+                f"{text!r} is not a share in (0, 1]", where=f"--keeps {keeps:.60}", fix="give numbers: 0.5,0.3,0.1"
             )
         found.append(share)
     return found

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-from rich.progress import Progress as Bars
 
 from sipp.cli.errors import naming_option
 from sipp.cli.options import DEFAULT_ROOT, Json
-from sipp.cli.output import only_json, plain_table, print_json, show
-from sipp.progress import console_of_person
+from sipp.cli.output import only_json, print_json, show
+from sipp.progress import progress_bar
+from sipp.records.display import plain_table
 
 IMAGENET = "imagenet"
-PLAIN_STEP_S = 5.0  # between two lines of progress where no bar can be drawn
 
 
 def data(
     name: Annotated[
-        Literal["list", "digits", "cifar10", "imagenet"], typer.Argument(help="The set, or list to see what is here.")
+        Literal["list", "digits", "cifar10", "imagenet"], typer.Argument(help="A data set, or list.")
     ] = "list",
-    folder: Annotated[Path, typer.Argument(help="Where sets lie, or are put.")] = DEFAULT_ROOT,
+    folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
     as_json: Json = False,
 ) -> None:
-    """List the data sets and whether they are here; download CIFAR-10, checked."""
+    """List the data sets and which of them are here, or download CIFAR-10."""
     with only_json(as_json):
         if name == "list":
             found = [_digits(), _cifar10(folder), _imagenet(folder)]
@@ -89,32 +84,14 @@ def _checked_imagenet(folder: Path) -> dict[str, Any]:
 def _fetched(folder: Path) -> dict[str, Any]:
     """CIFAR-10, downloaded if it is not here."""
     from sipp.experiments.data import fetch_cifar10
-    from sipp.experiments.data.cifar10 import BIN_FOLDER
+    from sipp.experiments.data.cifar10 import BIN_FOLDER, N_BYTES
 
-    with naming_option(f"sipp data cifar10 {folder}", f"put the official {BIN_FOLDER} into {folder}"), _told() as told:
+    with (
+        naming_option(f"sipp data cifar10 {folder}", f"put the official {BIN_FOLDER} into {folder}"),
+        progress_bar("fetching CIFAR-10, bytes", N_BYTES, shown=True) as advance,
+    ):
         source = "present" if (folder / BIN_FOLDER).exists() else "official"
-        place = fetch_cifar10(folder, progress=told)
+        place = fetch_cifar10(folder, progress=advance)
     came = "was here already" if source == "present" else f"came from the {source} source"
     what = f"50,000 training and 10,000 test images in {place}, checked; {came}"
     return {"name": "cifar10", "here": True, "folder": place, "source": source, "what": what}
-
-
-@contextmanager
-def _told() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function that shows how far a download is: a bar at a terminal, a line on stderr now and then elsewhere."""
-    console = console_of_person()
-    if console is not None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Bars(*columns, console=console, transient=True) as bars:
-            task = bars.add_task("connecting", total=None)
-            yield lambda stage, done, total: bars.update(task, description=stage, completed=done, total=total)
-        return
-    last_time, last_stage = -PLAIN_STEP_S, ""
-
-    def line(stage: str, done: int, total: int | None) -> None:
-        nonlocal last_time, last_stage
-        if stage != last_stage or time.monotonic() - last_time >= PLAIN_STEP_S:
-            last_time, last_stage = time.monotonic(), stage
-            typer.echo(f"{stage}: {done:,}" + (f" of {total:,}" if total else ""), err=True)
-
-    yield line

@@ -25,7 +25,7 @@ class EvalRequest:
     points: shared.HoldoutPoints = None
     output: shared.OutputPart = None
     out: Annotated[
-        Path | None, option("New file for the record; NAME.json in the network's folder is on its page.", OUTPUT_PANEL)
+        Path | None, option("New file for the record; in the network's folder it appears on its page.", OUTPUT_PANEL)
     ] = None
     force: shared.Force = False
     device: shared.Device = "auto"
@@ -35,7 +35,7 @@ class EvalRequest:
 
 @with_record_options
 def eval(request: EvalRequest, as_json: Json = False) -> None:  # the name of the command
-    """Measure accuracy, loss and epsilon of a pruned network beside the dense one."""
+    """Measure a pruned network beside the dense one: accuracy, loss, and how far outputs move."""
     from sipp.cli.evaluate import answer
 
     with only_json(as_json):

@@ -46,7 +46,7 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a pruned network for other programs, read back and compared."""
+    """Export a pruned network for other programs; the result is read back and compared."""
     from sipp.cli.data_option import points_read
     from sipp.cli.hugging_face_models import own_tokenizer
     from sipp.cli.stored_networks import example_for, stored_network
@@ -87,6 +87,6 @@ def check_out(path: Path, inputs: list[tuple[str, Path]]) -> None:
     refuse_inputs(path, inputs)
     check_place(path)
     if not path.parent.is_dir():
-        raise OptionError(f"{path.parent} is no folder", fix="make it first, or give another place")
+        raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")
     if path.is_symlink() or path.exists():
         raise OptionError(f"{path} exists", fix="give another name, or move it away")

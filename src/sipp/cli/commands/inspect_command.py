@@ -15,7 +15,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="A file of `sipp prune --out NAME.safetensors`, or of sipp.save.")],
     as_json: Json = False,
 ) -> None:
-    """Show what is in the file of a pruned network: bytes of every tensor, method, statements, certificate."""
+    """Show what is in a file of sipp.save: tensors and their sizes, method, statements, certificate."""
     from sipp.cli.stored_networks import built_in, contents_record, read_contents
 
     with only_json(as_json):

@@ -60,10 +60,10 @@ class PruneRequest:
     ] = None
     epsilon: Annotated[
         float | None,
-        option("Instead of --keep: prune as far as this relative error is certified (T15).", PRUNE_PANEL),
+        option("Instead of --keep: prune as far as this relative error can be certified.", PRUNE_PANEL),
     ] = None
     max_accuracy_drop: Annotated[
-        float | None, option("Instead of --keep: prune as far as this accuracy drop is certified.", PRUNE_PANEL)
+        float | None, option("Instead of --keep: prune as far as this accuracy drop can be certified.", PRUNE_PANEL)
     ] = None
     out: Annotated[
         Path | None,
@@ -80,6 +80,10 @@ class PruneRequest:
             metavar="FORMAT",
         ),
     ] = "fp32"
+    shard: Annotated[
+        str | None,
+        option(f"Largest file of name{FILE_SUFFIX}: 5GB; the others lie beside it. Default: one file.", OUTPUT_PANEL),
+    ] = None
     force: shared.Force = False
 
     @property
@@ -101,7 +105,7 @@ class PruneRequest:
 def prune(context: typer.Context, request: PruneRequest, as_json: Json = False) -> None:
     """Prune a network to a share of its weights, or as far as a certificate allows.
 
-    For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run. T1 to T22 stand in docs/theory.md.
+    For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run. T1 to T22: see docs/theory.md.
     """
     from sipp.cli.prune_network import check, not_certified, record_of, tell, work, write
 

@@ -9,9 +9,10 @@ from rich.markup import escape
 
 from sipp.cli.errors import CommandError
 from sipp.cli.options import Json
-from sipp.cli.output import plain_table, print_json, show, show_list
+from sipp.cli.output import print_json, show, show_list
 from sipp.experiments.recipes import load_recipe, recipe_descriptions
 from sipp.experiments.recipes.schema import described
+from sipp.records.display import plain_table
 
 
 def recipes(
@@ -19,10 +20,10 @@ def recipes(
     recipe: Annotated[str | None, typer.Argument(help="With show: a recipe's name or a .yaml file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the recipes, or show one with the meaning of every key.
+    """List the recipes, or explain every key of one.
 
-    Any of these keys can be given to `sipp run` and `sipp study` with --set KEY=VALUE, or stand in a .yaml file of
-    yours that begins with `base: NAME`.
+    Set any key with --set KEY=VALUE in `sipp run` and `sipp study`, or in a .yaml file of yours that begins with
+    `base: NAME`.
     """
     if action == "list":
         show_list("recipe", "what it does", "recipes", recipe_descriptions(), as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,8 @@ import typer
 
 import sipp
 from sipp.cli.errors import REPAIR, CommandError, naming_option
-from sipp.cli.options import Force
+from sipp.cli.options import Force, Json
+from sipp.cli.output import print_json
 from sipp.errors import OptionError
 from sipp.extras import needed_for
 from sipp.report import figure_names, files_read, read_whole_results, render, write_figures
@@ -26,11 +26,11 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("page.html"),
     figures: Annotated[Path | None, typer.Option(help="Folder for figures as PDF and PNG.")] = None,
     force: Force = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Show runs, finished or not, on one page that needs no network, and as figures for print.
+    """Make a page of runs or pruned networks that works offline, and figures for print.
 
-    What was changed after it was written is refused, as `sipp run` refuses it; what cannot be checked is marked.
+    Records that were changed after they were written are refused; what cannot be checked is marked.
     """
     _check_places(out, figures)
     with naming_option(f"--out {out}", "give another page"):
@@ -55,7 +55,7 @@ def report(
         values["marked"] = marked
         if broken:
             values["broken"] = [{"folder": str(one.folder), "what": one.reason, "do": REPAIR} for one in broken]
-        typer.echo(json.dumps(values))
+        print_json(values)
         return
     what = "1 result" if len(names) == 1 else f"{len(names)} results"
     typer.echo(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {what})")
@@ -77,7 +77,7 @@ def _check_places(out: Path, figures: Path | None) -> None:
         return
     with naming_option(f"--figures {figures}", "give another folder"):
         if os.path.lexists(figures) and not figures.is_dir():
-            raise OptionError(f"{figures} is no folder", fix="give another folder")
+            raise OptionError(f"{figures} is not a folder", fix="give another folder")
         check_place(figures / out.name)
         if os.path.realpath(out) in (os.path.realpath(one) for one in (figures, *figures.parents)):
             raise OptionError(f"{figures} would be a folder, and {out} a page", fix="give another folder")

@@ -43,7 +43,8 @@ def run(
         ),
     ] = "process",
     at_once: Annotated[
-        int | None, option("Ray: networks at once; without it, as CPUs or GPUs allow.", MACHINE_PANEL, least=1)
+        int | None,
+        option("Ray: how many networks at once; default: as many as CPUs or GPUs allow.", MACHINE_PANEL, least=1),
     ] = None,
     ray_address: Annotated[
         str | None,
@@ -52,7 +53,7 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run a recipe, or go on with it where it was stopped; Ctrl-C and SIGTERM stop it after the step under way.
+    """Run a recipe, or resume one that was stopped; Ctrl-C stops it after the current step.
 
     Several processes: accelerate launch --num_processes 2 -m sipp run RECIPE ...
     """

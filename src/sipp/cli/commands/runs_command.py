@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from sipp.cli.errors import REPAIR
 from sipp.cli.options import DEFAULT_RUNS, Json
-from sipp.cli.output import print_json
+from sipp.cli.output import print_json, show
 from sipp.errors import OptionError
 from sipp.experiments.runs.reading import RunStatus, UnreadableRun
+from sipp.records.display import plain_table
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
 
@@ -24,29 +22,25 @@ def runs(
     out: Annotated[Path, typer.Option(help="Folder that holds one folder per run.")] = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> None:
-    """List the runs in a folder, and how far each is."""
+    """List the runs in a folder and how far each has got."""
     from sipp.experiments.runs.reading import UnreadableRun, list_runs
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")
-    console = Console()
-    table = Table(box=box.SIMPLE_HEAD)
     if as_json:
         print_json({"kind": "runs", "runs": [_values(one) for one in list_runs(out)]})
         return
-    for column in ("run", "pipeline", "networks", "state"):
-        table.add_column(column, overflow="fold")
-    looked = list_runs(out)
+    table, looked = plain_table("run", "pipeline", "networks", "state", texts=("pipeline", "state")), list_runs(out)
     for one in looked:
         if isinstance(one, UnreadableRun):
             table.add_row(escape(one.folder.name), "", "", BROKEN)
             continue
         note = "" if one.n_origins == 1 else f", {one.n_origins} origins (resumed with changes)"
         table.add_row(one.folder.name, one.pipeline, f"{one.n_done} of {one.n_stages}", one.state + note)
-    console.print(table if table.row_count else f"no runs in {out}")
+    show(table if table.row_count else f"no runs in {out}")
     for one in looked:
         if isinstance(one, UnreadableRun):
-            console.print(f"{BROKEN}: {one.what}; {one.fix or REPAIR}", markup=False, highlight=False, soft_wrap=True)
+            show(f"{BROKEN}: {one.what}; {one.fix or REPAIR}")
 
 
 def _values(one: RunStatus | UnreadableRun) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, Json, option
-from sipp.cli.output import only_json, plain_table, print_json, show
-from sipp.records.display import bytes_in_words, number
+from sipp.cli.output import only_json, print_json, show
+from sipp.records.display import bytes_in_words, number, plain_table
 from sipp.records.options import DELTA
 from sipp.storage.outputs import SCORES, SCORES_MARK, check_file, write_file
 from sipp.storage.tensors import tensors_to_bytes
@@ -36,7 +36,7 @@ def score(
     batch_size: shared.BatchSize = None,
     seed: shared.Seed = 0,
 ) -> None:
-    """Score every prunable weight: the largest share it ever contributes to an output of its row (T3)."""
+    """Score every weight by its sensitivity: the largest share it ever contributes to an output."""
     from sipp.cli.data_option import Reader, draw_calibration, images_lines, points_read, summary
     from sipp.cli.model_option import load_model, weights_read
     from sipp.scoring.theory_points import sample_size
@@ -48,7 +48,7 @@ def score(
                 check_file(out, SCORES, force=force, inputs=reads)
             if out.suffix != ".safetensors":
                 raise CommandError(
-                    f"{out.name} is no name of scores",
+                    f"{out.name} is not a name of scores",
                     where=f"--out {out}",
                     fix="give a name that ends in .safetensors",
                 )

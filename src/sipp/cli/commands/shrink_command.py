@@ -33,7 +33,7 @@ def shrink(
     size: Size = None,
     as_json: Json = False,
 ) -> None:
-    """Remove dead rows and channels from a pruned network for good: smaller plain layers, the same outputs."""
+    """Remove dead channels for good: a smaller dense network with the same outputs."""
     from sipp.cli.data_option import points_read
     from sipp.cli.stored_networks import example_for, stored_network
     from sipp.runtime.exporting import export

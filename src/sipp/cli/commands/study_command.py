@@ -11,8 +11,9 @@ from rich.console import Console
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PANEL, Json, option
-from sipp.cli.output import plain_table, print_json, show, show_list
+from sipp.cli.output import print_json, show, show_list
 from sipp.experiments.studies import Study, load_study, study_descriptions
+from sipp.records.display import plain_table
 from sipp.storage.outputs import PAGE, check_file, refuse_inputs
 
 
@@ -26,13 +27,15 @@ def study(
     device: shared.Device = "auto",
     workers: shared.Workers = 0,
     accept_changes: shared.AcceptChanges = False,
-    dry_run: Annotated[bool, option("Say what is there and what would be trained.", OUTPUT_PANEL, "--dry-run")] = False,
+    dry_run: Annotated[
+        bool, option("Show what is there and what would be trained; train nothing.", OUTPUT_PANEL, "--dry-run")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a figure of the paper: all runs of a named study, then one page; without a name, list the studies.
+    """Reproduce a figure of the paper: all runs of a study, then one page; without a name, list the studies.
 
-    Stopped and resumed like `sipp run`. What any run in --out has made already is taken over: a method or a seed that
-    is added (--set "prune.methods=[...]", --set repetitions=3) trains only what is new.
+    Stop and resume it like `sipp run`. It reuses what any run in --out has made: another method or seed
+    (--set "prune.methods=[...]", --set repetitions=3) trains only what is new.
     """
     if name is None:
         show_list("study", "what it shows", "studies", study_descriptions(), as_json)

@@ -16,6 +16,7 @@ import torch
 
 from sipp.errors import DataError
 from sipp.experiments.data.imageset import ImageSet
+from sipp.progress import Advance
 from sipp.records.checking import check_choice
 from sipp.storage.files import make_folder, publish, sha256_of, staged, sync_folder, write_through
 
@@ -30,12 +31,12 @@ FILES = (*TRAIN_FILES, "test_batch")
 SHAPE = (3, 32, 32)
 N_PIXELS = 3 * 32 * 32
 RECORD_BYTES = 1 + N_PIXELS  # one label, then the red, green and blue planes
+N_BYTES = len(FILES) * N_PER_FILE * RECORD_BYTES
 BIN_FOLDER = "cifar-10-batches-bin"
 PY_FOLDER = "cifar-10-batches-py"
 SHA256 = "013ba16d14ecc4829da62bf2af648ca30f600491ecb3e7f329c827db0dd17522"  # all records, in the order of FILES
 
 Checksum = Literal["official", "skip"]
-Progress = Callable[[str, int, int | None], None]  # what is done, bytes so far, bytes in all
 
 
 def load_cifar10(folder: Path | str, *, n_per_file: int = N_PER_FILE, checksum: Checksum = "official") -> ImageSet:
@@ -101,8 +102,8 @@ def _read_py(path: Path, n_records: int) -> np.ndarray:
         return np.concatenate([labels.reshape(n_records, 1), batch["data"].pixels.reshape(n_records, N_PIXELS)], axis=1)
     except Exception as error:  # a malformed pickle can raise nearly anything
         raise DataError(
-            f"this is no batch of {n_records} images and labels ({type(error).__name__}: {str(error)[:200]}); nothing "
-            "in it was run",
+            f"this is not a batch of {n_records} images and labels ({type(error).__name__}: {str(error)[:200]}); "
+            "nothing in it was run",
             where=path,
             fix="take the file from the official archive again",
         ) from error
@@ -150,7 +151,7 @@ class _BatchUnpickler(pickle.Unpickler):
 # --- download ---------------------------------------------------------------------------------------------------------
 
 
-def fetch_cifar10(folder: Path | str, *, progress: Progress | None = None, url: str = URL) -> Path:
+def fetch_cifar10(folder: Path | str, *, progress: Advance | None = None, url: str = URL) -> Path:
     """`folder/cifar-10-batches-bin`, downloaded if it is not there, complete and checked.
 
     A download that fails leaves nothing behind; the folder gets its name in one step, once its bytes are the published
@@ -188,9 +189,9 @@ def fetch_cifar10(folder: Path | str, *, progress: Progress | None = None, url: 
     return target
 
 
-def _download(url: str, progress: Progress | None) -> dict[str, bytes]:
+def _download(url: str, progress: Advance | None) -> dict[str, bytes]:
     """The six files of the archive at `url`, unpacked while they come in; no other member of it is looked at."""
-    n_bytes, n_done = N_PER_FILE * RECORD_BYTES, 0
+    n_bytes = N_PER_FILE * RECORD_BYTES
     found: dict[str, bytearray] = {}
     with (
         urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
@@ -204,9 +205,8 @@ def _download(url: str, progress: Progress | None) -> dict[str, bytes]:
             found[name] = bytearray()
             while len(found[name]) <= n_bytes and (chunk := file.read(CHUNK)):
                 found[name] += chunk
-                n_done += len(chunk)
                 if progress is not None:
-                    progress("CIFAR-10", n_done, n_bytes * len(FILES))
+                    progress(len(chunk))
     if missing := [name for name in FILES if name not in found]:
         raise DataError(f"the archive does not hold {', '.join(missing)}")
     return {name: bytes(found[name]) for name in FILES}

@@ -1,6 +1,5 @@
 """Networks by name: what each is built from, which images it takes, how many classes it knows by default."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -20,7 +19,7 @@ from sipp.experiments.nets.lenet import lenet5, lenet_300_100
 from sipp.experiments.nets.lstm import LstmClassifier
 from sipp.experiments.nets.vgg import Vgg
 from sipp.experiments.nets.wide_resnet import WideResNet
-from sipp.records.checking import check_choice
+from sipp.records.checking import check_choice, nearest
 
 CIFAR = (3, 32, 32)
 IMAGENET = (3, 224, 224)
@@ -65,9 +64,7 @@ def net_spec(name: str) -> NetSpec:
     """The entry of `NETS` with this name; an unknown name is refused with the nearest known one."""
     if name in NETS:
         return NETS[name]
-    near = difflib.get_close_matches(name.lower(), NETS, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise OptionError(f"unknown network {name!r}{hint}", fix=f"known: {', '.join(NETS)}")
+    raise OptionError(f"unknown network {name!r}{nearest(name, NETS)}", fix=f"known: {', '.join(NETS)}")
 
 
 def n_classes_in(name: str, shapes: Mapping[str, Sequence[int]]) -> int | None:

@@ -48,7 +48,7 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code |
         path, where = Path(name_or_path), name_or_path
         try:
             if not path.is_file() or path.stat().st_size > MAX_BYTES:
-                raise OSError(f"it is no plain file of at most {MAX_BYTES:,} bytes")
+                raise OSError(f"it is not a plain file of at most {MAX_BYTES:,} bytes")
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"cannot be read as a recipe: {error}", where=path) from error

@@ -98,7 +98,7 @@ def _refuse_foreign(folder: Path) -> None:
     foreign = [name for name in names if name not in ours and files.staged_for(Path(name)) is None]
     if foreign and MANIFEST not in names:
         raise OptionError(
-            f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is no run", fix="choose another --out"
+            f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is not a run", fix="choose another --out"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sipp.errors import OptionError
 from sipp.experiments.recipes.catalog import SUFFIX, derived_recipe, merged
 from sipp.experiments.recipes.schema import Recipe
-from sipp.records.checking import first_problem
+from sipp.records.checking import first_problem, nearest
 
 Form = Literal["short", "full"]
 Panel = str | dict[str, Any]  # the name of a recipe, or a recipe's values over those of its `base`
@@ -71,8 +70,7 @@ def _spec(name: str) -> StudySpec:
     from sipp.experiments.recipes.yamlfile import read_yaml
 
     if name not in study_names():
-        near = difflib.get_close_matches(name, study_names(), n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = nearest(name, study_names())
         raise OptionError(f"unknown study {name!r:.60}{hint}", fix=f"known: {', '.join(study_names())}")
     text = resources.files("sipp.experiments.studies").joinpath(name + SUFFIX).read_text(encoding="utf-8")
     try:

@@ -60,7 +60,7 @@ def device_named(name: Device) -> torch.device:
     """The device of this name; "auto" is a GPU if there is one."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
-        raise OptionError("device 'cuda' was asked for, but torch finds no GPU here", fix="use 'cpu' or 'auto'")
+        raise OptionError("torch finds no CUDA device on this machine", fix="use device cpu, or leave it out")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and has_gpu) else "cpu")
 
 

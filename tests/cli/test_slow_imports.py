@@ -57,7 +57,7 @@ def test_the_list_of_commands_needs_no_command() -> None:
 
 def test_the_help_of_a_command_needs_no_torch() -> None:
     for name, found in zip(COMMANDS, called(*([name, "--help"] for name in COMMANDS))):
-        assert f"sipp.cli.commands.{name}_command" in found and found & SLOW == set(), name
+        assert f"sipp.cli.commands.{name.replace('-', '_')}_command" in found and found & SLOW == set(), name
 
 
 def test_a_public_name_is_loaded_when_it_is_asked_for() -> None:
@@ -88,7 +88,7 @@ def test_the_list_says_of_a_command_what_it_says_itself(name: str) -> None:
 
 def test_every_file_of_a_command_is_in_the_list() -> None:
     files = {path.stem for path in (SOURCE / "cli" / "commands").glob("*_command.py")}
-    assert files == {f"{name}_command" for name in COMMANDS}
+    assert files == {f"{name.replace('-', '_')}_command" for name in COMMANDS}
 
 
 def test_listing_runs_needs_no_torch(tmp_path: Path) -> None:

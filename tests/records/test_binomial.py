@@ -1,3 +1,5 @@
+"""The binomial rules of T14 to T16 against their definitions, summed term by term."""
+
 import dataclasses
 import itertools
 import math
@@ -101,7 +103,7 @@ def test_shares_outside_the_open_interval_are_refused(value):
 @pytest.mark.parametrize(("k", "n"), [(-1, 5), (6, 5), (0, 0)])
 def test_impossible_counts_are_refused(k, n):
     for limit in (binomial.upper_limit, binomial.lower_limit):
-        with pytest.raises(OptionError, match="is no count"):
+        with pytest.raises(OptionError, match="is not a count"):
             limit(k, n, 0.05)
 
 
