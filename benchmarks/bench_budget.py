@@ -96,7 +96,7 @@ def beside_cvxpy(rows: list[Tensor], budget: int, seconds: float, n_chords: int)
     problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum(eps)), constraints)
     problem.solve()
     theirs = time.perf_counter() - start
-    found = relax(rows, budget, layer_weights=None, **options()).objective
+    found = relax(rows, budget, **options()).objective
     print(
         f"objective: ours {found:.6g}, cvxpy {problem.value:.6g} ({n_chords} chords of each curve, no row kept whole)"
     )

@@ -18,8 +18,8 @@ SHOWN = (
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    "docs/*.md",
-    "docs/*.png",
+    "docs/**/*.md",
+    "docs/**/*.png",
     "results/**/*.md",
     "results/**/*.png",
 )
@@ -32,6 +32,15 @@ EMBEDDED = f"""
 Drawn from the records in this folder when this site was built; [alone, in full width](page.html).
 
 <iframe src="page.html" title="The page of this study" style="{FRAME}"></iframe>
+"""
+
+# Wide tables and pictures scroll, instead of the whole page; letters in a picture stay readable on a telephone.
+LAYOUT = """
+table { display: block; overflow-x: auto; }
+.bs-sidebar a { overflow-wrap: anywhere; }
+p:has(> img) { overflow-x: auto; }
+.col-md-9 p > img { min-width: 600px; margin: 0; padding: 0; border: 0; box-shadow: none; }
+p:has(> img) + p > em:only-child { font-size: 0.9em; }
 """
 
 
@@ -60,7 +69,7 @@ def _page() -> str:
 
 
 def _colours() -> str:
-    """How code is coloured, on light and on dark ground; wide tables scroll, instead of the whole page."""
+    """How code is coloured, on light and on dark ground, and what else the theme does not do."""
     light = HtmlFormatter(style="tango").get_style_defs(".codehilite")
     dark = HtmlFormatter(style="github-dark").get_style_defs("[data-bs-theme=dark] .codehilite")
-    return f"{light}\n{dark}\ntable {{ display: block; overflow-x: auto; }}\n"
+    return f"{light}\n{dark}\n{LAYOUT}"

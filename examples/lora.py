@@ -1,13 +1,10 @@
-"""LoRA on a pruned language model: adapters are trained under the masks and merged back, and the zeros stay.
+"""LoRA on a pruned language model, and pruning while LoRA trains: adapters are masked and merged, and the zeros stay.
 
 python examples/lora.py, with transformers and peft. By itself LoRA adds a dense product of two thin matrices: merged it
-would fill every zero. Here what is added is masked, while it is trained and when it is merged.
+would fill every zero. `hold` and `gradual` mask what it adds; `release` merges it, masked, into the weights.
 """
 
-from functools import partial
-
 import torch
-import torch.nn.functional as F
 
 import sipp
 
@@ -17,44 +14,45 @@ try:
 except ImportError as missing:
     raise SystemExit(f"skipped: {missing}; pip install 'sipp[hf]' peft") from missing
 
-
-def hold_adapters(net, masks):
-    """Masks what the adapters of a peft model add to pruned weights; merge_and_unload gives the same then."""
-    for name, layer in net.named_modules():
-        mask = masks.get(f"{name.removeprefix('base_model.model.')}.weight")
-        if mask is not None and hasattr(layer, "get_delta_weight"):
-            layer.get_delta_weight = partial(lambda add, mask, of: add(of) * mask, layer.get_delta_weight, mask)
-            layer.forward = partial(run_masked, layer)
+TARGETS = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
 
 
-def run_masked(layer, inputs):
-    added = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
-    return F.linear(inputs, layer.base_layer.weight + added, layer.base_layer.bias)
+def with_adapters(model):
+    """The model with LoRA around some of its layers, and a function that trains the adapters for one step."""
+    net = get_peft_model(model, LoraConfig(r=8, target_modules=TARGETS))
+    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2)
+
+    def train_step(step):
+        optimizer.zero_grad()
+        net(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+
+    return net, train_step
+
+
+def told(what, model):
+    """How many prunable weights are not zero; prints that and the perplexity."""
+    weights = (p for name, p in model.named_parameters() if ".layers." in name and name.endswith("proj.weight"))
+    n_nonzero = sum(int(weight.count_nonzero()) for weight in weights)
+    found = sipp.perplexity(model, tokens, progress=False).perplexity
+    print(f"{what}: perplexity {found:.1f}, {n_nonzero:,} prunable weights are not zero")
+    return n_nonzero
 
 
 torch.manual_seed(0)
-config = LlamaConfig(
-    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-    max_position_embeddings=32,
-)  # fmt: skip
+config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
 model = LlamaForCausalLM(config).eval()  # yours: from_pretrained(...)
 tokens = torch.arange(32).repeat(16, 1).add(torch.arange(16)[:, None]) % 64
 
 pruned = sipp.prune(model, tokens, keep=0.5, method="wanda", statements=False, progress=False)
-print(f"pruned: perplexity {sipp.perplexity(pruned, tokens, progress=False).perplexity:.1f}")
-net = get_peft_model(
-    pruned.model, LoraConfig(r=8, target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
-)
-hold_adapters(net, pruned.masks)
-optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2)
-for _ in range(40):
-    optimizer.zero_grad()
-    net(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
-expected = net(tokens).logits
-merged = net.merge_and_unload().eval()
-assert torch.allclose(merged(tokens).logits, expected, atol=1e-4)
-print(f"trained by LoRA, merged: perplexity {sipp.perplexity(merged, tokens, progress=False).perplexity:.1f}")
-n_nonzero = sum(int(merged.get_parameter(name).count_nonzero()) for name in pruned.masks)
-print(f"{n_nonzero:,} of {pruned.n_weights:,} prunable weights are not zero after LoRA")
-assert n_nonzero <= pruned.kept
+told("pruned", pruned.model)
+net, train_step = with_adapters(pruned.model)
+sipp.hold(net, pruned.masks)
+for step in range(40):
+    train_step(step)
+sipp.release(net)
+assert told("trained by LoRA and merged", net.unload().eval()) <= pruned.kept
+
+net, train_step = with_adapters(model)
+done = sipp.gradual(net, train_step, tokens, keep=0.5, steps=40, method="wanda", progress=False)
+assert told("pruned little by little while LoRA trains", net.unload().eval()) <= done.kept == pruned.kept
