@@ -53,8 +53,8 @@ def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "mark"),
     [
-        ({"pruned_hash": "1" * 64}, "is an evaluation of other networks and not shown."),
-        ({"dense_hash": "1" * 64}, "is an evaluation of other networks and not shown."),
+        ({"pruned_hash": "1" * 64}, "is an evaluation for other networks and is not shown."),
+        ({"dense_hash": "1" * 64}, "is an evaluation for other networks and is not shown."),
         ({"pruned_accuracy": 1.5}, "cannot be read as an evaluation."),
         ({"pruned_accuracy": None}, "cannot be read as an evaluation."),
         ({"n_points": 0}, "cannot be read as an evaluation."),

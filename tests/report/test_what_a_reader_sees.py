@@ -41,7 +41,7 @@ def repaired(after: float) -> dict[str, Any]:
         {"name": "1.weight", "error_before": None, "error_after": None, "left_alone": "its input is not seen"},
     ]
     counts = {"n_points": 90, "n_aside": 10, "n_judged": 10, "output_before": 0.8, "output_after": after}
-    return {"layers": layers, **counts, "undone": "", "words": "1 of 2 weights refitted on 90 points"}
+    return {"layers": layers, **counts, "undone": "", "words": "1 of 2 layers refitted on 90 inputs"}
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def page(
     results = [_shown(name, record_of(one), claims) for name, one in networks.items()]
     known = {model.record.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
-        raise OptionError("a certificate is about none of these networks", fix="give the network it was made of")
+        raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
     write_file(target, render(results, version=f"sipp {__version__}").encode(errors="replace"), PAGE, force=True)
     return target
 
