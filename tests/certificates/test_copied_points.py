@@ -140,7 +140,7 @@ def test_a_comparison_counts_different_points() -> None:
     few = torch.randn(12, 4)
     options: dict[str, Any] = {"keeps": (0.6,), "methods": ("wt", "lamp")}
     once, often = (sipp.compare(net, data, holdout=x, **options) for x in (few, few.repeat(200, 1)))
-    assert once.n_points == often.n_points == 12 and "judged on 12 points of the holdout" in str(often)
+    assert once.n_points == often.n_points == 12 and "judged on 12 holdout inputs" in str(often)
     assert [row.error for row in once.rows] == pytest.approx([row.error for row in often.rows])
     best = once.best(0.6)
     assert [r.name for r in once.level_with(best)] == [r.name for r in often.level_with(often.best(0.6))]

@@ -74,7 +74,7 @@ def test_the_certificate_is_about_the_values_in_the_file(values: str, folder: Pa
     moved = max(one.largest_change for one in contents.tensors)
     assert found["values"]["largest_change"] == moved and (moved > 0) == (values != "lossless")
     told = prune(folder, "--out", out, "--values", values, "--force").stdout
-    assert ("about the stored values" in told) == (f"{values} moved weights in 2 of 4 tensors" in told) == bool(moved)
+    assert ("about the stored values" in told) == (f"{values} changed weights in 2 of 4 tensors" in told) == bool(moved)
 
 
 def test_values_that_nothing_would_take(folder: Path, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_export_gives_the_network_back(to: str, folder: Path, tmp_path: Path) ->
 
 def test_export_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     words = ["export", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "-o", tmp_path / "x", "--to"]
-    refused(run(*words, "pt2"), "FILE", "needs points to run on")
+    refused(run(*words, "pt2"), "FILE", "needs inputs to run on")
     refused(run(*words, "pt", "--data", folder / "data.npy"), "--data", "needs no example")
     refused(run(*words, "hf"), "FILE", "has no save_pretrained")
     refused(run(*words, "pt", "--model", "cli_zoo:grouped"), "FILE", "which the model has")
@@ -261,7 +261,7 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     page = render(read_results([net]), version="")
     found = checked(BenchRecord, read_sealed(net / "bench.json"), net / "bench.json")
     assert "Size and speed" in page and f"{found.smaller:.2f} times smaller as a file of sipp.save" in page
-    assert f"{found.bytes.file:,} bytes" in page and "4 points a call" in page and found.certified is not None
+    assert f"{found.bytes.file:,} bytes" in page and "4 inputs per call" in page and found.certified is not None
     assert prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100).returncode == 0  # another network now
     (result,) = read_results([net])
     assert "is about another network" in result.marks[0]

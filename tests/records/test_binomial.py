@@ -214,7 +214,7 @@ def test_sentences_say_the_numbers_and_never_more():
     )
     few = certificate(n=20, n_duplicates=1980, violations=0, epsilon=math.inf).sentence
     assert few.startswith("No claim: 2,000 holdout inputs, 20 of them distinct, are too few")
-    assert "at least 59 different are needed" in few
+    assert "at least 59 distinct ones are needed" in few
     assert str(certificate()).splitlines()[0] == "certified"
     sheet = str(certificate())
     assert certificate().sentence in " ".join(sheet.split()) and "data_hash" in sheet

@@ -123,7 +123,7 @@ def test_a_pattern_is_checked_against_the_masks(path: Path) -> None:
     assert found.statements is not None and found.statements.pattern == "2:4"
     assert "pattern:         2:4 along every row, checked" in str(found)
     sipp.save(replace(pruned, pattern="1:4"), path)
-    assert "1:4 is what the file says, and 0.weight" in str(sipp.inspect(path))
+    assert "1:4 is what the file says, but 0.weight" in str(sipp.inspect(path))
     with pytest.raises(ValueError, match="is not a pattern"):
         sipp.save(replace(pruned, pattern="5:4"), path)
 

@@ -66,9 +66,9 @@ class MethodInfo:
 
 
 METHODS: tuple[MethodInfo, ...] = (
-    MethodInfo("sipp-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on held-back points",
+    MethodInfo("sipp-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on held-back inputs",
                BLEND, POINTS, floor=0.1),
-    MethodInfo("sipp-hybrid", "per row the better of keeping the most sensitive weights and sampling",
+    MethodInfo("sipp-hybrid", "for each row, the better of keeping the most sensitive weights and sampling",
                SENSITIVITY, POINTS, "hybrid"),
     MethodInfo("sipp-det", "keeps the most sensitive weights",
                SENSITIVITY, POINTS),
@@ -82,11 +82,11 @@ METHODS: tuple[MethodInfo, ...] = (
                "baselines:snip", LABELS),
     MethodInfo("random", "keeps weights at random",
                "baselines:random"),
-    MethodInfo("lamp", "magnitudes, each relative to the larger ones of its layer",
+    MethodInfo("lamp", "keeps the largest magnitudes relative to the larger ones in their layer",
                "lamp:lamp"),
-    MethodInfo("wanda", "magnitude times the length of its input, compared within each row",
+    MethodInfo("wanda", "keeps the largest magnitude times length of the input, within each row",
                "wanda:wanda", POINTS, "row"),
-    MethodInfo("synflow", "keeps the paths of the largest products of magnitudes, found in 100 steps",
+    MethodInfo("synflow", "keeps the paths with the largest products of magnitudes, in 100 steps",
                "synflow:synflow", POINTS),
     MethodInfo("grasp", "keeps the weights that carry most of the gradient's norm",
                "grasp:grasp", LABELS),
@@ -122,7 +122,7 @@ def register_method(
         16
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        raise OptionError(f"name={name!r:.60} is not a name of a method", fix="use small letters, digits, - and _")
+        raise OptionError(f"name={name!r:.60} is not a name of a method", fix="use lower-case letters, digits, - and _")
     if name in NAMES or name == "given":
         raise OptionError(f"name={name!r} is a method of the package", fix="choose another name", option="name")
     if not callable(score):

@@ -59,7 +59,7 @@ def assess(
     check_choice("bound", bound, get_args(Mode))
     check_record("scoring", scoring, Scoring)
     if bound == "sound" and holdout is None:
-        raise OptionError("bound='sound' needs a holdout here: points that the pruning was not chosen on")
+        raise OptionError("bound='sound' needs a holdout here: inputs that played no part in the pruning")
     dense = unwrap(dense)
     if isinstance(pruned, Mapping):
         given = _with_masks(dense, pruned)
@@ -89,7 +89,7 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise ModelError(f"masks: {name!r} must be a tensor of shape {tuple(parameters[name].shape)}, not {found}")
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-            raise ModelError(f"masks: {name!r} holds other values than 0 and 1", fix="give a bool tensor, True = kept")
+            raise ModelError(f"masks: {name!r} holds values other than 0 and 1", fix="give a bool tensor, True = kept")
     given = copy_of(dense)
     with torch.no_grad():
         for name, mask in masks.items():

@@ -235,6 +235,6 @@ def _checked_model(
     weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
     check_can_be_written(model)
     if masks_of(model):
-        raise ModelError("masks of the model are held, and would be released at the end", fix="release(model) first")
+        raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
     n_weights = sum(weight.n_weights for weight in weights)
     return n_weights, budget_of(keep, n_weights)

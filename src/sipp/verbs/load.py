@@ -18,8 +18,8 @@ from sipp.records.network_hash import buffers_hash
 from sipp.storage.network_tensors import bits_differ, cannot_share, named_tensors, read_network
 
 OTHER_BUFFERS = (
-    "the saved network, which a stored certificate is about, had other values than `into` in buffers that no "
-    "state_dict holds (persistent=False); set them, or certify this network"
+    "in buffers that no state_dict holds (persistent=False), `into` has other values than the saved network, which a "
+    "stored certificate is about; set them, or certify this network"
 )
 
 
@@ -70,7 +70,9 @@ def _check_fits(contents: Contents, model: nn.Module) -> None:
             f"{path} does not hold {listed(missing)}, which the model has; build the saved {contents.model}"
         )
     if unknown := [name for name in stored if name not in own]:
-        raise ModelError(f"{path} holds {listed(unknown)}, which the model has not; build the saved {contents.model}")
+        raise ModelError(
+            f"{path} holds {listed(unknown)}, which the model does not have; build the saved {contents.model}"
+        )
     named_tensors(model)  # lazy, meta and other tensors that cannot take values
     found = {name: (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in own.items()}
     wrong = [

@@ -173,12 +173,10 @@ def _checked_holdout(task: ScoringTask, options: PruneOptions, holdout: AnyData 
     held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
     if not options.statements and held is not None:
         raise OptionError(
-            "a holdout serves statements, and statements=False asks for none", fix="leave out one or the other"
+            "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"
         )
     if options.blocks is not None and not options.repair:
-        raise OptionError(
-            "blocks= is the list that a repair walks, and none is asked for", fix="give repair, or leave it"
-        )
+        raise OptionError("blocks= is for a repair, but repair= is not set", fix="set repair=True, or leave out blocks")
     if options.repair and (data is None or not data.can_be_read_again):
         raise OptionError("repair reads the data again, after it was scored", fix="give a list, a loader or a tensor")
     reads_twice = options.bound == "sound" or options.looks_at_assumption
@@ -187,7 +185,7 @@ def _checked_holdout(task: ScoringTask, options: PruneOptions, holdout: AnyData 
             "bound='sound' and looks_at_assumption read the data twice", fix="give a list, a loader or a tensor"
         )
     if held is not None and data is None:
-        raise OptionError("holdout serves statements about points, and there is no data", fix="give both, or neither")
+        raise OptionError("a holdout is for statements about inputs, but there is no data", fix="give both, or neither")
     if options.looks_at_assumption and held is not None and not held.can_be_read_again:
         raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")
     return held

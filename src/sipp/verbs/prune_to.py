@@ -387,7 +387,9 @@ def _checked_levels(levels: Sequence[float] | None) -> tuple[float, ...]:
 def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
     """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
     if not data_of(holdout).can_be_read_again:
-        raise DataError("the holdout is an iterator, and read for every level", fix="give a list, a loader or a tensor")
+        raise DataError(
+            "the holdout is an iterator, but it is read for every level", fix="give a list, a loader or a tensor"
+        )
     check_model("dense", model)
     if ledger is not None:
         ledger_lines(ledger)

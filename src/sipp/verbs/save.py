@@ -86,7 +86,7 @@ def save(
     stored, _ = decode_network(index, map(memoryview, pieces), "the network")
     if index.is_moved and (apart := cannot_share(groups, stored)):
         raise ModelError(
-            f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} rounds them apart",
+            f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} would round them differently",
             fix="save with values='fp32' or 'lossless', or untie them",
         )
     content, digest = pack(write_index(index), *(() if parts else pieces), mark=MARK_OF_PARTS if parts else MARK)
@@ -96,7 +96,7 @@ def save(
     )
     is_about_stored = found.certificate_about == "stored values"
     if certificate is not None and not is_about_stored and certificate.pruned_hash != model_hash(model):
-        raise OptionError("certificate is about another network than the one to save; certify this one")
+        raise OptionError("the certificate is about another network than the one to save; certify this one")
     return replace(found, n_bytes=write_network(target, content, parts))
 
 
@@ -108,7 +108,7 @@ def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> 
     if not isinstance(pruned, nn.Module):
         raise OptionError(
             f"a {type(pruned).__name__} cannot be saved",
-            fix="give what sipp.prune or sipp.prune_to gave, or an nn.Module",
+            fix="pass what sipp.prune or sipp.prune_to returned, or an nn.Module",
         )
     if masks is not None and not isinstance(masks, Mapping):
         raise OptionError(f"masks is a {type(masks).__name__}", fix="give {parameter name: bool tensor}")

@@ -135,13 +135,13 @@ def _allowed(expected: list[Any]) -> float:
 
 def _differs(moved: float) -> ModelError:
     how = (
-        "does not run, or gives outputs of other shapes or other numbers beside them,"
+        "does not run, or returns other shapes or other plain numbers,"
         if moved == torch.inf
         else f"differs by {moved:.1e}"
     )
     return ModelError(
-        f"the smaller network {how} on the example, so it is not given",
-        fix="see that the forward pass computes with no number of channels, draws nothing and gives finite numbers",
+        f"the smaller network {how} on the example, so it is not returned",
+        fix="make sure that forward uses no number of channels, nothing random, and gives finite numbers",
     )
 
 
