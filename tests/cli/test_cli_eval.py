@@ -82,7 +82,7 @@ def test_an_output_that_is_not_finite_is_never_a_small_error() -> None:
         pruned[2].bias[0] = torch.nan
     found = evaluate(dense, pruned, [(torch.rand(8, 6), torch.zeros(8, dtype=torch.int64))], None)
     assert found.error_mean is None and found.n_not_finite == 8 and found.pruned_accuracy == 0.0
-    assert found.pruned_loss is None and "not finite on 8 points" in str(found)
+    assert found.pruned_loss is None and "not finite on 8 inputs" in str(found)
 
 
 def test_labels_that_are_no_class_are_named_and_no_accuracy_is_given() -> None:
@@ -231,9 +231,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "5 code of its own": (_own_code, "names code of its own"),
     "6 a weight is missing": (lambda folder: _tensors(folder, lambda s: s.pop("classifier.bias")), "classifier.bias"),
     "6 another shape": (
-        lambda folder: _tensors(folder, lambda s: s.update({"classifier.weight": torch.ones(3, 16)})), "other shapes",
+        lambda folder: _tensors(folder, lambda s: s.update({"classifier.weight": torch.ones(3, 16)})),
+        "shapes in its config.json",
     ),
-    "6 1e12 elements": (lambda folder: _config(folder, vocab_size=10**11), "other shapes"),
+    "6 1e12 elements": (lambda folder: _config(folder, vocab_size=10**11), "shapes in its config.json"),
     "14 NaN weight": (lambda folder: _tensors(folder, lambda s: s["classifier.weight"].fill_(torch.nan)), "NaN"),
     "no tokenizer": (_no_tokenizer, "holds no tokenizer"),
 }  # fmt: skip

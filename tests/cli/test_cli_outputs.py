@@ -271,7 +271,7 @@ def test_a_page_over_what_it_shows(folder: Path) -> None:
     for out in (*read, folder / "hard"):
         for sources in ([made.parent, folder / "net"], [made, folder]):
             for force in ([], ["--force"]):
-                refused(run("report", *sources, "-o", out, *force), "--out", "never written over")
+                refused(run("report", *sources, "-o", out, *force), "--out", "never overwritten")
                 assert files_in(folder) == before
 
 
@@ -320,7 +320,7 @@ def test_a_run_over_its_recipe_or_data(tmp_path: Path, monkeypatch: pytest.Monke
         ["run", recipe, "--data", place],
         ["run", recipe, "--data", place / "d"],
     ):
-        refused(run(*words, "--out", tmp_path), "--out", "never written over")
+        refused(run(*words, "--out", tmp_path), "--out", "never overwritten")
         assert files_in(tmp_path) == before
 
 

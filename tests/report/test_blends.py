@@ -53,7 +53,7 @@ def test_the_whole_curve_is_in_the_record_and_on_the_page(tmp_path: Path) -> Non
     )  # repair may have moved it back
     assert "10 calibration inputs held back" in page
     (plot,) = [plot for name, plot in plots.items() if name.endswith("-blend")]
-    assert f"{taken['name']} (taken)" in plot["names"] and len(plot["names"]) == 12
+    assert f"{taken['name']} (chosen)" in plot["names"] and len(plot["names"]) == 12
     assert plot["views"]["series"][0]["values"] == [one.error for one in pruned.choice.tried]
 
 

@@ -47,7 +47,7 @@ def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> Non
     assert "sipp eval measures it on data with labels" in page and "Measure its accuracy on new data" in page
     nothing = dict.fromkeys(("error_mean", "error_median", "error_max"))
     page = shown(network(tmp_path / "nan", evaluation(None, None, n_not_finite=7, **nothing)))
-    assert "An output is not finite on 7 points" in page
+    assert "An output is not finite on 7 inputs" in page
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
     assert "the output stays within 25.1 % of the original (95 % confidence)" in made  # rounded up
     assert "sipp-hybrid at keep 21.3 %" in made and "What to do next" in made and "sipp bench net" in made
     assert "2 rows in 1 layer lost all weights" in made
-    assert "0.weight keeps" not in made and "1.weight keeps least" in made
+    assert "0.weight keeps" not in made and "1.weight keeps the smallest share" in made
     refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))
     assert "Certificate: not certified" in render(read_results([refused]), version="sipp test")
 
@@ -212,7 +212,7 @@ def test_figures_of_nothing_are_refused(tmp_path: Path, n_records: int) -> None:
         app, [str(run), "-o", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
     )
     assert done.exit_code != 0 and isinstance(done.exception, SippError)
-    assert ("nothing to draw" if n_records == 0 else "nothing was drawn") in str(done.exception)
+    assert ("nothing to draw" if n_records == 0 else "no figure was drawn") in str(done.exception)
 
 
 def test_a_contradicted_bound_is_called_so_by_its_field_not_by_its_words() -> None:

@@ -135,7 +135,7 @@ def test_networks_of_one_parent_are_overlaid(seen: dict[tuple[str, int], Visit],
 def test_repair_has_its_section(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
     found = ["In short", "Accuracy", "Outputs", "Layers", "Repair", "Statements", "Origin"]
     assert seen["one", WIDTHS[0]].seen["sections"] == found
-    assert "took the output&#39;s error from 80 % to 10 %" in pages["one"] and "1 of 2 weights refitted" in pages["one"]
+    assert "took the output&#39;s error from 80 % to 10 %" in pages["one"] and "1 of 2 layers refitted" in pages["one"]
     assert "Left alone: 1.weight (its input is not seen)." in pages["one"]
     assert seen["one", WIDTHS[0]].seen["names"]["part0-repair"] == ["0.weight", "1.weight"]
 

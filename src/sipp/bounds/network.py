@@ -146,7 +146,8 @@ def paper_bound(
     if obstacle:
         causes.append(f"the paper's formula is not a bound here: {obstacle}")
     if covered.share > MOST_SHARE:
-        causes.append(f"{covered.n} inputs are too few for {covered.q} maxima: nothing follows for most new inputs")
+        maxima = "a maximum" if covered.q == 1 else f"{covered.q} maxima"
+        causes.append(f"{covered.n} inputs are too few for {maxima}: nothing follows for most new inputs")
     conditions = row_guarantee(
         scores,
         dense,

@@ -109,7 +109,7 @@ def _guarantee_and_bound(
 def _obstacle(ranking: Ranking, cut: Cut) -> str:
     """Why T12 does not bind the model; empty if it does."""
     if cut.others:
-        return f"{cut.others[0]} differs too, and is not a pruned weight"
+        return f"{cut.others[0]} changed too, and is not a pruned weight"
     return chain_obstacle(ranking.model, {weight.name for weight in ranking.weights}, ranking.example)
 
 

@@ -67,7 +67,9 @@ class Evaluation:
         if self.same_class is not None:
             lines.append(f"same class:      {self.same_class:.2%} of inputs")
         if self.error_mean is None:
-            lines.append(f"epsilon:         not finite on {self.n_not_finite:,} inputs")
+            lines.append(
+                f"epsilon:         not finite on {self.n_not_finite:,} input{'' if self.n_not_finite == 1 else 's'}"
+            )
         else:
             lines.append(
                 f"epsilon:         {self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "

@@ -86,7 +86,7 @@ def _is_word(value: Any, word: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """Rarely used options of scoring: how calibration points are run, and how scores are computed.
+    """Rarely used options for scoring: how calibration inputs are run, and how scores are computed.
 
     Example:
         >>> import sipp
@@ -115,7 +115,7 @@ class Scoring:
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """The two constants of the regularity assumption (T4): every weight now and then gives more than 1/C of its row.
+    """The two constants of the theory's assumption (T4): every weight sometimes gives more than 1/C of its row's sum.
 
     Example:
         >>> import sipp

@@ -28,11 +28,11 @@ def page(
     *,
     path: str | PathLike[str] = "page.html",
 ) -> Path:
-    """Writes one page of pruned networks and what is certified about them, and gives its path.
+    """Writes a page about pruned networks and what is certified about them, and returns its path.
 
-    `pruned` is what `prune` or `prune_to` gave, a list of such, or {name: such}. Each certificate must be about one of
-    them; it is shown with that one, and so is the one that `prune_to` made. The page needs no network;
-    an older page at `path` is replaced, no other file is.
+    `pruned` is what `prune` or `prune_to` returned, or several of these as a list or as {name: result}. Each
+    certificate must be about one of these networks and is shown with it, as is the one that `prune_to` made. The page
+    works offline. An older page at `path` is replaced, but no other kind of file.
 
     Example:
         >>> import sipp, tempfile, torch

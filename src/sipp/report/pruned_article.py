@@ -103,7 +103,7 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
         "What is guaranteed, and with what confidence",
         "All statements compare the pruned network as it was saved with the one it was pruned from.",
     )
-    return Section("Statements", finding, [[facts(f"{ident}-statements", "What is promised", cards)]])
+    return Section("Statements", finding, [[facts(f"{ident}-statements", "What is guaranteed", cards)]])
 
 
 # --- accuracy: what `sipp eval --out` left beside it ----------------------------------------------------------------
@@ -113,7 +113,7 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
     """How good the network is beside the dense one, on which points; a card for each set of points."""
     heading = f"The output moved by {number(first.error_mean, 'share')} of its length on average"
     if first.error_mean is None:
-        heading = f"An output is not finite on {first.n_not_finite:,} inputs"
+        heading = f"An output is not finite on {counted(first.n_not_finite, 'input')}"
     if first.accuracies is not None:
         dense, pruned = first.accuracies
         change = number(pruned - dense, "points")
@@ -135,7 +135,7 @@ def _evaluation_card(name: str, one: EvalRecord) -> dict[str, Any]:
     if one.same_class is not None:
         rows.append(["same class", f"{number(one.same_class, 'share')} of inputs"])
     if one.error_mean is None:
-        rows.append(["epsilon", f"not finite on {one.n_not_finite:,} inputs"])
+        rows.append(["epsilon", f"not finite on {counted(one.n_not_finite, 'input')}"])
     else:
         mean, median, largest = (number(x, "share") for x in (one.error_mean, one.error_median, one.error_max))
         rows.append(["epsilon", f"{mean} mean, {median} median, {largest} largest"])

@@ -101,7 +101,11 @@ def _sections(run: Run, ident: str) -> list[Section]:
     )
     # A new section is a row here, with its plots in `run_plots`
     wanted = [
-        ("Promises", certificate_finding(run), [["certified", "theory"] if is_met else ["certified"], ["statements"]]),
+        (
+            "Guarantees",
+            certificate_finding(run),
+            [["certified", "theory"] if is_met else ["certified"], ["statements"]],
+        ),
         ("Layers", layers_finding(run), [["layers"]]),
         ("Budget", allocation, [["allocation"]]),
         ("Scores", scores, [["scores"]]),
@@ -112,7 +116,7 @@ def _sections(run: Run, ident: str) -> list[Section]:
     sections = [Section("Which to use", choice, first, method_table(run), note=spread_words(run))]
     for kicker, finding, keys in wanted:
         if rows := _known(plots, keys):
-            is_folded = kicker == "Promises" and "theory" in plots and not is_met
+            is_folded = kicker == "Guarantees" and "theory" in plots and not is_met
             folded = (FOLDED_THEORY, plots["theory"]) if is_folded else None
             sections.append(Section(kicker, finding, rows, folded=folded))
     return sections
@@ -173,7 +177,7 @@ def best_choice(run: Run) -> Finding | None:
         if curve.method in near
     }
     best = max(means, key=lambda method: means[method])
-    detail = f"The sparsest within {limit} of the dense network: {number(means[best], 'points')} top-1."
+    detail = f"This is the sparsest within {limit} of the dense network: {number(means[best], 'points')} top-1."
     others = [method for method in near if method != best]
     if others:
         detail += f" {', '.join(others)} {'reaches' if len(others) == 1 else 'reach'} the same keep."

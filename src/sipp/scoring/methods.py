@@ -105,10 +105,10 @@ OWN_METHODS = "for a score of your own see sipp.register_method"
 def register_method(
     name: str, score: Score, *, needs: Need | Collection[Need] = (), cut: OwnCut = "global", about: str = ""
 ) -> None:
-    """Adds a score of your own to the methods: `prune`, `compare`, recipes and the page then know it by its name.
+    """Adds your own score to the methods: `prune`, `compare`, recipes and the page then know it by its name.
 
-    `score` is given a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
-    `task.parameters()` are the weights to score, `task.model` the network in eval mode, `task.batches()` its data:
+    `score` takes a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
+    `task.parameters()` are the weights to score, `task.model` is the network in eval mode, `task.batches()` its data:
     `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` is what it cannot do without: "data", "labels".
     `cut` says where scores compete: in the whole network ("global"), or in each "layer" or "row" on its own.
     Registering the same name again replaces it.

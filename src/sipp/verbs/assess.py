@@ -42,11 +42,11 @@ def assess(
     constants: Constants = Constants(),
     progress: bool = True,
 ) -> Pruned:
-    """What can be said about a network that was pruned or repaired by any means: the statements of `prune` (T17).
+    """The same record as from `prune`, for a network that was pruned or repaired by any means (T17).
 
-    `pruned` is the network `dense` with other weights (a ModelError says where it is another network), or masks
-    {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. The points
-    that chose the mask may be among `data`. They may not be in the `holdout`, which `bound="sound"` needs.
+    `pruned` is the network `dense` with other weights (a ModelError says if it is a different network), or masks
+    {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. `data` may
+    contain the inputs that the mask was chosen with. The `holdout`, which `bound="sound"` needs, may not.
 
     Example:
         >>> import sipp, torch

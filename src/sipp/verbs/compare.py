@@ -69,12 +69,12 @@ def compare(
     seed: int = 0,
     progress: bool = True,
 ) -> Comparison:
-    """What every method does to the output of `model` at a few keeps, on points that chose no weights. `print` it.
+    """Compares what each method does to the output of `model` at a few values of keep. `print` the result.
 
-    Judged on the `holdout`, or on the last quarter of `data`, which then chooses nothing: give data in random order.
-    `repair` adds every network as `prune` with that option leaves it. Without `methods` it is a usual set, with labels
-    `snip` too. The points choose among methods: what is then certified needs others, and a look at a holdout belongs
-    in its `ledger`. All points are held in memory.
+    Methods are judged on the `holdout`, or on the last quarter of `data`, which then plays no part in the pruning: pass
+    data in random order. `repair` adds every network as `prune` with that option leaves it. Without `methods`, a usual
+    set is compared, including `snip` if there are labels. The best method is chosen on these inputs, so certify it on
+    others, and record the use of a holdout in its `ledger`. All inputs are held in memory.
 
     Example:
         >>> import sipp, torch

@@ -29,10 +29,10 @@ def load(path: str | PathLike[str], *, into: None = None) -> dict[str, Tensor]: 
 def load(path: str | PathLike[str], *, into: nn.Module) -> nn.Module: ...
 @torch.inference_mode(False)
 def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Module | dict[str, Tensor]:
-    """The network of a file of `save`: in `into`, which is given back, or as a plain state_dict on the CPU.
+    """Loads the network from a file written by `save`: into the model `into`, or as a plain state_dict on the CPU.
 
-    Names, shapes and dtypes must be those of `into`; it is left as it was where anything is wrong. The file's
-    masks are in `sipp.inspect(path).masks`.
+    Names, shapes and dtypes must match those of `into`; if anything is wrong, it is left as it was. The file's masks
+    are in `sipp.inspect(path).masks`.
 
     Example:
         >>> import sipp, tempfile, torch

@@ -69,16 +69,18 @@ def prune(
     constants: Constants = Constants(),
     progress: bool = True,
 ) -> Pruned:
-    """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
+    """Returns a pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
-    `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `bound` chooses how the
-    network statement is computed: the paper's formula, or operator norms on the graph. What rests on a maximum over
-    points holds for all but a share of inputs, at `confidence` (T18), smallest for the network with a `holdout` of
-    points that serve nothing else. `bound="sound"` needs such: without, the last quarter of `data` is kept aside, not
-    scored. `looks_at_assumption` adds what data and holdout say of T4; `statements=False` saves the sensitivities of
-    baselines (T17). With a `floor` no row dies, and a layer keeps that share of an even cut.
-    `repair=True` finds mask and weights together, from the method's mask on (T21); `"refit"` keeps that mask. It walks
-    a network block by block where it finds blocks, or by the list of modules that `blocks` names ("model.layers").
+    `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
+    and the weights together, starting from the method's mask (T21); `"refit"` keeps that mask. A repair goes through
+    the network block by block if it finds blocks, or through the list of modules that `blocks` names ("model.layers").
+    With a `floor`, every row keeps at least one weight, and every layer that share of an even cut.
+
+    `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
+    measured on inputs holds for all but a share of new inputs, with the given `confidence` (T18); for the network, that
+    share is smallest with a `holdout` that is used for nothing else. `bound="sound"` needs one: without it, the last
+    quarter of `data` is held back and not scored. `looks_at_assumption` reports what data and holdout say about the
+    theory's assumption (T4). `statements=False` skips the sensitivities of methods that do not need them (T17).
 
     Example:
         >>> import sipp, torch

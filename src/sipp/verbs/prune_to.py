@@ -110,10 +110,10 @@ def prune_to(
     scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> PrunedTo:
-    """The sparsest network of the grid whose claim is certified on the holdout (T15), or the dense one if none is.
+    """Returns the sparsest network that can be certified on the holdout (T15), or the dense one if none can.
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both at the given confidence. With `repair` the repaired networks are what is certified.
+    `max_accuracy_drop`; both with the given confidence. With `repair`, the repaired networks are certified.
 
     Example:
         >>> import sipp, torch

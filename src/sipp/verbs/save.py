@@ -43,13 +43,13 @@ def save(
     certificate: AnyCertificate | None = None,
     shard: str | int | None = None,
 ) -> Contents:
-    """Writes a network to one small file, and gives what is in it: bytes, encodings, how far values moved. `print` it.
+    """Writes a network to one small file, and returns what is in it: bytes, encodings, changed values. `print` it.
 
-    `values`: "fp32" and "lossless" keep every bit ("lossless" codes the bytes of all numbers, which takes longer);
-    "fp16", "bf16" and "int8" (one scale a row) round the parameters of two axes or more, nothing else. A plain module
-    may come with `masks`; without, its zeros are what is not kept. A `certificate` must be about this network, or
-    about what the file will give back; that of `prune_to` is stored with its network. `shard` ("5GB", or bytes) is the
-    size of the largest file: the numbers lie in parts beside it then, which belong to it.
+    `values`: "fp32" and "lossless" keep every bit ("lossless" compresses the bytes of all numbers, which takes longer);
+    "fp16", "bf16" and "int8" (one scale per row) round parameters with two or more axes, and nothing else. For a plain
+    module you can pass `masks`; otherwise its zeros count as pruned. A `certificate` must be about this network, or
+    about the network as it will be read from the file; the one from `prune_to` is stored automatically. `shard` ("5GB",
+    or bytes) is the size of the largest file: the numbers are then in several parts next to it.
 
     Example:
         >>> import sipp, tempfile, torch
