@@ -126,7 +126,7 @@ def test_assess_of_repaired_and_of_revived_weights() -> None:
         repaired[0].weight[0, 0] = 0.0
         repaired[2].bias += 1
     moved = sipp.assess(model, repaired, x, constants=sipp.Constants(c_constant=1e4), delta=0.1)
-    assert "2.bias differs" in moved.bound.reason and moved.measured.epsilon is None
+    assert "2.bias changed" in moved.bound.reason and moved.measured.epsilon is None
 
 
 def test_assess_refuses_by_name() -> None:
