@@ -79,7 +79,7 @@ def test_a_baseline_with_data_has_the_statement_of_any_mask(method: str) -> None
 
 def test_without_data_or_with_an_iterator_that_is_used_up_the_reason_is_said() -> None:
     without = sipp.prune(mlp(), None, keep=0.5, method="wt")
-    assert without.guarantee is None and without.measured is None and "give some" in without.bound.reason
+    assert without.guarantee is None and without.measured is None and "was given no data" in without.bound.reason
     once = iter([(points(60), torch.zeros(60).long())])
     assert "used up" in sipp.prune(mlp(), once, keep=0.5, method="snip").bound.reason
     assert sipp.prune(mlp(), iter([points(60)]), keep=0.5, method="wt").guarantee is not None

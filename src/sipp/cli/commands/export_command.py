@@ -67,7 +67,7 @@ def export(
             for option, given in (("--model", model), ("--values", rounded), ("--shard", shard)):
                 if given is not None:
                     raise CommandError("a reader is for any network", where=f"{option} {given}", fix="leave it out")
-            with naming_option(f"FILE {file}, --to {to}", "give a file of sipp.save"):
+            with naming_option(f"FILE {file}, --to {to}", "give a file from sipp.save"):
                 name, made = None, export_reader(file, out)
         else:
             stored = stored_network(file, model)
