@@ -243,7 +243,7 @@ def test_a_walk_that_fails_half_way_is_recorded(
 
 def test_shared_points_say_nothing_of_the_networks_so_the_refusal_is_no_look(tmp_path: Path) -> None:
     x = points(300, 2)
-    with pytest.raises(DataError, match="also calibration points"):
+    with pytest.raises(DataError, match="also calibration inputs"):
         certify(classifier(), classifier(), x, calibration=x[:5], ledger=tmp_path / "uses")
     assert lines(tmp_path / "uses") == []
 

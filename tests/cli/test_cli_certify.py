@@ -49,7 +49,7 @@ def test_certify_writes_a_certificate_that_verifies(files: Path) -> None:
     whole = run(*options(files), "--verify", cert, "--calibration", files / "calibration.npy")
     assert whole.returncode == 0 and "calibration_checked" not in whole.stdout
     shared = run(*options(files), "--verify", cert, "--calibration", files / "holdout.npz")
-    assert shared.returncode == 3 and "120 of 120 holdout points are also calibration points" in shared.stdout
+    assert shared.returncode == 3 and "120 of 120 holdout inputs are also calibration inputs" in shared.stdout
     other = run(*options(files)[:-4], "--pruned", files / "dense.safetensors", *options(files)[-2:], "--verify", cert)
     assert other.returncode == 3 and "pruned_hash" in other.stdout
 
@@ -113,7 +113,7 @@ def _written(files: Path, text: str) -> Path:
         ({"--holdout": "absent.npz"}, "absent.npz"),
         ({"--holdout": "dense.safetensors"}, "inputs along dimension 0"),
         ({"--holdout": "random:100x1x8x8"}, "noise"),
-        ({"--calibration": "holdout.npz"}, "also calibration points"),
+        ({"--calibration": "holdout.npz"}, "also calibration inputs"),
         ({"--dense": "holdout.npz"}, "could not be read as weights"),
         ({"--model": "lenet-5"}, "does not fit"),
         ({"--delta": "1.5"}, "delta"),

@@ -209,7 +209,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("compare --model cli_zoo:mlp --data random:8x6 --keeps 0.5,x", "'x' is not a share", "--keeps"),
     ("compare --model cli_zoo:mlp --data random:8x6 --methods wt,magic", "magic", "--methods"),
     ("compare --model cli_zoo:mlp --data random:8x6 --methods snip --keeps 0.5", "labels", "--model"),
-    ("compare --model cli_zoo:mlp --data random:1x6 --keeps 0.5", "too few points", "--model"),
+    ("compare --model cli_zoo:mlp --data random:1x6 --keeps 0.5", "too few inputs", "--model"),
     ("compare --model cli_zoo:mlp --data random:8x6 --holdout random:8x6", "noise", "--holdout"),
     ("compare --model cli_zoo:transposed --data random:8x6", "ConvTranspose2d", "--model"),
     ("eval --model cli_zoo:mlp --dense absent --pruned absent --data random:8x6", "absent", "--dense"),

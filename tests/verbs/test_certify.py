@@ -374,12 +374,12 @@ def test_overlap_with_the_calibration_points_is_refused():
     holdout[17], holdout[60] = calibration[3], calibration[40]
     for form in (calibration, [(calibration, None)], [{"input": calibration}]):
         with pytest.raises(
-            DataError, match="2 of 100 holdout points are also calibration points, the first at index 17"
+            DataError, match="2 of 100 holdout inputs are also calibration inputs, the first at index 17"
         ):
             certify(dense, pruned, list(holdout.split(9)), calibration=form)
     with pytest.raises(DataError, match="calibration holds no points"):
         certify(dense, pruned, holdout, calibration=iter(()))
-    with pytest.raises(DataError, match="are also calibration points"):
+    with pytest.raises(DataError, match="are also calibration inputs"):
         certify_accuracy(dense, pruned, holdout, calibration=calibration)
 
 

@@ -315,7 +315,7 @@ def refuse_shared(shared: list[bool]) -> None:
     """Raises a DataError where holdout points (in their order: is it one?) are calibration points too."""
     if any(shared):
         raise DataError(
-            f"{sum(shared)} of {len(shared)} holdout points are also calibration points, the first at "
-            f"index {shared.index(True)}; a certificate needs points the pruning has not seen",
+            f"{sum(shared)} of {len(shared)} holdout inputs are also calibration inputs, the first at "
+            f"index {shared.index(True)}; a certificate needs inputs that the pruning has not seen",
             fix="take them out of the holdout",
         )
