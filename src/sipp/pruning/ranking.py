@@ -65,7 +65,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     if not unscored and task.data is not None:
         with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
             scores, first = _scored(task, info, options.reduce or info.reduce, statements, advance)
-            scores = _chosen_on(scores, aside, data if options.repair else None)
+            scores = _chosen_on(scores, aside, data if options.repair or info.fitting else None)
     if by_name is not None:
         ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
     else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
 from sipp.inputs.data import AnyData, data_of
 from sipp.progress import progress_bar
 from sipp.records.numerics import device_of
-from sipp.records.options import ChunkBytes, Scoring
+from sipp.records.options import ChunkBytes, Fitting, Scoring
 from sipp.records.pattern import Pattern
 from sipp.records.repair import LayerRepair, Polish, Repair
 from sipp.repairing.joint import AIMS, BUDGETS, SMALL, Budgets, Joint, joint
@@ -24,6 +25,7 @@ def search_network(
     masks: Mapping[str, Tensor],
     data: AnyData,
     *,
+    way: Literal["joint"] | Fitting = "joint",
     floor: float | None = None,
     pattern: Pattern | None = None,
     a: Sequence[float] = AIMS,
@@ -38,6 +40,7 @@ def search_network(
 ) -> Repaired:
     """A copy of the dense network with as many weights as the masks keep: which, and their values, found together.
 
+    `way` is our search, or one of others by its definition.
     `steps` polish it against the dense outputs; then the points that choose and judge are not fitted, so that they can
     stop the polish. Where steps lose on those, none is taken.
     """
@@ -51,6 +54,7 @@ def search_network(
             dense,
             masks,
             parts,
+            way=way,
             a=a,
             budgets=budgets,
             floor=floor,
@@ -74,10 +78,12 @@ def search_network(
                 advance=advance,
             )
             after = judged_error(dense, found.model, parts)
-    return Repaired(found.model, dict(found.masks), _record(found, polished, after, chosen), parts.keys)
+    return Repaired(found.model, dict(found.masks), _record(found, way, polished, after, chosen), parts.keys)
 
 
-def _record(found: Joint, polished: Polish | None, after: float | None, chosen: float | None) -> Repair:
+def _record(
+    found: Joint, way: Literal["joint"] | Fitting, polished: Polish | None, after: float | None, chosen: float | None
+) -> Repair:
     layers = tuple(
         LayerRepair(one.name, one.error_before, one.error, one.ridge, one.intercept, one.why, n_moved=one.moved)
         for one in found.layers
@@ -93,7 +99,7 @@ def _record(found: Joint, polished: Polish | None, after: float | None, chosen: 
         output_chosen=chosen,
         polish=polished,
         undone=found.undone,
-        way="joint",
+        way=way,
         a=found.a,
         budgets=found.budgets,
         n_judged_fit=found.n_judged_fit,

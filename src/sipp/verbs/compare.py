@@ -43,7 +43,7 @@ from sipp.records.options import (
 from sipp.records.other_names import in_our_words
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import resolve_points
-from sipp.verbs.prune import repaired_cut
+from sipp.verbs.prune import repaired_cut, ways_of
 
 KEEPS = (0.5, 0.3, 0.1)
 COMPARING = "compare"  # the claim of a look at many networks, of which none is certified; its line names the dense one
@@ -104,8 +104,11 @@ def compare(
     with progress_bar("comparing", len(chosen) * len(budgets), shown=progress) as advance:
         for name, method in chosen.items():
             ranking = rank(judged, PruneOptions(method=method))
+            own_way = ways_of(method_of(method), repair=False)
             for keep in sorted(budgets, reverse=True):
                 found = cut(ranking, budgets[keep], seed=seed)
+                for way in own_way:
+                    found, _ = repaired_cut(ranking, found, points.chosen, way, chunk_bytes=scoring.chunk_bytes)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
                 if repair:
                     fixed, _ = repaired_cut(ranking, found, points.chosen, repair, chunk_bytes=scoring.chunk_bytes)

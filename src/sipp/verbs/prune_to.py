@@ -69,6 +69,7 @@ from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
+from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune import repaired_cut
 from sipp.verbs.recording import pruned_of, warn_of_dead
@@ -127,6 +128,7 @@ def prune_to(
         method=method, seed=seed, reduce=reduce, floor=floor, scoring=scoring, repair=repair, confidence=confidence
     )
     checked_method(options)
+    refuse_fitted(options.method, "a walk would fit every level anew")
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
     grid = _checked_levels(levels)
     _check_inputs(model, holdout, ledger)
